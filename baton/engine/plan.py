@@ -1,0 +1,99 @@
+"""What one engine step is asked to do and what it answers. Torch-free.
+
+Knows nothing of schedulers, leases or models: a plan is tokens, positions and page tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from baton.protos.nouns import KvLayout, Sampling, StepSample, TokenLogprobs
+
+
+class SampleSpec(msgspec.Struct, frozen=True):
+    """How to choose the token that follows a step's last one.
+
+    ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position).
+    ``history`` is every token before it, prompt first (borrowed, not copied: don't keep it past the step).
+    ``banned`` ids can't be chosen now (stop ids before ``min_tokens``).
+    """
+
+    sampling: Sampling
+    choice: int
+    position: int
+    history: Sequence[int]
+    prompt_tokens: int
+    banned: tuple[int, ...] = ()
+
+
+class SequenceStep(msgspec.Struct, frozen=True):
+    """One sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
+
+    ``pages[i]`` holds tokens 16 i … 16 i + 15 and the table covers ``start + len(tokens)`` tokens; the KV of
+    tokens before ``start`` is already there. ``sample`` is None while a prompt's last chunk hasn't come.
+    """
+
+    seq: int
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    sample: SampleSpec | None = None
+    is_prefill: bool = False
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Everything one step computes. Sequences are independent of one another."""
+
+    items: tuple[SequenceStep, ...]
+
+    def shape(self, seconds: float = 0.0) -> StepSample:
+        """The plan's size in the terms of the cost curve."""
+        prefill = [i for i in self.items if i.is_prefill]
+        decode = [i for i in self.items if not i.is_prefill]
+        return StepSample(
+            prefill_tokens=sum(len(i.tokens) for i in prefill),
+            prefill_attention=float(sum(len(i.tokens) * (i.start + len(i.tokens) / 2) for i in prefill)),
+            decode_sequences=len(decode),
+            decode_context=sum(i.start + len(i.tokens) for i in decode),
+            seconds=seconds,
+        )
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """The token that follows, and its likelihood where logprobs were asked for."""
+
+    seq: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """One entry per item with a ``sample``, in the plan's order. ``seconds`` is the forward pass alone."""
+
+    sampled: tuple[Sampled, ...]
+    seconds: float
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """What the rest of a worker must know of a loaded model."""
+
+    fingerprint: str
+    layout: KvLayout
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Runner(Protocol):
+    """Tokens + pages -> next tokens. The real one runs a model, the paced one sleeps and hashes."""
+
+    spec: ModelSpec
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Use ``buffer`` (pages x layout.page_bytes bytes, shared with the I/O process) as the KV pages."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step. A sequence that can't be computed raises; nothing else of the step is lost."""

@@ -1,0 +1,299 @@
+"""Messages between a worker's two processes, over one local channel (see ``baton/kv/channel.py`` for framing).
+
+The engine process owns the page pool, the leases and the step loop; the I/O process owns gRPC, the
+handoff streams and the metrics. ``key`` is the I/O process's own number for one request. Nothing here
+knows of sockets, asyncio or torch.
+
+A page's life between the two: the engine never reuses a page of a closed lease while the I/O process
+may still read or write it. ``ReceiveOpened``/``SendOpened`` take a hold, ``ReceiveClosed``/``SendClosed``
+give it back; pages of a lease that closed meanwhile wait in quarantine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.protos.errors import ErrorInfo
+from baton.protos.nouns import EngineRequest, KvLayout, PoolSnapshot, Station, StepSample, TokenRun
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A tagged member of the unions below."""
+
+
+# ---- I/O -> engine, both roles ---------------------------------------------------------------------
+
+
+class Cancel(_Message):
+    """End the request now; answered by Ended (decode) or PrefillFailed (prefill) unless it already ended."""
+
+    key: int
+    reason: str
+
+
+class AskSnapshot(_Message):
+    """Count the pool; answered by SnapshotIs. ``ticket`` pairs question and answer."""
+
+    ticket: int
+
+
+class Drain(_Message):
+    """Take nothing new. New work is refused with Draining."""
+
+
+class Shutdown(_Message):
+    """Leave the loop and exit."""
+
+
+# ---- I/O -> engine, decode ---------------------------------------------------------------------------
+
+
+class Admit(_Message):
+    """Reserve pages and open a lease; answered by Admitted or Refused."""
+
+    key: int
+    request: EngineRequest
+    local: bool
+    ttl_s: float
+
+
+class Rearm(_Message):
+    """A second prefill will come under ``epoch``; answered by Rearmed or Refused."""
+
+    key: int
+    lease: bytes
+    epoch: int
+
+
+class ReceiveOpened(_Message):
+    """A handoff stream for the lease is open: the I/O process may write its pages."""
+
+    key: int
+    epoch: int
+
+
+class ReceiveClosed(_Message):
+    """That stream is closed: no write is in flight any more."""
+
+    key: int
+    epoch: int
+
+
+class BlocksReceived(_Message):
+    """Verified and written, by block index."""
+
+    key: int
+    epoch: int
+    blocks: tuple[int, ...]
+
+
+class Commit(_Message):
+    """Every block is in: decode from here. ``first`` is the prefill's token. Answered by Committed or Ended."""
+
+    key: int
+    epoch: int
+    first: TokenRun
+    cached_tokens: int
+
+
+# ---- I/O -> engine, prefill --------------------------------------------------------------------------
+
+
+class Prefill(_Message):
+    """Compute a prompt. Blocks below ``held_blocks`` and those in ``received_blocks`` need no shipping."""
+
+    key: int
+    request: EngineRequest
+    held_blocks: int
+    received_blocks: tuple[int, ...]
+
+
+class SendClosed(_Message):
+    """Everything of the request was acknowledged, or its handoff ended: its pages need no pin any more."""
+
+    key: int
+
+
+class Pin(_Message):
+    """Hold the leading cached blocks among ``hashes`` for a Fetch; answered by Pinned."""
+
+    key: int
+    hashes: tuple[bytes, ...]
+
+
+class Unpin(_Message):
+    """The Fetch is over."""
+
+    key: int
+
+
+# ---- engine -> I/O, both roles -----------------------------------------------------------------------
+
+
+class EngineReady(_Message):
+    """The model is loaded and the pool exists; the I/O process may advertise."""
+
+    layout: KvLayout
+    fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    pages: int
+    max_batch: int
+
+
+class EngineFailed(_Message):
+    """The engine can't start; it exits after this."""
+
+    error: ErrorInfo
+
+
+class SnapshotIs(_Message):
+    """Answers AskSnapshot."""
+
+    ticket: int
+    snapshot: PoolSnapshot
+
+
+class CacheChanged(_Message):
+    """Full blocks that became findable in this worker's cache, and those that are gone."""
+
+    added: tuple[bytes, ...]
+    removed: tuple[bytes, ...]
+
+
+class Stats(_Message):
+    """Load and recent cost samples, at most ten times a second and after the last step of a burst."""
+
+    step: int
+    running: int
+    waiting: int
+    waiting_tokens: int
+    free_pages: int
+    cached_pages: int
+    leased_pages: int
+    preemptions: int
+    leases_swept: int
+    tokens_prefilled: int
+    tokens_decoded: int
+    prefix_hit_tokens: int
+    prefix_asked_tokens: int
+    step_seconds_p50: float
+    samples: tuple[StepSample, ...] = ()
+
+
+# ---- engine -> I/O, decode ---------------------------------------------------------------------------
+
+
+class Admitted(_Message):
+    """The lease. ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash (the tail's covers its tokens)."""
+
+    key: int
+    lease: bytes
+    epoch: int
+    held_blocks: int
+    pages: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+
+
+class Refused(_Message):
+    """Admit or Rearm can't be done."""
+
+    key: int
+    error: ErrorInfo
+
+
+class Rearmed(_Message):
+    """The epoch in force, and the blocks that arrived under earlier ones."""
+
+    key: int
+    epoch: int
+    received_blocks: tuple[int, ...]
+
+
+class Committed(_Message):
+    """The sequence joined the batch."""
+
+    key: int
+    epoch: int
+
+
+class Output(_Message):
+    """What one request gained since the last frame."""
+
+    key: int
+    run: TokenRun
+    cached_tokens: int = 0
+    stations: tuple[Station, ...] = ()
+
+
+class Tokens(_Message):
+    """One engine step's outputs. A run with a finish_reason is the request's last: its lease is closed."""
+
+    step: int
+    outputs: tuple[Output, ...]
+
+
+class Ended(_Message):
+    """The request ended without finishing; its lease is closed. ``error`` is None for an asked-for cancel."""
+
+    key: int
+    error: ErrorInfo | None
+
+
+class CloseReceive(_Message):
+    """The lease is closed: stop writing its pages, then answer ReceiveClosed if a receive was open."""
+
+    key: int
+
+
+# ---- engine -> I/O, prefill --------------------------------------------------------------------------
+
+
+class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
+    """One finished block to push: its index in the prompt, its page here, its hash, tokens it holds (1..16)."""
+
+    index: int
+    page: int
+    hash: bytes
+    tokens: int
+
+
+class BlocksReady(_Message):
+    """Finished blocks, in order; pinned until SendClosed."""
+
+    key: int
+    blocks: tuple[ShipBlock, ...]
+
+
+class PrefillDone(_Message):
+    """The first token; every block was announced before this."""
+
+    key: int
+    first: TokenRun
+    cached_tokens: int
+    stations: tuple[Station, ...]
+
+
+class PrefillFailed(_Message):
+    """The prompt was not computed (error, or cancel)."""
+
+    key: int
+    error: ErrorInfo
+
+
+class Pinned(_Message):
+    """Pages of the leading blocks that are cached here; pinned until Unpin."""
+
+    key: int
+    pages: tuple[int, ...]
+
+
+ToEngine = (
+    Cancel | AskSnapshot | Drain | Shutdown | Admit | Rearm | ReceiveOpened | ReceiveClosed | BlocksReceived
+    | Commit | Prefill | SendClosed | Pin | Unpin
+)  # fmt: skip
+ToIo = (
+    EngineReady | EngineFailed | SnapshotIs | CacheChanged | Stats | Admitted | Refused | Rearmed | Committed
+    | Tokens | Ended | CloseReceive | BlocksReady | PrefillDone | PrefillFailed | Pinned
+)  # fmt: skip

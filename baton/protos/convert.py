@@ -1,0 +1,179 @@
+"""Each noun <-> its protobuf twin. Nothing else in the house builds or reads these messages field by field.
+
+Knows nothing of channels or servers. What can't be read (a wrong major protocol version) is the caller's to judge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.protos import nouns
+from baton.protos.errors import ErrorInfo
+from baton.protos.v1 import common_pb2 as c
+from baton.protos.v1 import worker_pb2 as w
+
+_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
+    """Every field is set, so that a reader needs no defaults of its own."""
+    out = c.Sampling(
+        logit_bias=s.logit_bias,
+        stop_token_ids=s.stop_token_ids,
+        **{name: getattr(s, name) for name in _SCALARS},
+    )
+    if s.logprobs is not None:
+        out.logprobs = s.logprobs
+    return out
+
+
+def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
+    """Only the fields the sender set: what a client said, before defaults."""
+    fields: dict[str, Any] = {n: getattr(pb, n) for n in (*_SCALARS, "logprobs") if pb.HasField(n)}
+    if pb.logit_bias:
+        fields["logit_bias"] = dict(pb.logit_bias)
+    if pb.stop_token_ids:
+        fields["stop_token_ids"] = tuple(pb.stop_token_ids)
+    return fields
+
+
+def sampling_from_pb(pb: c.Sampling) -> nouns.Sampling:
+    """Unset fields take the noun's defaults."""
+    return nouns.Sampling(**sampling_fields(pb))
+
+
+def _logprob_to_pb(t: nouns.TokenLogprob) -> c.TokenLogprob:
+    return c.TokenLogprob(token_id=t.token_id, logprob=t.logprob, rank=t.rank)
+
+
+def _logprob_from_pb(t: c.TokenLogprob) -> nouns.TokenLogprob:
+    return nouns.TokenLogprob(t.token_id, t.logprob, t.rank)
+
+
+def logprobs_to_pb(t: nouns.TokenLogprobs) -> c.TokenLogprobs:
+    return c.TokenLogprobs(chosen=_logprob_to_pb(t.chosen), top=[_logprob_to_pb(x) for x in t.top])
+
+
+def logprobs_from_pb(t: c.TokenLogprobs) -> nouns.TokenLogprobs:
+    return nouns.TokenLogprobs(_logprob_from_pb(t.chosen), tuple(_logprob_from_pb(x) for x in t.top))
+
+
+def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
+    return c.TokenRun(
+        output_index=run.output_index,
+        token_ids=run.token_ids,
+        logprobs=[logprobs_to_pb(x) for x in run.logprobs],
+        finish_reason=run.finish_reason,
+        stop_token_id=run.stop_token_id,
+    )
+
+
+def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
+    return nouns.TokenRun(
+        output_index=pb.output_index,
+        token_ids=tuple(pb.token_ids),
+        logprobs=tuple(logprobs_from_pb(x) for x in pb.logprobs),
+        finish_reason=pb.finish_reason,
+        stop_token_id=pb.stop_token_id if pb.HasField("stop_token_id") else None,
+    )
+
+
+def stations_to_pb(stations: tuple[nouns.Station, ...]) -> list[c.Station]:
+    return [c.Station(name=s.name, seconds=s.seconds) for s in stations]
+
+
+def stations_from_pb(pb: Any) -> tuple[nouns.Station, ...]:
+    return tuple(nouns.Station(s.name, s.seconds) for s in pb)
+
+
+def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
+    return c.KvLayout(
+        version=layout.version,
+        block_tokens=layout.block_tokens,
+        dtype=layout.dtype,
+        groups=[
+            c.LayerGroup(
+                kind=g.kind,
+                planes=g.planes,
+                layers=g.layers,
+                kv_heads=g.kv_heads,
+                head_dim=g.head_dim,
+                window=g.window,
+            )
+            for g in layout.groups
+        ],
+        page_bytes=layout.page_bytes,
+        shard_rank=layout.shard_rank,
+        shard_count=layout.shard_count,
+        fidelity=layout.fidelity,
+    )
+
+
+def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
+    return nouns.KvLayout(
+        dtype=pb.dtype,
+        groups=tuple(
+            nouns.LayerGroup(g.kind, tuple(g.planes), g.layers, g.kv_heads, g.head_dim, g.window) for g in pb.groups
+        ),
+        page_bytes=pb.page_bytes,
+        fidelity=pb.fidelity,
+        block_tokens=pb.block_tokens,
+        shard_rank=pb.shard_rank,
+        shard_count=pb.shard_count,
+        version=pb.version,
+    )
+
+
+_INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f != "layout")
+_INFO_LISTS = ("eos_token_ids", "adapters")
+
+
+def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
+    return w.WorkerInfo(layout=layout_to_pb(info.layout), **{f: getattr(info, f) for f in _INFO_FIELDS})
+
+
+def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
+    fields = {f: getattr(pb, f) for f in _INFO_FIELDS}
+    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), **fields | {f: tuple(fields[f]) for f in _INFO_LISTS})
+
+
+def snapshot_to_pb(s: nouns.PoolSnapshot) -> w.PoolSnapshot:
+    return w.PoolSnapshot(**{f: getattr(s, f) for f in nouns.PoolSnapshot.__struct_fields__})
+
+
+def snapshot_from_pb(pb: w.PoolSnapshot) -> nouns.PoolSnapshot:
+    return nouns.PoolSnapshot(**{f: getattr(pb, f) for f in nouns.PoolSnapshot.__struct_fields__})
+
+
+def error_to_pb(e: ErrorInfo) -> w.WireError:
+    return w.WireError(type=e.type, message=e.message, param=e.param, retry_after_s=e.retry_after_s)
+
+
+def error_from_pb(pb: w.WireError) -> ErrorInfo:
+    return ErrorInfo(pb.type, pb.message, pb.param, pb.retry_after_s)
+
+
+def engine_request(pb: w.Admit | w.PrefillRequest) -> nouns.EngineRequest:
+    """What the engine needs of an Admit or a PrefillRequest."""
+    return nouns.EngineRequest(
+        request_id=pb.request_id,
+        token_ids=tuple(pb.token_ids),
+        prompt_tokens=pb.prompt_tokens,
+        sampling=sampling_from_pb(pb.sampling),
+        choice=pb.choice,
+        adapter_id=pb.adapter_id,
+        tenant_salt=pb.tenant_salt,
+        priority=pb.priority,
+    )

@@ -1,0 +1,219 @@
+"""The error tree, drawn once: what went wrong -> gRPC status -> HTTP status -> metric label.
+
+Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (HTTP).
+
+    BatonError                      INTERNAL             500  internal
+    ├── InvalidRequest              INVALID_ARGUMENT     400  invalid_request
+    │   ├── ContextTooLong          INVALID_ARGUMENT     400  context_too_long
+    │   └── BodyTooLarge            RESOURCE_EXHAUSTED   413  body_too_large
+    ├── ModelNotFound               NOT_FOUND            404  model_not_found
+    ├── RequestUnknown              NOT_FOUND            404  request_unknown
+    ├── Overloaded                  RESOURCE_EXHAUSTED   429  overloaded
+    │   └── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
+    ├── Unavailable                 UNAVAILABLE          503  unavailable
+    │   ├── NoWorker                UNAVAILABLE          503  no_worker
+    │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
+    │   └── Draining                UNAVAILABLE          503  draining
+    ├── DeadlineExceeded            DEADLINE_EXCEEDED    504  deadline_exceeded
+    ├── Cancelled                   CANCELLED            499  cancelled
+    ├── HandoffRefused              FAILED_PRECONDITION  500  handoff_refused
+    │   ├── LeaseUnknown            FAILED_PRECONDITION  500  lease_unknown
+    │   ├── StaleEpoch              FAILED_PRECONDITION  500  stale_epoch
+    │   ├── ForeignBlock            FAILED_PRECONDITION  500  foreign_block
+    │   ├── CorruptFrame            DATA_LOSS            500  corrupt_frame
+    │   ├── LayoutMismatch          FAILED_PRECONDITION  500  layout_mismatch
+    │   └── AlreadyCommitted        FAILED_PRECONDITION  500  already_committed
+    └── StartupError                FAILED_PRECONDITION  500  startup
+        ├── ConfigError             FAILED_PRECONDITION  500  config
+        └── CheckpointError         FAILED_PRECONDITION  500  checkpoint
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class BatonError(Exception):
+    """Root of the tree. ``message`` is for people, ``param`` names the field at fault (or "")."""
+
+    grpc_status: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    label: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, param: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(BatonError):
+    """The caller's field is wrong; the message says how to mend it."""
+
+    grpc_status, http_status, label = "INVALID_ARGUMENT", 400, "invalid_request"
+
+
+class ContextTooLong(InvalidRequest):
+    """Prompt and answer don't fit the model's context."""
+
+    label = "context_too_long"
+
+
+class BodyTooLarge(InvalidRequest):
+    """The request's body is over the limit."""
+
+    grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 413, "body_too_large"
+
+
+class ModelNotFound(BatonError):
+    """No worker serves the model that was named."""
+
+    grpc_status, http_status, label = "NOT_FOUND", 404, "model_not_found"
+
+
+class RequestUnknown(BatonError):
+    """A message about a request nobody here knows."""
+
+    grpc_status, http_status, label = "NOT_FOUND", 404, "request_unknown"
+
+
+class Overloaded(BatonError):
+    """There is no room now; try again after ``retry_after_s``."""
+
+    grpc_status, http_status, label, retryable = "RESOURCE_EXHAUSTED", 429, "overloaded", True
+
+
+class PoolExhausted(Overloaded):
+    """A worker's page pool can't hold the request now."""
+
+    label = "pool_exhausted"
+
+
+class Unavailable(BatonError):
+    """The service can't take the request; trying elsewhere or later may help."""
+
+    grpc_status, http_status, label, retryable = "UNAVAILABLE", 503, "unavailable", True
+
+
+class NoWorker(Unavailable):
+    """No ready worker of a role that the request needs."""
+
+    label = "no_worker"
+
+
+class WorkerLost(Unavailable):
+    """A worker's connection broke while it had the request."""
+
+    label = "worker_lost"
+
+
+class Draining(Unavailable):
+    """The worker or router finishes what it has and takes nothing new."""
+
+    label = "draining"
+
+
+class DeadlineExceeded(BatonError):
+    """The caller's deadline passed."""
+
+    grpc_status, http_status, label = "DEADLINE_EXCEEDED", 504, "deadline_exceeded"
+
+
+class Cancelled(BatonError):
+    """The caller went away or asked to stop."""
+
+    grpc_status, http_status, label = "CANCELLED", 499, "cancelled"
+
+
+class HandoffRefused(BatonError):
+    """A handoff frame was not accepted; nothing was written for it."""
+
+    grpc_status, label, retryable = "FAILED_PRECONDITION", "handoff_refused", True
+
+
+class LeaseUnknown(HandoffRefused):
+    """No such lease: never given, ended, or of another incarnation."""
+
+    label = "lease_unknown"
+
+
+class StaleEpoch(HandoffRefused):
+    """The frame's epoch is not the one in force."""
+
+    label = "stale_epoch"
+
+
+class ForeignBlock(HandoffRefused):
+    """The block's hash or index is not of this request."""
+
+    label = "foreign_block"
+
+
+class CorruptFrame(HandoffRefused):
+    """The checksum doesn't match the bytes, or the frame isn't well formed."""
+
+    grpc_status, label = "DATA_LOSS", "corrupt_frame"
+
+
+class LayoutMismatch(HandoffRefused):
+    """Sender and receiver lay out KV differently; the message names each difference."""
+
+    label, retryable = "layout_mismatch", False
+
+
+class AlreadyCommitted(HandoffRefused):
+    """The handoff is complete: the request is decoding."""
+
+    label, retryable = "already_committed", False
+
+
+class StartupError(BatonError):
+    """The process can't start; the message names the remedy."""
+
+    grpc_status, label = "FAILED_PRECONDITION", "startup"
+
+
+class ConfigError(StartupError):
+    """A setting is wrong."""
+
+    label = "config"
+
+
+class CheckpointError(StartupError):
+    """A model's files are missing, damaged or of an unknown kind."""
+
+    label = "checkpoint"
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """An error as data: what crosses a process line."""
+
+    type: str
+    message: str
+    param: str = ""
+    retry_after_s: float = 0.0
+
+
+def _tree(cls: type[BatonError]) -> dict[str, type[BatonError]]:
+    found = {cls.__name__: cls}
+    for child in cls.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+BY_NAME: dict[str, type[BatonError]] = _tree(BatonError)
+
+
+def to_info(error: BaseException) -> ErrorInfo:
+    """``error`` as data. What isn't ours becomes the root of the tree, its text kept."""
+    if isinstance(error, BatonError):
+        return ErrorInfo(type(error).__name__, error.message, error.param, error.retry_after_s)
+    return ErrorInfo("BatonError", f"{type(error).__name__}: {error}")
+
+
+def from_info(info: ErrorInfo) -> BatonError:
+    """The exception that ``info`` stands for; an unknown type becomes the root."""
+    return BY_NAME.get(info.type, BatonError)(info.message, info.param, info.retry_after_s)

@@ -1,0 +1,199 @@
+"""The nouns of the wire as frozen structs: what the rest of the house passes around instead of protobuf.
+
+Knows nothing of gRPC, torch or any process. ``convert.py`` turns each into its protobuf twin and back.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+BLOCK_TOKENS = 16
+PROTOCOL = "1.0"
+MAX_LOGPROBS = 20
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen, every default filled in. Ranges are checked at the border (router)."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    logprobs: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens change the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """ln p of one token under the raw logits; rank 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The emitted token's logprob and the likeliest alternatives, likeliest first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class TokenRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Consecutive outputs of one choice; ``output_index`` is the first one's absolute index."""
+
+    output_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str = ""
+    stop_token_id: int | None = None
+
+
+class Station(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds spent at one station of the way, by the reporting process's own clock."""
+
+    name: str
+    seconds: float
+
+
+class LayerGroup(msgspec.Struct, frozen=True):
+    """Layers whose KV planes share a block table. ``window`` in tokens, 0 for unbounded."""
+
+    kind: str
+    planes: tuple[str, ...]
+    layers: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+class KvLayout(msgspec.Struct, frozen=True):
+    """How one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers)."""
+
+    dtype: str
+    groups: tuple[LayerGroup, ...]
+    page_bytes: int
+    fidelity: str
+    block_tokens: int = BLOCK_TOKENS
+    shard_rank: int = 0
+    shard_count: int = 1
+    version: int = 1
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights."""
+
+    worker_id: str
+    incarnation: str
+    role: str
+    address: str
+    model_id: str
+    fingerprint: str
+    layout: KvLayout
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    pages: int
+    state: str = "ready"
+    max_batch: int = 64
+    device: str = "cpu"
+    protocol: str = PROTOCOL
+    adapters: tuple[str, ...] = ()
+    metrics_address: str = ""
+
+
+class PoolSnapshot(msgspec.Struct, frozen=True):
+    """The page pool, counted. At baseline: leased == 0 and quarantined == 0."""
+
+    pages: int
+    free: int
+    cached: int
+    leased: int
+    quarantined: int
+    leases: int
+    leases_swept: int = 0
+    running: int = 0
+    waiting: int = 0
+    incarnation: str = ""
+    step_seconds_p50: float = 0.0
+    steps: int = 0
+
+    @property
+    def at_baseline(self) -> bool:
+        """Nothing is leased and nothing waits in quarantine."""
+        return self.leased == 0 and self.quarantined == 0 and self.leases == 0
+
+
+class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before (replay)."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    sampling: Sampling
+    choice: int = 0
+    adapter_id: str = ""
+    tenant_salt: bytes = b""
+    priority: int = 0
+
+    @property
+    def replayed(self) -> int:
+        """Outputs that were emitted before; the next output has this index."""
+        return len(self.token_ids) - self.prompt_tokens
+
+
+class StepSample(msgspec.Struct, frozen=True, array_like=True):
+    """What one engine step held and how long it took: what cost curves are fitted on.
+
+    ``prefill_attention`` is the sum over prefill chunks of new x (context before + new / 2), in token pairs;
+    ``decode_context`` the sum over decoding sequences of the tokens each one reads.
+    """
+
+    prefill_tokens: int
+    prefill_attention: float
+    decode_sequences: int
+    decode_context: int
+    seconds: float
+
+
+class StepCurve(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of a step: fixed + the four terms of StepSample, each times its coefficient."""
+
+    fixed: float
+    prefill_token: float
+    prefill_pair: float
+    decode_sequence: float
+    decode_context_token: float
+
+
+class TransferCurve(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds to ship bytes: fixed + bytes x per_byte."""
+
+    fixed: float
+    per_byte: float
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How busy a worker is: the changing half of its membership entry. A hint, seconds old at times."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    leased_pages: int = 0
+    steps: int = 0
+    step_curve: StepCurve | None = None
+    transfer_curve: TransferCurve | None = None

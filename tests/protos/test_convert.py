@@ -1,0 +1,107 @@
+"""Nouns survive the trip through protobuf unchanged."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.protos import convert, nouns
+from baton.protos.errors import ErrorInfo
+from baton.protos.v1 import common_pb2, worker_pb2
+
+ids = st.integers(0, 2**31 - 1)
+texts = st.text(max_size=12)
+f32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+samplings = st.builds(
+    nouns.Sampling,
+    temperature=f32,
+    top_k=ids,
+    top_p=f32,
+    min_p=f32,
+    presence_penalty=f32,
+    frequency_penalty=f32,
+    repetition_penalty=f32,
+    logit_bias=st.dictionaries(ids, f32, max_size=3),
+    seed=st.integers(0, 2**64 - 1),
+    logprobs=st.none() | st.integers(0, 20),
+    max_tokens=ids,
+    min_tokens=ids,
+    stop_token_ids=st.lists(ids, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+)
+logprob = st.builds(nouns.TokenLogprob, ids, f32, ids)
+runs = st.builds(
+    nouns.TokenRun,
+    output_index=ids,
+    token_ids=st.lists(ids, max_size=4).map(tuple),
+    logprobs=st.lists(
+        st.builds(nouns.TokenLogprobs, logprob, st.lists(logprob, max_size=2).map(tuple)), max_size=3
+    ).map(tuple),
+    finish_reason=texts,
+    stop_token_id=st.none() | ids,
+)
+layouts = st.builds(
+    nouns.KvLayout,
+    dtype=texts,
+    groups=st.lists(
+        st.builds(nouns.LayerGroup, texts, st.lists(texts, max_size=2).map(tuple), ids, ids, ids, ids), max_size=2
+    ).map(tuple),
+    page_bytes=ids,
+    fidelity=texts,
+    shard_rank=ids,
+    shard_count=ids,
+)
+
+
+@given(samplings)
+def test_sampling_survives_the_wire(sampling):
+    pb = common_pb2.Sampling.FromString(convert.sampling_to_pb(sampling).SerializeToString())
+    assert convert.sampling_from_pb(pb) == sampling
+
+
+@given(runs)
+def test_a_token_run_survives_the_wire(run):
+    pb = common_pb2.TokenRun.FromString(convert.run_to_pb(run).SerializeToString())
+    assert convert.run_from_pb(pb) == run
+
+
+@given(layouts)
+def test_a_layout_survives_the_wire(layout):
+    pb = common_pb2.KvLayout.FromString(convert.layout_to_pb(layout).SerializeToString())
+    assert convert.layout_from_pb(pb) == layout
+
+
+@given(layouts, st.lists(ids, max_size=3).map(tuple))
+def test_a_workers_description_survives_the_wire(layout, eos):
+    info = nouns.WorkerInfo("w0", "inc", "decode", "127.0.0.1:1", "m", "ff", layout, 2048, 300, eos, 64)
+    pb = worker_pb2.WorkerInfo.FromString(convert.info_to_pb(info).SerializeToString())
+    assert convert.info_from_pb(pb) == info
+
+
+def test_a_pool_snapshot_and_an_error_survive_the_wire():
+    snapshot = nouns.PoolSnapshot(10, 1, 2, 3, 4, 5, 6, 7, 8, "i", 0.5, 9)
+    assert convert.snapshot_from_pb(convert.snapshot_to_pb(snapshot)) == snapshot
+    error = ErrorInfo("PoolExhausted", "full", "token_ids", 1.5)
+    assert convert.error_from_pb(convert.error_to_pb(error)) == error
+
+
+def test_an_empty_sampling_message_takes_every_default():
+    assert convert.sampling_from_pb(common_pb2.Sampling()) == nouns.Sampling()
+    assert convert.sampling_fields(common_pb2.Sampling()) == {}
+
+
+def test_an_admit_becomes_an_engine_request_that_knows_what_was_replayed():
+    pb = worker_pb2.Admit(
+        request_id="r",
+        token_ids=[1, 2, 3],
+        prompt_tokens=2,
+        choice=1,
+        sampling=convert.sampling_to_pb(nouns.Sampling(seed=7)),
+        tenant_salt=b"s",
+    )
+    request = convert.engine_request(pb)
+    assert request.token_ids == (1, 2, 3)
+    assert request.replayed == 1
+    assert request.sampling.seed == 7
+    assert request.tenant_salt == b"s"
+    assert math.isclose(request.sampling.temperature, 1.0)
