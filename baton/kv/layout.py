@@ -1,0 +1,86 @@
+"""How KV lies in a page, and whether two workers lay it out alike. Torch-free.
+
+Knows nothing of memory or of tensors. A page holds one block, group after group, and inside a group
+
+    [layer][plane][token 0..15][kv_head][head_dim]        contiguous, in the dtype's native little-endian order
+
+so that a block is one run of bytes on the wire as in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from baton.protos.errors import ConfigError, LayoutMismatch
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "bytes": 1}
+
+
+def layout_for(
+    dtype: str,
+    layers: int | Sequence[LayerGroup],
+    kv_heads: int = 0,
+    head_dim: int = 0,
+    fidelity: str | None = None,
+) -> KvLayout:
+    """The layout of ``layers`` equal layers with planes k and v, or of the layer groups given instead."""
+    if dtype not in ITEM_BYTES:
+        raise ConfigError(f"KV dtype {dtype!r} is unknown; choose one of {', '.join(ITEM_BYTES)}", "dtype")
+    if isinstance(layers, int):
+        layers = (LayerGroup("full", ("k", "v"), layers, kv_heads, head_dim),)
+    groups = tuple(layers)
+    page_bytes = sum(group_bytes(dtype, group) for group in groups)
+    if page_bytes < 1:
+        raise ConfigError("a KV page would be empty: layers, kv_heads and head_dim must be at least 1", "groups")
+    return KvLayout(dtype, groups, page_bytes, dtype if fidelity is None else fidelity)
+
+
+def plane_bytes(dtype: str, group: LayerGroup) -> int:
+    """Bytes of one plane of one layer in one page."""
+    return BLOCK_TOKENS * group.kv_heads * group.head_dim * ITEM_BYTES[dtype]
+
+
+def group_bytes(dtype: str, group: LayerGroup) -> int:
+    """Bytes of ``group`` in one page."""
+    return group.layers * len(group.planes) * plane_bytes(dtype, group)
+
+
+def group_offsets(layout: KvLayout) -> list[int]:
+    """Where each group starts in a page, in bytes."""
+    offsets, at = [], 0
+    for group in layout.groups:
+        offsets.append(at)
+        at += group_bytes(layout.dtype, group)
+    return offsets
+
+
+def differences(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    """Each field that differs, in words."""
+    for field in KvLayout.__struct_fields__:
+        ours, theirs = getattr(receiver, field), getattr(sender, field)
+        if ours == theirs:
+            continue
+        if field == "groups" and len(ours) == len(theirs):
+            yield from _group_differences(theirs, ours)
+        else:
+            yield f"{field}: sender {theirs!r}, receiver {ours!r}"
+
+
+def _group_differences(sender: tuple[LayerGroup, ...], receiver: tuple[LayerGroup, ...]) -> Iterator[str]:
+    for number, (theirs, ours) in enumerate(zip(sender, receiver, strict=True)):
+        for field in LayerGroup.__struct_fields__:
+            said, asked = getattr(theirs, field), getattr(ours, field)
+            if said != asked:
+                yield f"groups[{number}].{field}: sender {said!r}, receiver {asked!r}"
+
+
+def require_same(sender: KvLayout, receiver: KvLayout) -> None:
+    """Raise LayoutMismatch, naming each difference, unless a sender's page is a receiver's page byte for byte."""
+    found = "; ".join(differences(sender, receiver))
+    if found:
+        raise LayoutMismatch(
+            f"sender and receiver lay out KV differently ({found}). "
+            "Start both workers with the same model and dtype.",
+            "layout",
+        )

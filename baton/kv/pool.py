@@ -1,0 +1,251 @@
+"""The page pool: which page holds what, who leases it, and what may be reused. Torch-free, single-threaded.
+
+Knows nothing of bytes, sockets, sequences or time: pages are numbers, blocks are hashes.
+
+A page is in exactly one state:
+
+    free ──open/extend──> leased ──close──> free          (not sealed)
+      ^                     │ ^ ──close──> cached         (sealed: its hash is findable)
+      └───────evict─────────┼─┴──match───── cached
+                            └──close while I/O holds──> quarantined ──release──> free or cached
+
+A sealed page may be shared: it is leased while any lease has it. Eviction takes the least recently used
+cached page, and a chain's tail before its head (pages are given back tail first).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from baton.protos.errors import PoolExhausted
+
+
+class PoolCounts(NamedTuple):
+    """Pages by state (free + cached + leased + quarantined == pages), and open leases."""
+
+    pages: int
+    free: int
+    cached: int
+    leased: int
+    quarantined: int
+    leases: int
+
+
+class PagePool:
+    """``pages`` pages, numbered from 0, all free at first."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self._free = list(range(pages - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._refs = [0] * pages
+        self._io = [0] * pages
+        self._hash: list[bytes | None] = [None] * pages
+        self._by_hash: dict[bytes, int] = {}
+        self._leases: set[PageLease] = set()
+        self._leased = 0
+        self._quarantined = 0
+        self._added: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that a lease could get now: free, or cached and evictable."""
+        return len(self._free) + len(self._cached)
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """How many leading blocks are findable here."""
+        for count, block in enumerate(hashes):
+            if block not in self._by_hash:
+                return count
+        return len(hashes)
+
+    def open(
+        self, hashes: Sequence[bytes], blocks: int, reserve: int = 0, limit_held: int | None = None
+    ) -> PageLease:
+        """Lease ``blocks`` pages, the first ``held`` of them being cached blocks of ``hashes``.
+
+        At most ``limit_held`` are taken from the cache. ``reserve`` pages stay available to others. Raises
+        PoolExhausted, with nothing changed, when that can't be.
+        """
+        limit = blocks if limit_held is None else min(blocks, limit_held)
+        found = [self._by_hash[block] for block in hashes[: min(limit, self.match(hashes))]]
+        self._require(blocks - len(found), reserve, pinned=sum(page in self._cached for page in found))
+        for page in found:
+            self._pin(page)
+        lease = PageLease(self, found + self._allocate(blocks - len(found)), len(found))
+        self._leases.add(lease)
+        return lease
+
+    def snapshot_counts(self) -> PoolCounts:
+        """The pool, counted now."""
+        free, cached = len(self._free), len(self._cached)
+        return PoolCounts(self.pages, free, cached, self._leased, self._quarantined, len(self._leases))
+
+    def findable(self) -> tuple[bytes, ...]:
+        """Every hash that ``match`` would find: what a lost prefix index is rebuilt from."""
+        return tuple(self._by_hash)
+
+    def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """Hashes that became findable and those that are gone since the last call, net."""
+        changes = tuple(self._added), tuple(self._removed)
+        self._added, self._removed = {}, {}
+        return changes
+
+    def check(self) -> None:
+        """Assert that each page is in exactly one state and that every count and index agrees."""
+        refs = [0] * self.pages
+        for lease in self._leases:
+            assert len(set(lease.pages)) == len(lease.pages), "a lease has a page twice"
+            for page in lease.pages:
+                refs[page] += 1
+        assert refs == self._refs, "reference counts differ from the open leases"
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a page is free twice"
+        for page in range(self.pages):
+            self._check_page(page, page in free, page in cached)
+        assert self._leased == sum(r > 0 for r in refs), "the count of leased pages is off"
+        assert self._quarantined == sum(i > 0 and r == 0 for i, r in zip(self._io, refs, strict=True))
+        assert len(self._by_hash) == sum(h is not None for h in self._hash), "the hash index is off"
+
+    def _check_page(self, page: int, free: bool, cached: bool) -> None:
+        block, busy = self._hash[page], self._refs[page] > 0 or self._io[page] > 0
+        assert free == (not busy and block is None), f"page {page}: free list is wrong"
+        assert cached == (not busy and block is not None), f"page {page}: cached list is wrong"
+        assert block is None or self._by_hash[block] == page, f"page {page}: its hash finds another page"
+        assert self._refs[page] < 2 or block is not None, f"page {page} is shared but not sealed"
+
+    def _require(self, needed: int, reserve: int, pinned: int = 0) -> None:
+        if self.available - pinned - needed >= reserve:
+            return
+        counts = self.snapshot_counts()
+        raise PoolExhausted(
+            f"{needed} more pages are needed and {reserve} must stay; of {counts.pages}, {counts.free} are free, "
+            f"{counts.cached} cached. Retry later, or give the worker more pages.",
+            "pages",
+        )
+
+    def _allocate(self, count: int) -> list[int]:
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self._refs[page] = 1
+        self._leased += len(pages)
+        return pages
+
+    def _evict(self) -> int:
+        page, _ = self._cached.popitem(last=False)
+        block = self._hash[page]
+        assert block is not None
+        self._hash[page] = None
+        del self._by_hash[block]
+        if block in self._added:
+            del self._added[block]
+        else:
+            self._removed[block] = None
+        return page
+
+    def _pin(self, page: int) -> None:
+        if self._refs[page] == 0:
+            self._leased += 1
+            self._quarantined -= self._io[page] > 0
+            self._cached.pop(page, None)
+        self._refs[page] += 1
+
+    def _publish(self, page: int, block: bytes) -> bool:
+        if self._hash[page] is not None:
+            assert self._hash[page] == block, f"page {page} is sealed under another hash"
+            return True
+        if block in self._by_hash:
+            return False
+        self._hash[page], self._by_hash[block] = block, page
+        if block in self._removed:
+            del self._removed[block]
+        else:
+            self._added[block] = None
+        return True
+
+    def _unpin(self, page: int, quarantine: bool) -> None:
+        self._io[page] += quarantine
+        self._refs[page] -= 1
+        if self._refs[page] == 0:
+            self._leased -= 1
+            if self._io[page]:
+                self._quarantined += 1
+            else:
+                self._settle(page)
+
+    def _unquarantine(self, page: int) -> None:
+        self._io[page] -= 1
+        if self._io[page] == 0 and self._refs[page] == 0:
+            self._quarantined -= 1
+            self._settle(page)
+
+    def _settle(self, page: int) -> None:
+        if self._hash[page] is None:
+            self._free.append(page)
+        else:
+            self._cached[page] = None
+
+
+class PageLease:
+    """Pages that one request owns until ``close``. ``pages[i]`` is block i's; the first ``held`` were cached.
+
+    ``hold`` says that another process may read or write the pages; while holds are out, pages of a closed
+    lease stay in quarantine instead of being reused.
+    """
+
+    def __init__(self, pool: PagePool, pages: list[int], held: int) -> None:
+        self.pages = pages
+        self.held = held
+        self.closed = False
+        self._pool = pool
+        self._holds = 0
+
+    @property
+    def holds(self) -> int:
+        """Holds that are out."""
+        return self._holds
+
+    def extend(self, blocks: int, reserve: int = 0) -> None:
+        """Add ``blocks`` more pages. Raises PoolExhausted with nothing changed."""
+        assert not self.closed, "a closed lease can't grow"
+        self._pool._require(blocks, reserve)
+        self.pages.extend(self._pool._allocate(blocks))
+
+    def seal(self, index: int, block: bytes) -> bool:
+        """Block ``index`` is full and finished: others may find it. False when its hash is cached elsewhere."""
+        assert not self.closed, "a closed lease can't seal"
+        return self._pool._publish(self.pages[index], block)
+
+    def hold(self) -> None:
+        """I/O on these pages begins."""
+        assert not self.closed, "a closed lease can't be held: its pages may be another's"
+        self._holds += 1
+
+    def release(self) -> None:
+        """I/O that ``hold`` announced is over. The last one frees a closed lease's pages."""
+        assert self._holds > 0, "release without hold"
+        self._holds -= 1
+        if self.closed and self._holds == 0:
+            for page in reversed(self.pages):
+                self._pool._unquarantine(page)
+
+    def close(self) -> None:
+        """Give the pages back, tail first; again does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self._pool._leases.discard(self)
+        for page in reversed(self.pages):
+            self._pool._unpin(page, quarantine=self._holds > 0)
+
+    def __enter__(self) -> PageLease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

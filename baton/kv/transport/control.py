@@ -1,0 +1,81 @@
+"""The protobuf payloads of OPEN, COMMIT and ERROR frames as nouns.
+
+Knows nothing of streams or checks. A payload that doesn't parse is a CorruptFrame.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from baton.protos import convert
+from baton.protos.errors import BatonError, CorruptFrame, from_info, to_info
+from baton.protos.nouns import KvLayout, TokenRun
+from baton.protos.v1 import worker_pb2
+
+P = TypeVar("P", bound=Message)
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What a sender says first: who it is and what will come. ``tail_tokens`` are in the last block, 1..16."""
+
+    request_id: str
+    layout: KvLayout
+    sender: str
+    total_blocks: int
+    tail_tokens: int
+    model_id: str
+    fingerprint: str
+    adapter_id: str = ""
+
+
+class Closing(msgspec.Struct, frozen=True):
+    """What a sender says last: the first token, and prompt tokens it found instead of computing."""
+
+    first: TokenRun
+    cached_tokens: int
+
+
+def _parse(message: P, payload: bytes | memoryview) -> P:
+    try:
+        message.ParseFromString(bytes(payload))
+    except DecodeError as error:
+        raise CorruptFrame(f"the frame's payload is not a {type(message).__name__}: {error}", "payload") from error
+    return message
+
+
+def encode_opening(opening: Opening) -> bytes:
+    """As HandoffOpen."""
+    fields = {name: getattr(opening, name) for name in Opening.__struct_fields__ if name != "layout"}
+    return worker_pb2.HandoffOpen(layout=convert.layout_to_pb(opening.layout), **fields).SerializeToString()
+
+
+def decode_opening(payload: bytes | memoryview) -> Opening:
+    """From HandoffOpen."""
+    message = _parse(worker_pb2.HandoffOpen(), payload)
+    fields = {name: getattr(message, name) for name in Opening.__struct_fields__ if name != "layout"}
+    return Opening(layout=convert.layout_from_pb(message.layout), **fields)
+
+
+def encode_closing(closing: Closing) -> bytes:
+    """As HandoffCommit."""
+    first = convert.run_to_pb(closing.first)
+    return worker_pb2.HandoffCommit(first=first, cached_tokens=closing.cached_tokens).SerializeToString()
+
+
+def decode_closing(payload: bytes | memoryview) -> Closing:
+    """From HandoffCommit."""
+    message = _parse(worker_pb2.HandoffCommit(), payload)
+    return Closing(convert.run_from_pb(message.first), message.cached_tokens)
+
+
+def encode_error(error: BatonError) -> bytes:
+    """As WireError."""
+    return convert.error_to_pb(to_info(error)).SerializeToString()
+
+
+def decode_error(payload: bytes | memoryview) -> BatonError:
+    """From WireError."""
+    return from_info(convert.error_from_pb(_parse(worker_pb2.WireError(), payload)))
