@@ -1,0 +1,159 @@
+"""Curves from measurements, online: non-negative least squares on relative errors, old samples fading out.
+
+Knows nothing of workers or of messages. Each sample counts by its relative error, so a 2 ms step teaches as
+much as a 2 s one, and one that took many times the prediction (a hiccup) has a bounded influence. What the
+samples say nothing about keeps what was learned earlier, or a prior that is scaled to the machine's speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.cost.curves import step_features
+from baton.protos.nouns import StepCurve, StepSample, TransferCurve
+
+PRIOR_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
+PRIOR_TRANSFER = TransferCurve(1e-3, 1e-9)
+STEP_MEMORY = 512
+TRANSFER_MEMORY = 64
+
+_RIDGE = 1e-3  # of one sample, for each coefficient
+_JITTER = 1e-9  # keeps terms that always come together apart
+_WARM = 8  # samples before a prediction is trusted to weigh others
+_SOLVE_EVERY = 32
+_OUTLIER = 3.0  # times the prediction
+_DRIFT_SAMPLES = 32  # a prediction that was off by _DRIFT over these
+_DRIFT = math.log(1.5)  # means that the machine changed:
+_DRIFT_KEEP = 0.9  # old samples then fade this fast
+_LEARNED = 0.05  # a coefficient counts as learned once it explained so much of one sample's time in all
+
+Vector = NDArray[np.float64]
+
+
+class _Fit:
+    """Coefficients >= 0 of ``seconds = x . c``; ``memory`` is the samples' mean age, in samples."""
+
+    def __init__(self, prior: Sequence[float], memory: int) -> None:
+        self.samples = 0
+        self._prior = np.array(prior, np.float64)
+        self._keep = 1.0 - 1.0 / memory
+        self._moments = np.zeros((len(prior), len(prior)))
+        self._cross = np.zeros(len(prior))
+        self._log_speed = 0.0
+        self._drift = 0.0
+        self._explained = np.zeros(len(prior))
+        self._coefficients = self._prior
+        self._stale = 0
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        """One measurement; nonsense (not finite, not positive) is passed over."""
+        x = np.array(features, np.float64)
+        if not (math.isfinite(seconds) and seconds > 0.0 and np.isfinite(x).all() and (x >= 0).all()):
+            return
+        self.samples += 1
+        self._note_speed(x, seconds)
+        x, y = x / (reference := self._reference(x, seconds)), seconds / reference
+        keep = self._keep if abs(self._drift) < _DRIFT else _DRIFT_KEEP
+        self._moments = keep * self._moments + np.outer(x, x)
+        self._cross = keep * self._cross + x * y
+        self._stale += 1
+        if self._stale >= _SOLVE_EVERY or self.samples <= _WARM:
+            self._solve()
+
+    def coefficients(self) -> list[float]:
+        """The best estimate now."""
+        if self._stale:
+            self._solve()
+        return [float(c) for c in self._coefficients]
+
+    def _note_speed(self, x: Vector, seconds: float) -> None:
+        guess = float(x @ self._prior)
+        if guess > 0:
+            weight = max(1.0 / self.samples, 1.0 - self._keep)
+            self._log_speed += weight * (math.log(seconds / guess) - self._log_speed)
+
+    def _reference(self, x: Vector, seconds: float) -> float:
+        """What the sample's error is measured against."""
+        if self.samples <= _WARM:
+            return seconds
+        predicted = float(x @ self._coefficients)
+        self._note_drift(seconds, predicted)
+        return max(predicted, seconds / _OUTLIER)
+
+    def _note_drift(self, seconds: float, predicted: float) -> None:
+        """Follow how far predictions have been off lately, as a logarithm."""
+        off = math.log(seconds / predicted) if predicted > 0 else _DRIFT
+        self._drift += (min(2.0, max(-2.0, off)) - self._drift) / _DRIFT_SAMPLES
+
+    def _solve(self) -> None:
+        scale = self._prior * math.exp(min(50.0, max(-50.0, self._log_speed)))
+        centre = np.where(self._explained > _LEARNED, self._coefficients, scale) / scale
+        square = self._moments * np.outer(scale, scale) + _RIDGE * np.eye(len(scale))
+        linear = self._cross * scale + _RIDGE * centre
+        self._coefficients = _non_negative(square, linear) * scale
+        self._explained = np.maximum(self._explained, self._coefficients**2 * self._moments.diagonal())
+        self._stale = 0
+
+
+def _non_negative(square: Vector, linear: Vector) -> Vector:
+    """argmin of u.square.u / 2 - linear.u over u >= 0: exact, by trying every set of positive coefficients."""
+    size = np.sqrt(square.diagonal())
+    square = square / np.outer(size, size) + _JITTER * np.eye(len(size))
+    linear = linear / size
+    best, found = 0.0, np.zeros(len(linear))
+    for count in range(1, len(linear) + 1):
+        for chosen in combinations(range(len(linear)), count):
+            some = list(chosen)
+            part = np.linalg.solve(square[np.ix_(some, some)], linear[some])
+            value = -float(linear[some] @ part) / 2
+            if value < best and (part >= 0).all():
+                best, found = value, np.zeros(len(linear))
+                found[some] = part
+    return found / size
+
+
+class StepFit:
+    """The StepCurve of one worker from its steps."""
+
+    def __init__(self, prior: StepCurve = PRIOR_STEP, memory: int = STEP_MEMORY) -> None:
+        self._fit = _Fit([getattr(prior, name) for name in StepCurve.__struct_fields__], memory)
+
+    def observe(self, sample: StepSample) -> None:
+        """One step was measured."""
+        self._fit.observe(step_features(sample), sample.seconds)
+
+    @property
+    def samples(self) -> int:
+        """Steps seen."""
+        return self._fit.samples
+
+    @property
+    def curve(self) -> StepCurve | None:
+        """The estimate; None before the first step."""
+        return StepCurve(*self._fit.coefficients()) if self._fit.samples else None
+
+
+class TransferFit:
+    """The TransferCurve of one worker's handoffs."""
+
+    def __init__(self, prior: TransferCurve = PRIOR_TRANSFER, memory: int = TRANSFER_MEMORY) -> None:
+        self._fit = _Fit([prior.fixed, prior.per_byte], memory)
+
+    def observe(self, size: int, seconds: float) -> None:
+        """``size`` bytes were on the way for ``seconds``."""
+        self._fit.observe((1.0, float(size)), seconds)
+
+    @property
+    def samples(self) -> int:
+        """Transfers seen."""
+        return self._fit.samples
+
+    @property
+    def curve(self) -> TransferCurve | None:
+        """The estimate; None before the first transfer."""
+        return TransferCurve(*self._fit.coefficients()) if self._fit.samples else None

@@ -1,0 +1,88 @@
+"""Profiles of the paced engine: how fast which model is on which machine, as TOML files in profiles/.
+
+Knows nothing of the engine. A profile is one file; ``--device paced:NAME`` names it, or a path to one's own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import StepCurve, TransferCurve
+
+FOLDER = Path(__file__).parent / "profiles"
+ROW_BYTES_MULTIPLE = 16
+
+
+class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model on one machine.
+
+    ``kv_bytes_per_token`` is what a paced worker really keeps and ships per token; ``model_kv_bytes_per_token``
+    what the modelled one would. ``transfer`` is per byte really shipped, scaled so that a token takes as long
+    as the modelled one's. ``pages`` is the pool the modelled worker would have.
+    """
+
+    about: str
+    step: StepCurve
+    transfer: TransferCurve
+    kv_bytes_per_token: int
+    model_kv_bytes_per_token: int
+    pages: int
+    vocab_size: int
+    max_model_len: int
+    prefill_chunk: int = 512
+
+
+def profile_names() -> list[str]:
+    """The built-in profiles."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_profile(name_or_path: str) -> PacedProfile:
+    """A built-in profile by name, or a file. Raises ConfigError that lists the choices or names the field."""
+    own = name_or_path.endswith(".toml") or "/" in name_or_path
+    path = Path(name_or_path) if own else FOLDER / f"{name_or_path}.toml"
+    try:
+        return _parse(path.read_text(encoding="utf-8"), name_or_path)
+    except OSError as error:
+        choices = ", ".join(profile_names())
+        raise ConfigError(
+            f"paced profile {name_or_path!r} is unknown; choose one of {choices}, or give a .toml file",
+            "device",
+        ) from error
+
+
+def _parse(text: str, name: str) -> PacedProfile:
+    try:
+        fields: dict[str, Any] = tomllib.loads(text)
+        fields["step"] = _in_order(fields.get("step"), StepCurve, "step")
+        fields["transfer"] = _in_order(fields.get("transfer"), TransferCurve, "transfer")
+        profile = msgspec.convert(fields, PacedProfile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"paced profile {name!r}: {error}", "device") from error
+    _require_sound(profile, name)
+    return profile
+
+
+def _in_order(table: Any, curve: type[msgspec.Struct], name: str) -> list[Any]:
+    """The table's values as the curve's array form wants them."""
+    wanted = curve.__struct_fields__
+    if not isinstance(table, dict) or set(table) != set(wanted):
+        raise msgspec.ValidationError(f"[{name}] needs exactly the fields {', '.join(wanted)}")
+    return [table[field] for field in wanted]
+
+
+def _require_sound(profile: PacedProfile, name: str) -> None:
+    for curve in (profile.step, profile.transfer):
+        for field in curve.__struct_fields__:
+            if not 0.0 <= getattr(curve, field) < float("inf"):
+                raise ConfigError(f"paced profile {name!r}: {field} must be 0 or more seconds", "device")
+    for field in ("kv_bytes_per_token", "pages", "vocab_size", "max_model_len", "prefill_chunk"):
+        if getattr(profile, field) < 1:
+            raise ConfigError(f"paced profile {name!r}: {field} must be at least 1", "device")
+    if profile.kv_bytes_per_token % ROW_BYTES_MULTIPLE:
+        raise ConfigError(f"paced profile {name!r}: kv_bytes_per_token must be a multiple of 16", "device")
