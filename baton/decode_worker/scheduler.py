@@ -1,0 +1,149 @@
+"""Who advances in a decode step: continuous batching, prompts in chunks, growth, preemption. Torch-free and pure.
+
+Knows nothing of leases' ids, handoffs, channels or time. The oldest sequence is never preempted; a preempted
+one gives its pages back and is computed again from its tokens (what stayed in the cache is found, not computed).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from baton.engine.checks import blocks_for, holdable
+from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.sequence import Sequence
+from baton.kv.pool import PageLease, PagePool
+from baton.kv.prefix import Chain
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS
+
+
+class Decoding:
+    """A sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
+
+    def __init__(self, sequence: Sequence, root: bytes, pages: PageLease, age: int):
+        self.sequence = sequence
+        self.pages = pages
+        self.age = age
+        self.chain = Chain(root, sequence.tokens)
+        self.sealed = pages.held
+        sequence.computed = pages.held * BLOCK_TOKENS
+
+    def advance(self, tokens: int) -> None:
+        """``tokens`` more have their KV; blocks that are full now become findable."""
+        self.sequence.computed += tokens
+        while (self.sealed + 1) * BLOCK_TOKENS <= self.sequence.computed:
+            self.pages.seal(self.sealed, self.chain.hashes[self.sealed])
+            self.sealed += 1
+
+    def restart(self, pages: PageLease) -> None:
+        """Begin again on new pages, after the blocks that were found."""
+        self.pages, self.sealed = pages, pages.held
+        self.sequence.computed = pages.held * BLOCK_TOKENS
+
+    @property
+    def reading(self) -> bool:
+        """Whether more than the next token's KV is missing: a prompt, or a recompute."""
+        return self.sequence.pending > 1 or self.sequence.computed < len(self.sequence.request.token_ids)
+
+
+class DecodeScheduler:
+    """``running`` sequences hold pages, oldest first; ``waiting`` ones were preempted."""
+
+    def __init__(self, pool: PagePool, max_batch: int, chunk_tokens: int):
+        self.pool = pool
+        self.max_batch = max_batch
+        self.chunk_tokens = chunk_tokens
+        self.running: list[Decoding] = []
+        self.waiting: list[Decoding] = []
+        self.preemptions = 0
+
+    @property
+    def growth_reserve(self) -> int:
+        """Pages a newcomer must leave: each running sequence will ask for its next one soon."""
+        return min(len(self.running), self.pool.pages // 8)
+
+    def add(self, decoding: Decoding) -> None:
+        """Join the batch, in order of age."""
+        insort(self.running, decoding, key=lambda d: d.age)
+
+    def remove(self, decoding: Decoding) -> None:
+        """Leave, in whatever state; the pages go back."""
+        for members in (self.running, self.waiting):
+            if decoding in members:
+                members.remove(decoding)
+        decoding.pages.close()
+
+    def plan(self) -> StepPlan:
+        """The next step: one token for each sequence that writes, chunks for those that read."""
+        self._resume()
+        items: list[SequenceStep] = []
+        budget = self.chunk_tokens
+        for decoding in self._oldest_first():
+            if len(items) == self.max_batch:
+                break
+            take = min(decoding.sequence.pending, budget) if decoding.reading else 1
+            if take == 0 or not self._grow(decoding, take):
+                continue
+            items.append(_step(decoding, take))
+            budget -= take if decoding.reading else 0
+        return StepPlan(tuple(items))
+
+    def starved(self) -> Decoding | None:
+        """After an empty plan: the oldest sequence, which no page could be found for."""
+        return next(iter(self.running or self.waiting), None)
+
+    def _oldest_first(self) -> Iterator[Decoding]:
+        """The running ones; whoever is preempted meanwhile is younger than the last one given."""
+        at = 0
+        while at < len(self.running):
+            yield self.running[at]
+            at += 1
+
+    def _resume(self) -> None:
+        while self.waiting:
+            decoding = self.waiting[0]
+            tokens = len(decoding.sequence.tokens)
+            try:
+                pages = self.pool.open(
+                    decoding.chain.hashes, blocks_for(tokens), self.growth_reserve, limit_held=holdable(tokens)
+                )
+            except PoolExhausted:
+                return
+            decoding.restart(pages)
+            self.add(self.waiting.pop(0))
+
+    def _grow(self, decoding: Decoding, take: int) -> bool:
+        """Pages for ``take`` more tokens, preempting the youngest; False when ``decoding`` must wait itself."""
+        short = blocks_for(decoding.sequence.computed + take) - len(decoding.pages.pages)
+        while short > 0:
+            try:
+                decoding.pages.extend(short)
+                return True
+            except PoolExhausted:
+                victim = self.running[-1]
+                if victim is self.running[0]:
+                    return False
+                self._preempt(victim)
+                if victim is decoding:
+                    return False
+        return True
+
+    def _preempt(self, decoding: Decoding) -> None:
+        self.running.remove(decoding)
+        decoding.pages.close()
+        decoding.sequence.computed = 0
+        insort(self.waiting, decoding, key=lambda d: d.age)
+        self.preemptions += 1
+
+
+def _step(decoding: Decoding, take: int) -> SequenceStep:
+    sequence = decoding.sequence
+    return SequenceStep(
+        seq=sequence.seq,
+        tokens=sequence.tokens[sequence.computed : sequence.computed + take],
+        start=sequence.computed,
+        pages=decoding.pages.pages,
+        sample=sequence.sample_spec() if take == sequence.pending else None,
+        is_prefill=decoding.reading,
+    )

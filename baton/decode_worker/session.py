@@ -1,0 +1,121 @@
+"""One router's session: its requests, and what still has to be written to it. Torch-free.
+
+Knows nothing of gRPC or of the engine. A worker never waits for a router's write: while one is pending,
+the token frames that follow merge into one, so a slow router gets fewer, longer runs, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from baton.protos import channel as ch
+from baton.protos.errors import ErrorInfo
+from baton.protos.nouns import TokenRun
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """An answer to, or the end of, one request."""
+
+    request_id: str
+    message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended
+
+
+class Frame(msgspec.Struct):
+    """Tokens of every request that advanced since the frame before, by request id."""
+
+    step: int
+    outputs: dict[str, ch.Output]
+
+
+class Request:
+    """A request that the session asked for. ``key`` is its name on the engine's channel."""
+
+    def __init__(self, key: int, request_id: str, session: Session, traceparent: str, local: bool):
+        self.key = key
+        self.request_id = request_id
+        self.session = session
+        self.traceparent = traceparent
+        self.local = local
+        self.lease = b""
+        self.epoch = 0
+        self.cancelled = False
+
+
+class Session:
+    """The outbox of one router, and its requests by id."""
+
+    def __init__(self, router_id: str):
+        self.router_id = router_id
+        self.requests: dict[str, Request] = {}
+        self._outbox: deque[Reply | Frame] = deque()
+        self._news = asyncio.Event()
+        self._over = False
+
+    def reply(self, request: Request, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
+        """Queue an answer; a request that was replaced under its id gets none."""
+        if self.requests.get(request.request_id) is request:
+            self._put(Reply(request.request_id, message))
+
+    def refuse(self, request_id: str, error: ErrorInfo) -> None:
+        """Say no to what never became a request."""
+        self._put(Reply(request_id, ch.Refused(0, error)))
+
+    def tokens(self, step: int, request: Request, output: ch.Output) -> None:
+        """Add to the pending frame, or begin one."""
+        if request.cancelled:
+            return
+        last = self._outbox[-1] if self._outbox else None
+        if not isinstance(last, Frame):
+            self._put(last := Frame(step, {}))
+        last.step = step
+        earlier = last.outputs.get(request.request_id)
+        last.outputs[request.request_id] = output if earlier is None else merge(earlier, output)
+
+    def forget_tokens(self, request: Request) -> None:
+        """It was cancelled: what is queued of its answer isn't wanted, least of all if its id is used again."""
+        for item in self._outbox:
+            if isinstance(item, Frame):
+                item.outputs.pop(request.request_id, None)
+
+    def lost(self, error: ErrorInfo) -> None:
+        """The engine is gone: every request ends with ``error``, then the session ends."""
+        for request in tuple(self.requests.values()):
+            self.reply(request, ch.Ended(request.key, error))
+        self.end()
+
+    def end(self) -> None:
+        """Nothing follows what is queued."""
+        self._over = True
+        self._news.set()
+
+    async def outgoing(self) -> AsyncIterator[Reply | Frame]:
+        """What to write, in order; a frame that was given out grows no more."""
+        while True:
+            while self._outbox:
+                item = self._outbox.popleft()
+                if isinstance(item, Reply) or item.outputs:
+                    yield item
+            if self._over:
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    def _put(self, item: Reply | Frame) -> None:
+        self._outbox.append(item)
+        self._news.set()
+
+
+def merge(first: ch.Output, then: ch.Output) -> ch.Output:
+    """Two consecutive outputs of one request as one."""
+    run = TokenRun(
+        output_index=first.run.output_index,
+        token_ids=first.run.token_ids + then.run.token_ids,
+        logprobs=first.run.logprobs + then.run.logprobs,
+        finish_reason=then.run.finish_reason,
+        stop_token_id=then.run.stop_token_id,
+    )
+    return ch.Output(first.key, run, first.cached_tokens or then.cached_tokens, first.stations + then.stations)

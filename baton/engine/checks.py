@@ -1,0 +1,35 @@
+"""Whether a worker can ever compute a request. Torch-free.
+
+Knows nothing of load: a request that passes may still have to wait. Sampling ranges are the router's.
+"""
+
+from __future__ import annotations
+
+from baton.engine.plan import ModelSpec
+from baton.protos.errors import ContextTooLong, InvalidRequest
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
+
+
+def blocks_for(tokens: int) -> int:
+    """Pages that ``tokens`` tokens need."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def holdable(tokens: int) -> int:
+    """Leading blocks that may be taken from a cache: never all of them, one token is always computed."""
+    return max(tokens - 1, 0) // BLOCK_TOKENS
+
+
+def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
+    """Raise the typed error that names the field this worker can't serve."""
+    count = len(request.token_ids)
+    if count == 0 or not 0 < request.prompt_tokens <= count:
+        raise InvalidRequest("token_ids needs a token, and prompt_tokens must be within it", "prompt_tokens")
+    if not (min(request.token_ids) >= 0 and max(request.token_ids) < spec.vocab_size):
+        raise InvalidRequest(f"token ids must be in 0..{spec.vocab_size - 1}", "token_ids")
+    if request.adapter_id:
+        raise InvalidRequest(f"adapter {request.adapter_id!r} is not loaded here; send none", "adapter_id")
+    if count >= spec.max_model_len:
+        raise ContextTooLong(f"{count} tokens leave no room in a context of {spec.max_model_len}", "token_ids")
+    if blocks_for(count) > pages:
+        raise ContextTooLong(f"{count} tokens need {blocks_for(count)} pages; the pool has {pages}", "token_ids")

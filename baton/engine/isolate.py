@@ -1,0 +1,43 @@
+"""Run a step so that a sequence that can't be computed fails alone. Torch-free.
+
+Knows nothing of schedulers or pages. Running an item twice is harmless: the same tokens write the same
+KV at the same positions, and randomness is keyed by position.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
+
+
+class Outcome(msgspec.Struct):
+    """What became of a step: a token by sequence where one was sampled, an exception where it failed."""
+
+    sampled: dict[int, Sampled]
+    failed: dict[int, Exception]
+    seconds: float
+
+    def absorb(self, other: Outcome) -> None:
+        """Add the outcome of another part of the same plan."""
+        self.sampled |= other.sampled
+        self.failed |= other.failed
+        self.seconds += other.seconds
+
+
+def run_isolated(runner: Runner, plan: StepPlan) -> Outcome:
+    """Run ``plan``; where the runner raises, halve the plan until the culprits stand alone."""
+    try:
+        result = runner.run(plan)
+    except Exception as error:
+        if len(plan.items) == 1:
+            return Outcome({}, {plan.items[0].seq: error}, 0.0)
+        return _halves(runner, plan.items)
+    return Outcome({s.seq: s for s in result.sampled}, {}, result.seconds)
+
+
+def _halves(runner: Runner, items: tuple[SequenceStep, ...]) -> Outcome:
+    middle = len(items) // 2
+    outcome = run_isolated(runner, StepPlan(items[:middle]))
+    outcome.absorb(run_isolated(runner, StepPlan(items[middle:])))
+    return outcome

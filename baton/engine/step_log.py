@@ -1,0 +1,44 @@
+"""What an engine process remembers of its steps: median time, cost samples, token counts. Torch-free.
+
+Knows nothing of plans' meaning, of channels or of who reads the figures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from baton.protos.nouns import StepSample
+
+MEDIAN_OVER = 512
+SAMPLES_KEPT = 64
+
+
+class StepLog:
+    """Counts steps; keeps the last times for the median and the samples nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tokens_prefilled = 0
+        self.tokens_decoded = 0
+        self._seconds: deque[float] = deque(maxlen=MEDIAN_OVER)
+        self._samples: deque[StepSample] = deque(maxlen=SAMPLES_KEPT)
+
+    def note(self, sample: StepSample) -> None:
+        """Remember one step."""
+        self.steps += 1
+        self.tokens_prefilled += sample.prefill_tokens
+        self.tokens_decoded += sample.decode_sequences
+        self._seconds.append(sample.seconds)
+        self._samples.append(sample)
+
+    @property
+    def seconds_p50(self) -> float:
+        """Median step time over the last steps; 0 before the first."""
+        return median(self._seconds) if self._seconds else 0.0
+
+    def take_samples(self) -> tuple[StepSample, ...]:
+        """The samples since the last call, oldest first; what overflowed is lost."""
+        taken = tuple(self._samples)
+        self._samples.clear()
+        return taken

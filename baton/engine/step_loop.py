@@ -1,0 +1,176 @@
+"""The beat both engine loops share: take messages, run a step, report. Torch-free.
+
+Knows nothing of prefill or decode; waits only in ``channel.poll``, and only when there is nothing to run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from baton.engine.isolate import Outcome, run_isolated
+from baton.engine.plan import Runner, StepPlan
+from baton.engine.step_log import StepLog
+from baton.kv.pool import PagePool
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError
+from baton.protos.nouns import PoolSnapshot
+
+log = logging.getLogger("baton.engine")
+
+REPORT_EVERY_S = 0.1
+IDLE_WAIT_S = 5.0
+
+
+class Channel(Protocol):
+    """The engine's end of the local channel (kv/channel.py)."""
+
+    def send(self, message: Any) -> None:
+        """Queue a message; never blocks."""
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        """Messages that have come, waiting up to ``timeout_s`` for the first; EOFError when the peer is gone."""
+
+
+class StepLoop:
+    """Base of both loops: subclasses give ``beat``, ``patience``, ``on_*`` handlers and two counts."""
+
+    def __init__(self, runner: Runner, pool: PagePool, channel: Channel, clock: Callable[[], float]):
+        self.runner = runner
+        self.spec = runner.spec
+        self.pool = pool
+        self.channel = channel
+        self.clock = clock
+        self.log = StepLog()
+        self.draining = False
+        self.leaving = False
+        self._reported_at = float("-inf")
+        self._unreported = True
+
+    # ---- what a role adds ----
+
+    def beat(self) -> bool:
+        """Run one step if there is one; False when there is nothing to compute now."""
+        raise NotImplementedError
+
+    def patience(self) -> float:
+        """Seconds an idle loop may sleep before it must look at the clock again."""
+        return IDLE_WAIT_S
+
+    def fail(self, key: int, error: Exception) -> None:
+        """End one request with ``error``; everything else goes on."""
+        raise NotImplementedError
+
+    def load(self) -> tuple[int, int, int]:
+        """Running sequences, waiting sequences, prompt tokens that wait."""
+        raise NotImplementedError
+
+    def extras(self) -> dict[str, int]:
+        """Fields of Stats that only this role counts."""
+        return {}
+
+    # ---- the beat ----
+
+    def run(self) -> None:
+        """Until Shutdown, or until the I/O process is gone."""
+        busy = False
+        while not self.leaving:
+            try:
+                messages = self.channel.poll(0.0 if busy else self._wait_s())
+            except EOFError:
+                return
+            busy = self.turn(messages)
+
+    def _wait_s(self) -> float:
+        return max(0.0, min(self.patience(), self._until_report()))
+
+    def turn(self, messages: list[Any]) -> bool:
+        """Take ``messages``, run a step, report; True while there may be more to compute."""
+        for message in messages:
+            self.take(message)
+        busy = self.beat()
+        self._unreported = self._unreported or busy or bool(messages)
+        if self._until_report() <= 0:
+            self._report()
+        return busy
+
+    def take(self, message: Any) -> None:
+        """Handle one message. A handler that raises fails its own request, never the loop."""
+        try:
+            getattr(self, f"on_{type(message).__name__.lower()}")(message)
+        except Exception as error:
+            note(error, f"a {type(message).__name__} could not be handled")
+            self.fail(getattr(message, "key", -1), error)
+
+    def compute(self, plan: StepPlan) -> Outcome:
+        """Run ``plan`` with each failure kept to its sequence; the step is logged."""
+        outcome = run_isolated(self.runner, plan)
+        self.log.note(plan.shape(outcome.seconds))
+        for seq, error in outcome.failed.items():
+            note(error, f"sequence {seq} could not be computed")
+        return outcome
+
+    # ---- messages of both roles ----
+
+    def on_drain(self, message: ch.Drain) -> None:
+        """Take nothing new."""
+        self.draining = True
+
+    def on_shutdown(self, message: ch.Shutdown) -> None:
+        """Leave the loop after this turn."""
+        self.leaving = True
+
+    def on_asksnapshot(self, message: ch.AskSnapshot) -> None:
+        """Count the pool now."""
+        self.channel.send(ch.SnapshotIs(message.ticket, self.snapshot()))
+
+    def snapshot(self) -> PoolSnapshot:
+        """The pool and the queues, counted now."""
+        counts = self.pool.snapshot_counts()
+        running, waiting, _ = self.load()
+        return PoolSnapshot(
+            **counts._asdict(),
+            leases_swept=self.extras().get("leases_swept", 0),
+            running=running,
+            waiting=waiting,
+            step_seconds_p50=self.log.seconds_p50,
+            steps=self.log.steps,
+        )
+
+    # ---- reports ----
+
+    def _until_report(self) -> float:
+        return self._reported_at + REPORT_EVERY_S - self.clock() if self._unreported else IDLE_WAIT_S
+
+    def _report(self) -> None:
+        self._reported_at, self._unreported = self.clock(), False
+        added, removed = self.pool.drain_changes()
+        if added or removed:
+            self.channel.send(ch.CacheChanged(tuple(added), tuple(removed)))
+        self.channel.send(self._stats())
+
+    def _stats(self) -> ch.Stats:
+        counts = self.pool.snapshot_counts()
+        running, waiting, waiting_tokens = self.load()
+        return ch.Stats(
+            step=self.log.steps,
+            running=running,
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
+            free_pages=counts.free,
+            cached_pages=counts.cached,
+            leased_pages=counts.leased,
+            tokens_prefilled=self.log.tokens_prefilled,
+            tokens_decoded=self.log.tokens_decoded,
+            step_seconds_p50=self.log.seconds_p50,
+            samples=self.log.take_samples(),
+            **{"preemptions": 0, "leases_swept": 0, "prefix_hit_tokens": 0, "prefix_asked_tokens": 0}
+            | self.extras(),
+        )
+
+
+def note(error: Exception, what: str) -> None:
+    """Log what isn't a typed refusal: its request hears the message, the log keeps the trace."""
+    if not isinstance(error, BatonError):
+        log.error("%s", what, exc_info=error)

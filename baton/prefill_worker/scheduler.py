@@ -1,0 +1,134 @@
+"""Which prompts a prefill step reads, and how much of each. Torch-free and pure: the time is passed in.
+
+Knows nothing of channels, handoffs or the runner. Shortest remaining prompt first, aged so that a long one
+isn't starved; a chunk budget is shared by several short prompts or filled by a piece of a long one.
+"""
+
+from __future__ import annotations
+
+from baton.engine.checks import blocks_for, holdable
+from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.sequence import Sequence
+from baton.kv.pool import PageLease, PagePool
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS
+
+AGING_TOKENS_PER_S = 2048.0
+
+
+class PrefillJob:
+    """A prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
+
+    def __init__(self, sequence: Sequence, hashes: list[bytes], now: float):
+        self.sequence = sequence
+        self.hashes = hashes
+        self.arrived = now
+        self.started: float | None = None
+        self.lease: PageLease | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Length of what is to be read."""
+        return len(self.sequence.request.token_ids)
+
+    @property
+    def held_lease(self) -> PageLease:
+        """The lease of a job that was started."""
+        assert self.lease is not None, "this job has no pages yet"
+        return self.lease
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were found instead of computed."""
+        held = 0 if self.lease is None else self.lease.held
+        return min(held * BLOCK_TOKENS, self.sequence.request.prompt_tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed."""
+        return self.tokens - self.sequence.computed
+
+    def full_hashes(self) -> list[bytes]:
+        """Hashes of the blocks that can be cached."""
+        return self.hashes[: self.tokens // BLOCK_TOKENS]
+
+
+class PrefillScheduler:
+    """Jobs that are being read or wait for it."""
+
+    def __init__(self, pool: PagePool, chunk_tokens: int, max_batch: int, aging: float = AGING_TOKENS_PER_S):
+        self.pool = pool
+        self.chunk_tokens = chunk_tokens
+        self.max_batch = max_batch
+        self.aging = aging
+        self.jobs: dict[int, PrefillJob] = {}
+        self._coming: dict[bytes, int] = {}  # block hash -> the started job that will compute it
+
+    def add(self, job: PrefillJob) -> None:
+        """Let ``job`` wait for its first chunk."""
+        self.jobs[job.sequence.seq] = job
+
+    def remove(self, key: int) -> PrefillJob | None:
+        """Forget a job that is read, failed or cancelled; its lease is the caller's."""
+        job = self.jobs.pop(key, None)
+        if job is not None:
+            for block_hash in job.full_hashes():
+                if self._coming.get(block_hash) == key:
+                    del self._coming[block_hash]
+        return job
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens still to be computed, over all jobs."""
+        return sum(job.remaining for job in self.jobs.values())
+
+    def plan(self, now: float) -> StepPlan:
+        """The next step; jobs it starts get their lease here."""
+        items: list[SequenceStep] = []
+        budget, room = self.chunk_tokens, True
+        for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):
+            if budget == 0 or len(items) == self.max_batch:
+                break
+            if job.lease is None:
+                room = room and (self._comes_soon(job) or self._start(job, now))
+            if job.lease is not None:
+                items.append(_chunk(job, job.lease, budget))
+                budget -= len(items[-1].tokens)
+        return StepPlan(tuple(items))
+
+    def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:
+        return (
+            job.sequence.request.priority,
+            job.remaining - self.aging * (now - job.arrived),
+            job.sequence.seq,
+        )
+
+    def _comes_soon(self, job: PrefillJob) -> bool:
+        """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
+        limit = holdable(job.tokens)
+        have = min(self.pool.match(job.full_hashes()), limit)
+        return have < limit and job.hashes[have] in self._coming
+
+    def _start(self, job: PrefillJob, now: float) -> bool:
+        try:
+            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens), limit_held=holdable(job.tokens))
+        except PoolExhausted:
+            return False
+        job.lease, job.started = lease, now
+        job.sequence.computed = lease.held * BLOCK_TOKENS
+        for block_hash in job.full_hashes()[lease.held :]:
+            self._coming.setdefault(block_hash, job.sequence.seq)
+        return True
+
+
+def _chunk(job: PrefillJob, lease: PageLease, budget: int) -> SequenceStep:
+    sequence = job.sequence
+    take = min(sequence.pending, budget)
+    return SequenceStep(
+        seq=sequence.seq,
+        tokens=sequence.tokens[sequence.computed : sequence.computed + take],
+        start=sequence.computed,
+        pages=lease.pages,
+        sample=sequence.sample_spec() if take == sequence.pending else None,
+        is_prefill=True,
+    )

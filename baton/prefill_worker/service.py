@@ -1,0 +1,214 @@
+"""The prefill worker's I/O side: one handoff per prompt, fed by the engine as blocks are finished. Torch-free.
+
+Knows nothing of gRPC (shell.py does) or of the pool. Every Prefill that the engine hears of is followed by exactly
+one SendClosed, after the handoff has let go of the pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+import xxhash
+
+from baton.cluster.telemetry import Attributes, open_span
+from baton.engine.checks import blocks_for
+from baton.kv.layout import require_same
+from baton.kv.memory import PageMemory
+from baton.kv.transport.base import Transport
+from baton.prefill_worker.handoff import Destination, Handoff, HandoffReport, Sender
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, KvLayout, Station, TokenRun
+
+
+class PrefillCall(msgspec.Struct, frozen=True):
+    """A prompt, and where its blocks go."""
+
+    request: EngineRequest
+    model_id: str
+    decode_address: str
+    lease: bytes
+    epoch: int
+    held_blocks: int
+    received_blocks: tuple[int, ...] = ()
+    traceparent: str = ""
+
+
+class PrefillResult(msgspec.Struct, frozen=True):
+    """The first token, when the decode worker has taken everything over."""
+
+    first: TokenRun
+    cached_tokens: int
+    shipped_blocks: int
+    shipped_bytes: int
+    stations: tuple[Station, ...]
+
+
+class FetchedPage(msgspec.Struct, frozen=True):
+    """One cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
+
+    hash: bytes
+    checksum: int
+    data: bytes
+
+
+class _Job:
+    """One prompt on its way."""
+
+    def __init__(self, handoff: Handoff, call: PrefillCall):
+        self.handoff = handoff
+        self.done: ch.PrefillDone | None = None
+        self._call = call
+        self.span = self._open("prefill")
+
+    def finish(self, done: ch.PrefillDone) -> None:
+        """The first token is known; what follows is exposed transfer."""
+        self.done = done
+        self.end_span()
+        self.span = self._open("transfer")
+        self.handoff.commit(done.first, done.cached_tokens)
+
+    def end_span(self) -> None:
+        """The station in progress is over."""
+        if self.span is not None:
+            self.span.end()
+            self.span = None
+
+    def _open(self, name: str) -> Any:
+        request = self._call.request
+        attributes: Attributes = {"baton.request_id": request.request_id, "baton.tokens": len(request.token_ids)}
+        return open_span(name, self._call.traceparent, attributes) if self._call.traceparent else None
+
+
+class PrefillService:
+    """Every prompt of this worker. ``send`` hands the engine a message and never blocks."""
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        memory: PageMemory,
+        sender: Sender,
+        transport: Transport,
+        clock: Callable[[], float],
+        observe: Callable[[HandoffReport], None] = lambda report: None,
+    ):
+        self._send = send
+        self._memory = memory
+        self._sender = sender
+        self._transport = transport
+        self._clock = clock
+        self._observe = observe
+        self._keys = itertools.count(1)
+        self._jobs: dict[int, _Job] = {}
+        self._pins: dict[int, asyncio.Future[ch.Pinned]] = {}
+        self._lost: BatonError | None = None
+        self.finished = 0
+
+    @property
+    def active(self) -> int:
+        """Prompts that have not ended."""
+        return len(self._jobs)
+
+    async def prefill(self, call: PrefillCall) -> PrefillResult:
+        """Compute a prompt and hand its blocks over. Raises the tree's errors; cancelling it cancels all."""
+        self._check(call)
+        key, handoff = next(self._keys), self._handoff(call)
+        job = self._jobs[key] = _Job(handoff, call)
+        self._send(ch.Prefill(key, call.request, call.held_blocks, call.received_blocks))
+        try:
+            report = await handoff.run()
+        finally:
+            self._release(key, job)
+        assert job.done is not None, "a handoff can't complete before its prompt"
+        self.finished += 1
+        self._observe(report)
+        stations = (*job.done.stations, Station("transfer", report.exposed_s))
+        return PrefillResult(
+            job.done.first, job.done.cached_tokens, report.shipped_blocks, report.shipped_bytes, stations
+        )
+
+    async def fetch(
+        self, model_id: str, hashes: tuple[bytes, ...], layout: KvLayout
+    ) -> AsyncGenerator[FetchedPage, None]:
+        """The leading blocks of ``hashes`` that are cached here, pinned while they are read."""
+        self._check_model(model_id)
+        require_same(self._sender.layout, layout)
+        key = next(self._keys)
+        self._pins[key] = pinned = asyncio.get_running_loop().create_future()
+        self._send(ch.Pin(key, hashes))
+        try:
+            for block, page in zip(hashes, (await pinned).pages, strict=False):
+                data = bytes(self._memory.page(page))
+                yield FetchedPage(block, xxhash.xxh3_64_intdigest(data), data)
+        finally:
+            del self._pins[key]
+            self._send(ch.Unpin(key))
+
+    def cancel_all(self, reason: str) -> int:
+        """End every prompt, as a drain's grace is over; how many that were."""
+        for job in self._jobs.values():
+            job.handoff.fail(Draining(f"the prefill worker leaves ({reason}); ask another"))
+        return len(self._jobs)
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+        self._lost = error
+        for job in self._jobs.values():
+            job.handoff.fail(error)
+        for pinned in self._pins.values():
+            if not pinned.done():
+                pinned.set_exception(error)
+
+    def take(self, message: Any) -> None:
+        """Act on one message of the engine; one about a prompt that left is dropped."""
+        if isinstance(message, ch.Pinned):
+            pinned = self._pins.get(message.key)
+            if pinned is not None and not pinned.done():
+                pinned.set_result(message)
+            return
+        job = self._jobs.get(message.key)
+        if job is None:
+            return
+        if isinstance(message, ch.BlocksReady):
+            job.handoff.ship(message.blocks)
+        elif isinstance(message, ch.PrefillDone):
+            job.finish(message)
+        elif isinstance(message, ch.PrefillFailed):
+            job.handoff.fail(from_info(message.error))
+
+    def _release(self, key: int, job: _Job) -> None:
+        """However it ended: no page of it is read any more."""
+        job.end_span()
+        del self._jobs[key]
+        if job.done is None:
+            self._send(ch.Cancel(key, "handoff ended"))
+        self._send(ch.SendClosed(key))
+
+    def _handoff(self, call: PrefillCall) -> Handoff:
+        blocks = blocks_for(len(call.request.token_ids))
+        destination = Destination(
+            address=call.decode_address,
+            lease=call.lease,
+            epoch=call.epoch,
+            request_id=call.request.request_id,
+            total_blocks=blocks,
+            tail_tokens=len(call.request.token_ids) - (blocks - 1) * BLOCK_TOKENS,
+            adapter_id=call.request.adapter_id,
+        )
+        return Handoff(self._transport, self._memory, self._sender, destination, self._clock)
+
+    def _check(self, call: PrefillCall) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._check_model(call.model_id)
+        if not call.request.token_ids:
+            raise InvalidRequest("a prompt needs at least one token", "token_ids")
+
+    def _check_model(self, model_id: str) -> None:
+        if model_id and model_id != self._sender.model_id:
+            text = f"this worker serves {self._sender.model_id!r}, not {model_id!r}"
+            raise ModelNotFound(text, "model_id")
