@@ -1,0 +1,223 @@
+"""Who is here: a worker's lease and heartbeat in Redis, and the router's view of all of them.
+
+Knows nothing of connections to workers: a missing entry is a hint, never proof that a worker is dead.
+An entry's age is measured by Redis's clock alone (what is left of its lease), plus the reader's own since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.cluster.prefix_index import PrefixPublisher
+from baton.protos.nouns import WorkerInfo, WorkerLoad
+
+log = logging.getLogger("baton.cluster")
+
+LEASE_S = 5.0
+BEAT_S = 0.5
+FORGET_S = 10.0
+LEFT = "left"
+
+# KEYS: set of ids, entry; ARGV: id, info, load, lease ms
+_BEAT = """
+redis.call('SADD', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[2], 'info', ARGV[2], 'load', ARGV[3], 'lease_ms', ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+return 1
+"""
+# KEYS: set of ids; ARGV: entry key prefix. Ids whose lease ran out leave the set here.
+_ROSTER = """
+local found = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local entry = redis.call('HMGET', ARGV[1] .. id, 'info', 'load', 'lease_ms')
+  if entry[1] then
+    found[#found + 1] = {id, entry[1], entry[2], tonumber(entry[3]) - redis.call('PTTL', ARGV[1] .. id)}
+  else
+    redis.call('SREM', KEYS[1], id)
+  end
+end
+return found
+"""
+
+
+class Entry(NamedTuple):
+    """One worker as last heard of. ``age_s`` is the time since its last heartbeat."""
+
+    info: WorkerInfo
+    load: WorkerLoad
+    age_s: float
+
+
+def connect(url: str) -> Redis:
+    """A client that gives up within seconds: Redis is a hint and nobody waits long for it."""
+    return Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
+
+
+def set_key(namespace: str) -> str:
+    """The set of worker ids."""
+    return f"{{{namespace}}}:workers"
+
+
+def entry_prefix(namespace: str) -> str:
+    """A worker's hash is this plus its id."""
+    return f"{{{namespace}}}:worker:"
+
+
+class Member:
+    """A worker's own entry: ``async with Member(…)`` joins, beats until the end, and leaves.
+
+    Set ``load`` (and ``info``) whenever they change; the next beat carries them. ``publish`` hands changes of
+    the prefix cache to the index. A Redis that is away is retried each beat; all is re-published when it is back.
+    """
+
+    def __init__(
+        self, redis: Redis, namespace: str, info: WorkerInfo, ttl_s: float = LEASE_S, beat_s: float = BEAT_S
+    ) -> None:
+        self.info = info
+        self.load = WorkerLoad()
+        self.index = PrefixPublisher(redis, namespace, info.worker_id, info.incarnation, ttl_s)
+        self._redis, self._namespace = redis, namespace
+        self._ttl_ms, self._beat_s = int(ttl_s * 1000), beat_s
+        self._beat_script = redis.register_script(_BEAT)
+        self._task: asyncio.Task[None] | None = None
+        self._up = True
+
+    def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Blocks that became findable here, and those that are gone; sent with the next beat."""
+        self.index.publish(added, removed)
+
+    async def beat(self) -> bool:
+        """Write the entry and the pending index changes now. False when Redis is away."""
+        try:
+            await self._write(self.info, self._ttl_ms)
+            await self.index.flush()
+        except (RedisError, OSError) as error:
+            self._note(False, error)
+            return False
+        self._note(True)
+        return True
+
+    async def leave(self) -> None:
+        """Say goodbye: routers forget the worker at their next look instead of when its lease runs out."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._write(msgspec.structs.replace(self.info, state=LEFT), self._ttl_ms)
+            await self.index.clear()
+
+    async def __aenter__(self) -> Member:
+        await self.beat()
+        self._task = asyncio.create_task(self._run(), name="membership")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.leave()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_s)
+            await self.beat()
+
+    async def _write(self, info: WorkerInfo, ttl_ms: int) -> None:
+        key = entry_prefix(self._namespace) + info.worker_id
+        args: list[str | bytes | int] = [
+            info.worker_id,
+            msgspec.msgpack.encode(info),
+            msgspec.msgpack.encode(self.load),
+            ttl_ms,
+        ]
+        await self._beat_script(keys=[set_key(self._namespace), key], args=args)
+
+    def _note(self, up: bool, error: Exception | None = None) -> None:
+        if up != self._up:
+            log.warning("Redis is %s", "back" if up else f"away ({error}); serving goes on")
+        self._up = up
+
+
+class Roster:
+    """The router's view of every worker, polled. It keeps the last view while Redis is away.
+
+    An entry that a working Redis no longer lists (a flush, a late beat) stays until ``forget_s`` without a beat.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        namespace: str,
+        poll_s: float = BEAT_S,
+        forget_s: float = FORGET_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._redis, self._namespace = redis, namespace
+        self._poll_s, self._forget_s, self._clock = poll_s, forget_s, clock
+        self._script = redis.register_script(_ROSTER)
+        self._seen: dict[str, tuple[WorkerInfo, WorkerLoad, float]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.connected = True
+
+    def snapshot(self) -> dict[str, Entry]:
+        """worker id -> (info, load, age); never waits."""
+        now = self._clock()
+        return {name: Entry(info, load, now - beat) for name, (info, load, beat) in self._seen.items()}
+
+    async def refresh(self) -> dict[str, Entry]:
+        """Ask Redis now (one round trip); the last view when it is away."""
+        try:
+            rows = await self._script(keys=[set_key(self._namespace)], args=[entry_prefix(self._namespace)])
+        except (RedisError, OSError) as error:
+            self._note(False, error)
+        else:
+            self._note(True)
+            self._take(rows)
+        return self.snapshot()
+
+    async def __aenter__(self) -> Roster:
+        await self.refresh()
+        self._task = asyncio.create_task(self._run(), name="roster")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            await self.refresh()
+
+    def _take(self, rows: Sequence[Any]) -> None:
+        now = self._clock()
+        for raw_id, raw_info, raw_load, age_ms in rows:
+            entry = _decode(raw_info, raw_load)
+            if entry is None:
+                continue
+            if entry[0].state == LEFT:
+                self._seen.pop(raw_id.decode(), None)
+            else:
+                self._seen[raw_id.decode()] = (*entry, now - max(0, cast(int, age_ms)) / 1000)
+        self._seen = {name: seen for name, seen in self._seen.items() if now - seen[2] < self._forget_s}
+
+    def _note(self, up: bool, error: Exception | None = None) -> None:
+        if up != self.connected:
+            log.warning("Redis is %s", "back" if up else f"away ({error}); keeping the last view of the workers")
+        self.connected = up
+
+
+def _decode(info: bytes, load: bytes) -> tuple[WorkerInfo, WorkerLoad] | None:
+    """An entry another version wrote may not fit ours: skip it, loudly, rather than stop."""
+    try:
+        return msgspec.msgpack.decode(info, type=WorkerInfo), msgspec.msgpack.decode(load, type=WorkerLoad)
+    except msgspec.MsgspecError as error:
+        log.warning("an entry of the membership is not readable: %s", error)
+        return None

@@ -1,0 +1,122 @@
+"""Which worker holds the longest cached prefix of a chain of block hashes: a hint, kept in Redis.
+
+Knows nothing of tokens or pages. Each worker has one set of 16-byte truncated hashes that expires with its
+lease; a sentinel member (the incarnation) tells a set that is whole from one that was lost and must be
+published again. Wrong answers cost hit rate, never correctness: the worker's own pool decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+HASH_BYTES = 16
+CHUNK = 4096  # hashes in one command; Lua's unpack stops below 8,000
+
+# KEYS: set; ARGV: sentinel, lease ms, blob of added, blob of removed. 0: the set is not this incarnation's.
+_CHANGE = """
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0 then return 0 end
+for i = 1, #ARGV[3], 16 do redis.call('SADD', KEYS[1], string.sub(ARGV[3], i, i + 15)) end
+for i = 1, #ARGV[4], 16 do redis.call('SREM', KEYS[1], string.sub(ARGV[4], i, i + 15)) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+# KEYS: one set per worker; ARGV: blob of the chain. A cache drops tails first, so membership along a chain
+# is true up to some block and false after it: binary search, log2(blocks) probes per worker.
+_LONGEST = """
+local held = {}
+for w = 1, #KEYS do
+  local low, high = 0, #ARGV[1] / 16
+  while low < high do
+    local mid = math.floor((low + high + 1) / 2)
+    if redis.call('SISMEMBER', KEYS[w], string.sub(ARGV[1], mid * 16 - 15, mid * 16)) == 1 then
+      low = mid
+    else
+      high = mid - 1
+    end
+  end
+  held[w] = low
+end
+return held
+"""
+
+
+def index_key(namespace: str, worker_id: str) -> str:
+    """The worker's set."""
+    return f"{{{namespace}}}:prefix:{worker_id}"
+
+
+class PrefixPublisher:
+    """A worker's side: changes are collected by ``publish`` and written by ``flush`` (one round trip)."""
+
+    def __init__(self, redis: Redis, namespace: str, worker_id: str, incarnation: str, ttl_s: float) -> None:
+        self._redis, self._key = redis, index_key(namespace, worker_id)
+        self._sentinel = b"incarnation:" + incarnation.encode()
+        self._ttl_ms = int(ttl_s * 1000)
+        self._change = redis.register_script(_CHANGE)
+        self._held: set[bytes] = set()
+        self._added: set[bytes] = set()
+        self._removed: set[bytes] = set()
+
+    def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Full-length or truncated hashes that became findable, and those that are gone."""
+        gone, new = {h[:HASH_BYTES] for h in removed}, {h[:HASH_BYTES] for h in added}
+        self._held = (self._held - gone) | new
+        self._removed = (self._removed | gone) - new
+        self._added = (self._added - gone) | new
+
+    async def flush(self) -> None:
+        """Write what changed and renew the lease; write everything where the set was lost. Raises RedisError."""
+        added, removed = self._added, self._removed
+        self._added, self._removed = set(), set()
+        try:
+            if not await self._change_set(added, removed):
+                await self._write_all()
+        except (RedisError, OSError):
+            # Unknown what arrived: drop the sentinel's trust by publishing all at the next flush.
+            self._sentinel_lost()
+            raise
+
+    async def clear(self) -> None:
+        """Drop the set: the worker leaves. Raises RedisError."""
+        await self._redis.delete(self._key)
+
+    async def _change_set(self, added: set[bytes], removed: set[bytes]) -> bool:
+        args: list[bytes | int] = [self._sentinel, self._ttl_ms, b"".join(added), b"".join(removed)]
+        return bool(await self._change(keys=[self._key], args=args))
+
+    async def _write_all(self) -> None:
+        held = list(self._held)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(self._key)
+            pipe.sadd(self._key, self._sentinel)
+            for at in range(0, len(held), CHUNK):
+                pipe.sadd(self._key, *held[at : at + CHUNK])
+            pipe.pexpire(self._key, self._ttl_ms)
+            await pipe.execute()
+
+    def _sentinel_lost(self) -> None:
+        """A new sentinel: the set in Redis, whatever it holds, no longer passes for ours."""
+        stem, _, count = self._sentinel.partition(b"#")
+        self._sentinel = stem + b"#" + str(int(count or b"0") + 1).encode()
+
+
+class PrefixIndex:
+    """The router's side."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._namespace = namespace
+        self._longest = redis.register_script(_LONGEST)
+
+    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
+        """worker id -> leading blocks of the chain it says it holds. One round trip; {} when Redis is away."""
+        if not workers or not hashes:
+            return dict.fromkeys(workers, 0)
+        blob = b"".join(h[:HASH_BYTES] for h in hashes)
+        try:
+            held = await self._longest(keys=[index_key(self._namespace, w) for w in workers], args=[blob])
+        except (RedisError, OSError):
+            return {}
+        return dict(zip(workers, held, strict=True))

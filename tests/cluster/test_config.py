@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+
+from baton.cluster.config import BatonConfig, load_config
+from baton.protos.errors import ConfigError
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "baton.toml").write_text("[router]\nport = 1111\ngrpc_port = 2222\nmax_n = 3\n")
+    monkeypatch.setenv("BATON_ROUTER__GRPC_PORT", "4444")
+    monkeypatch.setenv("BATON_ROUTER__PORT", "5555")
+    router = load_config(search=tmp_path, flags={"router": {"port": 6666, "host": None}}).router
+    assert (router.port, router.grpc_port, router.max_n, router.host) == (6666, 4444, 3, "127.0.0.1")
+
+
+def test_defaults_need_no_file(tmp_path: Path) -> None:
+    assert load_config(search=tmp_path) == BatonConfig()
+
+
+def test_classes_can_be_given_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(
+        '[[router.context_classes]]\nname = "small"\nmax_tokens = 10\n[[router.context_classes]]\nname = "big"\n'
+    )
+    assert [c.name for c in load_config(str(file)).router.context_classes] == ["small", "big"]
+
+
+def test_a_config_survives_json() -> None:
+    config = load_config(flags={"worker": {"model": "x"}, "cluster": {"prefill": 3}})
+    assert BatonConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "param", "remedy"),
+    [
+        ({"router": {"prot": 1}}, "router.prot", "grpc_port"),
+        ({"nothing": {"a": 1}}, "nothing", "sections are router"),
+        ({"router": {"host": "0.0.0.0"}}, "router.host", "--insecure"),
+        ({"router": {"port": 7, "grpc_port": 7}}, "router.grpc_port", "--grpc-port"),
+        ({"router": {"port": 70000}}, "router.port", "65535"),
+        ({"cluster": {"prefill": 0}}, "cluster.prefill", "--colocated"),
+        ({"cluster": {"decode": 0}}, "cluster.decode", "1"),
+        ({"worker": {"dtype": "int3"}}, "worker.dtype", "bfloat16"),
+        ({"worker": {"device": "tpu"}}, "worker.device", "paced"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_remedy(flags: dict, param: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags=flags)
+    assert caught.value.param == param
+    assert remedy in caught.value.message
+
+
+def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_ROUTER__PORT", "many")
+    with pytest.raises(ConfigError, match="BATON_ROUTER__PORT"):
+        load_config()
+
+
+def test_classes_out_of_order_are_refused() -> None:
+    classes = [{"name": "rest", "max_tokens": 0}, {"name": "short", "max_tokens": 5}]
+    with pytest.raises(ConfigError, match="rising order"):
+        load_config(flags={"router": {"context_classes": classes}})
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(str(tmp_path / "none.toml"))
+    (tmp_path / "bad.toml").write_text("[router\n")
+    with pytest.raises(ConfigError, match=r"bad\.toml"):
+        load_config(str(tmp_path / "bad.toml"))
+
+
+def test_a_routable_address_is_allowed_when_told() -> None:
+    assert load_config(flags={"router": {"host": "0.0.0.0", "insecure": True}}).router.insecure

@@ -1,0 +1,104 @@
+import asyncio
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from baton.cluster.membership import Member, Roster
+from baton.deploy.redis_server import RedisServer
+from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+
+
+def worker(name: str = "prefill-0", incarnation: str = "a") -> WorkerInfo:
+    layout = KvLayout("bytes", (), 64, "bytes")
+    return WorkerInfo(name, incarnation, "prefill", "127.0.0.1:1", "m", "ff", layout, 100, 100, (), 10)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_member_is_seen_with_its_load(redis: Redis) -> None:
+    async with Member(redis, "ns", worker()) as member:
+        member.load = WorkerLoad(running=3, free_pages=7)
+        await member.beat()
+        seen = await Roster(redis, "ns").refresh()
+    assert seen["prefill-0"].info == worker()
+    assert seen["prefill-0"].load == WorkerLoad(running=3, free_pages=7)
+    assert seen["prefill-0"].age_s < 1.0
+
+
+async def test_beats_go_on_by_themselves(redis: Redis) -> None:
+    roster = Roster(redis, "ns")
+    async with Member(redis, "ns", worker(), ttl_s=0.3, beat_s=0.05):
+        await asyncio.sleep(0.5)
+        assert (await roster.refresh())["prefill-0"].age_s < 0.3
+
+
+async def test_one_that_leaves_is_forgotten_at_the_next_look(redis: Redis) -> None:
+    roster = Roster(redis, "ns")
+    async with Member(redis, "ns", worker()):
+        assert await roster.refresh()
+    assert await roster.refresh() == {}
+
+
+async def test_namespaces_do_not_meet(redis: Redis) -> None:
+    async with Member(redis, "one", worker()):
+        assert await Roster(redis, "two").refresh() == {}
+
+
+async def test_one_whose_lease_ran_out_ages_and_is_forgotten(redis: Redis) -> None:
+    clock = Clock()
+    roster = Roster(redis, "ns", forget_s=10, clock=clock)
+    member = Member(redis, "ns", worker(), ttl_s=0.1)
+    await member.beat()
+    await roster.refresh()
+    await asyncio.sleep(0.15)
+    clock.now += 9
+    assert (await roster.refresh())["prefill-0"].age_s == pytest.approx(9, abs=0.2)
+    clock.now += 2
+    assert await roster.refresh() == {}
+
+
+async def test_a_restart_replaces_the_entry(redis: Redis) -> None:
+    roster = Roster(redis, "ns")
+    await Member(redis, "ns", worker(incarnation="a")).beat()
+    await Member(redis, "ns", worker(incarnation="b")).beat()
+    assert (await roster.refresh())["prefill-0"].info.incarnation == "b"
+
+
+async def test_a_flushed_redis_is_filled_again_by_the_next_beats(redis: Redis) -> None:
+    roster = Roster(redis, "ns")
+    member = Member(redis, "ns", worker())
+    await member.beat()
+    await roster.refresh()
+    await redis.flushall()
+    assert "prefill-0" in await roster.refresh(), "a missing key is not a dead worker"
+    await member.beat()
+    assert (await roster.refresh())["prefill-0"].age_s < 0.5
+
+
+async def test_the_last_view_stays_while_redis_is_away(redis: Redis, server: RedisServer) -> None:
+    clock = Clock()
+    roster, member = Roster(redis, "ns", clock=clock), Member(redis, "ns", worker())
+    await member.beat()
+    await roster.refresh()
+    server.stop()
+    clock.now += 60
+    assert not await member.beat()
+    assert (await roster.refresh())["prefill-0"].age_s == pytest.approx(60, abs=0.5)
+    assert not roster.connected
+    server.start()
+    assert await member.beat()
+    assert (await roster.refresh())["prefill-0"].age_s < 0.5
+    assert roster.connected
+
+
+async def test_an_entry_nobody_can_read_is_skipped(redis: Redis) -> None:
+    await Member(redis, "ns", worker("decode-0")).beat()
+    await Member(redis, "ns", worker()).beat()
+    await redis.hset("{ns}:worker:prefill-0", "info", msgspec.msgpack.encode({"worker_id": 3}))
+    assert set(await Roster(redis, "ns").refresh()) == {"decode-0"}

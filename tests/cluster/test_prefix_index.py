@@ -1,0 +1,111 @@
+import asyncio
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.cluster.membership import connect
+from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher, index_key
+from baton.deploy.redis_server import RedisServer
+
+CHAIN = [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(9000)]
+
+
+def publisher(redis: Redis, worker: str = "w", incarnation: str = "a", ttl_s: float = 5) -> PrefixPublisher:
+    return PrefixPublisher(redis, "ns", worker, incarnation, ttl_s)
+
+
+async def test_the_longest_prefix_of_each_worker_is_found(redis: Redis) -> None:
+    for name, blocks in (("none", 0), ("one", 1), ("some", 57), ("all", 200)):
+        side = publisher(redis, name)
+        side.publish(CHAIN[:blocks], [])
+        await side.flush()
+    found = await PrefixIndex(redis, "ns").longest(["none", "one", "some", "all", "unknown"], CHAIN[:100])
+    assert found == {"none": 0, "one": 1, "some": 57, "all": 100, "unknown": 0}
+
+
+async def test_a_long_chain_is_one_question(redis: Redis) -> None:
+    side = publisher(redis)
+    side.publish(CHAIN, [])
+    await side.flush()
+    index = PrefixIndex(redis, "ns")
+    await index.longest(["w"], CHAIN[:1])
+    before = (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    assert await index.longest(["w"], CHAIN) == {"w": 9000}
+    assert (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 1
+
+
+async def test_no_workers_or_no_blocks_ask_nothing(redis: Redis) -> None:
+    index = PrefixIndex(redis, "ns")
+    assert await index.longest([], CHAIN[:3]) == {}
+    assert await index.longest(["w"], []) == {"w": 0}
+
+
+async def test_it_expires_with_the_lease(redis: Redis) -> None:
+    side = publisher(redis, ttl_s=0.1)
+    side.publish(CHAIN[:5], [])
+    await side.flush()
+    await asyncio.sleep(0.15)
+    assert await PrefixIndex(redis, "ns").longest(["w"], CHAIN[:5]) == {"w": 0}
+
+
+async def test_a_lost_set_is_published_in_full(redis: Redis) -> None:
+    side = publisher(redis)
+    side.publish(CHAIN[:10], [])
+    await side.flush()
+    await redis.flushall()
+    side.publish(CHAIN[10:12], [])
+    await side.flush()
+    assert await PrefixIndex(redis, "ns").longest(["w"], CHAIN[:20]) == {"w": 12}
+
+
+async def test_a_new_incarnation_starts_from_nothing(redis: Redis) -> None:
+    old, new = publisher(redis, incarnation="a"), publisher(redis, incarnation="b")
+    old.publish(CHAIN[:10], [])
+    await old.flush()
+    await new.flush()
+    assert await PrefixIndex(redis, "ns").longest(["w"], CHAIN[:10]) == {"w": 0}
+
+
+async def test_it_answers_nothing_while_redis_is_away(redis: Redis, server: RedisServer) -> None:
+    side = publisher(redis)
+    server.stop()
+    assert await PrefixIndex(redis, "ns").longest(["w"], CHAIN[:5]) == {}
+    side.publish(CHAIN[:5], [])
+    with pytest.raises(RedisError):
+        await side.flush()
+    server.start()
+    await side.flush()
+    assert await PrefixIndex(redis, "ns").longest(["w"], CHAIN[:5]) == {"w": 5}
+
+
+changes = st.lists(st.tuples(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.booleans()), max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(changes)
+def test_the_set_in_redis_is_what_the_worker_holds(
+    server: RedisServer, steps: list[tuple[set[int], set[int], bool]]
+) -> None:
+    """Against the slow obvious version: a Python set, with a flush of Redis now and then."""
+
+    async def play(url: str) -> None:
+        redis = connect(url)
+        await redis.flushall()
+        side, held = publisher(redis), set[int]()
+        for added, removed, lost in steps:
+            side.publish([CHAIN[i] for i in added], [CHAIN[i] for i in removed])
+            held = (held - removed) | added
+            if lost:
+                await redis.flushall()
+            await side.flush()
+        members = {m for m in await redis.smembers(index_key("ns", "w")) if len(m) == 16}
+        assert members == {CHAIN[i][:16] for i in held}
+        await redis.aclose()
+
+    if server.pid is None:
+        server.start()
+    asyncio.run(play(server.url))
