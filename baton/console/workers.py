@@ -1,0 +1,65 @@
+"""``baton workers``: who is in a running cluster, and how busy.
+
+Knows nothing of routers; it reads the membership in Redis as a router does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pydantic
+from rich.console import Console
+from rich.table import Table
+
+from baton.cluster.config import BatonConfig
+from baton.cluster.membership import Entry, Roster, connect
+from baton.deploy.redis_server import check_redis
+from baton.protos.errors import ConfigError
+
+COLUMNS = ("worker", "role", "state", "model", "address", "running", "waiting", "pages free", "cached", "beat")
+
+
+def show_workers(redis_url: str | None, namespace: str) -> int:
+    """Print the table. Without a URL it is the newest cluster that runs on this machine."""
+    url = redis_url or newest_run(Path(tempfile.gettempdir()))
+    if redis_url:
+        check_redis(redis_url)
+    Console(highlight=False, width=140).print(table(asyncio.run(_look(url, namespace))))
+    return 0
+
+
+def newest_run(folder: Path) -> str:
+    """The Redis of the run that started last. Raises ConfigError when none runs here."""
+    for path in sorted(folder.glob("baton-*/config.json"), key=lambda p: p.stat().st_mtime, reverse=True):
+        try:
+            url = BatonConfig.model_validate_json(path.read_bytes()).redis.url
+            check_redis(url)
+        except (OSError, pydantic.ValidationError, ConfigError):
+            continue  # of a run that is over
+        return url
+    raise ConfigError(
+        "no cluster runs on this machine: start one with `baton serve`, or pass --redis URL", "redis.url"
+    )
+
+
+def table(entries: dict[str, Entry]) -> Table:
+    """One row per worker, by id."""
+    shown = Table(box=None)
+    for column in COLUMNS:
+        shown.add_column(column, no_wrap=True)
+    for name, (info, load, age) in sorted(entries.items()):
+        counts = (load.running, load.waiting, load.free_pages, load.cached_pages)
+        shown.add_row(
+            name, info.role, info.state, info.model_id, info.address, *map(str, counts), f"{age:.1f} s ago"
+        )
+    return shown
+
+
+async def _look(url: str, namespace: str) -> dict[str, Entry]:
+    client = connect(url)
+    try:
+        return await Roster(client, namespace).refresh()
+    finally:
+        await client.aclose()

@@ -1,0 +1,154 @@
+"""The engine process: load the model, make the pages, run the loop. No asyncio, no gRPC.
+
+Knows nothing of routers or handoffs; everything it hears and says goes over one socket to its parent, and it
+ends with its parent (PR_SET_PDEATHSIG, and end of stream on the socket).
+
+    fd of the pages, EngineReady -> loop            or EngineFailed -> exit 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+
+from baton.decode_worker.loop import DecodeLoop
+from baton.deploy.worker_spec import WorkerSpec, load_spec
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner
+from baton.engine.step_loop import StepLoop
+from baton.kv.channel import EngineChannel
+from baton.kv.memory import PageMemory
+from baton.kv.pool import PagePool
+from baton.prefill_worker.loop import PrefillLoop
+from baton.protos.channel import EngineFailed, EngineReady
+from baton.protos.errors import ConfigError, to_info
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Exit status 0 when told to leave, 1 when the engine couldn't start."""
+    parser = argparse.ArgumentParser(prog="baton.deploy.engine_main")
+    parser.add_argument("--spec", required=True, help="WorkerSpec as JSON")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited end of the socket pair")
+    parser.add_argument("--parent", type=int, required=True, help="pid of the I/O process")
+    args = parser.parse_args()
+    die_with_parent(args.parent)
+    channel = EngineChannel(socket.socket(fileno=args.fd))
+    try:
+        spec = load_spec(args.spec)
+        logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} engine %(message)s")
+        loop = build(spec, channel)
+    except Exception as error:
+        channel.send(EngineFailed(to_info(error)))
+        return _leave(channel, 1)
+    loop.run()
+    return _leave(channel, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """No engine outlives its I/O process; a terminal's Ctrl-C is the I/O process's to act on."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the I/O process is gone already")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
+    """Load, allocate, announce. Raises CheckpointError, ConfigError."""
+    runner, profile_pages = make_runner(spec)
+    page_bytes = runner.spec.layout.page_bytes
+    pages = spec.pages or profile_pages or spec.kv_memory_bytes // page_bytes
+    if pages < 1:
+        text = f"{spec.kv_memory_bytes} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
+        raise ConfigError(text, "worker.kv_memory_bytes")
+    memory = PageMemory.create(pages, page_bytes)
+    runner.bind(memory.view(), pages)
+    channel.send_fd(memory.fd)
+    model = runner.spec
+    channel.send(
+        EngineReady(
+            model.layout,
+            model.fingerprint,
+            model.max_model_len,
+            model.vocab_size,
+            model.eos_token_ids,
+            pages,
+            spec.max_batch,
+        )
+    )
+    return make_loop(spec, runner, PagePool(pages), channel)
+
+
+def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
+    """The paced engine or a real one, and the pages that its profile asks for (0: none)."""
+    if spec.paced_profile:
+        return make_paced(spec)
+    config = EngineConfig(
+        model=spec.model,
+        dtype=spec.dtype,  # type: ignore[arg-type]  # load_runner checks it
+        device=spec.device,  # type: ignore[arg-type]
+        max_model_len=spec.max_model_len or None,
+        threads=spec.threads or None,
+    )
+    return load_runner(config), 0
+
+
+def make_paced(spec: WorkerSpec) -> tuple[Runner, int]:
+    """A runner that takes its time from a profile."""
+    from baton.cost.curves import step_seconds
+    from baton.cost.profiles import load_profile
+    from baton.engine.paced import PacedRunner
+
+    profile = load_profile(spec.paced_profile)
+    runner = PacedRunner(
+        name=spec.paced_profile,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        vocab_size=profile.vocab_size,
+        max_model_len=spec.max_model_len or profile.max_model_len,
+        step_seconds=lambda sample: step_seconds(profile.step, sample),
+    )
+    return runner, profile.pages
+
+
+def make_loop(spec: WorkerSpec, runner: Runner, pool: PagePool, channel: EngineChannel) -> StepLoop:
+    """The role's loop."""
+    if spec.role == "prefill":
+        return PrefillLoop(
+            runner,
+            pool,
+            channel,
+            time.monotonic,
+            chunk_tokens=spec.prefill_chunk_tokens,
+            max_batch=spec.max_batch,
+        )
+    return DecodeLoop(
+        runner,
+        pool,
+        channel,
+        time.monotonic,
+        entropy=os.urandom,  # never seeded: a lease of an earlier incarnation must not be valid again
+        max_batch=spec.max_batch,
+        chunk_tokens=spec.prefill_chunk_tokens,
+        ttl_s=spec.lease_ttl_s,
+    )
+
+
+def _leave(channel: EngineChannel, status: int) -> int:
+    """Let the last words out: the I/O process reads them and closes its end, or a second passes."""
+    with suppress(EOFError):
+        channel.poll(1.0)
+    channel.close()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

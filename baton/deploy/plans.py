@@ -1,0 +1,105 @@
+"""From the config to what each slot runs, and which model that is.
+
+Knows nothing of Ray, processes or checkpoints' insides; a model is a directory, a hub id or a paced profile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import baton
+from baton.cluster.config import BatonConfig
+from baton.deploy.supervise import HostPlan
+from baton.deploy.worker_spec import WorkerSpec, dump_spec
+from baton.protos.errors import CheckpointError
+
+DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+TEXT_FILES = ("tokenizer*", "*.json", "*.jinja")
+
+
+def is_paced(config: BatonConfig) -> bool:
+    """Whether workers run a paced engine, which needs no model."""
+    return config.worker.device.startswith("paced:")
+
+
+def resolve_model(config: BatonConfig) -> str:
+    """The directory or hub id to serve; empty for a paced engine without one. Raises CheckpointError."""
+    model = config.worker.model
+    if is_paced(config) and not model:
+        return ""
+    path = Path(model).expanduser() if model else DEMO
+    if path.is_dir():
+        return str(path.resolve())
+    if not model or path.exists() or not HUB_ID.fullmatch(model):
+        raise CheckpointError(
+            f"there is no model directory at {path}: --model takes a directory with config.json, safetensors and "
+            "tokenizer.json, or a Hugging Face id such as Qwen/Qwen3-0.6B",
+            "worker.model",
+        )
+    return model
+
+
+def text_directory(model: str) -> Path | None:
+    """Where the tokenizer's files lie (fetched from the hub for an id); None for a paced engine."""
+    if not model:
+        return None
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(TEXT_FILES)))
+    except Exception as error:  # the hub's errors share no base class
+        raise CheckpointError(f"the tokenizer of {model} can't be fetched: {error}", "worker.model") from None
+
+
+def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
+    """(slot, role) of every worker. Colocated workers are decode workers that run their prompts themselves."""
+    prefill = 0 if config.cluster.colocated else config.cluster.prefill
+    names = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(config.cluster.decode)]
+    return [(f"{role}-{i}", role) for role, i in names]
+
+
+def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path, log_dir: Path) -> list[HostPlan]:
+    """One plan per slot."""
+    plans = []
+    for slot, role in slots_of(config):
+        spec = _spec(config, slot, role, model, redis_url, slot_dir)
+        plans.append(HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log")))
+    return plans
+
+
+def _spec(config: BatonConfig, slot: str, role: str, model: str, redis_url: str, slot_dir: Path) -> WorkerSpec:
+    settings = config.worker.model_dump(exclude={"model", "threads"})
+    return WorkerSpec(
+        slot=slot,
+        role="prefill" if role == "prefill" else "decode",
+        slot_dir=str(slot_dir),
+        model=model,
+        threads=config.worker.threads or _share_of_cores(config),
+        redis_url=redis_url,
+        namespace=config.cluster.namespace,
+        beat_s=config.redis.beat_s,
+        lease_s=config.redis.lease_s,
+        otlp_endpoint=config.telemetry.otlp_endpoint,
+        log_level=config.telemetry.log_level,
+        owner_pid=0 if config.ray.address else os.getpid(),
+        **settings,
+    )
+
+
+def model_name(config: BatonConfig, model: str) -> str:
+    """The name clients use."""
+    return WorkerSpec(
+        "", "decode", "", model=model, model_name=config.worker.model_name, device=config.worker.device
+    ).model_id
+
+
+def _share_of_cores(config: BatonConfig) -> int:
+    """Torch threads per worker on this machine; 0 (the worker decides) where Ray may place it elsewhere."""
+    if config.ray.address:
+        return 0
+    return max(1, len(os.sched_getaffinity(0)) // len(slots_of(config)))

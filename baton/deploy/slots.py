@@ -1,0 +1,129 @@
+"""One process per slot: a worker host holds its slot's lock for as long as it lives, whoever started it.
+
+Knows nothing of Ray, gRPC or engines. ``<slot>.lock`` is held with flock by the host (and holds its pid),
+``<slot>.json`` says how it is doing. A supervisor that finds the lock taken adopts the survivor or ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from baton.protos.errors import ErrorInfo
+
+CLOSED = "closed"
+
+
+class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a host says of itself. ``state``: "starting", "ready", "failed" (``error`` says why)."""
+
+    slot: str
+    pid: int
+    state: str = "starting"
+    incarnation: str = ""
+    address: str = ""
+    engine_pid: int = 0
+    metrics_address: str = ""
+    error: ErrorInfo | None = None
+
+
+class Slot:
+    """One slot in ``folder``. A host calls ``acquire`` and ``write``; supervisors only read."""
+
+    def __init__(self, folder: str | Path, name: str) -> None:
+        self.name = name
+        self._folder = Path(folder)
+        self._lock = self._folder / f"{name}.lock"
+        self._record = self._folder / f"{name}.json"
+        self._fd: int | None = None
+
+    def acquire(self, patience_s: float = 0.5) -> bool:
+        """Take the slot for this process's life (children don't inherit it). False when it is taken.
+
+        A reader's ``holder`` locks for a moment, so one failure is not believed: it tries for ``patience_s``.
+        """
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _lock_within(fd, patience_s):
+            os.close(fd)
+            return False
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        self._fd = fd
+        return True
+
+    def release(self) -> None:
+        """Give the slot back; the kernel does it when the process dies."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def holder(self) -> int | None:
+        """The pid that holds the slot now, or None."""
+        try:
+            fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            return _holder_of(fd)
+        finally:
+            os.close(fd)
+
+    def write(self, record: SlotRecord) -> None:
+        """Say how the host is doing; readers never see half a record. The folder must exist."""
+        draft = self._record.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_bytes(msgspec.json.encode(record))
+        draft.replace(self._record)
+
+    def read(self) -> SlotRecord | None:
+        """The last record, also of a host that is gone; None when there is none."""
+        try:
+            return msgspec.json.decode(self._record.read_bytes(), type=SlotRecord)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def current(self, pid: int) -> SlotRecord | None:
+        """The record that process ``pid`` wrote, if it wrote one."""
+        record = self.read()
+        return record if record is not None and record.pid == pid else None
+
+
+def _lock_within(fd: int, patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _holder_of(fd: int) -> int | None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0)
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def close_slots(folder: str | Path) -> None:
+    """From now on no supervisor starts anything in ``folder``."""
+    Path(folder, CLOSED).touch()
+
+
+def slots_closed(folder: str | Path) -> bool:
+    """Whether the cluster of this folder is going down (or its folder is gone)."""
+    return Path(folder, CLOSED).exists() or not Path(folder).is_dir()
+
+
+def holders(folder: str | Path) -> dict[str, int]:
+    """slot name -> pid, of every slot that is held now."""
+    found = {lock.stem: Slot(folder, lock.stem).holder() for lock in Path(folder).glob("*.lock")}
+    return {name: pid for name, pid in found.items() if pid is not None}

@@ -1,0 +1,140 @@
+"""The servers of a worker's I/O process, and the pump between its engine and its role's service.
+
+Knows nothing of slots, processes' ends or Redis.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from baton.decode_worker.intake import Intake
+from baton.decode_worker.service import DecodeService
+from baton.decode_worker.shell import DecodeShell
+from baton.deploy.engine_process import EngineProcess
+from baton.deploy.worker_control import RoleService, WorkerControl, WorkerShell
+from baton.deploy.worker_report import WorkerReport
+from baton.deploy.worker_spec import WorkerSpec
+from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
+from baton.prefill_worker.handoff import Sender
+from baton.prefill_worker.service import PrefillService
+from baton.prefill_worker.shell import PrefillShell
+from baton.protos import channel as ch
+from baton.protos.errors import ConfigError, WorkerLost
+from baton.protos.nouns import WorkerInfo
+from baton.protos.v1 import worker_pb2_grpc as stubs
+
+log = logging.getLogger("baton.worker")
+
+
+class Worker:
+    """A role's service with its engine. ``listen`` pumps until the engine is gone."""
+
+    def __init__(self, spec: WorkerSpec, engine: EngineProcess, report: WorkerReport, info: WorkerInfo):
+        self.engine_lost = False
+        self.cache_changed: Any = lambda added, removed: None
+        self._engine = engine
+        self._report = report
+        send = engine.channel.send
+        self.transport = GrpcTransport()
+        self.health = health_aio.HealthServicer()
+        self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
+        self.service: RoleService = self._prefill(info) if spec.role == "prefill" else self._decode(spec, info)
+        self.control = WorkerControl(info, send, self.service)
+
+    async def listen(self) -> None:
+        """Every message of the engine, until it is gone."""
+        async for message in self._engine.channel:
+            try:
+                self._take(message)
+            except Exception:  # one request's trouble must not stop the others
+                log.exception("a %s from the engine was not handled", type(message).__name__)
+        self.engine_lost = True
+
+    def lost(self, error: WorkerLost) -> None:
+        """Everything in flight ends with ``error``."""
+        self.service.lost(error)
+        self.control.lost(error)
+
+    async def leave(self, grace_s: float, member: Any) -> None:
+        """Drain: routers are told first, then requests may finish."""
+        await self.health.enter_graceful_shutdown()
+        if member is not None:
+            member.info = msgspec.structs.replace(self.control.info, state="draining")
+            await member.beat()
+        await self.control.drain(grace_s)
+
+    def add_to(self, server: grpc.aio.Server) -> list[str]:
+        """Register the role's services; their full names."""
+        stubs.add_WorkerServicer_to_server(WorkerShell(self.control), server)
+        if isinstance(self.service, PrefillService):
+            stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
+            return ["baton.v1.Worker", "baton.v1.PrefillWorker"]
+        assert isinstance(self.service, DecodeService)
+        stubs.add_DecodeWorkerServicer_to_server(DecodeShell(self.service, lambda: self.control.info), server)
+        server.add_generic_rpc_handlers((handoff_handler(self.intake.serve),))
+        return ["baton.v1.Worker", "baton.v1.DecodeWorker"]
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, ch.Stats):
+            self._report.stats(message)
+            self._report.refusals(self.intake.refusals)
+        elif isinstance(message, ch.CacheChanged):
+            self.cache_changed(message.added, message.removed)
+        elif isinstance(message, ch.SnapshotIs):
+            self.control.answered(message)
+        else:
+            self.service.take(message)
+
+    def _prefill(self, info: WorkerInfo) -> PrefillService:
+        engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
+        return PrefillService(
+            engine.channel.send, engine.memory, sender, self.transport, time.monotonic, self._report.handoff
+        )
+
+    def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
+        return DecodeService(self._engine.channel.send, self.intake, info.model_id, spec.lease_ttl_s)
+
+
+async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) -> grpc.aio.Server:
+    """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
+    server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", 0)])
+    names = worker.add_to(server)
+    health_pb2_grpc.add_HealthServicer_to_server(worker.health, server)
+    for name in ("", *names):
+        await worker.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+    try:
+        port = server.add_insecure_port(f"{spec.host}:{spec.port}")
+    except RuntimeError as error:
+        raise ConfigError(f"{spec.host}:{spec.port} can't be bound ({error}); set another port", "port") from None
+    worker.control.info = msgspec.structs.replace(worker.control.info, address=f"{spec.host}:{port}")
+    await server.start()
+    stack.push_async_callback(worker.transport.close)
+    return server
+
+
+def serve_metrics(spec: WorkerSpec, report: WorkerReport, stack: AsyncExitStack) -> str:
+    """GET /metrics on a port of its own; its address, empty when off."""
+    if not spec.metrics:
+        return ""
+    server, thread = start_http_server(0, spec.host, report.registry)
+    stack.callback(_stop_metrics, server, thread)
+    return f"{spec.host}:{server.server_port}"
+
+
+def _stop_metrics(server: Any, thread: threading.Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join(1.0)

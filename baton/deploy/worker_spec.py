@@ -1,0 +1,71 @@
+"""What a worker is told: one struct, JSON on the way in, read by both of its processes.
+
+Knows nothing of how the settings came about (cluster/config.py) or of who starts the worker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One worker. Zero or empty means: the model's own, the profile's own, or off."""
+
+    slot: str  # worker id, stable over restarts
+    role: Literal["prefill", "decode"]
+    slot_dir: str  # where <slot>.lock and <slot>.json lie
+    model: str = ""  # directory or hub id; unused by paced devices
+    model_name: str = ""  # what clients call it; empty takes the model's (or profile's) last part
+    dtype: str = "auto"
+    device: str = "cpu"  # cpu, cuda, paced:PROFILE
+    seed: int = 0  # of the run, for what may be seeded; lease ids never are
+    threads: int = 0
+    pages: int = 0
+    kv_memory_bytes: int = 512 << 20
+    max_model_len: int = 0
+    max_batch: int = 64
+    prefill_chunk_tokens: int = 512
+    lease_ttl_s: float = 30.0
+    drain_grace_s: float = 2.0
+    host: str = "127.0.0.1"
+    port: int = 0
+    redis_url: str = ""  # empty: no membership
+    namespace: str = "baton"
+    beat_s: float = 0.5
+    lease_s: float = 5.0
+    metrics: bool = True
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    owner_pid: int = 0  # the worker ends when this process does; 0: it lives on
+
+    @property
+    def paced_profile(self) -> str:
+        """PROFILE of paced:PROFILE, or empty."""
+        kind, _, profile = self.device.partition(":")
+        return profile if kind == "paced" else ""
+
+    @property
+    def model_id(self) -> str:
+        """The name that clients use."""
+        return self.model_name or Path(self.model).name or self.paced_profile
+
+
+def load_spec(text: str) -> WorkerSpec:
+    """From JSON, or from a file that holds it. Raises ConfigError naming the field."""
+    try:
+        raw = text if text.lstrip().startswith("{") else Path(text).read_text()
+        return msgspec.json.decode(raw, type=WorkerSpec)
+    except OSError as error:
+        raise ConfigError(f"--spec {text}: {error.strerror}", "spec") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--spec: {error}", "spec") from None
+
+
+def dump_spec(spec: WorkerSpec) -> str:
+    """The JSON that ``load_spec`` reads."""
+    return msgspec.json.encode(spec).decode()

@@ -1,0 +1,75 @@
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.main import app
+
+run = CliRunner().invoke
+
+
+def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The real command, in a process of its own."""
+    command = [sys.executable, "-c", "from baton.console.main import app; app()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_version_is_printed() -> None:
+    assert re.fullmatch(r"\S+\n", run(app, ["version"]).output)
+
+
+def test_help_names_the_flags_of_serve() -> None:
+    text = run(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
+    for flag in (
+        "--model",
+        "--prefill",
+        "--decode",
+        "--colocated",
+        "--dtype",
+        "--device",
+        "--grpc-port",
+        "--config",
+    ):
+        assert flag in text
+
+
+def test_a_model_that_is_not_there_is_one_line_and_a_failing_exit() -> None:
+    done = baton("serve", "--model", "/no/such/model", "--port", "0", "--grpc-port", "0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there is no model directory at /no/such/model")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_named_with_its_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = baton("serve", "--device", "paced:zero", "--port", port)
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1" in done.stderr
+    assert "--port" in done.stderr
+
+
+def test_a_routable_address_without_insecure_is_refused() -> None:
+    done = baton("serve", "--device", "paced:zero", "--host", "0.0.0.0")
+    assert done.returncode == 1
+    assert "--insecure" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["[router]\nprot = 1\n", "[router\n"])
+def test_a_bad_config_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text(text)
+    done = baton("serve", "--config", str(file))
+    assert done.returncode == 1
+    assert "router.prot" in done.stderr or "baton.toml" in done.stderr
+
+
+def test_workers_without_a_cluster_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    result = run(app, ["workers"])
+    assert result.exit_code == 1
+    assert "baton serve" in result.stderr

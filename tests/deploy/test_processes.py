@@ -1,0 +1,36 @@
+import subprocess
+import sys
+import time
+
+from baton.deploy.processes import end_sessions, session_members, wait_exit
+
+FAMILY = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('up', flush=True); time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+def test_a_session_ends_with_its_children() -> None:
+    leader = start(FAMILY)
+    assert len(session_members(leader.pid)) == 2
+    end_sessions([leader.pid], 2.0)
+    leader.wait(1)
+    assert session_members(leader.pid) == []
+
+
+def test_what_ignores_sigterm_is_killed_after_the_grace() -> None:
+    leader, begun = start(STUBBORN), time.monotonic()
+    end_sessions([leader.pid], 0.2)
+    assert leader.wait(1) == -9
+    assert time.monotonic() - begun < 2
+
+
+def test_a_process_that_is_gone_needs_no_waiting() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert wait_exit(process.pid, 5)

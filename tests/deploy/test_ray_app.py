@@ -1,0 +1,95 @@
+"""One real, private Ray: placement, reports, a killed raylet, adoption by the next one."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.deploy.processes import kill_session, session_members
+from baton.deploy.ray_app import PlacementSpec, quiet_environment
+from baton.deploy.ray_host import Report
+from baton.deploy.slots import holders
+from baton.deploy.supervise import HostPlan, SlotStatus
+
+pytest.importorskip("ray")
+
+
+class RayHost:
+    """The real process, its reports read as they come."""
+
+    def __init__(self, spec: PlacementSpec, folder: Path) -> None:
+        file = folder / "placement.json"
+        file.write_bytes(msgspec.json.encode(spec))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "baton.deploy.ray_host", "--spec", str(file)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def until_ready(self, slots: int) -> dict[str, SlotStatus]:
+        ready: dict[str, SlotStatus] = {}
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            report = msgspec.json.decode(line, type=Report)
+            assert report.error is None, report.error
+            if report.slot is not None and report.slot.state == "ready":
+                ready[report.slot.slot] = report.slot
+            if len(ready) == slots:
+                break
+        return ready
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+@pytest.fixture
+def ray_host(folder: Path, plan: Callable[..., HostPlan]) -> Iterator[Callable[[], RayHost]]:
+    spec = PlacementSpec((plan("prefill-0"), plan("decode-0")), str(folder / "ray"))
+    hosts: list[RayHost] = []
+
+    def start() -> RayHost:
+        hosts.append(RayHost(spec, folder))
+        return hosts[-1]
+
+    yield start
+    for host in hosts:
+        kill_session(host.process.pid)
+        host.process.wait()
+
+
+def test_a_killed_ray_leaves_hosts_that_the_next_ray_adopts_and_ends(
+    folder: Path, ray_host: Callable[[], RayHost]
+) -> None:
+    first = ray_host()
+    before = first.until_ready(2)
+    assert set(before) == {"prefill-0", "decode-0"}
+    raylet = next(pid for pid in session_members(first.process.pid) if name_of(pid) == "raylet")
+    os.kill(raylet, signal.SIGKILL)
+    assert first.process.wait(10) == 1, "whoever started it starts the next one"
+    kill_session(first.process.pid)
+    assert set(holders(folder)) == {"prefill-0", "decode-0"}, "serving goes on without Ray"
+
+    second = ray_host()
+    after = second.until_ready(2)
+    assert {s: a.pid for s, a in after.items()} == {s: b.pid for s, b in before.items()}
+    assert all(status.adopted for status in after.values())
+
+    os.kill(after["decode-0"].pid, signal.SIGKILL)
+    assert second.until_ready(1)["decode-0"].pid != after["decode-0"].pid, "Ray brings it back"
+
+    second.process.communicate(timeout=20)  # closing stdin ends it
+    assert holders(folder) == {}
+    assert session_members(second.process.pid) == []
+
+
+def test_ray_listens_on_loopback_with_a_token_of_its_own(plan: Callable[..., HostPlan]) -> None:
+    private = quiet_environment(PlacementSpec((plan(),), "/x"))
+    assert private["RAY_AUTH_MODE"] == "token"
+    assert private["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
+    joined = quiet_environment(PlacementSpec((plan(),), "/x", address="10.0.0.1:6379"))
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined

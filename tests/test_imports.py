@@ -1,0 +1,41 @@
+"""What loads without torch and without Ray, and that no module imports itself in a circle."""
+
+import subprocess
+import sys
+
+import grimp
+import pytest
+
+TORCH_FREE = (
+    "baton.router", "baton.cost", "baton.cluster", "baton.protos", "baton.prefill_worker", "baton.decode_worker",
+    "baton.kv", "baton.console", "baton.deploy",
+)  # fmt: skip
+TORCH_FREE_ENGINE = ("baton.engine.sequence", "baton.engine.plan", "baton.engine.paced", "baton.engine.load")
+
+PROBE = """
+import importlib, pkgutil, sys
+def below(name):
+    package = importlib.import_module(name)
+    yield name
+    for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
+        yield found.name
+for root in sys.argv[1:]:
+    for name in below(root):
+        importlib.import_module(name)
+        heavy = {"torch", "ray", "transformers"} & set(sys.modules)
+        assert not heavy, f"importing {name} loads {heavy}"
+"""
+
+
+@pytest.mark.parametrize("roots", [TORCH_FREE, TORCH_FREE_ENGINE], ids=["services", "engine"])
+def test_these_modules_load_without_torch_and_without_ray(roots: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-c", PROBE, *roots], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    graph = grimp.build_graph("baton", exclude_type_checking_imports=True)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while leaves := {module for module, below in imports.items() if not below & imports.keys()}:
+        imports = {module: below for module, below in imports.items() if module not in leaves}
+    assert not imports, f"these import one another, or import those: {sorted(imports)}"
