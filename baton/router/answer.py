@@ -1,0 +1,203 @@
+"""An answer under way: runs of ids from dispatch -> pieces of text per choice, stop strings obeyed.
+
+Knows nothing of REST or gRPC. Opening it opens every choice's stream; leaving its ``with`` block gives all of
+them back, so a caller that is cancelled anywhere inside leaks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import msgspec
+
+from baton.protos.errors import BatonError
+from baton.protos.nouns import TokenLogprobs, TokenRun
+from baton.router.detokenize import StopStrings
+from baton.router.generation import Frontend, Generation
+from baton.router.metering import Meter
+from baton.router.request import ChoiceStream, Summary
+from baton.router.text import TextModel
+
+QUEUED_PIECES = 64
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str = ""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens counted; ``cached_tokens`` are among the prompt's."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Choice:
+    """One choice's text, from its stream of ids."""
+
+    def __init__(
+        self, index: int, stream: ChoiceStream, generation: Generation, prompt: int, text: TextModel, meter: Meter
+    ) -> None:
+        ask = generation.ask
+        self.index = index
+        self.prompt = prompt
+        self.stream = stream
+        self.tokens = 0
+        self.meter = meter
+        context = generation.prompts[prompt] if ask.continues else ()
+        self._detokenizer = text.detokenizer(context, ask.skip_special)
+        self._stops = StopStrings(ask.stops, ask.include_stop)
+        self._min_tokens = generation.samplings[prompt].min_tokens
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Until the choice ends; a stop string cancels what its stream would still bring."""
+        try:
+            async for run in self.stream:
+                piece = self.take(run)
+                self.meter.took(len(piece.token_ids))
+                if piece.finish_reason:
+                    self._end(piece.finish_reason)
+                yield piece
+                if piece.finish_reason:
+                    return
+        except BatonError as error:
+            self.meter.ended(error.label)
+            raise
+
+    def take(self, run: TokenRun) -> Piece:
+        """The piece that ``run`` makes; tokens after a stop string are dropped, as if they had never come."""
+        text = ""
+        for taken, token_id in enumerate(run.token_ids, 1):
+            is_last = bool(run.finish_reason) and taken == len(run.token_ids)
+            released, stopped = self._push(token_id, ends=is_last and run.stop_token_id is not None)
+            text += released
+            if stopped:
+                return self._piece(run, taken, text, "stop")
+        if run.finish_reason:
+            released, stopped = self._finish()
+            return self._piece(run, len(run.token_ids), text + released, "stop" if stopped else run.finish_reason)
+        return self._piece(run, len(run.token_ids), text, "")
+
+    def _end(self, finish_reason: str) -> None:
+        self.stream.summary.finish_reason = finish_reason
+        self.stream.cancel("stop_string")  # does nothing to a stream that ended by itself
+        self.meter.ended(finish_reason)
+
+    def _push(self, token_id: int, ends: bool) -> tuple[str, bool]:
+        self.tokens += 1
+        if ends:  # the id that ended the choice is no part of its text
+            return "", False
+        text = self._detokenizer.push(token_id)
+        if self.tokens < self._min_tokens:  # too early for a stop string; what was held can't be part of one
+            return self._stops.flush() + text, False
+        return self._stops.push(text)
+
+    def _finish(self) -> tuple[str, bool]:
+        released, stopped = self._stops.push(self._detokenizer.flush())
+        return released + self._stops.flush(), stopped
+
+    def _piece(self, run: TokenRun, taken: int, text: str, finish_reason: str) -> Piece:
+        return Piece(self.index, text, run.token_ids[:taken], run.logprobs[:taken], finish_reason)
+
+
+class Answer:
+    """All choices of all prompts of one call, as one stream of pieces. Index = prompt x n + choice."""
+
+    def __init__(self, generation: Generation, choices: list[Choice]) -> None:
+        self.generation = generation
+        self.choices = choices
+        self._feeders: list[asyncio.Task[None]] = []
+        self._first: Piece | None = None
+        self._pieces = choices[0].pieces() if len(choices) == 1 else self._merged()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        gone = kind is None or not issubclass(kind, Exception)  # GeneratorExit and CancelledError: nobody listens
+        self.close("client_gone" if gone else "failed")
+
+    def close(self, reason: str) -> None:
+        """Give back every choice that goes on. Idempotent, at once."""
+        for feeder in self._feeders:
+            feeder.cancel()
+        for choice in self.choices:
+            choice.stream.cancel(reason)
+            choice.meter.ended("cancelled")
+
+    async def begun(self) -> None:
+        """Returns when the first piece is there, so that an error before it is still an error of the whole call."""
+        self._first = await anext(self._pieces)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Every piece, in each choice's order. Raises the first error of any choice."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            yield first
+        async for piece in self._pieces:
+            yield piece
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """One per choice; complete when the answer is."""
+        return [choice.stream.summary for choice in self.choices]
+
+    def usage(self) -> Usage:
+        """Counted so far. A prompt's cached tokens are its first choice's: the others find what that one left."""
+        firsts = [choice for choice in self.choices if choice.index % self.generation.ask.n == 0]
+        return Usage(
+            prompt_tokens=self.generation.prompt_tokens,
+            completion_tokens=sum(choice.tokens for choice in self.choices),
+            cached_tokens=sum(choice.stream.summary.cached_tokens for choice in firsts),
+        )
+
+    async def _merged(self) -> AsyncIterator[Piece]:
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(QUEUED_PIECES)
+        self._feeders = [asyncio.create_task(_feed(choice, queue)) for choice in self.choices]
+        left = len(self._feeders)
+        while left:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield found
+
+
+async def _feed(choice: Choice, queue: asyncio.Queue[Piece | Exception | None]) -> None:
+    try:
+        async for piece in choice.pieces():
+            await queue.put(piece)
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> Answer:
+    """Hand every prompt to dispatch. Raises what it raises (Overloaded, …), with nothing left open."""
+    choices: list[Choice] = []
+    try:
+        for prompt, request in enumerate(generation.requests()):
+            for stream in frontend.serving.open(request):
+                meter = frontend.meter(generation, stream)
+                choices.append(Choice(len(choices), stream, generation, prompt, text, meter))
+    except BaseException as error:
+        for choice in choices:
+            choice.stream.cancel("failed")
+        if isinstance(error, BatonError):
+            frontend.metrics.requests.labels(generation.entry.model_id, "", error.label).inc()
+        raise
+    return Answer(generation, choices)

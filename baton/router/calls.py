@@ -1,0 +1,44 @@
+"""What the end of a gRPC call means: an error of the tree, or a cancellation that was lost on the way.
+
+Knows nothing of which call it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+
+from baton.protos.convert import error_from_pb
+from baton.protos.errors import BatonError, DeadlineExceeded, Overloaded, WorkerLost, from_info
+from baton.protos.rpc import ERROR_METADATA
+from baton.protos.v1 import worker_pb2 as w
+
+
+def said(error: grpc.aio.AioRpcError) -> BatonError | None:
+    """What the worker itself gave as the reason of a failed call; None when it is the transport's."""
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_METADATA:
+            return from_info(error_from_pb(w.WireError.FromString(value)))
+    return None
+
+
+def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
+    """The error of the tree that a broken call stands for."""
+    text = f"{worker_id}: {error.code().name}: {error.details()}"
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return WorkerLost(text)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(text)
+    return Overloaded(text) if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else BatonError(text)
+
+
+def heed_cancel() -> None:
+    """Raise the cancellation of this task that grpc.aio swallowed, as it does when one meets a call's own end.
+
+    To be called after each await of a call.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -1,0 +1,122 @@
+"""A conversation -> the text a model was trained to continue, by the model's own Jinja template.
+
+Knows nothing of tokens or requests. Semantics are Hugging Face's (transformers, ``apply_chat_template``):
+sandboxed, blocks trimmed, ``raise_exception``, ``strftime_now``, ``tojson`` without HTML escapes, loop controls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from baton.protos.errors import CheckpointError, InvalidRequest
+
+Message = Mapping[str, Any]
+PLAIN = """\
+{%- for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant wrote, for training; here it is just its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class ChatTemplate:
+    """One compiled template and the model's special tokens, which templates name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._special = dict(special_tokens or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"the model's chat template doesn't compile: {error}", "chat_template") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        switches: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; ``switches`` are the template's own (enable_thinking, …).
+
+        Raises InvalidRequest where the template refuses the conversation.
+        """
+        names = {**(switches or {}), "messages": messages, "tools": None, "documents": None, **self._special}
+        try:
+            return self._template.render(names, add_generation_prompt=add_generation_prompt)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses this: {error}", "messages") from None
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+            raise InvalidRequest(f"the model's chat template can't render this: {error}", "messages") from None
+
+
+def load_chat_template(directory: Path) -> ChatTemplate | None:
+    """The template of a model directory (chat_template.jinja, or in tokenizer_config.json); None without one."""
+    config = _read_json(directory / "tokenizer_config.json")
+    source = _source(directory, config)
+    if source is None:
+        return None
+    return ChatTemplate(source, _special_tokens(_read_json(directory / "special_tokens_map.json") | config))
+
+
+def _source(directory: Path, config: dict[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = config.get("chat_template") or _read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    values = {name: config.get(name) for name in _SPECIAL}
+    texts = {name: v.get("content") if isinstance(v, dict) else v for name, v in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON: {error}", "tokenizer") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+_now: Callable[[str], str] = lambda form: datetime.now().strftime(form)  # noqa: E731
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

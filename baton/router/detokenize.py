@@ -1,0 +1,113 @@
+"""Token ids -> text as they come: no half characters, and stop strings seen across the borders of pieces.
+
+Knows nothing of models, requests or streams.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+REPLACEMENT = "�"
+WINDOW_TOKENS = 6
+MAX_HELD_TOKENS = 16
+
+
+class Detokenizer(Protocol):
+    """Text of one choice, piece by piece; the pieces joined are the whole text."""
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with ``token_id``; may be empty."""
+
+    def flush(self) -> str:
+        """What was still held back; incomplete characters become U+FFFD."""
+
+
+class ByteDetokenizer:
+    """For vocabularies in which every token is a string of bytes (byte-level BPE): exact and O(1) per token."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Whole characters only; bytes of an unfinished one wait."""
+        return self._utf8.decode(self._token_bytes(token_id))
+
+    def flush(self) -> str:
+        """The unfinished character, replaced."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any other vocabulary: decodes a short window twice, with and without the new tokens.
+
+    ``context`` holds ids before the first one, where the text continues them: a leading space that a decoder
+    strips at the start of a text is kept then. The way of Text Generation Inference and vLLM.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._settled = list(context[-WINDOW_TOKENS:])
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Text grows once it doesn't end in the middle of a character."""
+        self._held.append(token_id)
+        text = self._fresh()
+        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
+            return ""
+        return self._settle(text)
+
+    def flush(self) -> str:
+        """What is held, as the decoder gives it."""
+        return self._settle(self._fresh()) if self._held else ""
+
+    def _fresh(self) -> str:
+        return self._decode(self._settled + self._held)[len(self._decode(self._settled)) :]
+
+    def _settle(self, text: str) -> str:
+        self._settled = (self._settled + self._held)[-WINDOW_TOKENS:]
+        self._held = []
+        return text
+
+
+class StopStrings:
+    """Lets text through up to the first stop string; holds back a tail that may be the start of one."""
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._include = include
+        self._tail = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that may go out, and whether a stop string ended it."""
+        text = self._tail + text
+        end = self._first_end(text)
+        if end is not None:
+            self._tail = ""
+            return text[:end], True
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._tail = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """The held tail: no stop string came of it."""
+        tail, self._tail = self._tail, ""
+        return tail
+
+    def _first_end(self, text: str) -> int | None:
+        found = [(at, len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if not found:
+            return None
+        at, length = min(found)
+        return at + length if self._include else at
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

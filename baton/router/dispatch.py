@@ -1,0 +1,296 @@
+"""A request's way through the cluster: queue, admit, prefill, decode; and elsewhere again when a worker is lost.
+
+Knows nothing of text, HTTP, or how a policy chooses. One task per choice is the scope of all it holds: whatever
+ends the task (the answer, a cancel, a deadline, an error) gives back its place, its lease and its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from baton.cluster.telemetry import RouterMetrics, current_traceparent, span
+from baton.protos.errors import (
+    AlreadyCommitted,
+    BatonError,
+    ContextTooLong,
+    DeadlineExceeded,
+    Draining,
+    ModelNotFound,
+    NoWorker,
+    Overloaded,
+)
+from baton.router.admission import Admission
+from baton.router.choice import ChoiceRun
+from baton.router.hints import PrefixHints
+from baton.router.links import Links
+from baton.router.policies import Ask, ClusterSnapshot, Policy, fits
+from baton.router.request import ChoiceStream, RouterRequest, ServedModel
+from baton.router.session import Lease
+from baton.router.tagging import ContextClasses
+from baton.router.view import ClusterView, Reservation
+
+log = logging.getLogger("baton.router")
+
+
+class DispatchSettings(msgspec.Struct, frozen=True):
+    """Tries per choice; seconds to wait for a worker to appear, for a full one to empty, for a late reply."""
+
+    max_attempts: int = 3
+    worker_wait_s: float = 3.0
+    full_wait_s: float = 0.25
+    late_reply_s: float = 1.0
+
+
+class Dispatcher:
+    """Opens requests. Its parts are made and run by ``router.compose``."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        links: Links,
+        admission: Admission,
+        classes: ContextClasses,
+        policy: Policy,
+        hints: PrefixHints,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        settings: DispatchSettings = DispatchSettings(),
+    ) -> None:
+        self._view, self._links, self._admission = view, links, admission
+        self._classes, self._policy, self._hints = classes, policy, hints
+        self._metrics, self._clock, self._settings = metrics, clock, settings
+        self._serial = itertools.count(1)
+        self._open: dict[asyncio.Task[None], ChoiceRun] = {}
+        view.on_change = admission.wake
+
+    # ---- what the surfaces call ----------------------------------------------------------------------
+
+    def open(self, request: RouterRequest) -> list[ChoiceStream]:
+        """One stream per choice; the first reads the prompt, the others follow it to the same decode worker.
+
+        Raises Overloaded, Draining and ModelNotFound at once; everything later is raised by the iteration.
+        """
+        self._require_model(request.model_id)
+        context_class = self._classes.tag(len(request.token_ids))
+        first = self._admission.join(request.model_id, context_class, request.priority)
+        tickets = [first, *(self._admission.beside(first) for _ in range(1, request.n))]
+        home: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        runs = [ChoiceRun(request, i, context_class, t, home, self._clock) for i, t in enumerate(tickets)]
+        for run in runs:
+            self._start(run)
+        return [run.stream for run in runs]
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """What the workers serve."""
+        return self._view.models()
+
+    def ready(self) -> bool:
+        """Whether some worker could write an answer now."""
+        return self._view.ready()
+
+    def __len__(self) -> int:
+        """Choices whose task still runs."""
+        return len(self._open)
+
+    async def close(self) -> None:
+        """Take nothing new, cancel what runs ("shutdown"), and wait until it is gone."""
+        self._admission.close()
+        for run in list(self._open.values()):
+            run.stream.cancel_reason = "shutdown"
+            run.stream.fail(Draining("the router is shutting down"))
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    # ---- the way -------------------------------------------------------------------------------------
+
+    async def _serve(self, run: ChoiceRun) -> None:
+        """Queue, then attempt; again while workers are lost. Its place in the queue stays its own."""
+        if run.choice > 0:
+            await asyncio.shield(run.home)
+        while not run.answered:
+            with await self._place(run) as placed:
+                try:
+                    await self._attempt(run, placed)
+                except BatonError as error:
+                    if not run.answered:
+                        placed.close()
+                        self._blame(run, placed.taken.decode, error, refused=not run.admitted)
+
+    async def _place(self, run: ChoiceRun, lease_on: str = "") -> Reservation:
+        """Wait until the policy finds workers with room; for a leased request, a prefill worker alone."""
+        request, since = run.request, self._clock()
+        snapshot = self._view.snapshot(request.model_id, request.adapter_id)
+        ask = run.ask(await self._hints.hits(snapshot, request, run.tokens))
+        queued = self._metrics.queued.labels(request.model_id, run.summary.context_class)
+        with span("queue"), queued.track_inprogress():
+            placed = await run.ticket.wait(lambda: self._choose(run, ask, lease_on))
+        run.placed(placed, self._clock() - since)
+        self._metrics.decisions.labels(placed.taken.way, placed.taken.reader).inc()
+        log.debug("%s choice %d: %s", request.request_id, run.choice, run.summary.decision)
+        return placed
+
+    async def _attempt(self, run: ChoiceRun, placed: Reservation) -> None:
+        """Two children of one scope: the lease on the decode worker, and the prefill that fills it."""
+        run.admitted = False
+        link = self._links.decode(placed.taken.decode)
+        wire_id = f"{run.request.request_id}:{run.choice}:{next(self._serial)}"
+        admit = run.admit(wire_id, placed, current_traceparent())
+        async with link.admit(admit, partial(run.from_decode, placed), run.why) as lease:
+            run.admitted = True
+            placed.answered()
+            try:
+                async with asyncio.TaskGroup() as scope:
+                    reading = scope.create_task(self._read(run, lease, placed, link.info.address))
+                    await lease.ended
+                    await self._let_finish(reading)
+            except BaseExceptionGroup as group:
+                raise _first_of(group) from None
+
+    async def _read(self, run: ChoiceRun, lease: Lease, placed: Reservation, address: str) -> None:
+        """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do."""
+        received: tuple[int, ...] = ()
+        while placed.taken.way == "prefill":
+            message = run.prefill(lease, address, received, self._links.router_id, current_traceparent())
+            try:
+                link = self._links.prefill(placed.taken.prefill)
+                run.from_prefill(await link.prefill(message, self._call_limit(run)))
+                break
+            except BatonError as error:
+                if run.answered:
+                    break
+                placed.has_read()
+                self._blame(run, placed.taken.prefill, error, refused=True)
+            finally:
+                placed.has_read()
+            try:
+                received = await lease.rearm()
+            except AlreadyCommitted:
+                break  # every block was in: only the answer to us was lost
+            placed = await self._place(run, lease_on=placed.taken.decode)
+        if run.answered:
+            run.complete()
+
+    # ---- decisions -----------------------------------------------------------------------------------
+
+    def _choose(self, run: ChoiceRun, ask: Ask, lease_on: str) -> Reservation | None:
+        """One try to place: None when nobody has room now. Raises NoWorker when nobody was there for too long."""
+        request = run.request
+        snapshot = self._narrow(run, self._view.snapshot(request.model_id, request.adapter_id), lease_on)
+        if not snapshot.decode:
+            self._bear_absence(run)
+            return None
+        run.nobody_since = None
+        self._require_pages(snapshot, ask)
+        decision = self._policy(snapshot, ask)
+        if decision is None:
+            return None
+        return self._view.reserve(decision, ask.uncached(decision.taken.reader), seated=not lease_on)
+
+    def _narrow(self, run: ChoiceRun, snapshot: ClusterSnapshot, lease_on: str) -> ClusterSnapshot:
+        """A leased request stays on its decode worker; a further choice follows the first one's blocks."""
+        replace = msgspec.structs.replace
+        if lease_on:
+            held = tuple(replace(d, sequences=0, full=False) for d in snapshot.decode if d.id == lease_on)
+            if held and not any(fits(p, held[0]) for p in snapshot.prefill):
+                raise NoWorker("no prefill worker is left for the request's second try")
+            return replace(snapshot, decode=held, local_max_tokens=-1)
+        if run.choice > 0:
+            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and d.id not in run.avoid)
+            return replace(snapshot, decode=home, prefill=()) if home else snapshot
+        return snapshot
+
+    def _bear_absence(self, run: ChoiceRun) -> None:
+        now = self._clock()
+        if run.nobody_since is None:
+            run.nobody_since = now
+        if now - run.nobody_since > self._settings.worker_wait_s:
+            raise NoWorker(
+                f"no decode worker of {run.request.model_id!r} can be reached; is one starting?", retry_after_s=1.0
+            )
+
+    def _blame(self, run: ChoiceRun, worker_id: str, error: BatonError, refused: bool) -> None:
+        """What a failure means: a worker that had no room is asked again later, a lost one is replaced.
+
+        Raises ``error`` when trying again can't help, or was tried often enough.
+        """
+        if refused and isinstance(error, Overloaded | Draining):
+            self._view.full(worker_id, self._settings.full_wait_s)
+            return
+        if isinstance(error, NoWorker):
+            return  # nobody failed: the way that was planned is closed, another may be open
+        run.failures += 1
+        if not error.retryable or run.failures >= self._settings.max_attempts:
+            raise error
+        run.avoid.add(worker_id)
+        self._metrics.retries.labels(error.label).inc()
+        log.info("%s goes elsewhere than %s: %s", run.request.request_id, worker_id, error)
+
+    # ---- ends ----------------------------------------------------------------------------------------
+
+    def _start(self, run: ChoiceRun) -> None:
+        task = asyncio.create_task(self._live(run), name=f"{run.request.request_id} choice {run.choice}")
+        self._open[task] = run
+        run.stream.on_cancel(task.cancel)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """Also of a task that was cancelled before its first step."""
+        self._open.pop(task).close()
+
+    async def _live(self, run: ChoiceRun) -> None:
+        """The whole way; whatever ends it ends the stream."""
+        attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
+        try:
+            with span("route", run.request.traceparent, attributes):
+                async with asyncio.timeout(self._remaining(run)) as run.timer:
+                    await self._serve(run)
+            run.complete()
+        except TimeoutError:
+            run.stream.fail(DeadlineExceeded("the request's deadline passed before its answer was complete"))
+        except BatonError as error:
+            run.stream.fail(error)
+        except Exception as error:
+            log.exception("%s failed in the router", run.request.request_id)
+            run.stream.fail(BatonError(f"the router failed on this request: {error}"))
+
+    async def _let_finish(self, reading: asyncio.Task[None]) -> None:
+        """The answer is complete; the prefill's own reply, with its times, may be a moment behind."""
+        await asyncio.wait([reading], timeout=self._settings.late_reply_s)
+        reading.cancel()
+
+    def _remaining(self, run: ChoiceRun) -> float | None:
+        deadline = run.request.deadline
+        return None if deadline is None else max(0.0, deadline - self._clock())
+
+    def _call_limit(self, run: ChoiceRun) -> float | None:
+        """For a worker's sake alone: our own timer goes off first."""
+        remaining = self._remaining(run)
+        return None if remaining is None else remaining + 1.0
+
+    def _require_model(self, model_id: str) -> None:
+        served = [m.model_id for m in self._view.models()]
+        if served and model_id not in served:
+            raise ModelNotFound(f"no model {model_id!r} here; there is {', '.join(served)}", "model")
+
+    def _require_pages(self, snapshot: ClusterSnapshot, ask: Ask) -> None:
+        most = max(d.info.pages for d in snapshot.decode)
+        if ask.blocks > most:
+            raise ContextTooLong(
+                f"{ask.tokens} tokens need {ask.blocks} KV pages; the largest pool has {most}: shorten the prompt",
+                "prompt",
+            )
+
+
+def _first_of(group: BaseExceptionGroup) -> BaseException:
+    """The first error in a group that may hold groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

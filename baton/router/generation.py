@@ -1,0 +1,138 @@
+"""One client call, validated: what a surface hands to ``answer.py``.
+
+Knows nothing of REST or gRPC; ``Frontend`` turns what either of them was given into a ``Generation``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.cluster.telemetry import RouterMetrics
+from baton.protos.nouns import Sampling
+from baton.router.catalog import ModelCatalog, ModelEntry
+from baton.router.metering import Meter
+from baton.router.request import ChoiceStream, RouterRequest, Serving
+from baton.router.validate import Limits, check_ask, check_n, check_prompt, check_stops, resolve_sampling
+
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a client asked for, its ranges not yet checked.
+
+    ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
+    fields in errors. ``continues``: the answer's text continues the prompt's (no chat turn between them).
+    """
+
+    sampling: dict[str, Any]
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    default_max_tokens: int | None = None
+    names: dict[str, str] = {}
+    adapter_id: str = ""
+    include_stop: bool = False
+    skip_special: bool = True
+    continues: bool = True
+    tenant_salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
+    traceparent: str = ""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A call, every default filled in. ``samplings[i]`` is for ``prompts[i]``; each gets ``ask.n`` answers."""
+
+    request_id: str
+    entry: ModelEntry
+    ask: Ask
+    prompts: tuple[tuple[int, ...], ...]
+    samplings: tuple[Sampling, ...]
+    arrived: float = 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
+    def requests(self) -> list[RouterRequest]:
+        """One per prompt."""
+        return [self._request(i) for i in range(len(self.prompts))]
+
+    def _request(self, i: int) -> RouterRequest:
+        return RouterRequest(
+            request_id=self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{i}",
+            model_id=self.entry.model_id,
+            token_ids=self.prompts[i],
+            sampling=self.samplings[i],
+            adapter_id=self.ask.adapter_id,
+            n=self.ask.n,
+            tenant_salt=self.ask.tenant_salt,
+            priority=self.ask.priority,
+            deadline=self.ask.deadline,
+            traceparent=self.ask.traceparent,
+        )
+
+
+class Frontend(msgspec.Struct, frozen=True):
+    """What both surfaces share. ``clock`` in monotonic seconds; ``entropy`` makes ids and seeds."""
+
+    serving: Serving
+    catalog: ModelCatalog
+    limits: Limits
+    metrics: RouterMetrics
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    entropy: Callable[[int], bytes]
+
+    def new_id(self) -> str:
+        """Unique; a caller's own id is only echoed, since two calls may carry the same."""
+        return self.entropy(12).hex()
+
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """On ``clock``: the caller's timeout, the configured one at most."""
+        most = self.limits.request_timeout_s
+        return self.clock() + (most if timeout_s is None else max(0.0, min(timeout_s, most)))
+
+    async def prepare(
+        self, entry: ModelEntry, ask: Ask, read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]]
+    ) -> Generation:
+        """Check the cheap things, then tokenize and check the prompts. Raises InvalidRequest, ModelNotFound."""
+        arrived = self.clock()
+        entry.require_adapter(ask.adapter_id)
+        check_n(ask.n, self.limits)
+        check_stops(ask.stops, self.limits)
+        check_ask(ask.sampling, entry, ask.names)
+        prompts = tuple(tuple(ids) for ids in await read_prompts())
+        for ids in prompts:
+            check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
+        return Generation(self.new_id(), entry, ask, prompts, self._samplings(entry, ask, prompts), arrived)
+
+    def meter(self, generation: Generation, stream: ChoiceStream) -> Meter:
+        """For one choice of ``generation``."""
+        model_id, first = generation.entry.model_id, stream.choice == 0
+        return Meter(self.metrics, self.clock, generation.arrived, model_id, stream.summary, counts_prompt=first)
+
+    def _samplings(self, entry: ModelEntry, ask: Ask, prompts: Sequence[Sequence[int]]) -> tuple[Sampling, ...]:
+        """Without a seed of the client's, each prompt gets its own: equal prompts of a batch then differ."""
+        return tuple(
+            resolve_sampling(ask.sampling, entry, len(ids), ask.default_max_tokens, self._seed(), ask.names)
+            for ids in prompts
+        )
+
+    def _seed(self) -> int:
+        return int.from_bytes(self.entropy(8), "little")
+
+
+def clean_traceparent(text: str | None) -> str:
+    """A W3C traceparent that can be passed on; empty for none or a malformed one."""
+    return text if text and _TRACEPARENT.fullmatch(text) else ""
+
+
+def clean_request_id(text: str | None) -> str:
+    """A caller's id that can be logged and echoed; empty for none or an odd one."""
+    return text if text and _REQUEST_ID.fullmatch(text) else ""

@@ -1,0 +1,63 @@
+"""Errors of the tree -> gRPC's rich error model (google.rpc.Status in the trailers, AIP-193).
+
+Knows nothing of the services that raise them. What isn't of the tree is INTERNAL; its details stay in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from baton.protos.convert import error_to_pb
+from baton.protos.errors import BatonError, to_info
+
+DOMAIN = "baton"
+DETAILS_KEY = "grpc-status-details-bin"
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def grpc_errors(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Ends the call with the right status when the block raises."""
+    try:
+        yield
+    except BatonError as error:
+        await _abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a gRPC call failed")
+        await _abort(context, BatonError("The server had an error; its log says which."))
+
+
+def rich_status(error: BatonError) -> status_pb2.Status:
+    """As google.rpc.Status: ErrorInfo, BadRequest where a field is named, RetryInfo, and our WireError."""
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.label.upper(), domain=DOMAIN)]
+    if error.param:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s:
+        delay = Duration()
+        delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    details.append(error_to_pb(to_info(error)))
+    code = grpc.StatusCode[error.grpc_status].value[0]
+    return status_pb2.Status(code=code, message=error.message, details=map(_packed, details))
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: BatonError) -> None:
+    trailers = ((DETAILS_KEY, rich_status(error).SerializeToString()),)
+    await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailers)
+
+
+def _packed(message: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,53 @@
+"""Who seems to hold how much of a prompt: asked of the prefix index, in bounded time. A hint, never the truth.
+
+Knows nothing of Redis or of policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton.kv import prefix
+from baton.protos.nouns import BLOCK_TOKENS
+from baton.router.policies import ClusterSnapshot
+from baton.router.request import RouterRequest
+
+HASH_OFF_LOOP_TOKENS = 4096
+
+
+class PrefixIndex(Protocol):
+    """Who holds how much of a chain; cluster.prefix_index.PrefixIndex is the real one."""
+
+    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
+        """worker id -> leading blocks."""
+
+
+class PrefixHints:
+    """``hits`` by worker; {} without an index, or when it doesn't answer within ``wait_s``."""
+
+    def __init__(self, index: PrefixIndex | None, wait_s: float = 0.1) -> None:
+        self._index, self._wait_s = index, wait_s
+
+    async def hits(
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...]
+    ) -> dict[str, int]:
+        """worker id -> leading blocks of ``tokens`` that it says it holds; of workers with the same weights."""
+        workers = [c.info for c in (*snapshot.prefill, *snapshot.decode)]
+        if self._index is None or not workers or len(tokens) < BLOCK_TOKENS:
+            return {}
+        info = workers[-1]
+        ids = [i.worker_id for i in workers if i.fingerprint == info.fingerprint]
+        root = prefix.root(info.fingerprint, info.layout.fidelity, request.adapter_id, request.tenant_salt)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await self._index.longest(ids, await _hashes(root, tokens))
+        except TimeoutError:
+            return {}
+
+
+async def _hashes(root: bytes, tokens: tuple[int, ...]) -> list[bytes]:
+    if len(tokens) < HASH_OFF_LOOP_TOKENS:
+        return prefix.block_hashes(root, tokens)
+    return await asyncio.to_thread(prefix.block_hashes, root, tokens)

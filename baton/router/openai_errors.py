@@ -1,0 +1,55 @@
+"""Errors of the tree -> OpenAI's error object, status and headers. The one place where REST words an error.
+
+Knows nothing of endpoints. What isn't of the tree is a 500 whose details stay in the log.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from baton.protos.errors import BatonError
+
+# Codes that clients of OpenAI look for; every other code is the error's own label.
+_CODES = {"context_too_long": "context_length_exceeded", "invalid_request": "invalid_value"}
+_RETRY_LATER = (429, 503)
+
+
+def error_json(error: BaseException) -> dict[str, Any]:
+    """``{"error": {"message", "type", "param", "code"}}``."""
+    if isinstance(error, BatonError):
+        code = _CODES.get(error.label, error.label)
+        return _object(error.message, error.http_status, error.param or None, code)
+    return _object("The server had an error; its log says which.", 500, None, "internal")
+
+
+def error_response(error: BaseException) -> Response:
+    """The whole response; a Retry-After where trying again may help."""
+    status = error.http_status if isinstance(error, BatonError) else 500
+    headers: dict[str, str] = {}
+    if isinstance(error, BatonError) and status in _RETRY_LATER:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return json_response(error_json(error), status, headers)
+
+
+def plain_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
+    """An error of HTTP itself: an unknown path, a wrong method."""
+    return json_response(_object(message, status, None, code), status, headers)
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """``content`` by orjson."""
+    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+def _object(message: str, status: int, param: str | None, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
+
+
+def _type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"

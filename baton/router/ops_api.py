@@ -1,0 +1,106 @@
+"""Everything of the REST surface that doesn't generate: models, tokenizer, health, metrics, version.
+
+Knows nothing of sampling or streams.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.responses import Response
+
+from baton.protos.errors import NoWorker
+from baton.router.catalog import ModelEntry
+from baton.router.generation import Frontend
+from baton.router.limits import read_body
+from baton.router.openai_errors import json_response
+from baton.router.schemas import DetokenizeBody, TokenizeBody, body_docs, parse_body
+from baton.router.tokenizer import token_name
+from baton.router.validate import check_ids
+
+
+def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
+    """Health, metrics and version."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return json_response({"status": "ok"})
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        if not frontend.serving.ready():
+            raise NoWorker("not ready: a request could not be placed now", retry_after_s=1.0)
+        return json_response({"status": "ready", "models": [e.model_id for e in frontend.catalog.entries()]})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/version")
+    async def baton_version() -> Response:
+        return json_response({"version": product_version()})
+
+    return routes
+
+
+def model_routes(frontend: Frontend) -> APIRouter:
+    """Models and their tokenizers."""
+    routes = APIRouter()
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [_model(entry) for entry in frontend.catalog.entries()]})
+
+    @routes.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> Response:
+        return json_response(_model(frontend.catalog.find(model_id)))
+
+    @routes.post("/tokenize", openapi_extra=body_docs(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        body = parse_body(TokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
+        return await _tokenize(frontend, body)
+
+    @routes.post("/detokenize", openapi_extra=body_docs(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        body = parse_body(DetokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
+        entry = frontend.catalog.find(body.model or "")
+        check_ids(body.tokens, entry.vocab_size, "tokens")
+        text = await frontend.catalog.text(entry).decode(body.tokens, body.skip_special_tokens)
+        return json_response({"prompt": text})
+
+    return routes
+
+
+def _model(entry: ModelEntry) -> dict[str, object]:
+    """OpenAI's model object, with the context length as vLLM words it."""
+    return {
+        "id": entry.model_id,
+        "object": "model",
+        "created": entry.created,
+        "owned_by": "baton",
+        "max_model_len": entry.max_model_len,
+    }
+
+
+async def _tokenize(frontend: Frontend, body: TokenizeBody) -> Response:
+    entry = frontend.catalog.find(body.model or "")
+    text = frontend.catalog.text(entry)
+    if body.messages:
+        ids = await text.encode_chat([m.plain() for m in body.messages], body.add_generation_prompt)
+    else:
+        ids = await text.encode(body.prompt or "", body.add_special_tokens)
+    found = {"count": len(ids), "max_model_len": entry.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        found["token_strs"] = [token_name(text.tokenizer.token_bytes(i)) for i in ids]
+    return json_response(found)
+
+
+def product_version() -> str:
+    """The installed version; "0+unknown" when it runs from a bare checkout."""
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -1,0 +1,184 @@
+"""What a routing policy sees and answers, and how one is found by its file's name.
+
+A policy is one file here with one pure function, ``choose(snapshot, ask) -> Decision | None``: None when
+nobody has room now. It knows nothing of connections, clocks, Redis or queues: the planner's simulator runs
+the same file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
+
+Way = Literal["local", "prefill"]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A worker that can be reached, and what this router itself has on it.
+
+    ``sequences`` are this router's requests there; ``unread_tokens`` their uncached prompt tokens it still has
+    to compute, in ``unread_requests`` prompts. These are exact; ``load`` is everybody's, and up to a beat old.
+    ``full``: it refused somebody a moment ago.
+    """
+
+    info: WorkerInfo
+    load: WorkerLoad
+    sequences: int = 0
+    unread_requests: int = 0
+    unread_tokens: int = 0
+    full: bool = False
+
+    @property
+    def id(self) -> str:
+        """The worker's id."""
+        return self.info.worker_id
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens ahead of a newcomer, by whichever of the two sources knows of more."""
+        return max(self.unread_tokens, self.load.waiting_tokens)
+
+    @property
+    def running(self) -> int:
+        """Sequences it works on, by whichever of the two sources knows of more."""
+        return max(self.sequences, self.load.running + self.load.waiting)
+
+
+class ClusterSnapshot(msgspec.Struct, frozen=True):
+    """The cluster at one moment, sorted by worker id. ``turn`` counts placements: what breaks ties and goes round.
+
+    ``window_tokens`` is how many uncached tokens a worker may be handed before it has read the ones it has.
+    """
+
+    prefill: tuple[Candidate, ...]
+    decode: tuple[Candidate, ...]
+    turn: int = 0
+    window_tokens: int = 4096
+    local_max_tokens: int = 64
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """The request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by worker.
+
+    Workers in ``avoid`` failed this request before: they are taken only if there is nobody else.
+    """
+
+    tokens: int
+    max_new_tokens: int
+    hits: Mapping[str, int] = {}
+    avoid: frozenset[str] = frozenset()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks the prompt takes, the partial tail included."""
+        return -(-self.tokens // BLOCK_TOKENS)
+
+    def uncached(self, worker_id: str) -> int:
+        """Tokens the worker would have to compute; one at least."""
+        return max(1, self.tokens - self.hits.get(worker_id, 0) * BLOCK_TOKENS)
+
+
+class Option(msgspec.Struct, frozen=True):
+    """A way that could be taken, with what it would cost: ``terms`` in seconds (or in the policy's own unit)."""
+
+    way: Way
+    decode: str
+    prefill: str = ""
+    terms: Mapping[str, float] = {}
+
+    @property
+    def reader(self) -> str:
+        """The worker that computes the prompt."""
+        return self.prefill or self.decode
+
+    @property
+    def cost(self) -> float:
+        """The sum of the terms."""
+        return sum(self.terms.values())
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The option taken and those that were weighed against it."""
+
+    policy: str
+    taken: Option
+    options: tuple[Option, ...] = ()
+
+    def record(self) -> dict[str, object]:
+        """As plain data, for a log line or the request's summary."""
+        return msgspec.to_builtins(self)
+
+
+Policy = Callable[[ClusterSnapshot, Ask], Decision | None]
+
+
+def names() -> list[str]:
+    """Policies there are: the files of this folder."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def load_policy(name: str) -> Policy:
+    """The policy whose file is called ``name``. Raises ConfigError that lists the choices."""
+    if name not in names():
+        raise ConfigError(f"no routing policy {name!r}; choose one of {', '.join(names())}", "router.policy")
+    policy: Policy = importlib.import_module(f"{__name__}.{name}").choose
+    return policy
+
+
+# ---- what every policy starts from -------------------------------------------------------------------
+
+
+def has_room(worker: Candidate, uncached: int, window: int) -> bool:
+    """Whether a prompt handed over now would be read soon: no worker gets a second one that fills the window."""
+    if worker.full or worker.unread_requests == 0:
+        return not worker.full
+    alone = worker.unread_requests == 1 and uncached <= window
+    return alone or worker.unread_tokens + uncached <= window
+
+
+def fits(first: Candidate, second: Candidate) -> bool:
+    """Whether KV made by one means the same to the other."""
+    a, b = first.info, second.info
+    return a.fingerprint == b.fingerprint and a.layout == b.layout
+
+
+def local_ways(snapshot: ClusterSnapshot, ask: Ask) -> list[Candidate]:
+    """Decode workers that may run the prompt themselves: short uncached rest, or nobody else who could."""
+    return [d for d in _decodes(snapshot, ask) if _may_read(snapshot, ask, d)]
+
+
+def _may_read(snapshot: ClusterSnapshot, ask: Ask, worker: Candidate) -> bool:
+    uncached = ask.uncached(worker.id)
+    alone = not any(fits(p, worker) for p in snapshot.prefill)
+    return (alone or uncached <= snapshot.local_max_tokens) and has_room(worker, uncached, snapshot.window_tokens)
+
+
+def pairs(snapshot: ClusterSnapshot, ask: Ask) -> Iterator[tuple[Candidate, Candidate]]:
+    """Every (prefill, decode) that fits and has room."""
+    for p in preferred(snapshot.prefill, ask.avoid):
+        if has_room(p, ask.uncached(p.id), snapshot.window_tokens):
+            yield from ((p, d) for d in _decodes(snapshot, ask) if fits(p, d))
+
+
+def _decodes(snapshot: ClusterSnapshot, ask: Ask) -> list[Candidate]:
+    roomy = [d for d in snapshot.decode if d.sequences < d.info.max_batch and not d.full]
+    return preferred(roomy, ask.avoid)
+
+
+def preferred(workers: tuple[Candidate, ...] | list[Candidate], avoid: frozenset[str]) -> list[Candidate]:
+    """Those not in ``avoid``, or all if that leaves nobody."""
+    return [w for w in workers if w.id not in avoid] or list(workers)
+
+
+def least(options: list[Option], turn: int) -> Option:
+    """The cheapest; equals take turns."""
+    best = min(o.cost for o in options)
+    equals = [o for o in options if o.cost <= best]
+    return equals[turn % len(equals)]

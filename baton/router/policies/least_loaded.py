@@ -1,0 +1,27 @@
+"""least_loaded: the prefill worker with the fewest tokens to read, the decode worker with the emptiest batch.
+
+Inputs: tokens that wait at each worker, sequences in each batch. Formula, both terms without unit:
+waiting_tokens / window + running / max_batch. Intent: even load without a model of cost. The cache counts only
+where it makes the uncached rest short enough for the local way.
+Example: p0 has 4,000 tokens to read and p1 none -> p1.
+"""
+
+from __future__ import annotations
+
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, least, local_ways, pairs
+
+
+def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
+    """The least loaded among those with room."""
+    options = [Option("local", d.id, terms=_terms(snapshot, d, d)) for d in local_ways(snapshot, ask)]
+    options = options or [Option("prefill", d.id, p.id, _terms(snapshot, p, d)) for p, d in pairs(snapshot, ask)]
+    if not options:
+        return None
+    return Decision("least_loaded", least(options, snapshot.turn), tuple(options))
+
+
+def _terms(snapshot: ClusterSnapshot, reader: Candidate, writer: Candidate) -> dict[str, float]:
+    return {
+        "read": reader.waiting_tokens / snapshot.window_tokens,
+        "write": writer.running / max(1, writer.info.max_batch),
+    }

@@ -1,0 +1,24 @@
+"""round_robin: each worker of a role in turn, whatever it has to do.
+
+Inputs: the turn. Intent: the plain baseline that the others are measured against; fair when requests are alike.
+A prompt whose uncached rest is short still goes straight to a decode worker.
+Example: 2P1D, turns 0, 1, 2 -> p0, p1, p0.
+"""
+
+from __future__ import annotations
+
+from baton.router.policies import Ask, ClusterSnapshot, Decision, Option, local_ways, pairs
+
+
+def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
+    """The next one in turn among those with room."""
+    turn = snapshot.turn
+    options = [Option("local", d.id) for d in local_ways(snapshot, ask)]
+    if options:
+        return Decision("round_robin", options[turn % len(options)], tuple(options))
+    options = [Option("prefill", d.id, p.id) for p, d in pairs(snapshot, ask)]
+    if not options:
+        return None
+    readers = sorted({o.prefill for o in options})
+    of_reader = [o for o in options if o.prefill == readers[turn % len(readers)]]
+    return Decision("round_robin", of_reader[turn % len(of_reader)], tuple(options))

@@ -1,0 +1,203 @@
+"""The router's two listeners in one process: REST (uvicorn) and gRPC, started together and stopped together.
+
+Knows nothing of what dispatch does, nor who decides when to stop: the composition root has the signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import grpc
+import msgspec
+import uvicorn
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from baton.cluster.config import RouterConfig
+from baton.cluster.telemetry import RouterMetrics
+from baton.protos.errors import ConfigError
+from baton.protos.v1 import inference_pb2, inference_pb2_grpc
+from baton.router.app import make_app
+from baton.router.catalog import ModelCatalog
+from baton.router.generation import Frontend
+from baton.router.grpc_api import InferenceService
+from baton.router.request import Serving
+from baton.router.validate import Limits
+
+Stop = Callable[[], Awaitable[None]]
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+BACKLOG = 2048
+LEAST_GRACE_S = 0.1  # in which idle connections close
+KEEPALIVE_S = 65  # longer than clients keep idle connections, so that none is closed as it is used
+GRPC_KEEPALIVE_MS = 20_000
+
+
+class RouterAddress(msgspec.Struct, frozen=True):
+    """Where the router listens; ports are real ones where the config said 0."""
+
+    host: str
+    port: int
+    grpc_port: int
+
+    @property
+    def url(self) -> str:
+        """Base of the REST surface."""
+        return f"http://{_bracketed(self.host)}:{self.port}"
+
+
+def make_frontend(
+    config: RouterConfig,
+    serving: Serving,
+    catalog: ModelCatalog,
+    metrics: RouterMetrics | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> Frontend:
+    """What both surfaces share, from the config."""
+    limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
+    metrics = metrics or RouterMetrics(CollectorRegistry())
+    return Frontend(serving, catalog, limits, metrics, clock, wall_clock, entropy)
+
+
+@asynccontextmanager
+async def running_router(
+    config: RouterConfig, frontend: Frontend, registry: CollectorRegistry | None = None
+) -> AsyncIterator[RouterAddress]:
+    """Both listeners, while the block runs. Raises ConfigError for a port that can't be had.
+
+    /metrics shows ``registry``, by default that of the frontend's metrics. On leaving, requests that still run
+    get ``shutdown_grace_s``; then they are cancelled.
+    """
+    frontend.catalog.preload()
+    grpc_port, stop_grpc = await _start_grpc(config, frontend)
+    try:
+        port, stop_rest = await _start_rest(config, make_app(frontend, registry or frontend.metrics.registry))
+    except BaseException:
+        await stop_grpc()
+        raise
+    try:
+        yield RouterAddress(config.host, port, grpc_port)
+    finally:
+        await asyncio.gather(stop_rest(), stop_grpc())
+
+
+async def serve_router(
+    config: RouterConfig,
+    frontend: Frontend,
+    registry: CollectorRegistry,
+    stop: asyncio.Event,
+    started: Callable[[RouterAddress], None] = lambda address: None,
+) -> None:
+    """Serve until ``stop`` is set."""
+    async with running_router(config, frontend, registry) as address:
+        started(address)
+        await stop.wait()
+
+
+async def _start_rest(config: RouterConfig, app: ASGIApp) -> tuple[int, Stop]:
+    listener = _bound(config.host, config.port)
+    server = _Uvicorn(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEPALIVE_S,
+            timeout_graceful_shutdown=max(LEAST_GRACE_S, config.shutdown_grace_s),  # type: ignore[arg-type]
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.up(serving)
+
+    async def stop() -> None:
+        server.should_exit = True
+        await serving
+
+    return listener.getsockname()[1], stop
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals belong to the composition root; ``up`` returns once connections are taken."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def up(self, serving: asyncio.Task[None]) -> None:
+        while not self.started:
+            if serving.done():
+                await serving
+                raise ConfigError("the REST listener ended while it started; the log says why", "router.port")
+            await asyncio.sleep(0.005)
+
+
+async def _start_grpc(config: RouterConfig, frontend: Frontend) -> tuple[int, Stop]:
+    server = grpc.aio.server(options=_grpc_options(frontend.limits.max_body_bytes))
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+    port = _grpc_port(server, config.host, config.grpc_port)
+    await server.start()
+    for name in ("", SERVICE):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop() -> None:
+        await servicer.enter_graceful_shutdown()
+        await server.stop(config.shutdown_grace_s)
+
+    return port, stop
+
+
+def _grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # else a second router would share the port unseen
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.keepalive_time_ms", GRPC_KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", GRPC_KEEPALIVE_MS // 2),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", GRPC_KEEPALIVE_MS // 4),
+    ]
+
+
+def _grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        bound = server.add_insecure_port(f"{_bracketed(host)}:{port}")
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise _port_error("gRPC", host, port, "grpc_port", "--grpc-port")
+    return bound
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise _port_error("REST", host, port, "port", "--port") from error
+    # Accepted sockets inherit it. asyncio sets it only where proto is given: else 40 ms per answer (Nagle).
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _port_error(surface: str, host: str, port: int, key: str, flag: str) -> ConfigError:
+    return ConfigError(
+        f"the {surface} port {port} on {host} can't be had (in use?): choose another with {flag} or router.{key}",
+        f"router.{key}",
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

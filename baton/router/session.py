@@ -1,0 +1,164 @@
+"""One session with a decode worker, and the requests it carries. Knows nothing of policies, queues or reconnecting.
+
+A ``Lease`` is a request there, from Admit until the worker ended it or we cancel it. Whoever leaves a lease that
+the worker hasn't ended sends exactly one Cancel; a lease of a lost session sends none: its loss cancels there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from baton.protos.convert import error_from_pb
+from baton.protos.errors import BatonError, Cancelled, WorkerLost, from_info
+from baton.protos.v1 import worker_pb2 as w
+
+Sink = Callable[[w.RequestTokens], None]
+
+
+class Session:
+    """What is in flight on one connection. ``outbox`` is sent in order; ``receive`` takes what comes."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.outbox: asyncio.Queue[w.SessionUp] = asyncio.Queue()
+        self._leases: dict[str, Lease] = {}
+        self._lost: BatonError | None = None
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def send(self, message: w.SessionUp) -> None:
+        """Queue it; never waits."""
+        self.outbox.put_nowait(message)
+
+    def add(self, lease: Lease) -> None:
+        """Deliver what comes for it from now on. Raises WorkerLost when the session is over."""
+        if self._lost is not None:
+            raise self._lost
+        self._leases[lease.request_id] = lease
+
+    def remove(self, lease: Lease) -> bool:
+        """Deliver nothing more; False when the worker had ended it already."""
+        return self._leases.pop(lease.request_id, None) is not None
+
+    def receive(self, down: w.SessionDown) -> None:
+        """Deliver one message; what is for a request that left is dropped."""
+        kind = down.WhichOneof("message")
+        if kind == "tokens":
+            for output in down.tokens.outputs:
+                self._tokens(output)
+        elif kind in ("admitted", "rearmed", "refused", "ended"):
+            message = getattr(down, kind)
+            lease = self._leases.get(message.request_id)
+            if lease is not None:
+                self._deliver(lease, message)
+
+    def lose(self, error: BatonError) -> None:
+        """The connection is gone, and with it every lease."""
+        self._lost = error
+        leases, self._leases = list(self._leases.values()), {}
+        for lease in leases:
+            lease.over(error)
+
+    def _tokens(self, output: w.RequestTokens) -> None:
+        lease = self._leases.get(output.request_id)
+        if lease is None:
+            return
+        try:
+            lease.sink(output)
+        except BatonError as error:  # a hole in the answer: this request fails alone
+            lease.over(error)
+            return
+        if output.run.finish_reason:
+            del self._leases[output.request_id]
+            lease.over(None)
+
+    def _deliver(self, lease: Lease, message: w.Admitted | w.Rearmed | w.Refused | w.Ended) -> None:
+        if isinstance(message, w.Ended):
+            del self._leases[lease.request_id]
+            lease.over(_error_of(message.error, self.worker_id))
+        elif isinstance(message, w.Refused):
+            lease.refused(_error_of(message.error, self.worker_id))
+        else:
+            lease.answered(message)
+
+
+class Lease:
+    """A request on a decode worker: ``async with`` it. Entering awaits the Admitted, or raises the refusal.
+
+    ``ended`` resolves when the worker finished it, or raises why it ended early. ``why`` gives Cancel's reason.
+    """
+
+    def __init__(self, session: Session, admit: w.Admit, sink: Sink, why: Callable[[], str]) -> None:
+        loop = asyncio.get_running_loop()
+        self.request_id: str = admit.request_id
+        self.sink = sink
+        self.lease = b""
+        self.epoch = 0
+        self.held_blocks = 0
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._session, self._admit, self._why = session, admit, why
+        self._answer: asyncio.Future[w.Admitted | w.Rearmed] = loop.create_future()
+
+    async def __aenter__(self) -> Lease:
+        self._session.add(self)
+        self._session.send(w.SessionUp(admit=self._admit))
+        try:
+            admitted = await self._answer
+        except BaseException:
+            self.close()
+            raise
+        self.lease, self.epoch, self.held_blocks = admitted.lease, admitted.epoch, admitted.held_blocks
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def rearm(self) -> tuple[int, ...]:
+        """A new epoch: no frame of the old one is taken any more. Blocks that arrived and are kept.
+
+        Raises AlreadyCommitted when it is decoding, LeaseUnknown, WorkerLost.
+        """
+        self._answer = asyncio.get_running_loop().create_future()
+        rearm = w.Rearm(request_id=self.request_id, lease=self.lease, epoch=self.epoch + 1)
+        self._session.send(w.SessionUp(rearm=rearm))
+        rearmed = await self._answer
+        self.epoch = rearmed.epoch
+        return tuple(rearmed.received_blocks)
+
+    def close(self) -> None:
+        """Send Cancel, unless the worker ended it. Idempotent."""
+        if self._session.remove(self):
+            cancel = w.Cancel(request_id=self.request_id, reason=self._why())
+            self._session.send(w.SessionUp(cancel=cancel))
+        self.over(None)
+
+    # ---- for Session ---------------------------------------------------------------------------------
+
+    def answered(self, message: w.Admitted | w.Rearmed) -> None:
+        """The worker said yes."""
+        if not self._answer.done():
+            self._answer.set_result(message)
+
+    def refused(self, error: BatonError) -> None:
+        """The worker said no: to Admit, which ends it, or to Rearm, which doesn't."""
+        if not self.lease:
+            self._session.remove(self)
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+    def over(self, error: BatonError | None) -> None:
+        """Nothing more will come."""
+        if error is None and not self.ended.done():
+            self.ended.set_result(None)
+        reason = error or Cancelled("the request ended before it was answered")
+        for future in [f for f in (self.ended, self._answer) if not f.done()]:
+            future.set_exception(reason)
+            future.exception()  # somebody may have stopped listening
+
+
+def _error_of(pb: w.WireError, worker_id: str) -> BatonError:
+    if pb.type in ("", "Cancelled"):  # what we cancel ourselves, we no longer listen to
+        return WorkerLost(f"{worker_id} cancelled the request by itself")
+    return from_info(error_from_pb(pb))

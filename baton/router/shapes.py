@@ -1,0 +1,236 @@
+"""Pieces of an answer -> the JSON objects of OpenAI's two generation endpoints, streamed and whole.
+
+Knows nothing of HTTP or of where the pieces come from. https://platform.openai.com/docs/api-reference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from baton.protos.nouns import TokenLogprob, TokenLogprobs
+from baton.router.answer import Piece, Usage
+from baton.router.generation import Generation
+from baton.router.tokenizer import Tokenizer, token_name
+
+Json = dict[str, Any]
+LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
+
+
+class Shape(Protocol):
+    """How one endpoint words an answer."""
+
+    def opening(self) -> Iterator[Json]:
+        """Chunks that come before any text."""
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """Chunks for ``piece``; none where it brings nothing that the client sees."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """The response that isn't streamed; ``pieces[i]`` is all of choice i."""
+
+    def closing(self, usage: Usage) -> Json:
+        """The chunk with the usage and no choices."""
+
+
+class _Frame:
+    """The envelope that every object of one answer shares."""
+
+    def __init__(self, generation: Generation, kind: str, prefix: str, created: int, with_usage: bool) -> None:
+        self.envelope: Json = {
+            "id": f"{prefix}-{generation.request_id}",
+            "object": kind,
+            "created": created,
+            "model": generation.entry.model_id,
+        }
+        self._null_usage: Json = {"usage": None} if with_usage else {}
+
+    def chunk(self, choice: Json) -> Json:
+        return {**self.envelope, "choices": [choice], **self._null_usage}
+
+    def whole(self, kind: str, choices: list[Json], usage: Usage) -> Json:
+        return {**self.envelope, "object": kind, "choices": choices, "usage": usage_json(usage)}
+
+    def closing(self, usage: Usage) -> Json:
+        return {**self.envelope, "choices": [], "usage": usage_json(usage)}
+
+
+class CompletionShape:
+    """``/v1/completions``. ``echoes[i]`` is what goes before the answers to prompt i."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        created: int,
+        include_usage: bool = False,
+        return_ids: bool = False,
+        echoes: list[str] | None = None,
+    ) -> None:
+        self._frame = _Frame(generation, "text_completion", "cmpl", created, include_usage)
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._return_ids = return_ids
+        self._offsets = [0] * (len(generation.prompts) * generation.ask.n)
+        self._echoes = echoes or [""] * len(generation.prompts)
+        self._begun: set[int] = set()
+
+    def opening(self) -> Iterator[Json]:
+        """Nothing: a completion has no roles."""
+        return iter(())
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """One chunk, with the finish_reason where it is the last."""
+        choice = self._choice(piece)
+        if choice["text"] or choice["logprobs"] or piece.finish_reason or self._return_ids:
+            yield self._frame.chunk(choice)
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """All choices, by index."""
+        return self._frame.whole("text_completion", [self._choice(piece) for piece in pieces], usage)
+
+    def closing(self, usage: Usage) -> Json:
+        """Usage alone."""
+        return self._frame.closing(usage)
+
+    def _choice(self, piece: Piece) -> Json:
+        prompt = piece.index // self._generation.ask.n
+        first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        text = self._echoes[prompt] + piece.text if first else piece.text
+        choice: Json = {
+            "index": piece.index,
+            "text": text,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason or None,
+        }
+        if self._return_ids:
+            choice["token_ids"] = piece.token_ids
+            choice["prompt_token_ids"] = self._generation.prompts[prompt] if first else None
+        return choice
+
+    def _logprobs(self, piece: Piece) -> Json | None:
+        if not piece.logprobs:
+            return None
+        names = [self._name(entry.chosen) for entry in piece.logprobs]
+        return {
+            "tokens": names,
+            "token_logprobs": [finite(entry.chosen.logprob) for entry in piece.logprobs],
+            "top_logprobs": [self._alternatives(entry) for entry in piece.logprobs],
+            "text_offset": self._text_offsets(piece),
+        }
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The likeliest, and the chosen one where it isn't among them; the likelier of two equal names stays."""
+        found: dict[str, float] = {}
+        for one in sorted({*entry.top, entry.chosen}, key=lambda one: one.rank):
+            found.setdefault(self._name(one), finite(one.logprob))
+        return found
+
+    def _text_offsets(self, piece: Piece) -> list[int]:
+        offsets, at = [], self._offsets[piece.index]
+        for token_id in piece.token_ids:
+            offsets.append(at)
+            at += len(
+                self._tokenizer.token_bytes(token_id, self._generation.ask.skip_special).decode(errors="ignore")
+            )
+        self._offsets[piece.index] = at
+        return offsets
+
+    def _name(self, one: TokenLogprob) -> str:
+        return token_name(self._tokenizer.token_bytes(one.token_id))
+
+
+class ChatShape:
+    """``/v1/chat/completions``: a role chunk first, and a chunk of its own for each finish_reason."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        created: int,
+        include_usage: bool = False,
+        return_ids: bool = False,
+    ) -> None:
+        self._frame = _Frame(generation, "chat.completion.chunk", "chatcmpl", created, include_usage)
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._return_ids = return_ids
+
+    def opening(self) -> Iterator[Json]:
+        """The role, for each index."""
+        for index in range(self._generation.ask.n):
+            delta = {"role": "assistant", "content": ""}
+            chunk = self._frame.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+            yield self._with_prompt_ids(chunk) if index == 0 else chunk
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """Content, then the end."""
+        if piece.text or piece.logprobs or (self._return_ids and piece.token_ids):
+            choice: Json = {"index": piece.index, "delta": {"content": piece.text}}
+            yield self._frame.chunk(choice | self._rest(piece, None))
+        if piece.finish_reason:
+            choice = {"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
+            yield self._frame.chunk(choice)
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """All choices, by index."""
+        choices = [
+            {"index": piece.index, "message": {"role": "assistant", "content": piece.text, "refusal": None}}
+            | self._rest(piece, piece.finish_reason)
+            for piece in pieces
+        ]
+        return self._with_prompt_ids(self._frame.whole("chat.completion", choices, usage))
+
+    def closing(self, usage: Usage) -> Json:
+        """Usage alone."""
+        return self._frame.closing(usage)
+
+    def _rest(self, piece: Piece, finish_reason: str | None) -> Json:
+        entries = [self._entry(entry.chosen) | self._top(entry) for entry in piece.logprobs]
+        rest: Json = {
+            "logprobs": {"content": entries, "refusal": None} if entries else None,
+            "finish_reason": finish_reason,
+        }
+        return rest | ({"token_ids": piece.token_ids} if self._return_ids else {})
+
+    def _top(self, entry: TokenLogprobs) -> Json:
+        return {"top_logprobs": [self._entry(one) for one in entry.top]}
+
+    def _entry(self, one: TokenLogprob) -> Json:
+        """``bytes`` of all tokens join to the text, so a special token that the text leaves out has none."""
+        shown = self._tokenizer.token_bytes(one.token_id, self._generation.ask.skip_special)
+        name = token_name(self._tokenizer.token_bytes(one.token_id))
+        return {"token": name, "logprob": finite(one.logprob), "bytes": list(shown)}
+
+    def _with_prompt_ids(self, json: Json) -> Json:
+        return json | {"prompt_token_ids": self._generation.prompts[0]} if self._return_ids else json
+
+
+def usage_json(usage: Usage) -> Json:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def collected(pieces: list[list[Piece]]) -> list[Piece]:
+    """Each choice's pieces as one."""
+    return [
+        Piece(
+            index=index,
+            text="".join(piece.text for piece in parts),
+            token_ids=tuple(i for piece in parts for i in piece.token_ids),
+            logprobs=tuple(p for piece in parts for p in piece.logprobs),
+            finish_reason=parts[-1].finish_reason,
+        )
+        for index, parts in enumerate(pieces)
+    ]
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can say."""
+    return max(logprob, LOWEST_LOGPROB)

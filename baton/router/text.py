@@ -1,0 +1,80 @@
+"""One model's text side: prompt -> ids, ids -> text. Long texts are tokenized off the event loop.
+
+Knows nothing of REST, gRPC, sampling or workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from baton.protos.errors import InvalidRequest
+from baton.router.chat_template import PLAIN, ChatTemplate, Message, load_chat_template
+from baton.router.detokenize import Detokenizer
+from baton.router.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+
+INLINE_CHARS = 2048  # about 0.5 ms; a thread costs 0.1 ms
+INLINE_IDS = 4096
+_T = TypeVar("_T")
+log = logging.getLogger(__name__)
+
+
+class TextModel:
+    """A tokenizer and, where the model has one, its chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of any text."""
+        return await self._run(len(text) <= INLINE_CHARS, self.tokenizer.encode, text, add_special_tokens)
+
+    async def encode_prompt(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Ids of a prompt to continue. Raises InvalidRequest for an empty one, though a model may add a token."""
+        if not text:
+            raise InvalidRequest(f"{param} is empty: give at least one token", param)
+        return await self.encode(text, add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        switches: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation, see ``ChatTemplate.render``; the template writes the special tokens itself.
+
+        Raises InvalidRequest for a model without a template.
+        """
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+        text = self._template.render(messages, add_generation_prompt, switches)
+        return await self.encode(text, add_special_tokens=False)
+
+    async def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``, whole."""
+        return await self._run(len(ids) <= INLINE_IDS, self.tokenizer.decode, ids, skip_special_tokens)
+
+    def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """For one choice, see ``Tokenizer.detokenizer``."""
+        return self.tokenizer.detokenizer(context, skip_special_tokens)
+
+    async def _run(self, inline: bool, work: Callable[..., _T], *args: object) -> _T:
+        if inline:
+            return work(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args))
+
+
+def load_text(directory: Path | None, vocab_size: int, special: Sequence[int] = ()) -> TextModel:
+    """The text side of a model directory; without a tokenizer.json, bytes. Raises CheckpointError."""
+    if directory is None or not (directory / "tokenizer.json").is_file():
+        if directory is not None:
+            log.warning("%s has no tokenizer.json: text of this model is taken and given as bytes", directory)
+        return TextModel(ByteTokenizer(vocab_size, special), ChatTemplate(PLAIN))
+    return TextModel(HfTokenizer(directory / "tokenizer.json"), load_chat_template(directory))

@@ -1,0 +1,207 @@
+"""A dispatcher that really streams, a tokenizer trained on the spot, and a router on real sockets before them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from baton.cluster.config import RouterConfig
+from baton.protos.errors import BatonError
+from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
+from baton.router.catalog import ModelCatalog
+from baton.router.request import ChoiceStream, RouterRequest, ServedModel, Summary
+from baton.router.server import RouterAddress, make_frontend, running_router
+from baton.router.tokenizer import HfTokenizer
+
+SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+EOS = 1
+CONTEXT = 256
+CORPUS = ["The quick brown fox jumps over the lazy dog. Zwölf Boxkämpfer jagen Viktor, 日本語 and 🦊 too!\n"] * 4
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] | trim }}"
+    "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SAID = "The quick brown fox jumps over the lazy dog. 日本語 and 🦊 too!"
+
+
+def train_tokenizer(directory: Path) -> None:
+    """A byte-level BPE of about 400 ids, in the Hugging Face layout."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", pair=None, special_tokens=[("<|begin|>", 0)]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    begin = {"__type": "AddedToken", "content": "<|begin|>", "special": True}
+    config = {"bos_token": begin, "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    train_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> HfTokenizer:
+    return HfTokenizer(model_dir / "tokenizer.json")
+
+
+@pytest.fixture(scope="session")
+def vocab_size(model_dir: Path) -> int:
+    return Tokenizer.from_file(str(model_dir / "tokenizer.json")).get_vocab_size()
+
+
+class FakeDispatcher:
+    """Streams ``say(request, choice)`` one token per ``pace_s``, through the real ChoiceStream.
+
+    Obeys max_tokens, end ids and cancellation as an engine does; keeps what it was asked and what was cancelled.
+    """
+
+    def __init__(self, served: tuple[ServedModel, ...], say: Callable[[RouterRequest, int], list[int]]) -> None:
+        self.served = served
+        self.say = say
+        self.pace_s = 0.0
+        self.requests: list[RouterRequest] = []
+        self.cancelled: list[str] = []
+        self.refuse: BatonError | None = None
+        self.fail_after: tuple[int, BatonError] | None = None
+        self.is_ready = True
+        self.running: set[asyncio.Task[None]] = set()
+        self.opened = asyncio.Event()
+        self.first_token = asyncio.Event()
+        self.first_token.set()
+
+    def models(self) -> tuple[ServedModel, ...]:
+        return self.served
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def idle(self) -> None:
+        """Returns once nothing runs; a second is far more than a cancel takes."""
+        async with asyncio.timeout(1):
+            await asyncio.gather(*self.running, return_exceptions=True)
+
+    def open(self, request: RouterRequest) -> list[ChoiceStream]:
+        if self.refuse is not None:
+            raise self.refuse
+        self.requests.append(request)
+        return [self._open_one(request, choice) for choice in range(request.n)]
+
+    def _open_one(self, request: RouterRequest, choice: int) -> ChoiceStream:
+        summary = Summary(prompt_tokens=len(request.token_ids), way="prefill", prefill_worker="p0", stations={})
+        summary.context_class = "short"
+        stream = ChoiceStream(choice, summary)
+        task = asyncio.create_task(self._run(request, stream))
+        self.running.add(task)
+        self.opened.set()
+        task.add_done_callback(self.running.discard)
+
+        def cancel() -> None:
+            self.cancelled.append(stream.cancel_reason)
+            task.cancel()
+
+        stream.on_cancel(cancel)
+        return stream
+
+    async def _run(self, request: RouterRequest, stream: ChoiceStream) -> None:
+        await self.first_token.wait()
+        stream.summary.cached_tokens = 16 if len(request.token_ids) > 16 else 0
+        sampling, ids = request.sampling, self.say(request, stream.choice)
+        ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})
+        for index in range(sampling.max_tokens):
+            await asyncio.sleep(self.pace_s)
+            if self.fail_after is not None and index >= self.fail_after[0]:
+                return stream.fail(self.fail_after[1])
+            token = ids[index % len(ids)]
+            ended = token in ends and index >= sampling.min_tokens
+            reason = "stop" if ended else "length" if index + 1 == sampling.max_tokens else ""
+            logprobs = (entry(token, sampling.logprobs),) if sampling.logprobs is not None else ()
+            stream.push(TokenRun(index, (token,), logprobs, reason, token if ended else None))
+            if reason:
+                return None
+        return None
+
+
+def entry(token: int, count: int) -> TokenLogprobs:
+    """The chosen token at rank 1, the next ids after it."""
+    ranked = [TokenLogprob(token + i, -0.5 - i, i + 1) for i in range(max(1, count))]
+    return TokenLogprobs(ranked[0], tuple(ranked[:count]))
+
+
+@pytest.fixture
+def fake(tokenizer: HfTokenizer, vocab_size: int) -> FakeDispatcher:
+    """Greedy says SAID and ends; sampled says ids keyed by (seed, choice, position)."""
+    said = [*tokenizer.encode(SAID, add_special_tokens=False), EOS]
+    letters = tokenizer.encode("abcdefghijklmnopqrstuvwxyz", add_special_tokens=False)
+
+    def say(request: RouterRequest, choice: int) -> list[int]:
+        if request.sampling.temperature == 0:
+            return said
+        key = f"{request.sampling.seed} {choice}".encode()
+        return [letters[byte % len(letters)] for byte in hashlib.sha256(key).digest()]
+
+    return FakeDispatcher((ServedModel("tiny", CONTEXT, vocab_size, (EOS,)),), say)
+
+
+class Clients:
+    """The unmodified clients of one running router."""
+
+    def __init__(self, address: RouterAddress) -> None:
+        self.address = address
+        self.http = httpx.AsyncClient(base_url=address.url, timeout=10, verify=False)  # reading CAs takes 25 ms
+        self.channel = grpc.aio.insecure_channel(f"{address.host}:{address.grpc_port}")
+
+    @functools.cached_property
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.address.url}/v1", api_key="none", max_retries=0)
+
+    async def close(self) -> None:
+        if "openai" in self.__dict__:
+            await self.openai.close()
+        await self.http.aclose()
+        await self.channel.close()
+
+
+@asynccontextmanager
+async def router_before(
+    fake: FakeDispatcher, sources: dict[str, Path | None], **settings: object
+) -> AsyncIterator[Clients]:
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, **settings)
+    frontend = make_frontend(config, fake, ModelCatalog(fake.models, sources))
+    async with running_router(config, frontend) as address:
+        clients = Clients(address)
+        yield clients
+        await clients.close()
+
+
+@pytest.fixture
+async def router(fake: FakeDispatcher, model_dir: Path) -> AsyncIterator[Clients]:
+    async with router_before(fake, {"tiny": model_dir}, max_body_bytes=65536) as clients:
+        yield clients
+
+
+@pytest.fixture
+def start_router() -> Callable[..., object]:
+    """For tests with settings or models of their own: ``async with start_router(fake, sources, …) as clients``."""
+    return router_before

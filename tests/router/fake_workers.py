@@ -1,0 +1,423 @@
+"""Workers that really speak gRPC, and answer by an oracle instead of a model.
+
+Each token is a hash of all tokens before it, so a wrong replay, a lost or a doubled token changes the answer.
+They keep what they were told, and can be scripted to refuse, stall, fail and die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import grpc
+import grpc.aio
+import msgspec
+
+from baton.protos.convert import error_to_pb, info_to_pb
+from baton.protos.errors import (
+    AlreadyCommitted,
+    BatonError,
+    LeaseUnknown,
+    PoolExhausted,
+    StaleEpoch,
+    WorkerLost,
+    to_info,
+)
+from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
+from baton.protos.rpc import abort
+from baton.protos.v1 import common_pb2 as c
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.router.compose import dispatching
+from baton.router.dispatch import Dispatcher, DispatchSettings
+from baton.router.request import ChoiceStream, RouterRequest
+from baton.router.tagging import ContextClass
+
+LAYOUT = KvLayout("bytes", (), 256, "bytes")
+
+
+def next_token(tokens: Sequence[int], choice: int) -> int:
+    digest = hashlib.blake2b(repr((list(tokens), choice)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % 1000
+
+
+def answer_of(prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, choice))
+    return tokens[len(prompt) :]
+
+
+def info(worker_id: str, role: str, **fields) -> WorkerInfo:
+    defaults = {
+        "incarnation": f"{worker_id}-1",
+        "address": "127.0.0.1:1",
+        "model_id": "m",
+        "fingerprint": "f",
+        "layout": LAYOUT,
+        "max_model_len": 4096,
+        "vocab_size": 1000,
+        "eos_token_ids": (),
+        "pages": 1000,
+    }
+    return WorkerInfo(worker_id=worker_id, role=role, **defaults | fields)
+
+
+class FakeWorker(stubs.WorkerServicer):
+    """A server on a free port; ``die`` breaks every connection at once."""
+
+    role = ""
+
+    def __init__(self, worker_id: str, **fields) -> None:
+        self.info = info(worker_id, self.role, **fields)
+        self.server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> None:
+        self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        stubs.add_WorkerServicer_to_server(self, self.server)
+        self.register(self.server)
+        port = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.info = msgspec.structs.replace(self.info, address=f"127.0.0.1:{port}")
+        await self.server.start()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        raise NotImplementedError
+
+    async def die(self) -> None:
+        if self.server is not None:
+            server, self.server = self.server, None
+            await server.stop(None)
+
+    async def Describe(self, request, context):
+        return info_to_pb(self.info)
+
+
+class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
+    """``refusals`` are given to the next Admits; holds stall; after ``die_after`` tokens of a request it dies."""
+
+    role = "decode"
+
+    def __init__(self, worker_id: str, **fields) -> None:
+        super().__init__(worker_id, **fields)
+        self.admits: list[w.Admit] = []
+        self.rearms: list[w.Rearm] = []
+        self.cancels: list[tuple[str, str]] = []
+        self.refusals: list[BatonError] = []
+        self.rearm_refusals: list[BatonError] = []
+        self.end_with: list[BatonError] = []
+        self.hold_admits = asyncio.Event()
+        self.hold_tokens = asyncio.Event()
+        self.hold_admits.set()
+        self.hold_tokens.set()
+        self.pace_s = 0.0
+        self.per_frame = 1
+        self.die_after: int | None = None
+        self.held_blocks = 0
+        self.pages_free = 1 << 30  # a page per lease
+        self.granted: list[str] = []
+        self.leases: dict[str, SimpleNamespace] = {}
+        self.sessions = 0
+        self.most = 0
+
+    def register(self, server: grpc.aio.Server) -> None:
+        stubs.add_DecodeWorkerServicer_to_server(self, server)
+
+    async def Session(self, requests, context):
+        self.sessions += 1
+        out: asyncio.Queue[w.SessionDown] = asyncio.Queue()
+        mine: set[str] = set()
+        reading = asyncio.create_task(self._take(requests, out, mine))
+        try:
+            while True:
+                await context.write(await out.get())
+        finally:
+            reading.cancel()
+            for request_id in mine:
+                self._end(request_id)
+
+    async def _take(self, requests, out, mine) -> None:
+        async for up in requests:
+            kind = up.WhichOneof("message")
+            if kind == "hello":
+                out.put_nowait(w.SessionDown(welcome=w.Welcome(worker=info_to_pb(self.info))))
+            elif kind == "admit":
+                await self._admit(up.admit, out, mine)
+            elif kind == "rearm":
+                self._rearm(up.rearm, out)
+            elif kind == "cancel":
+                self.cancels.append((up.cancel.request_id, up.cancel.reason))
+                self._end(up.cancel.request_id)
+
+    async def _admit(self, admit: w.Admit, out, mine) -> None:
+        self.admits.append(admit)
+        if len(self.leases) >= self.pages_free and not self.refusals:
+            self.refusals.append(PoolExhausted("no page"))
+        if self.refusals:
+            refused = w.Refused(request_id=admit.request_id, error=error_to_pb(to_info(self.refusals.pop(0))))
+            out.put_nowait(w.SessionDown(refused=refused))
+            return
+        lease = SimpleNamespace(
+            admit=admit, id=random.randbytes(16), epoch=1, out=out, committed=False, task=None, received=[]
+        )
+        self.leases[admit.request_id] = lease
+        self.most = max(self.most, len(self.leases))
+        mine.add(admit.request_id)
+        self.granted.append(admit.request_id)
+        lease.task = asyncio.create_task(self._answer(lease))
+
+    async def _answer(self, lease) -> None:
+        await self.hold_admits.wait()
+        admitted = w.Admitted(
+            request_id=lease.admit.request_id, lease=lease.id, epoch=1, held_blocks=self.held_blocks
+        )
+        lease.out.put_nowait(w.SessionDown(admitted=admitted))
+        if lease.admit.local:
+            await self._write(lease)
+
+    def _rearm(self, rearm: w.Rearm, out) -> None:
+        self.rearms.append(rearm)
+        lease = self.leases.get(rearm.request_id)
+        error = self.rearm_refusals.pop(0) if self.rearm_refusals else None
+        if lease is None or lease.id != rearm.lease:
+            error = LeaseUnknown("no such lease")
+        elif lease.committed:
+            error = AlreadyCommitted("it decodes")
+        if error is not None:
+            refused = w.Refused(request_id=rearm.request_id, error=error_to_pb(to_info(error)))
+            out.put_nowait(w.SessionDown(refused=refused))
+            return
+        assert rearm.epoch == lease.epoch + 1
+        lease.epoch = rearm.epoch
+        rearmed = w.Rearmed(request_id=rearm.request_id, epoch=rearm.epoch, received_blocks=lease.received)
+        out.put_nowait(w.SessionDown(rearmed=rearmed))
+
+    def commit(self, request: w.PrefillRequest) -> None:
+        """What a handoff's commit does."""
+        lease = self.leases.get(request.request_id)
+        if lease is None or lease.id != request.lease:
+            raise LeaseUnknown("no such lease")
+        if lease.epoch != request.epoch:
+            raise StaleEpoch(f"epoch {request.epoch}, in force is {lease.epoch}")
+        assert tuple(lease.admit.token_ids) == tuple(request.token_ids)
+        lease.committed = True
+        lease.task = asyncio.create_task(self._write(lease))
+
+    async def _write(self, lease) -> None:
+        """Every token from the first index on, a few per frame."""
+        admit, tokens, sent = lease.admit, list(lease.admit.token_ids), 0
+        while True:
+            await self.hold_tokens.wait()
+            await asyncio.sleep(self.pace_s)
+            if self.end_with:
+                ended = w.Ended(request_id=admit.request_id, error=error_to_pb(to_info(self.end_with.pop(0))))
+                self.leases.pop(admit.request_id, None)
+                lease.out.put_nowait(w.SessionDown(ended=ended))
+                return
+            run = self._run(admit, tokens)
+            output = w.RequestTokens(request_id=admit.request_id, run=run, cached_tokens=0 if sent else 7)
+            if run.finish_reason:
+                self.leases.pop(admit.request_id, None)
+            lease.out.put_nowait(w.SessionDown(tokens=w.TokenFrame(step=sent, outputs=[output])))
+            sent += len(run.token_ids)
+            if self.die_after is not None and sent >= self.die_after:
+                self.die_after = None
+                await asyncio.sleep(0.02)
+                self._dying = asyncio.create_task(self.die())
+                return
+            if run.finish_reason:
+                return
+
+    def _run(self, admit: w.Admit, tokens: list[int]) -> c.TokenRun:
+        index = len(tokens) - admit.prompt_tokens
+        count = min(self.per_frame, admit.sampling.max_tokens - index)
+        ids = answer_of(tokens, count, admit.choice)
+        tokens += ids
+        last = index + count >= admit.sampling.max_tokens
+        return c.TokenRun(output_index=index, token_ids=ids, finish_reason="length" if last else "")
+
+    def _end(self, request_id: str) -> None:
+        lease = self.leases.pop(request_id, None)
+        if lease is not None and lease.task is not None:
+            lease.task.cancel()
+
+
+class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
+    """``failures`` are raised by the next calls; ``hold`` stalls; ``lose_reply`` commits and then fails."""
+
+    role = "prefill"
+
+    def __init__(self, worker_id: str, **fields) -> None:
+        super().__init__(worker_id, **fields)
+        self.decodes: dict[str, FakeDecode] = {}
+        self.requests: list[w.PrefillRequest] = []
+        self.failures: list[BatonError] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.lose_reply = False
+        self.reply_after_s = 0.0
+        self.die_at_call = False
+        self.cancelled = 0
+        self.running = 0
+        self.most = 0
+
+    def register(self, server: grpc.aio.Server) -> None:
+        stubs.add_PrefillWorkerServicer_to_server(self, server)
+
+    async def Prefill(self, request, context):
+        self.requests.append(request)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            return await self._prefill(request)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        except BatonError as error:
+            await abort(context, error)
+        finally:
+            self.running -= 1
+
+    async def _prefill(self, request: w.PrefillRequest) -> w.PrefillResponse:
+        if self.die_at_call:
+            self._dying = asyncio.create_task(self.die())
+        await self.hold.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        self.decodes[request.decode_address].commit(request)
+        if self.lose_reply:
+            raise WorkerLost("the reply was lost")
+        await asyncio.sleep(self.reply_after_s)
+        index = len(request.token_ids) - request.prompt_tokens
+        token = next_token(request.token_ids, request.choice)
+        reason = "length" if index + 1 >= request.sampling.max_tokens else ""
+        stations = [c.Station(name="queue", seconds=0.1), c.Station(name="prefill", seconds=0.2)]
+        stations.append(c.Station(name="transfer", seconds=0.3))
+        first = c.TokenRun(output_index=index, token_ids=[token], finish_reason=reason)
+        return w.PrefillResponse(first=first, cached_tokens=7, stations=stations)
+
+
+class FakeRoster:
+    """Who joined, as the roster would say."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, SimpleNamespace] = {}
+
+    def join(self, worker: FakeWorker | WorkerInfo, load: WorkerLoad = WorkerLoad()) -> None:
+        who = worker if isinstance(worker, WorkerInfo) else worker.info
+        self.entries[who.worker_id] = SimpleNamespace(info=who, load=load)
+
+    def leave(self, worker_id: str) -> None:
+        del self.entries[worker_id]
+
+    def snapshot(self) -> dict[str, SimpleNamespace]:
+        return dict(self.entries)
+
+
+class FakeIndex:
+    """Says the same to everybody; keeps what it was asked."""
+
+    def __init__(self, held: dict[str, int] | None = None) -> None:
+        self.held = held or {}
+        self.asked: list[tuple[list[str], int]] = []
+
+    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
+        self.asked.append((list(workers), len(hashes)))
+        return {k: min(self.held.get(k, 0), len(hashes)) for k in workers}
+
+
+class Cluster:
+    """Fakes and the dispatcher before them."""
+
+    def __init__(self, prefill: int, decode: int, **fields) -> None:
+        self.p = [FakePrefill(f"p{i}") for i in range(prefill)]
+        self.d = [FakeDecode(f"d{i}", **fields) for i in range(decode)]
+        self.roster = FakeRoster()
+        self.dispatcher: Dispatcher
+
+    @property
+    def view(self):
+        return self.dispatcher._view
+
+    def open(self, prompt: Sequence[int], max_tokens: int = 8, **fields) -> list[ChoiceStream]:
+        sampling = Sampling(max_tokens=max_tokens)
+        request = RouterRequest(fields.pop("request_id", "r"), "m", tuple(prompt), sampling, **fields)
+        return self.dispatcher.open(request)
+
+    async def start(self) -> None:
+        for worker in (*self.p, *self.d):
+            await worker.start()
+            self.roster.join(worker)
+        for p in self.p:
+            p.decodes = {d.info.address: d for d in self.d}
+
+    async def all_up(self, seconds: float = 5.0) -> None:
+        want = len(self.roster.entries)
+        await until(lambda: self.view.reachable("prefill") + self.view.reachable("decode") == want, seconds)
+
+    async def idle(self, seconds: float = 2.0) -> None:
+        """Nothing is left anywhere: tasks, counts, leases, calls, places in the queue."""
+        await until(lambda: not self._left(), seconds, lambda: self._left())
+
+    def _left(self) -> list[str]:
+        left = [f"task {t.get_name()}" for t in self.dispatcher._open]
+        left += [f"{d.info.worker_id} leases {list(d.leases)}" for d in self.d if d.leases]
+        left += [f"{p.info.worker_id} runs {p.running}" for p in self.p if p.running]
+        left += [str(self.view.own_counts())] if self.view.own_counts() else []
+        queue = self.dispatcher._admission
+        left += ["queue"] if queue._queues or any(queue._counted.values()) else []
+        return left
+
+
+async def until(done, seconds: float = 2.0, what=lambda: "") -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, f"never happened: {what()}"
+        await asyncio.sleep(0.005)
+
+
+async def collect(stream: ChoiceStream) -> list[int]:
+    """Every id, with the indices checked: each once and in order."""
+    ids: list[int] = []
+    async for run in stream:
+        assert run.output_index == len(ids)
+        ids += run.token_ids
+    return ids
+
+
+@asynccontextmanager
+async def cluster(
+    prefill: int = 1,
+    decode: int = 1,
+    *,
+    policy: str = "round_robin",
+    max_queue: int = 100,
+    local_max: int = 4,
+    index: FakeIndex | None = None,
+    settings: DispatchSettings = DispatchSettings(worker_wait_s=0.3, full_wait_s=0.05),
+    **fields,
+) -> AsyncIterator[Cluster]:
+    """A running cluster; on leaving, everything is stopped and no task of the router may be left."""
+    before = asyncio.all_tasks()
+    running = Cluster(prefill, decode, **fields)
+    await running.start()
+    config = SimpleNamespace(
+        policy=policy,
+        context_classes=(ContextClass("short", 64), ContextClass("long", 0)),
+        max_queue=max_queue,
+        local_prefill_max_tokens=local_max,
+    )
+    async with dispatching(
+        config, running.roster, index, router_id="router", rng=random.Random(1), settings=settings
+    ) as running.dispatcher:
+        await running.all_up()
+        yield running
+    ours = ("r choice", "link", "session", "cluster")
+    left = [t for t in asyncio.all_tasks() - before if t.get_name().startswith(ours)]
+    assert not left, left
+    for worker in (*running.p, *running.d):
+        await worker.die()

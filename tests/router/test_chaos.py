@@ -1,0 +1,69 @@
+"""Seeded random faults, deaths, restarts and cancels: no answer is ever wrong, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+
+import msgspec
+import pytest
+
+from baton.protos.errors import BatonError, Cancelled, CorruptFrame, PoolExhausted, WorkerLost
+from tests.router.fake_workers import answer_of, cluster, collect
+
+FAULTS = (CorruptFrame("bad"), PoolExhausted("full"), WorkerLost("gone"))
+
+
+async def break_things(c, rng: random.Random, enough: asyncio.Event) -> None:
+    """Faults, now and then a death, and a new incarnation soon after."""
+    while not enough.is_set():
+        await asyncio.sleep(0.03)
+        rng.choice(c.p).failures.append(rng.choice(FAULTS))
+        rng.choice(c.d).refusals.append(PoolExhausted("full"))
+        if rng.random() < 0.3:
+            worker = rng.choice([*c.p, *c.d])
+            await worker.die()
+            c.roster.leave(worker.info.worker_id)
+            await asyncio.sleep(0.05)
+            born = f"{worker.info.worker_id}-{rng.random()}"
+            worker.info = msgspec.structs.replace(worker.info, incarnation=born)
+            await worker.start()
+            c.roster.join(worker)
+            for p in c.p:
+                p.decodes = {d.info.address: d for d in c.d}
+
+
+async def one(c, rng: random.Random, i: int) -> str:
+    """A request's fate: "right", "cancelled" or an error's label."""
+    await asyncio.sleep(rng.random())
+    prompt = tuple(rng.randrange(1000) for _ in range(rng.choice((3, 20, 70, 300))))
+    [stream] = c.open(prompt, max_tokens=rng.choice((1, 5, 30)))
+    if rng.random() < 0.25:
+        asyncio.get_running_loop().call_later(rng.random() * 0.3, stream.cancel, "client_gone")
+    try:
+        ids = await asyncio.wait_for(collect(stream), 10)
+    except Cancelled:
+        return "cancelled"
+    except BatonError as error:
+        return error.label
+    assert ids == answer_of(prompt, len(ids))
+    assert stream.summary.finish_reason == "length"
+    return "right"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_answer_is_wrong_and_nothing_is_left_under_faults(seed):
+    rng = random.Random(seed)
+    async with cluster(2, 2) as c:
+        for d in c.d:
+            d.pace_s = 0.002
+        enough = asyncio.Event()
+        breaking = asyncio.create_task(break_things(c, rng, enough))
+        fates = await asyncio.gather(*(one(c, rng, i) for i in range(120)))
+        enough.set()
+        await breaking
+        await c.idle(5)
+    gc.collect()  # stopped servers want to be freed while their loop lives
+    assert fates.count("right") > 60, fates
+    assert not {"internal", "deadline_exceeded"} & set(fates), fates

@@ -1,0 +1,160 @@
+"""The gRPC twin on a real socket: answers, rich errors, deadlines, health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from baton.protos.errors import Overloaded
+from baton.protos.v1 import common_pb2, inference_pb2_grpc, worker_pb2
+from baton.protos.v1 import inference_pb2 as pb
+
+SAID = "The quick brown fox jumps over the lazy dog. 日本語 and 🦊 too!"
+GREEDY = common_pb2.Sampling(temperature=0)
+
+
+@pytest.fixture
+def stub(router) -> inference_pb2_grpc.InferenceStub:
+    return inference_pb2_grpc.InferenceStub(router.channel)
+
+
+def details(error: grpc.aio.AioRpcError) -> dict[str, object]:
+    """The rich error of the trailers, by message name."""
+    raw = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    found: dict[str, object] = {}
+    kinds = (
+        error_details_pb2.ErrorInfo,
+        error_details_pb2.BadRequest,
+        error_details_pb2.RetryInfo,
+        worker_pb2.WireError,
+    )
+    for packed in status_pb2.Status.FromString(raw).details:
+        kind = next(kind for kind in kinds if packed.Is(kind.DESCRIPTOR))
+        found[kind.__name__] = kind.FromString(packed.value)
+    return found
+
+
+async def test_text_ids_and_chat_are_answered(stub, fake, tokenizer) -> None:
+    chat = pb.Conversation(messages=[pb.ChatMessage(role="user", content="Hello")])
+    ids = pb.TokenIds(ids=tokenizer.encode("Hello", False))
+    for prompt in ({"text": "Hello"}, {"tokens": ids}, {"chat": chat}):
+        answer = await stub.Generate(pb.GenerateRequest(**prompt, sampling=GREEDY, return_token_ids=True))
+        [choice] = answer.choices
+        assert (choice.text, choice.finish_reason, answer.model) == (SAID, "stop", "tiny")
+        assert answer.usage.completion_tokens == len(choice.token_ids)
+        assert answer.usage.prompt_tokens == len(fake.requests[-1].token_ids)
+
+
+async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(stub) -> None:
+    request = pb.GenerateRequest(text="x", sampling=GREEDY, n=2, request_id="mine")
+    chunks = [chunk async for chunk in stub.GenerateStream(request)]
+    for index in (0, 1):
+        pieces = [c for chunk in chunks for c in chunk.choices if c.index == index]
+        assert "".join(piece.text for piece in pieces) == SAID
+        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
+    assert chunks[-1].usage.completion_tokens > 0
+    assert not any(chunk.HasField("usage") for chunk in chunks[:-1])
+    assert {chunk.request_id for chunk in chunks} == {"mine"}
+
+
+async def test_logprobs_and_stop_strings_work(stub, fake) -> None:
+    sampling = common_pb2.Sampling(temperature=0, logprobs=2)
+    answer = await stub.Generate(pb.GenerateRequest(text="x", sampling=sampling, stop=["brown"]))
+    assert answer.choices[0].text == "The quick "
+    assert [len(entry.top) for entry in answer.choices[0].logprobs] == [2] * answer.usage.completion_tokens
+
+
+async def test_a_bad_field_is_a_rich_invalid_argument(stub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.Generate(pb.GenerateRequest(text="x", sampling=common_pb2.Sampling(top_p=1.5)))
+    assert failed.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    found = details(failed.value)
+    assert found["ErrorInfo"].reason == "INVALID_REQUEST"
+    assert found["BadRequest"].field_violations[0].field == "top_p"
+    assert found["WireError"].type == "InvalidRequest"
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (pb.GenerateRequest(), "INVALID_ARGUMENT"),
+        (pb.GenerateRequest(model="huge", text="x"), "NOT_FOUND"),
+        (pb.GenerateRequest(text="x", adapter="none"), "NOT_FOUND"),
+        (pb.GenerateRequest(tokens=pb.TokenIds()), "INVALID_ARGUMENT"),
+        (pb.GenerateRequest(tokens=pb.TokenIds(ids=[-5])), "INVALID_ARGUMENT"),
+        (pb.GenerateRequest(tokens=pb.TokenIds(ids=[5] * 256)), "INVALID_ARGUMENT"),
+        (pb.GenerateRequest(chat=pb.Conversation()), "INVALID_ARGUMENT"),
+        (
+            pb.GenerateRequest(chat=pb.Conversation(messages=[pb.ChatMessage(role="boss", content="x")])),
+            "INVALID_ARGUMENT",
+        ),
+        (pb.GenerateRequest(text="x", n=999), "INVALID_ARGUMENT"),
+        (pb.GenerateRequest(text="x", sampling=common_pb2.Sampling(temperature=float("nan"))), "INVALID_ARGUMENT"),
+    ],
+)
+async def test_bad_requests_have_their_status_streamed_or_not(stub, request_, code: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.Generate(request_)
+    assert failed.value.code().name == code
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.GenerateStream(request_).read()
+    assert failed.value.code().name == code
+
+
+async def test_overload_says_when_to_try_again(stub, fake) -> None:
+    fake.refuse = Overloaded("full", retry_after_s=1.5)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.Generate(pb.GenerateRequest(text="x"))
+    assert failed.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert details(failed.value)["RetryInfo"].retry_delay.ToMilliseconds() == 1500
+
+
+async def test_a_defect_is_internal_and_tells_nothing_of_the_inside(stub, fake) -> None:
+    fake.open = lambda request: 1 / 0
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.Generate(pb.GenerateRequest(text="x"))
+    assert failed.value.code() == grpc.StatusCode.INTERNAL
+    assert "division" not in failed.value.details()
+
+
+async def test_the_callers_deadline_reaches_dispatch_and_frees_the_request(stub, fake) -> None:
+    fake.pace_s = 0.01
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stub.Generate(pb.GenerateRequest(text="x", sampling=common_pb2.Sampling(max_tokens=200)), timeout=0.1)
+    assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await fake.idle()
+    loop_now = asyncio.get_running_loop().time()
+    assert fake.requests[0].deadline < loop_now + 0.1
+    assert fake.cancelled == ["client_gone"]
+
+
+async def test_a_cancelled_stream_frees_every_choice(stub, fake) -> None:
+    fake.pace_s = 0.01
+    call = stub.GenerateStream(pb.GenerateRequest(text="x", n=3, sampling=common_pb2.Sampling(max_tokens=200)))
+    await call.read()
+    call.cancel()
+    await fake.idle()
+    assert fake.cancelled == ["client_gone"] * 3
+
+
+async def test_tokenizer_and_models_answer(stub, tokenizer) -> None:
+    ids = (await stub.Tokenize(pb.TokenizeRequest(text="Zwölf 🦊", skip_special_tokens=True))).ids
+    assert list(ids) == tokenizer.encode("Zwölf 🦊", False)
+    assert (await stub.Detokenize(pb.DetokenizeRequest(ids=ids))).text == "Zwölf 🦊"
+    models = (await stub.ListModels(pb.ListModelsRequest())).models
+    assert [(model.id, model.max_model_len) for model in models] == [("tiny", 256)]
+
+
+async def test_health_and_reflection_are_there(router) -> None:
+    health = health_pb2_grpc.HealthStub(router.channel)
+    answer = await health.Check(health_pb2.HealthCheckRequest(service="baton.v1.Inference"))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    reflection = reflection_pb2_grpc.ServerReflectionStub(router.channel)
+    call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+    services = [s.name async for answer in call for s in answer.list_services_response.service]
+    assert "baton.v1.Inference" in services

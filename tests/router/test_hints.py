@@ -1,0 +1,71 @@
+"""Prefix hints: bounded in time, of the same weights only, off the loop for long prompts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.kv import prefix
+from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
+from baton.router import hints
+from baton.router.hints import PrefixHints
+from baton.router.policies import Candidate, ClusterSnapshot
+from baton.router.request import RouterRequest
+from tests.router.fake_workers import FakeIndex
+
+LAYOUT = KvLayout("float32", (), 4096, "float32")
+
+
+def candidate(worker_id: str, fingerprint: str = "f") -> Candidate:
+    info = WorkerInfo(worker_id, "1", "decode", "a:1", "m", fingerprint, LAYOUT, 4096, 1000, (), 100)
+    return Candidate(info, WorkerLoad())
+
+
+SNAPSHOT = ClusterSnapshot((candidate("p0"), candidate("old", "g")), (candidate("d0"),))
+TOKENS = tuple(range(100))
+REQUEST = RouterRequest("r", "m", TOKENS, Sampling(), adapter_id="a", tenant_salt=b"s")
+
+
+async def test_the_index_is_asked_once_with_the_chain_of_the_workers_of_one_weights():
+    index = FakeIndex({"p0": 2, "d0": 99})
+    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS) == {"p0": 2, "d0": 6}
+    assert index.asked == [(["p0", "d0"], 6)]
+
+
+async def test_adapter_and_tenant_are_at_the_root_of_the_chain():
+    asked: list[bytes] = []
+
+    class Index:
+        async def longest(self, workers, hashes):
+            asked.extend(hashes)
+            return {}
+
+    await PrefixHints(Index()).hits(SNAPSHOT, REQUEST, TOKENS)
+    assert asked == prefix.block_hashes(prefix.root("f", "float32", "a", b"s"), TOKENS)
+
+
+async def test_without_index_workers_or_a_full_block_nothing_is_asked():
+    index = FakeIndex({"d0": 9})
+    assert await PrefixHints(None).hits(SNAPSHOT, REQUEST, TOKENS) == {}
+    assert await PrefixHints(index).hits(ClusterSnapshot((), ()), REQUEST, TOKENS) == {}
+    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS[:15]) == {}
+    assert index.asked == []
+
+
+async def test_an_index_that_does_not_answer_costs_no_more_than_the_bound():
+    class Stuck:
+        async def longest(self, workers, hashes):
+            await asyncio.sleep(60)
+
+    assert await asyncio.wait_for(PrefixHints(Stuck(), 0.05).hits(SNAPSHOT, REQUEST, TOKENS), 1) == {}
+
+
+async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
+    threads: list[object] = []
+
+    async def to_thread(work, *args):
+        threads.append(work)
+        return work(*args)
+
+    monkeypatch.setattr(hints.asyncio, "to_thread", to_thread)
+    await PrefixHints(FakeIndex()).hits(SNAPSHOT, REQUEST, tuple(range(hints.HASH_OFF_LOOP_TOKENS)))
+    assert threads == [prefix.block_hashes]

@@ -1,0 +1,198 @@
+"""Every policy in the folder keeps one contract; then what each is for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import KvLayout, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, fits, has_room, load_policy, names
+
+LAYOUT = KvLayout("float32", (), 4096, "float32")
+CURVE = StepCurve(1e-3, 1e-4, 1e-9, 1e-3, 1e-8)
+
+
+def worker(worker_id: str, role: str, fingerprint: str = "f", max_batch: int = 8, **fields) -> Candidate:
+    info = WorkerInfo(
+        worker_id, "1", role, "a:1", "m", fingerprint, LAYOUT, 4096, 1000, (), 100, max_batch=max_batch
+    )
+    load = fields.pop("load", WorkerLoad(step_curve=CURVE, transfer_curve=TransferCurve(1e-3, 1e-9)))
+    return Candidate(info, load, **fields)
+
+
+def snapshot(prefill=(), decode=(), **fields) -> ClusterSnapshot:
+    return ClusterSnapshot(tuple(prefill), tuple(decode), **fields)
+
+
+def pool(p: int, d: int, **fields) -> ClusterSnapshot:
+    prefill = [worker(f"p{i}", "prefill") for i in range(p)]
+    return snapshot(prefill, [worker(f"d{i}", "decode") for i in range(d)], **fields)
+
+
+counts = st.integers(0, 9)
+candidates = st.builds(
+    worker,
+    worker_id=st.just("x"),
+    role=st.just("decode"),
+    fingerprint=st.sampled_from(["f", "g"]),
+    sequences=counts,
+    unread_requests=counts,
+    unread_tokens=st.integers(0, 9000),
+    full=st.booleans(),
+    load=st.builds(WorkerLoad, running=counts, waiting=counts, waiting_tokens=st.integers(0, 9000)),
+)
+
+
+def renamed(many: list[Candidate], letter: str) -> tuple[Candidate, ...]:
+    info = msgspec.structs.replace
+    return tuple(info(c, info=info(c.info, worker_id=f"{letter}{i}")) for i, c in enumerate(many))
+
+
+# ---- the contract ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_policy_takes_only_workers_that_fit_and_have_room(name, data):
+    snap = ClusterSnapshot(
+        renamed(data.draw(st.lists(candidates, max_size=4)), "p"),
+        renamed(data.draw(st.lists(candidates, max_size=4)), "d"),
+        turn=data.draw(st.integers(0, 1000)),
+    )
+    hits = {c.id: data.draw(st.integers(0, 40)) for c in (*snap.prefill, *snap.decode)}
+    ask = Ask(data.draw(st.integers(1, 600)), data.draw(st.integers(1, 500)), hits, frozenset({"p0", "d0"}))
+    decision = load_policy(name)(snap, ask)
+    assert decision == load_policy(name)(snap, ask)
+    if decision is None:
+        return
+    taken, by_id = decision.taken, {c.id: c for c in (*snap.prefill, *snap.decode)}
+    assert decision.policy == name
+    assert by_id[taken.decode].sequences < 8
+    assert not by_id[taken.decode].full
+    assert has_room(by_id[taken.reader], ask.uncached(taken.reader), snap.window_tokens)
+    assert (taken.way == "local") == (taken.prefill == "")
+    assert taken.way == "local" or fits(by_id[taken.prefill], by_id[taken.decode])
+    assert msgspec.json.encode(decision.record())
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_policy_without_workers_or_room_chooses_nobody(name):
+    choose = load_policy(name)
+    assert choose(pool(0, 0), Ask(10, 10)) is None
+    assert choose(pool(2, 0), Ask(10, 10)) is None
+    busy = [worker("p0", "prefill", unread_requests=2, unread_tokens=5000)]
+    assert choose(snapshot(busy, [worker("d0", "decode")]), Ask(1000, 10)) is None
+    crowded = [worker("d0", "decode", sequences=8)]
+    assert choose(snapshot([worker("p0", "prefill")], crowded), Ask(1000, 10)) is None
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_policy_sends_short_rests_the_local_way_and_long_ones_to_prefill(name):
+    choose, snap = load_policy(name), pool(1, 1)
+    assert choose(snap, Ask(40, 10)).taken.way == "local"
+    assert choose(snap, Ask(1000, 10)).taken.way == "prefill"
+    assert choose(snap, Ask(1000, 10, {"d0": 60})).taken.way == "local"
+    assert choose(pool(0, 1), Ask(1000, 10)).taken.way == "local"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_policy_never_pairs_workers_of_other_weights(name):
+    decode = [worker("d0", "decode", "new")]
+    old = [worker("p0", "prefill", "old")]
+    assert load_policy(name)(snapshot(old, decode), Ask(1000, 10)).taken.way == "local"
+    both = [*old, worker("p1", "prefill", "new")]
+    assert load_policy(name)(snapshot(both, decode), Ask(1000, 10)).taken.prefill == "p1"
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_policy_avoids_who_failed_before_unless_there_is_nobody_else(name):
+    choose = load_policy(name)
+    for turn in range(4):
+        taken = choose(pool(2, 2, turn=turn), Ask(1000, 10, {}, frozenset({"p0", "d1"}))).taken
+        assert (taken.prefill, taken.decode) == ("p1", "d0")
+    assert choose(pool(1, 1), Ask(1000, 10, {}, frozenset({"p0", "d0"}))).taken.prefill == "p0"
+
+
+@pytest.mark.parametrize("name", names())
+def test_equal_workers_take_turns(name):
+    choose = load_policy(name)
+    taken = [choose(pool(2, 2, turn=turn), Ask(1000, 10)).taken for turn in range(8)]
+    assert {t.prefill for t in taken} == {"p0", "p1"}
+    assert {t.decode for t in taken} == {"d0", "d1"}
+
+
+def test_an_unknown_policy_lists_the_choices():
+    with pytest.raises(ConfigError, match="cost, least_loaded, round_robin"):
+        load_policy("magic")
+
+
+def test_a_short_prompt_joins_a_lone_long_one_and_a_second_long_one_waits():
+    reading = worker("p0", "prefill", unread_requests=1, unread_tokens=50_000)
+    assert has_room(reading, 100, 4096)
+    assert not has_room(reading, 50_000, 4096)
+    assert not has_room(worker("p0", "prefill", full=True), 1, 8192)
+
+
+# ---- each one's intent -------------------------------------------------------------------------------
+
+
+def test_least_loaded_takes_the_shortest_line_and_the_emptiest_batch():
+    prefill = [worker("p0", "prefill", unread_requests=1, unread_tokens=4000), worker("p1", "prefill")]
+    decode = [worker("d0", "decode", sequences=1), worker("d1", "decode", sequences=5)]
+    taken = load_policy("least_loaded")(snapshot(prefill, decode), Ask(1000, 10)).taken
+    assert (taken.prefill, taken.decode) == ("p1", "d0")
+
+
+def test_least_loaded_believes_whichever_source_knows_of_more():
+    others = worker("p0", "prefill", load=WorkerLoad(waiting_tokens=5000))
+    taken = load_policy("least_loaded")(
+        snapshot([others, worker("p1", "prefill")], [worker("d0", "decode")]), Ask(1000, 10)
+    ).taken
+    assert taken.prefill == "p1"
+
+
+def test_cost_prefers_a_cached_prefix_to_an_idle_worker():
+    prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=200)]
+    snap = snapshot(prefill, [worker("d0", "decode")])
+    assert load_policy("cost")(snap, Ask(4000, 64)).taken.prefill == "p0"
+    assert load_policy("cost")(snap, Ask(4000, 64, {"p1": 243})).taken.prefill == "p1"
+
+
+def test_cost_leaves_a_cached_prefix_whose_worker_has_too_long_a_line():
+    prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=3000)]
+    snap = snapshot(prefill, [worker("d0", "decode")])
+    assert load_policy("cost")(snap, Ask(1000, 64, {"p1": 60})).taken.prefill == "p0"
+
+
+def test_cost_ships_to_the_decode_worker_that_holds_the_blocks():
+    slow = WorkerLoad(step_curve=CURVE, transfer_curve=TransferCurve(1e-3, 1e-6))
+    snap = snapshot([worker("p0", "prefill", load=slow)], [worker("d0", "decode"), worker("d1", "decode")])
+    assert load_policy("cost")(snap, Ask(1000, 64, {"d1": 50, "p0": 60})).taken.decode == "d1"
+
+
+def test_cost_does_not_interrupt_a_busy_batch_with_a_prompt_that_prefill_can_read():
+    crowded = [worker("d0", "decode", sequences=7, load=WorkerLoad(step_curve=CURVE, running=7))]
+    snap = snapshot([worker("p0", "prefill")], crowded)
+    assert load_policy("cost")(snap, Ask(60, 64)).taken.way == "prefill"
+    assert load_policy("cost")(
+        snapshot([worker("p0", "prefill")], [worker("d0", "decode")]), Ask(60, 64)
+    ).taken.way == ("local")
+
+
+def test_cost_counts_a_slower_worker_as_slower():
+    slow = WorkerLoad(step_curve=StepCurve(1e-3, 1e-3, 1e-9, 1e-3, 1e-8))
+    snap = snapshot([worker("p0", "prefill", load=slow), worker("p1", "prefill")], [worker("d0", "decode")])
+    for turn in range(3):
+        taken = load_policy("cost")(msgspec.structs.replace(snap, turn=turn), Ask(1000, 64)).taken
+        assert taken.prefill == "p1"
+
+
+def test_cost_says_what_each_way_would_cost():
+    decision = load_policy("cost")(pool(2, 2), Ask(1000, 64))
+    assert {"queue", "read", "ship", "write", "harm"} == decision.taken.terms.keys()
+    assert len(decision.options) == 4
+    assert decision.options[0].cost == decision.taken.cost
