@@ -1,0 +1,60 @@
+"""The same greedy answers three ways: transformers, one colocated worker, prefill and decode workers.
+
+Real processes, real handoffs, over REST; logprobs within 1e-4.
+"""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from tests.conformance.checkpoints import make, prompts, reference
+from tests.e2e.fleet import Fleet
+
+TOKENS = 64
+COUNT = 20
+
+
+async def _ask(client: httpx.AsyncClient, url: str, prompt: list[int]) -> tuple[list[int], list[float]]:
+    body = {
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "return_token_ids": True,
+    }
+    response = await client.post(url + "/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list[tuple[list[int], list[float]]]:
+    router = {"local_prefill_max_tokens": 0}
+    with Fleet(1, 1, colocated=colocated, worker={"model": str(model), "dtype": "float32"}, router=router) as fleet:
+        async with httpx.AsyncClient(timeout=100) as client:
+            found = await asyncio.gather(*(_ask(client, fleet.url, p) for p in asked))
+        snapshots = fleet.wait_for_baseline()
+        assert all(s.steps for s in snapshots.values()), "a worker had nothing to do: the way was not taken"
+        return found
+
+
+@pytest.mark.parametrize("kind", ["llama3", "mistral", "qwen2", "qwen3"])
+async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp_path, kind):
+    directory = make(tmp_path / kind, kind)
+    model = reference(directory)
+    asked = prompts(model.config.vocab_size, count=COUNT)
+    colocated = await _answers(directory, asked, colocated=True)
+    disaggregated = await _answers(directory, asked, colocated=False)
+    for prompt, (one, near), (two, far) in zip(asked, colocated, disaggregated, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + one]), logits_to_keep=TOKENS + 1).logits[0, :-1]
+        wanted = logits.log_softmax(-1)
+        assert one == wanted.argmax(-1).tolist()
+        assert two == one
+        exact = wanted[torch.arange(TOKENS), torch.tensor(one)].tolist()
+        assert max(abs(a - b) for a, b in zip(near, exact, strict=True)) < 1e-4
+        assert max(abs(a - b) for a, b in zip(far, exact, strict=True)) < 1e-4

@@ -1,0 +1,140 @@
+"""SIGKILL of either process of either role under load: no wrong answer, and the worker comes back."""
+
+import asyncio
+import json
+import random
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.paced import Oracle, slow_profile
+
+TYPED = {"worker_lost", "no_worker", "draining", "unavailable", "overloaded", "pool_exhausted"}
+
+
+class Outcome:
+    """What became of one request: "right", "typed:…" or "wrong: …"."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    @property
+    def wrong(self) -> dict[str, int]:
+        return {k: v for k, v in self.counts.items() if k.startswith("wrong")}
+
+
+async def _ask(fleet: Fleet, http: httpx.AsyncClient, oracle: Oracle, seed: int, outcome: Outcome) -> None:
+    rng = random.Random(seed)
+    prompt = oracle.prompt(seed, rng.choice([20, 150, 500]), shared=seed % 3)
+    want = oracle.answer(prompt, 40)
+    body = {
+        "prompt": prompt,
+        "max_tokens": 40,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    got: list[int] = []
+    try:
+        async with http.stream("POST", fleet.url + "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                error = json.loads(await response.aread())["error"]
+                outcome.add(f"typed:{error['code']}" if error["code"] in TYPED else f"wrong: {error}")
+                return
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    if "error" in chunk:
+                        code = chunk["error"]["code"]
+                        prefix = got == want[: len(got)]
+                        outcome.add(f"typed:{code}" if code in TYPED and prefix else f"wrong: {chunk}")
+                        return
+                    for choice in chunk["choices"]:
+                        got += choice.get("token_ids") or []
+    except httpx.HTTPError as error:
+        outcome.add(f"wrong: {error!r}")
+        return
+    outcome.add("right" if got == want else f"wrong: tokens differ at {_first_difference(got, want)}")
+
+
+def _first_difference(got: list[int], want: list[int]) -> int:
+    return next((i for i, (g, w) in enumerate(zip(got, want, strict=False)) if g != w), min(len(got), len(want)))
+
+
+async def _load(
+    fleet: Fleet, oracle: Oracle, outcome: Outcome, stop: asyncio.Event, streams: int, seed: int
+) -> None:
+    """``streams`` clients, each asking again and again until ``stop``."""
+
+    async def client(number: int) -> None:
+        async with httpx.AsyncClient(timeout=60) as http:
+            turn = 0
+            while not stop.is_set():
+                await _ask(fleet, http, oracle, seed + number * 1000 + turn, outcome)
+                turn += 1
+
+    await asyncio.gather(*(client(i) for i in range(streams)))
+
+
+async def _kill_under_load(
+    fleet: Fleet, oracle: Oracle, slot: str, part: str, seed: int, after_s: float
+) -> tuple[Outcome, float]:
+    """Outcomes, and seconds until the slot served again."""
+    outcome, stop = Outcome(), asyncio.Event()
+    load = asyncio.create_task(_load(fleet, oracle, outcome, stop, 8, seed))
+    await asyncio.sleep(after_s)
+    before = fleet.record(slot).incarnation
+    killed = time.monotonic()
+    await asyncio.to_thread(fleet.kill, slot, part)
+
+    def back() -> bool:
+        record = fleet.record(slot)
+        return record.incarnation != before and record.state == "ready" and fleet.reachable() == 4
+
+    await asyncio.to_thread(wait_for, back, 30, f"{slot} being back")
+    recovered = time.monotonic() - killed
+    await asyncio.sleep(0.3)
+    stop.set()
+    await load
+    return outcome, recovered
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    profile = slow_profile(Path(tmp_path_factory.mktemp("paced")), fixed=0.004, prefill=0.0001, kv=1024)
+    with Fleet(2, 2, worker={"device": f"paced:{profile}"}, router={"local_prefill_max_tokens": 16}) as fleet:
+        yield fleet, Oracle(profile)
+
+
+@pytest.mark.parametrize("part", ["engine", "io"])
+@pytest.mark.parametrize("slot", ["prefill-0", "decode-1"])
+async def test_a_killed_process_costs_no_wrong_answer_and_its_worker_comes_back(cluster, slot, part):
+    fleet, oracle = cluster
+    outcome, _ = await _kill_under_load(fleet, oracle, slot, part, seed=len(slot) * 10 + len(part), after_s=0.6)
+    assert outcome.wrong == {}
+    assert outcome.counts["right"] > 20
+    fleet.wait_for_baseline()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_40_seeded_kills_cost_no_wrong_answer(cluster):
+    fleet, oracle = cluster
+    rng, total, times = random.Random(40), Outcome(), []
+    for seed in range(40):
+        slot, part = rng.choice(fleet.slots), rng.choice(["engine", "io"])
+        outcome, took = await _kill_under_load(fleet, oracle, slot, part, seed * 17, rng.uniform(0.2, 1.0))
+        times.append(took)
+        for what, count in outcome.counts.items():
+            total.counts[what] = total.counts.get(what, 0) + count
+        fleet.wait_for_baseline()
+    times.sort()
+    print(f"outcomes {total.counts}; back after p50 {times[20]:.2f} s, max {times[-1]:.2f} s", flush=True)
+    assert total.wrong == {}

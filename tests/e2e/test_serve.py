@@ -1,0 +1,161 @@
+"""`baton serve` as a user runs it: real processes, a real Redis, a real Ray, and nothing left behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.deploy.processes import wait_exit
+
+PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", "--port", "0", "--grpc-port", "0")
+READY_S = 45  # 15 s on a quiet machine
+
+
+class Serving:
+    """A running `baton serve`, its output read as it comes."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-c", "from baton.console.main import app; app()", "serve", *arguments]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.lines: list[str] = []
+        self.url = ""
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """The first new line that matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("it ended:\n" + "".join(self.lines))
+
+    def until_ready(self) -> None:
+        self.url = self.until(r"Serving \S+ at (http://\S+)").group(1)
+        self.until(r"Ctrl-C stops it")
+
+    def family(self) -> list[int]:
+        """Every process that came of it, by the run directory or parenthood."""
+        folder = re.search(r"(/\S+)/logs", "".join(self.lines))
+        assert folder is not None
+        return sorted({self.process.pid, *_of_run(folder.group(1)), *_descendants(self.process.pid)})
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        assert self.process.stdout is not None
+        self.lines += list(self.process.stdout)
+        return self.process.wait(30)
+
+
+def _of_run(folder: str) -> list[int]:
+    return [pid for pid, text in _commands().items() if folder in text]
+
+
+def _commands() -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    children = [int(child) for child in text.split()]
+    return children + [below for child in children for below in _descendants(child)]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    started: list[Serving] = []
+    with tempfile.TemporaryDirectory(prefix="bt-", ignore_cleanup_errors=True) as folder:  # short, for its sockets
+
+        def start(*arguments: str) -> Serving:
+            started.append(Serving(*arguments, "--run-dir", f"{folder}/{len(started)}"))
+            return started[-1]
+
+        yield start
+        for serving in started:
+            if serving.process.poll() is None:
+                serving.process.kill()
+                serving.process.wait()
+
+
+def complete(url: str, prompt: list[int], tokens: int = 8) -> dict:
+    body = {"model": "zero", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def test_it_comes_up_answers_and_ctrl_c_leaves_no_process(serve: Callable[..., Serving]) -> None:
+    begun = time.monotonic()
+    serving = serve(*PACED)
+    serving.until_ready()
+    assert time.monotonic() - begun < READY_S
+    with urllib.request.urlopen(f"{serving.url}/v1/models", timeout=5) as response:
+        assert [model["id"] for model in json.load(response)["data"]] == ["zero"]
+    answer = complete(serving.url, list(range(1, 200)))
+    assert answer["usage"]["completion_tokens"] == 8
+
+    family = serving.family()
+    assert len(family) >= 9, "redis, router, ray's own, two hosts, two engines, us"
+    begun = time.monotonic()
+    assert serving.end(signal.SIGINT) == 0
+    assert time.monotonic() - begun < 8
+    assert [pid for pid in family if not wait_exit(pid, 1.0)] == []
+    assert "no process is left" in serving.lines[-1]
+
+
+def test_a_killed_worker_comes_back_and_sigterm_while_serving_leaves_no_process(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve(*PACED, "--colocated")
+    serving.until_ready()
+    expected = complete(serving.url, [1, 2, 3])["choices"][0]["token_ids"]
+    pid = int(re.findall(r"decode-0.*pid (\d+)", "".join(serving.lines))[0])
+    os.kill(pid, signal.SIGKILL)
+    serving.until(r"decode-0\s+ready")
+    assert complete(serving.url, [1, 2, 3])["choices"][0]["token_ids"] == expected
+    family = serving.family()
+    assert serving.end(signal.SIGTERM) == 0
+    assert [pid for pid in family if not wait_exit(pid, 1.0)] == []
+
+
+def test_a_serve_that_is_killed_leaves_no_process(serve: Callable[..., Serving]) -> None:
+    serving = serve(*PACED)
+    serving.until(r"decode-0\s+starting")
+    family = serving.family()
+    serving.process.kill()
+    serving.process.wait()
+    assert [pid for pid in family if not wait_exit(pid, 10.0)] == []
+    assert serving.family() == [serving.process.pid]
+
+
+def test_a_damaged_checkpoint_is_a_clear_message_and_a_failing_exit(
+    serve: Callable[..., Serving], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "nosuch"}')
+    serving = serve("--model", str(tmp_path), "--port", "0", "--grpc-port", "0")
+    message = serving.until(r"error: .*").group(0)
+    assert "nosuch" in message
+    assert serving.process.wait(20) == 1
+    assert serving.family() == [serving.process.pid]
