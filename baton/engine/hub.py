@@ -1,0 +1,45 @@
+"""Where a model's files are: a directory, or a Hugging Face hub id, downloaded or cached. Torch-free.
+
+Knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from baton.protos.errors import CheckpointError
+
+WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
+ETAG_TIMEOUT_S = 5.0
+
+
+def locate(model: str) -> Path:
+    """The directory of ``model``. Raises CheckpointError naming it."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{model} is a file; name the directory that holds config.json", "model")
+    if _looks_like_path(model):
+        raise CheckpointError(f"{model}: no such directory", "model")
+    return _from_hub(model)
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith((".", "~", os.sep)) or model.count("/") != 1 or model.endswith("/")
+
+
+def _from_hub(model: str) -> Path:
+    """The hub's newest snapshot, else the cached one where the hub can't be reached."""
+    from huggingface_hub import snapshot_download  # slow to import, needed for hub ids only
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(WANTED), etag_timeout=ETAG_TIMEOUT_S))
+    except Exception as online:
+        try:
+            return Path(snapshot_download(model, local_files_only=True))
+        except Exception:
+            raise CheckpointError(
+                f"{model} is no directory here, and the hub gave: {type(online).__name__}: {online}", "model"
+            ) from online

@@ -1,0 +1,55 @@
+"""From settings to a runner that is ready to bind pages.
+
+Knows nothing of workers or roles. Importing this loads no torch: ``load_runner`` does, so that a process
+which only carries the settings stays small.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Literal
+
+import msgspec
+
+from baton.engine.plan import Runner
+from baton.protos.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+Device = Literal["cpu", "cuda"]
+
+# OpenMP reads this when torch is first imported. Its threads spin between ops by default; with more busy
+# threads than cores a spinning one holds the core that another's work waits for (5x on the median step).
+QUIET_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Which model, in what precision, where.
+
+    ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and
+    bfloat16 on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
+    """
+
+    model: str
+    dtype: Dtype = "auto"
+    device: Device = "cpu"
+    max_model_len: int | None = None
+    threads: int | None = None
+
+
+def load_runner(config: EngineConfig) -> Runner:
+    """Load the checkpoint. Raises CheckpointError (naming the file) or ConfigError (naming the setting)."""
+    _require_known(config)
+    os.environ.setdefault(*QUIET_THREADS)
+    return import_module("baton.engine.runner").load(config)
+
+
+def _require_known(config: EngineConfig) -> None:
+    if config.dtype not in Dtype.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"dtype {config.dtype!r} is unknown; use auto, float32 or bfloat16", "dtype")
+    if config.device not in Device.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"device {config.device!r} is unknown; use cpu, cuda or paced:PROFILE", "device")
+    if config.threads is not None and config.threads < 1:
+        raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
+    if config.max_model_len is not None and config.max_model_len < 1:
+        raise ConfigError(f"max_model_len is {config.max_model_len}; use 1 or more", "max_model_len")

@@ -1,0 +1,27 @@
+"""One file per architecture, named as its Hugging Face ``model_type``: ``program(config) -> Program``.
+
+Knows nothing of weights' values. An unknown name lists the choices.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from baton.engine.config import ModelConfig
+from baton.engine.program import Program
+
+
+def architectures() -> tuple[str, ...]:
+    """Every known ``model_type``, sorted."""
+    return tuple(sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py")))
+
+
+def program_for(config: ModelConfig) -> Program:
+    """The program of the architecture that ``config`` names. Raises CheckpointError naming the choices."""
+    if config.model_type not in architectures():
+        choices = ", ".join(architectures())
+        raise config.error(
+            "model_type", f"is {config.model_type!r}, an unknown architecture; choose from {choices}"
+        )
+    return import_module(f"{__name__}.{config.model_type}").program(config)

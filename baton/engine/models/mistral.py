@@ -1,0 +1,19 @@
+"""Mistral (https://arxiv.org/abs/2310.06825): each layer sees ``sliding_window`` tokens back. Knows no weights."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.config import ModelConfig
+from baton.engine.decoder import Decoder
+from baton.engine.program import Program
+
+MAX_POSITION = 4096 * 32
+WINDOW = 4096
+KV_HEADS = 8
+
+
+def program(config: ModelConfig) -> Program:
+    """The decoder with one window everywhere; a null ``sliding_window`` means none."""
+    decoder = Decoder.read(config, kv_heads=KV_HEADS)
+    return replace(decoder, windows=(config.window(WINDOW),) * len(decoder.windows)).program(config, MAX_POSITION)

@@ -1,0 +1,17 @@
+"""Qwen3 (https://arxiv.org/abs/2505.09388): norms on q and k, a head size of its own. Knows no weights."""
+
+from __future__ import annotations
+
+from baton.engine.config import ModelConfig
+from baton.engine.decoder import Decoder
+from baton.engine.models.qwen2 import KV_HEADS, MAX_POSITION, windowed
+from baton.engine.program import Program
+
+HEAD_DIM = 128
+
+
+def program(config: ModelConfig) -> Program:
+    """The decoder with QK norm; ``attention_bias`` adds biases to all four projections."""
+    bias = config.flag("attention_bias", False)
+    decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    return windowed(config, decoder).program(config, MAX_POSITION)

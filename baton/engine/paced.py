@@ -1,0 +1,192 @@
+"""The paced engine: real pages, real plans, no model. A step sleeps by a cost curve, a token is a hash of KV bytes.
+
+Knows nothing of torch, of schedulers or of how the curve was measured. Row i of a sequence is
+H(row i-1, token i, i), written through the block table; the next token is a hash of *all* rows read back
+through it, so a page that is wrong, late or foreign gives a wrong token. ``paced_answer`` is the oracle: the
+same answer without any page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from baton.engine.masks import without
+from baton.engine.plan import ModelSpec, Sampled, SampleSpec, SequenceStep, StepPlan, StepResult
+from baton.engine.sequence import Grammar
+from baton.engine.validate import require_computable
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import (
+    BLOCK_TOKENS,
+    KvLayout,
+    LayerGroup,
+    Sampling,
+    StepSample,
+    TokenLogprob,
+    TokenLogprobs,
+)
+
+DIGEST_BYTES = 16
+
+
+class PacedRunner:
+    """A ``Runner`` of hashes. ``step_seconds`` gives a step's duration from its shape; ``sleep`` passes the time.
+
+    ``kv_bytes_per_token`` (a multiple of 16) is what really lies in the pages and travels in a handoff.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kv_bytes_per_token: int,
+        vocab_size: int,
+        max_model_len: int,
+        step_seconds: Callable[[StepSample], float],
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        if kv_bytes_per_token <= 0 or kv_bytes_per_token % DIGEST_BYTES:
+            raise ConfigError(
+                f"kv_bytes_per_token is {kv_bytes_per_token}; make it a positive multiple of {DIGEST_BYTES}",
+                "kv_bytes_per_token",
+            )
+        self.spec = paced_spec(name, kv_bytes_per_token, vocab_size, max_model_len, eos_token_ids)
+        self._row_bytes = kv_bytes_per_token
+        self._step_seconds, self._sleep, self._clock = step_seconds, sleep, clock
+        self._rows: NDArray[np.uint8] = np.empty((0, BLOCK_TOKENS, kv_bytes_per_token), np.uint8)
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Use ``buffer`` as the KV pages: (pages, 16, kv_bytes_per_token) bytes."""
+        rows = np.frombuffer(buffer, np.uint8, count=pages * self.spec.layout.page_bytes)
+        self._rows = rows.reshape(pages, BLOCK_TOKENS, self._row_bytes)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Write the step's rows, sample from all rows read back, and take as long as the curve says."""
+        began = self._clock()
+        for item in plan.items:
+            require_computable(item, self.spec.vocab_size, len(self._rows))
+        sampled = tuple(found for found in map(self._advance, plan.items) if found is not None)
+        left = self._step_seconds(plan.shape()) - (self._clock() - began)
+        if left > 0:
+            self._sleep(left)
+        return StepResult(sampled, self._clock() - began)
+
+    def _advance(self, item: SequenceStep) -> Sampled | None:
+        self._write(item)
+        if item.sample is None:
+            return None
+        length = item.start + len(item.tokens)
+        digest = xxhash.xxh3_64()
+        _update(digest, self._read(item.pages, length))
+        return choose(item.seq, digest, item.sample, self.spec.vocab_size)
+
+    def _write(self, item: SequenceStep) -> None:
+        last = item.start - 1
+        before = self._rows[item.pages[last // BLOCK_TOKENS], last % BLOCK_TOKENS].tobytes() if item.start else b""
+        fresh = b"".join(rows_after(before, item.tokens, item.start, self._row_bytes))
+        at = np.arange(item.start, item.start + len(item.tokens))
+        pages = np.asarray(item.pages, np.int64)
+        self._rows[pages[at // BLOCK_TOKENS], at % BLOCK_TOKENS] = np.frombuffer(fresh, np.uint8).reshape(
+            len(item.tokens), self._row_bytes
+        )
+
+    def _read(self, pages: Sequence[int], tokens: int) -> Iterable[memoryview]:
+        full, tail = divmod(tokens, BLOCK_TOKENS)
+        yield self._rows[np.asarray(pages[:full], np.int64)].data
+        if tail:
+            yield self._rows[pages[full], :tail].data
+
+
+def paced_spec(
+    name: str, kv_bytes_per_token: int, vocab_size: int, max_model_len: int, eos_token_ids: tuple[int, ...] = ()
+) -> ModelSpec:
+    """What a worker must know of a paced model; its fingerprint covers everything that changes an answer."""
+    group = LayerGroup("full", ("state",), 1, 1, kv_bytes_per_token)
+    layout = KvLayout("uint8", (group,), BLOCK_TOKENS * kv_bytes_per_token, fidelity="paced")
+    fingerprint = hashlib.sha256(f"paced {name} {kv_bytes_per_token} {vocab_size}".encode()).hexdigest()
+    return ModelSpec(fingerprint, layout, max_model_len, vocab_size, eos_token_ids)
+
+
+def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int) -> Iterable[bytes]:
+    """The rows of ``tokens`` at positions ``start``…; ``before`` is row ``start - 1``, empty at the beginning."""
+    row = before
+    for position, token in enumerate(tokens, start):
+        key = token.to_bytes(8, "little") + position.to_bytes(8, "little")
+        row = xxhash.xxh3_128_digest(row + key) * (row_bytes // DIGEST_BYTES)
+        yield row
+
+
+def choose(seq: int, digest: xxhash.xxh3_64, spec: SampleSpec, vocab_size: int) -> Sampled:
+    """The next token from the digest of all rows; temperature > 0 keys it by (seed, choice) too."""
+    if spec.sampling.temperature > 0:
+        digest.update((spec.sampling.seed & (2**64 - 1)).to_bytes(8, "little") + spec.choice.to_bytes(8, "little"))
+    token = _picked(digest.intdigest(), spec, vocab_size)
+    return Sampled(seq, token, _likelihood(token, spec.sampling.logprobs, vocab_size))
+
+
+def _picked(number: int, spec: SampleSpec, vocab_size: int) -> int:
+    if spec.allowed is not None:
+        ids = np.flatnonzero(spec.allowed(vocab_size))
+        return int(ids[number % len(ids)])
+    token = number % vocab_size
+    while token in spec.banned:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def paced_answer(
+    prompt: Sequence[int],
+    sampling: Sampling,
+    choice: int = 0,
+    *,
+    kv_bytes_per_token: int,
+    vocab_size: int,
+    max_model_len: int,
+    eos_token_ids: tuple[int, ...] = (),
+    grammar: Grammar | None = None,
+) -> list[int]:
+    """Every output token of a request, by the same rule as the engine's but without pages, plans or batches."""
+    tokens, outputs = list(prompt), list[int]()
+    rows = [b""]
+    digest = xxhash.xxh3_64()
+    stops = frozenset(() if sampling.ignore_eos else eos_token_ids) | frozenset(sampling.stop_token_ids)
+    fresh: Sequence[int] = tokens
+    while len(outputs) < sampling.max_tokens and len(tokens) < max_model_len:
+        rows = list(rows_after(rows[-1], fresh, len(tokens) - len(fresh), kv_bytes_per_token))
+        digest.update(b"".join(rows))
+        banned = tuple(stops) if len(outputs) < sampling.min_tokens else ()
+        spec = SampleSpec(sampling, choice, len(tokens), tokens, len(prompt), banned)
+        if grammar is not None:
+            spec = msgspec.structs.replace(spec, banned=(), allowed=without(grammar.mask, banned))
+        token = choose(0, digest.copy(), spec, vocab_size).token_id
+        outputs.append(token)
+        tokens.append(token)
+        fresh = (token,)
+        if grammar is not None:
+            grammar.take(token)
+            if grammar.done:
+                break
+        if token in stops and len(outputs) > sampling.min_tokens:
+            break
+    return outputs
+
+
+def _update(digest: xxhash.xxh3_64, parts: Iterable[memoryview]) -> None:
+    for part in parts:
+        digest.update(part)
+
+
+def _likelihood(token: int, top: int | None, vocab_size: int) -> TokenLogprobs | None:
+    if top is None:
+        return None
+    flat = -math.log(vocab_size)
+    alternatives = tuple(TokenLogprob((token + i) % vocab_size, flat, i + 1) for i in range(min(top, vocab_size)))
+    return TokenLogprobs(TokenLogprob(token, flat, 1), alternatives)

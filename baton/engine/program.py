@@ -1,0 +1,121 @@
+"""A model as a program: a short list of fused ops over named weights, the KV planes it needs, its rope.
+
+Knows nothing of tensors, of files or of how an op is computed. A name that an op writes is a register;
+``x`` is the residual stream. An op's weights are names in ``Program.weights``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.protos.nouns import LayerGroup
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """One weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape."""
+
+    name: str
+    sources: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class _Op(msgspec.Struct, frozen=True, tag=True):
+    """A member of ``Op``."""
+
+
+class Embed(_Op, frozen=True, tag=True):
+    """out = weight[token]."""
+
+    weight: str
+    out: str
+
+
+class RmsNorm(_Op, frozen=True, tag=True):
+    """x += delta (unless None); out = norm(x) x weight."""
+
+    x: str
+    delta: str | None
+    weight: str
+    eps: float
+    out: str
+
+
+class Linear(_Op, frozen=True, tag=True):
+    """out = x · weightᵀ + bias."""
+
+    x: str
+    weight: str
+    bias: str | None
+    out: str
+
+
+class RopeAppend(_Op, frozen=True, tag=True):
+    """Norm (Qwen3) and rotate q and k, store k and v at the step's positions of ``layer``; out = q."""
+
+    qkv: str
+    layer: int
+    q_norm: str | None
+    k_norm: str | None
+    eps: float
+    out: str
+
+
+class PagedAttention(_Op, frozen=True, tag=True):
+    """out = attention of q over the pages of ``layer``; ``window`` tokens back at most, 0 for all."""
+
+    q: str
+    layer: int
+    window: int
+    out: str
+
+
+class SwiGlu(_Op, frozen=True, tag=True):
+    """out = silu(gate) x up."""
+
+    gate_up: str
+    out: str
+
+
+class LmHead(_Op, frozen=True, tag=True):
+    """Logits of the step's sampled rows: norm(x + delta) · weightᵀ."""
+
+    x: str
+    delta: str
+    norm: str
+    eps: float
+    weight: str
+
+
+Op = Embed | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | LmHead
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """Rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them."""
+
+    kind: str
+    theta: float
+    parameters: dict[str, float]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Everything that makes an architecture, sizes filled in. ``layer`` in the ops counts through ``groups``."""
+
+    ops: tuple[Op, ...]
+    weights: tuple[Weight, ...]
+    groups: tuple[LayerGroup, ...]
+    rope: Rope
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The distinct attention windows of its layers."""
+        return tuple(sorted({op.window for op in self.ops if isinstance(op, PagedAttention)}))
+
+    @property
+    def layers(self) -> int:
+        """Layers with KV."""
+        return sum(group.layers for group in self.groups)

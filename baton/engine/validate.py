@@ -1,0 +1,22 @@
+"""Whether a sequence's share of a step can be computed at all. Torch-free; knows nothing of models' insides."""
+
+from __future__ import annotations
+
+from baton.engine.plan import SequenceStep
+from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.nouns import BLOCK_TOKENS
+
+
+def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
+    """Raise InvalidRequest on a token id outside the vocabulary, BatonError on a table that is short or foreign.
+
+    Of the table only the pages to be written are looked at; a foreign one among the rest fails when it is read.
+    """
+    if min(item.tokens) < 0 or max(item.tokens) >= vocab_size:
+        raise InvalidRequest(f"a token id is outside the vocabulary, 0 … {vocab_size - 1}", "prompt")
+    end = -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
+    if len(item.pages) < end:
+        raise BatonError(f"sequence {item.seq} has {len(item.pages)} pages, too few for its tokens")
+    written = item.pages[item.start // BLOCK_TOKENS : end]
+    if min(written) < 0 or max(written) >= pages:
+        raise BatonError(f"sequence {item.seq} names a page outside 0 … {pages - 1}; were pages bound?")

@@ -1,0 +1,10 @@
+"""Token ids to rows of a table. Knows nothing of vocabularies' meaning."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def embedding(tokens: Tensor, table: Tensor) -> Tensor:
+    """(tokens,) int64 and (vocab, hidden) -> (tokens, hidden)."""
+    return table.index_select(0, tokens)

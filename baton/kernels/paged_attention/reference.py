@@ -1,0 +1,55 @@
+"""Grouped-query attention over paged K and V (https://arxiv.org/abs/2309.06180), prompts' chunks and decodes mixed.
+
+Knows nothing of sequences, windows or causality: the jobs' masks say who sees what. A job gathers its
+blocks once per layer; a sequence's result depends on its own job's shape alone, never on other sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.paged_attention.job import AttentionJob
+
+
+def paged_attention(q: Tensor, kv_blocks: Tensor, jobs: Sequence[AttentionJob], layer: int, scale: float) -> Tensor:
+    """q (rows, heads, head_dim), kv_blocks (all pages' blocks, 16, kv_heads, head_dim) -> (rows, heads x head_dim).
+
+    Rows that no job names (padding) are zero.
+    """
+    rows, heads, head_dim = q.shape
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for job in jobs:
+        end = job.first + job.batch * job.queries
+        keys, values = _gather(kv_blocks, job, layer, q.device)
+        attend = _attend_one if job.queries == 1 else _attend_many
+        out[job.first : end] = attend(q[job.first : end], keys, values, job.mask, scale)
+    return out.view(rows, heads * head_dim)
+
+
+def _gather(kv_blocks: Tensor, job: AttentionJob, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """K and V as (batch, kv_heads, tokens, head_dim)."""
+    found = kv_blocks.index_select(0, job.blocks[layer]).to(device)
+    keys, values = found.view(2, job.batch, -1, *kv_blocks.shape[2:]).transpose(2, 3).unbind(0)
+    return keys, values
+
+
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """One query per sequence: the heads that share a KV head become that head's query rows, K is read once."""
+    batch, heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, head_dim)
+    bias = mask.expand(-1, -1, heads // kv_heads, -1)
+    found = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=scale)
+    return found.reshape(batch, heads, head_dim)
+
+
+def _attend_many(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """A chunk: causal rows of one sequence (or of several with the same shape)."""
+    batch = keys.shape[0]
+    rows = q.reshape(batch, -1, *q.shape[1:]).transpose(1, 2)
+    found = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    return found.transpose(1, 2).reshape(q.shape)

@@ -1,0 +1,33 @@
+"""Picks each op's implementation: the wanted backend's file where the op's folder has one, else its reference.
+
+Knows nothing of what the ops compute. An op is a folder here; an implementation is a module in it that
+holds a function of the folder's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+REFERENCE = "reference"
+
+
+def ops() -> tuple[str, ...]:
+    """Every op's name, sorted."""
+    return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob(f"*/{REFERENCE}.py")))
+
+
+def implementation(op: str, backend: str = REFERENCE) -> Callable[..., Any]:
+    """The function of ``op`` for ``backend``, the reference where that backend has none."""
+    package = f"{__package__}.{op}"
+    found = backend if find_spec(f"{package}.{backend}") else REFERENCE
+    return getattr(import_module(f"{package}.{found}"), op)
+
+
+def kernels(backend: str = REFERENCE) -> SimpleNamespace:
+    """All ops as attributes, for one backend."""
+    return SimpleNamespace(**{op: implementation(op, backend) for op in ops()})

@@ -1,0 +1,43 @@
+"""Query/key norm, rotary embedding and the write of K and V into their pages: what sits between the QKV
+projection and attention. Knows nothing of sequences: a slot says where a row of K or V goes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.rms_norm.reference import normed
+
+
+def rope_append(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    kv_rows: Tensor,
+    slots: Tensor,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Rotate q and k, store k and v, return q (rows, heads, head_dim).
+
+    qkv (rows, heads + 2 kv_heads, head_dim); cos, sin (rows, 1, head_dim), sin's first half negated;
+    kv_rows (slots of all pages, kv_heads x head_dim); slots (2 n,): of the first n rows' k, then of their v.
+    """
+    heads = qkv.shape[1] - 2 * kv_heads
+    qk = qkv[:, : heads + kv_heads]
+    if q_norm is not None and k_norm is not None:
+        qk = torch.cat((normed(qk[:, :heads], q_norm, eps), normed(qk[:, heads:], k_norm, eps)), 1)
+    turned = rotate(qk, cos, sin)
+    stored = slots.shape[0] // 2
+    fresh = torch.cat((turned[:stored, heads:], qkv[:stored, heads + kv_heads :]))
+    kv_rows.index_copy_(0, slots, fresh.reshape(2 * stored, -1).to(kv_rows.device))
+    return turned[:, :heads]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin

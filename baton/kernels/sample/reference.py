@@ -1,0 +1,58 @@
+"""Draws tokens from logits. Knows nothing of seeds: each row brings its own uniform number.
+
+Inverse transform in token order: the first token whose cumulative probability passes ``uniform``. So a
+row's draw depends on its logits and its number alone, and a rounding difference in the logits moves it only
+when the number falls within that difference of a boundary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CANDIDATES = 256
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """logits (rows, vocab) float32, the rest (rows,) -> token ids (rows,) int64.
+
+    Order: temperature, top_k (0 keeps all), top_p (1 keeps all), min_p (0 keeps all); ties at a threshold stay.
+    """
+    probs = torch.softmax(logits / temperature[:, None], -1)
+    probs = _keep_top_k(probs, top_k)
+    probs = _keep_top_p(probs, top_p)
+    probs = probs.masked_fill(probs < min_p[:, None] * probs.amax(-1, keepdim=True), 0.0)
+    reached = probs.double().cumsum(-1)
+    target = uniform.double()[:, None] * reached[:, -1:]
+    return torch.searchsorted(reached, target, right=True).squeeze(1).clamp_(max=logits.shape[1] - 1)
+
+
+def _keep_top_k(probs: Tensor, top_k: Tensor) -> Tensor:
+    if not bool(top_k.any()):
+        return probs
+    most = int(top_k.max().clamp(max=probs.shape[1]))
+    best = probs.topk(most, -1).values
+    last = best.gather(1, (top_k.clamp(1, most) - 1)[:, None])
+    kept = probs.masked_fill(probs < last, 0.0)
+    return torch.where((top_k > 0)[:, None], kept, probs)
+
+
+def _keep_top_p(probs: Tensor, top_p: Tensor) -> Tensor:
+    asked = top_p < 1
+    if not bool(asked.any()):
+        return probs
+    mass = top_p * probs.sum(-1)
+    falling = _falling(probs, mass, asked)
+    inside = falling.cumsum(-1) - falling < mass[:, None]
+    last = falling.gather(1, inside.sum(-1, keepdim=True).clamp(min=1) - 1)
+    kept = probs.masked_fill(probs < last, 0.0)
+    return torch.where(asked[:, None], kept, probs)
+
+
+def _falling(probs: Tensor, mass: Tensor, asked: Tensor) -> Tensor:
+    """The likeliest probabilities, falling: the first few hundred where they hold the mass, else all of them."""
+    few = probs.topk(min(CANDIDATES, probs.shape[1]), -1).values
+    enough = few.sum(-1) > mass
+    return few if bool(enough[asked].all()) else probs.sort(-1, descending=True).values

@@ -1,0 +1,167 @@
+"""Tiny random Hugging Face checkpoints with a tokenizer, made on the spot: what parity is measured on.
+
+Knows nothing of engines. ``make(directory, kind)`` writes one; ``KINDS`` names the shapes. The initializer range
+is large, so that greedy answers vary and don't fall into a loop of one token.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+CONTEXT = 1024
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama2": {"model_type": "llama"},
+    "llama3": {
+        "model_type": "llama",
+        "rope_parameters": LLAMA3_ROPE,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "hidden_size": 144,
+        "head_dim": 24,
+        "vocab_size": 1003,
+    },
+    "llama_linear": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "llama_yarn": {"model_type": "llama", "rope_parameters": YARN_ROPE, "num_key_value_heads": 1},
+    "llama_dynamic": {
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        "num_key_value_heads": 4,
+    },
+    "mistral": {
+        "model_type": "mistral",
+        "sliding_window": 37,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "head_dim": 80,
+        "hidden_size": 160,
+        "vocab_size": 777,
+    },
+    "mistral_full": {"model_type": "mistral", "sliding_window": None, "num_key_value_heads": 2},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True, "vocab_size": 1117},
+    "qwen2_mixed": {
+        "model_type": "qwen2",
+        "num_key_value_heads": 2,
+        "use_sliding_window": True,
+        "sliding_window": 50,
+        "max_window_layers": 1,
+        "num_hidden_layers": 3,
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 40,
+        "hidden_size": 96,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_bias": {"model_type": "qwen3", "num_key_value_heads": 4, "head_dim": 24, "attention_bias": True},
+}
+
+BASE: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "intermediate_size": 200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def make(
+    directory: Path, kind: str, seed: int = 0, shards: int = 1, tokenizer: bool = False, **changes: Any
+) -> Path:
+    """Write the checkpoint ``kind`` with ``changes`` to its config, and return ``directory``."""
+    quiet()
+    fields = BASE | KINDS[kind] | changes
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _vary(model)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(directory, max_shard_size=size + 1 if shards == 1 else size // shards)
+    if tokenizer:
+        write_tokenizer(directory, fields["vocab_size"])
+    return directory
+
+
+def quiet() -> None:
+    """No progress bars and advice from transformers."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def reference(directory: Path) -> Any:
+    """The checkpoint in transformers, float32, eager."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def prompts(vocab_size: int, count: int = 20, seed: int = 0) -> list[list[int]]:
+    """``count`` random prompts of 1 to 700 tokens, the borders among them."""
+    rng = random.Random(seed)
+    lengths = [1, 2, 15, 16, 17, 700, *(rng.randint(3, 300) for _ in range(count))][:count]
+    return [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+def write_tokenizer(directory: Path, vocab_size: int) -> None:
+    """A byte-level BPE trained on this very file, with a chat template, in Hugging Face layout."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(Path(__file__).read_text().splitlines(), trainer)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _vary(model: torch.nn.Module) -> None:
+    """Norm scales and biases start as ones and zeros in transformers: make them matter."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.normal_(0, 0.3)

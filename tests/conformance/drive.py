@@ -1,0 +1,67 @@
+"""Drives a runner as a worker would, without one: chunked prompts, mixed batches, shuffled pages.
+
+Knows nothing of leases or schedulers; used by the conformance and engine tests only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+
+from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
+from baton.engine.sequence import Sequence
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
+
+
+@dataclass
+class Driver:
+    """Runs requests together: ``chunk`` prompt tokens per step and sequence, decodes mixed in."""
+
+    runner: Runner
+    pages: int
+    chunk: int = 256
+    seed: int = 0
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.buffer = bytearray(self.pages * self.runner.spec.layout.page_bytes)
+        self.runner.bind(memoryview(self.buffer), self.pages)
+        self._free = list(range(self.pages))
+        random.Random(self.seed).shuffle(self._free)
+
+    def answer(self, prompts: Tokens[Tokens[int]], sampling: Sampling, choice: int = 0) -> list[list[int]]:
+        """Every prompt's outputs, all of them run together."""
+        spec = self.runner.spec
+        live: dict[int, tuple[Sequence, list[int]]] = {}
+        for key, prompt in enumerate(prompts):
+            request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice)
+            blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
+            pages = [self._free.pop() for _ in range(blocks)]
+            live[key] = Sequence(key, request, spec.eos_token_ids, spec.max_model_len), pages
+        outputs: dict[int, list[int]] = {}
+        while live:
+            for found in self._step(live):
+                sequence, pages = live[found.seq]
+                sequence.append(found.token_id, found.logprobs)
+                if found.logprobs:
+                    self.logprobs.setdefault(found.seq, []).append(found.logprobs)
+                if sequence.finish_reason:
+                    outputs[found.seq] = sequence.tokens[sequence.request.prompt_tokens :]
+                    self._free += pages
+                    del live[found.seq]
+        return [outputs[key] for key in range(len(prompts))]
+
+    def _step(self, live: dict[int, tuple[Sequence, list[int]]]) -> tuple[Sampled, ...]:
+        plan = StepPlan(tuple(self._item(sequence, pages) for sequence, pages in live.values()))
+        result = self.runner.run(plan)
+        for item in plan.items:
+            live[item.seq][0].computed += len(item.tokens)
+        return result.sampled
+
+    def _item(self, sequence: Sequence, pages: list[int]) -> SequenceStep:
+        start, count = sequence.computed, min(self.chunk, sequence.pending)
+        last = count == sequence.pending
+        tokens = sequence.tokens[start : start + count]
+        sample = sequence.sample_spec() if last else None
+        return SequenceStep(sequence.seq, tokens, start, pages, sample, is_prefill=count > 1)

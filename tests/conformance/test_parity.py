@@ -1,0 +1,107 @@
+"""Greedy float32 answers and logprobs, against Hugging Face transformers, at the runner's level.
+
+One forward of transformers over prompt + answer gives the greedy choice at every position: if each one is the
+token we chose, the answers are identical. One architecture is also held against ``generate`` itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import KINDS, make, prompts, reference
+from tests.conformance.drive import Driver
+
+TOKENS = 64
+GREEDY = Sampling(temperature=0.0, max_tokens=TOKENS, logprobs=3)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def checkpoint(home: Path, kind: str) -> Path:
+    directory = home / kind
+    return directory if directory.exists() else make(directory, kind, shards=3 if kind == "qwen3" else 1)
+
+
+def runner(directory: Path) -> Runner:
+    return load_runner(EngineConfig(str(directory), threads=1))
+
+
+def expected(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Log-probabilities (answer, vocab) that transformers gives at each of the answer's positions."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer]), logits_to_keep=len(answer) + 1).logits[0, :-1]
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_transformers(home: Path, kind: str) -> None:
+    ours = runner(checkpoint(home, kind))
+    asked = prompts(ours.spec.vocab_size)
+    driver = Driver(ours, pages=420, chunk=97)
+    answers, model = driver.answer(asked, GREEDY), reference(home / kind)
+    varied = 0
+    for key, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+        wanted = expected(model, prompt, answer)
+        assert answer == wanted.argmax(-1).tolist()
+        for at, found in enumerate(driver.logprobs[key]):
+            assert found.chosen.rank == 1
+            assert found.top[0].token_id == answer[at]
+            for token in (found.chosen, *found.top):
+                assert abs(token.logprob - float(wanted[at, token.token_id])) < 1e-4
+        varied += len(set(answer)) > TOKENS // 4
+    assert varied > len(asked) // 2, "answers that repeat one token test nothing"
+
+
+def test_answers_are_those_of_generate(home: Path) -> None:
+    ours = runner(checkpoint(home, "mistral"))
+    asked = prompts(ours.spec.vocab_size, count=7)
+    answers, model = Driver(ours, pages=200).answer(asked, GREEDY), reference(home / "mistral")
+    for prompt, answer in zip(asked, answers, strict=True):
+        ids = torch.tensor([prompt])
+        found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
+        assert found[0, len(prompt) :].tolist() == answer
+
+
+def test_older_spelling_of_the_config_gives_the_same_answers(home: Path, tmp_path: Path) -> None:
+    new = checkpoint(home, "llama3")
+    for file in new.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((new / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "torch_dtype": config.pop("dtype")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = prompts(1003, count=4)
+    answers = [Driver(runner(path), pages=60).answer(asked, GREEDY) for path in (new, tmp_path)]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("kind", ["llama3", "mistral", "qwen2_mixed"])
+def test_chunks_pages_and_company_do_not_change_tokens(home: Path, kind: str) -> None:
+    ours = runner(checkpoint(home, kind))
+    asked = prompts(ours.spec.vocab_size, count=8)
+    together = Driver(ours, pages=200, chunk=1024, seed=1).answer(asked, GREEDY)
+    for chunk in (16, 61):
+        assert Driver(ours, pages=200, chunk=chunk, seed=chunk).answer(asked, GREEDY) == together
+    alone = Driver(ours, pages=200, seed=5)
+    assert [alone.answer([prompt], GREEDY)[0] for prompt in asked] == together
+
+
+def test_a_replay_goes_on_as_if_nothing_had_happened(home: Path) -> None:
+    ours = runner(checkpoint(home, "qwen3"))
+    drawn = Sampling(temperature=0.9, seed=7, max_tokens=40)
+    prompt = prompts(ours.spec.vocab_size)[5]
+    driver = Driver(ours, pages=60)
+    whole = driver.answer([prompt], drawn)[0]
+    rest = Sampling(temperature=0.9, seed=7, max_tokens=25)
+    assert driver.answer([prompt + whole[:15]], rest)[0] == whole[15:]

@@ -1,0 +1,77 @@
+"""The contract of every file in ``engine/models``: named as its model_type, and a program that hangs together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.engine.config import ModelConfig
+from baton.engine.interpreter import _BINDERS
+from baton.engine.models import architectures, program_for
+from baton.engine.program import Op, PagedAttention, Program, RopeAppend
+
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def program(model_type: str, **changes: Any) -> Program:
+    fields = SIZES | {"model_type": model_type} | changes
+    return program_for(ModelConfig(Path("config.json"), fields, ()))
+
+
+@pytest.mark.parametrize("model_type", architectures())
+def test_every_weight_an_op_names_is_declared_once_and_used(model_type: str) -> None:
+    found = program(model_type)
+    names = [weight.name for weight in found.weights]
+    named = {getattr(op, field) for op in found.ops for field in op.__struct_fields__}
+    assert len(names) == len(set(names))
+    assert set(names) == {name for name in named if name in set(names)}
+    biases = {op.bias for op in found.ops if getattr(op, "bias", None)}
+    assert biases <= set(names)
+
+
+@pytest.mark.parametrize("model_type", architectures())
+def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: str) -> None:
+    found = program(model_type)
+    assert {type(op) for op in found.ops} <= set(_BINDERS)
+    places = [op.layer for op in found.ops if isinstance(op, RopeAppend)]
+    assert sorted(places) == list(range(found.layers))
+    assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == places
+
+
+@pytest.mark.parametrize("model_type", architectures())
+def test_a_program_is_data(model_type: str) -> None:
+    ops = program(model_type).ops
+    assert msgspec.json.decode(msgspec.json.encode(ops), type=tuple[Op, ...]) == ops
+
+
+def test_defaults_are_the_architectures() -> None:
+    assert program("qwen3").head_dim == 128
+    assert program("llama").head_dim == 16
+    assert program("mistral").windows == (4096,)
+    assert program("mistral", sliding_window=None).windows == (0,)
+    assert program("qwen2", sliding_window=8).windows == (0,)
+
+
+def test_layers_with_and_without_a_window_form_two_groups_of_the_page() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    found = program("qwen3", use_sliding_window=True, sliding_window=8, layer_types=kinds)
+    assert [(group.kind, group.layers, group.window) for group in found.groups] == [
+        ("full", 1, 0),
+        ("window", 2, 8),
+    ]
+    assert [op.layer for op in found.ops if isinstance(op, RopeAppend)] == [1, 0, 2]
+
+
+def test_tied_embeddings_need_no_head() -> None:
+    names = [weight.name for weight in program("llama", tie_word_embeddings=True).weights]
+    assert "head" not in names
