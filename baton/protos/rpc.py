@@ -1,0 +1,25 @@
+"""The error tree at a gRPC border: a BatonError -> status, details and a WireError in the trailing metadata.
+
+Knows nothing of services. ``baton-error-bin`` carries the error whole, so that a peer of ours gets the type back;
+other clients read status and details.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+
+from baton.protos.convert import error_to_pb
+from baton.protos.errors import BY_NAME, BatonError, to_info
+
+ERROR_METADATA = "baton-error-bin"
+
+
+async def abort(context: Any, error: Exception) -> NoReturn:
+    """End the call with ``error``; one that isn't ours becomes INTERNAL."""
+    info = to_info(error)
+    status = grpc.StatusCode[BY_NAME.get(info.type, BatonError).grpc_status]
+    metadata = ((ERROR_METADATA, error_to_pb(info).SerializeToString()),)
+    await context.abort(status, info.message, metadata)
+    raise AssertionError("abort returned")
