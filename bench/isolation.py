@@ -3,8 +3,10 @@
     .venv/bin/python bench/isolation.py [--rounds 5] [--seconds 6]
 
 Starts the same worker twice, once plain and once with a thread that spins in pure Python inside the I/O
-process, loads each with decoding sequences in turn, and prints the engine's own median step and the ratio of
-each pair. The engine runs on one thread, so both processes have a core of the two.
+process, loads each with decoding sequences in turn, and prints the engine's own median step and ratios. The
+engine runs on one thread, so both processes have a core of the two. Where the two cores share an execution
+unit or a clock budget, any busy neighbour slows the engine; so each round also measures the plain worker
+beside a spinning process that has nothing to do with it. busy / neighbour is what the I/O process adds.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ async def compare(rounds: int, sequences: int, seconds: float) -> None:
         workers = {slot: launch(folder, slot, slot == "busy") for slot in ("plain", "busy")}
         try:
             targets = {slot: await address(folder, slot) for slot in workers}
-            ratios = []
+            rounds_done: list[dict[str, float]] = []
             for _ in range(rounds):
                 steps = {}
                 for slot, process in workers.items():
@@ -112,13 +114,27 @@ async def compare(rounds: int, sequences: int, seconds: float) -> None:
                     for other in others:
                         os.killpg(other.pid, signal.SIGCONT)
                     assert process.poll() is None
-                ratios.append(steps["busy"] / steps["plain"])
-                plain, busy = steps["plain"] * 1e3, steps["busy"] * 1e3
-                print(f"plain {plain:.3f} ms, busy {busy:.3f} ms, ratio {ratios[-1]:.3f}", flush=True)
+                steps["neighbour"] = await beside_a_spinner(workers["busy"], targets["plain"], sequences, seconds)
+                rounds_done.append(steps)
+                print(", ".join(f"{name} {step * 1e3:.3f} ms" for name, step in steps.items()), flush=True)
         finally:
             for process in workers.values():
                 os.killpg(process.pid, signal.SIGKILL)
-    print(f"ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+    for over in ("plain", "neighbour"):
+        ratios = [steps["busy"] / steps[over] for steps in rounds_done]
+        print(f"busy / {over}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+
+
+async def beside_a_spinner(idle: subprocess.Popen[bytes], target: str, sequences: int, seconds: float) -> float:
+    """The plain worker's step while an unrelated process spins; the busy worker is stopped meanwhile."""
+    os.killpg(idle.pid, signal.SIGSTOP)
+    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        return await decode_steps(target, sequences, seconds)
+    finally:
+        spinner.kill()
+        spinner.wait()
+        os.killpg(idle.pid, signal.SIGCONT)
 
 
 def main() -> None:

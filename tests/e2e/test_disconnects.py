@@ -100,7 +100,8 @@ async def _drops(tmp_path: Path, repetitions: int, seed: int) -> dict[str, list[
     profile = slow_profile(tmp_path)
     oracle, rng = Oracle(profile), random.Random(seed)
     times: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    with Fleet(worker={"device": f"paced:{profile}"}, router={"local_prefill_max_tokens": 0}) as fleet:
+    worker = {"device": f"paced:{profile}", "prefill_chunk_tokens": 64}
+    with Fleet(worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
         whole = PROMPT * 0.0003 + PROMPT / 64 * 0.01
         for i in range(repetitions):
             if i % 8 == 0:

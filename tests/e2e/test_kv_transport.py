@@ -1,0 +1,51 @@
+"""Which way KV takes between real workers, and who is told."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.console.workers import links_table
+from baton.cluster.membership import Roster, connect
+from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.paced import Oracle, slow_profile
+
+
+def answer(fleet: Fleet, prompt: list[int], tokens: int = 8) -> list[int]:
+    body = {"model": fleet.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(fleet.url + "/v1/completions", json=body | {"return_token_ids": True}, timeout=30)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["token_ids"]
+
+
+async def seen(fleet: Fleet) -> dict:
+    client = connect(fleet.config.redis.url)
+    try:
+        return await Roster(client, fleet.config.cluster.namespace).refresh()
+    finally:
+        await client.aclose()
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("auto", "shm"), ("tcp", "tcp")])
+async def test_kv_goes_by_the_best_way_or_by_the_one_that_is_set(tmp_path: Path, wanted: str, expected: str) -> None:
+    profile = slow_profile(tmp_path, fixed=0.002, prefill=0.00002)
+    worker = {"device": f"paced:{profile}", "kv_transport": wanted}
+    with Fleet(prefill=1, decode=1, worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
+        oracle = Oracle(profile)
+        for seed in range(3):
+            prompt = oracle.prompt(seed, 900)
+            assert answer(fleet, prompt) == oracle.answer(prompt, 8)
+        entries = await seen(fleet)
+        while not entries["prefill-0"].load.kv_links:
+            entries = await seen(fleet)
+        (link,) = entries["prefill-0"].load.kv_links
+        assert (link.peer, link.transport, link.fallback) == ("decode-0", expected, "")
+        assert link.bytes_per_s > 1e7
+        shown = links_table(entries)
+        assert shown is not None and shown.row_count == 1
+        metrics = httpx.get(f"http://{entries['prefill-0'].info.metrics_address}/metrics").text
+        info = [line for line in metrics.splitlines() if line.startswith("baton_kv_transport_info{")]
+        assert any(f'transport="{expected}"' in line and line.endswith(" 1.0") for line in info), info
+        assert "baton_kv_transport_fallbacks_total{" not in metrics
+        assert entries["decode-0"].info.data_addresses.keys() == ({"shm", "tcp"} if wanted == "auto" else {"tcp"})
+        wait_for(lambda: fleet.at_baseline() if hasattr(fleet, "at_baseline") else True, 5)
