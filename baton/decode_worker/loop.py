@@ -13,10 +13,9 @@ from typing import Any
 
 from baton.decode_worker.leases import Receive
 from baton.decode_worker.scheduler import DecodeScheduler, Decoding
-from baton.engine.checks import blocks_for, check_request, holdable
+from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
 from baton.engine.isolate import Outcome
 from baton.engine.plan import SequenceStep
-from baton.engine.sequence import Sequence
 from baton.engine.step_loop import IDLE_WAIT_S, StepLoop
 from baton.kv import prefix
 from baton.protos import channel as ch
@@ -173,9 +172,9 @@ class DecodeLoop(StepLoop):
             hashes[: tokens // BLOCK_TOKENS],
             blocks_for(tokens),
             self.scheduler.growth_reserve,
-            limit_held=holdable(tokens),
+            limit_held=holdable_of(request) if message.local else holdable(tokens),
         )
-        sequence = Sequence(message.key, request, self.spec.eos_token_ids, self.spec.max_model_len)
+        sequence = self.sequence(message.key, request)
         self._ages += 1
         decoding, lease_id = Decoding(sequence, root, pages, self._ages), self.entropy(LEASE_ID_BYTES)
         receive = None if message.local else Receive(lease_id, pages, message.ttl_s or self.ttl_s, self.clock())
@@ -210,7 +209,10 @@ class DecodeLoop(StepLoop):
         if item.seq in outcome.failed:
             self.fail(item.seq, outcome.failed[item.seq])
             return
-        self.answers[item.seq].decoding.advance(len(item.tokens))
+        decoding = self.answers[item.seq].decoding
+        decoding.sequence.score(item.start, outcome.scored.get(item.seq, ()))
+        decoding.advance(len(item.tokens))
+        decoding.sequence.pool(item.start, outcome.pooled.get(item.seq))
         sampled = outcome.sampled.get(item.seq)
         if sampled is not None:
             logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
@@ -225,7 +227,8 @@ class DecodeLoop(StepLoop):
         if answer.first_at is None:
             answer.first_at = now
         stations = (*_first_stations(answer, first, now), *_last_stations(answer, run, now))
-        self._outputs.append(ch.Output(key, run, answer.cached_tokens if first else 0, stations))
+        scores, pooled = (tuple(decoding.sequence.scores), decoding.sequence.pooled()) if first else ((), b"")
+        self._outputs.append(ch.Output(key, run, answer.cached_tokens if first else 0, stations, scores, pooled))
         if run.finish_reason:
             self._end(key)
 
@@ -259,6 +262,7 @@ class DecodeLoop(StepLoop):
         if (
             oldest is None
             or self.pool.snapshot_counts().quarantined
+            or len(self.sharing)
             or any(a.awaited for a in self.answers.values())
         ):
             return False

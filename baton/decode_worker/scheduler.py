@@ -83,14 +83,17 @@ class DecodeScheduler:
             if len(items) == self.max_batch:
                 break
             take = min(decoding.sequence.pending, budget) if decoding.reading else 1
-            if take == 0 or not self._grow(decoding, take):
+            waits = take == decoding.sequence.pending and not decoding.sequence.ready
+            if take == 0 or waits or not self._grow(decoding, take):
                 continue
             items.append(_step(decoding, take))
             budget -= take if decoding.reading else 0
         return StepPlan(tuple(items))
 
     def starved(self) -> Decoding | None:
-        """After an empty plan: the oldest sequence, which no page could be found for."""
+        """After an empty plan: the oldest sequence, which found no page; None while a grammar compiles."""
+        if any(not decoding.sequence.ready for decoding in self.running):
+            return None
         return next(iter(self.running or self.waiting), None)
 
     def _oldest_first(self) -> Iterator[Decoding]:
@@ -146,4 +149,7 @@ def _step(decoding: Decoding, take: int) -> SequenceStep:
         pages=decoding.pages.pages,
         sample=sequence.sample_spec() if take == sequence.pending else None,
         is_prefill=decoding.reading,
+        targets=sequence.targets(take) if decoding.reading else (),
+        pool=decoding.reading and sequence.pools,
+        score_top=sequence.request.sampling.prompt_logprobs or 0,
     )

@@ -6,6 +6,7 @@ the intake refuses first, the engine hears of it second, so that a freed page is
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from baton.cluster.telemetry import Attributes, open_span
 from baton.decode_worker.intake import Intake
 from baton.decode_worker.session import Request, Session
+from baton.kv.warming import Warmer
 from baton.protos import channel as ch
 from baton.protos.errors import (
     BatonError,
@@ -30,8 +32,17 @@ from baton.protos.nouns import EngineRequest
 class DecodeService:
     """Every session of this worker. ``send`` hands the engine a message and never blocks."""
 
-    def __init__(self, send: Callable[[msgspec.Struct], None], intake: Intake, model_id: str, ttl_s: float):
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        intake: Intake,
+        model_id: str,
+        ttl_s: float,
+        warmer: Warmer | None = None,
+    ):
         self._send = send
+        self._warmer = warmer
+        self._warming: set[asyncio.Task[None]] = set()
         self._intake = intake
         self._model_id = model_id
         self._ttl_s = ttl_s
@@ -78,7 +89,13 @@ class DecodeService:
             return
         entry = Request(next(self._keys), request.request_id, session, traceparent, local)
         session.requests[request.request_id] = self._requests[entry.key] = entry
-        self._send(ch.Admit(entry.key, request, local, ttl_s or self._ttl_s))
+        admit = ch.Admit(entry.key, request, local, ttl_s or self._ttl_s)
+        if local and self._warmer is not None and self._warmer.has_tiers:
+            task = asyncio.create_task(self._admit_warm(self._warmer, entry, admit))
+            self._warming.add(task)
+            task.add_done_callback(self._warming.discard)
+        else:
+            self._send(admit)
 
     def rearm(self, session: Session, request_id: str, lease: bytes, epoch: int) -> None:
         """A second prefill will come; frames of the first are refused from this moment."""
@@ -160,6 +177,15 @@ class DecodeService:
         if entry.cancelled:  # the engine had finished before it heard: this is the cancel's answer
             entry.session.reply(entry, ch.Ended(entry.key, None))
         self._drop(entry)
+
+    async def _admit_warm(self, warmer: Warmer, entry: Request, admit: ch.Admit) -> None:
+        """What a lower tier holds of the prompt comes up first. A Cancel meanwhile found nothing to end: again."""
+        try:
+            await warmer.warm(admit.request)
+        finally:
+            self._send(admit)
+            if entry.cancelled:
+                self._send(ch.Cancel(entry.key, "cancelled while it waited"))
 
     # ---- ends ----
 

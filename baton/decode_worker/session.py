@@ -16,6 +16,8 @@ from baton.protos import channel as ch
 from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import TokenRun
 
+GAP_S = 0.002
+
 
 class Reply(msgspec.Struct, frozen=True):
     """An answer to, or the end of, one request."""
@@ -54,6 +56,7 @@ class Session:
         self._outbox: deque[Reply | Frame] = deque()
         self._news = asyncio.Event()
         self._over = False
+        self._framed_at = float("-inf")
 
     def reply(self, request: Request, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
         """Queue an answer; a request that was replaced under its id gets none."""
@@ -96,6 +99,8 @@ class Session:
         """What to write, in order; a frame that was given out grows no more."""
         while True:
             while self._outbox:
+                if len(self._outbox) == 1 and isinstance(self._outbox[0], Frame):
+                    await self._gap()
                 item = self._outbox.popleft()
                 if isinstance(item, Reply) or item.outputs:
                     yield item
@@ -103,6 +108,14 @@ class Session:
                 return
             self._news.clear()
             await self._news.wait()
+
+    async def _gap(self) -> None:
+        """Hold a frame that follows another within GAP_S: quicker steps share one, as each frame costs a write."""
+        loop = asyncio.get_running_loop()
+        early = self._framed_at + GAP_S - loop.time()
+        if early > 0 and not self._over:
+            await asyncio.sleep(early)
+        self._framed_at = loop.time()
 
     def _put(self, item: Reply | Frame) -> None:
         self._outbox.append(item)
@@ -118,4 +131,11 @@ def merge(first: ch.Output, then: ch.Output) -> ch.Output:
         finish_reason=then.run.finish_reason,
         stop_token_id=then.run.stop_token_id,
     )
-    return ch.Output(first.key, run, first.cached_tokens or then.cached_tokens, first.stations + then.stations)
+    return ch.Output(
+        first.key,
+        run,
+        first.cached_tokens or then.cached_tokens,
+        first.stations + then.stations,
+        first.prompt_logprobs or then.prompt_logprobs,
+        first.pooled or then.pooled,
+    )

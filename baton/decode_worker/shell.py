@@ -93,6 +93,8 @@ def _frame(frame: Frame) -> w.TokenFrame:
             run=convert.run_to_pb(output.run),
             cached_tokens=output.cached_tokens,
             stations=convert.stations_to_pb(output.stations),
+            prompt_logprobs=map(convert.logprobs_to_pb, output.prompt_logprobs),
+            pooled=output.pooled,
         )
         for request_id, output in frame.outputs.items()
     ]

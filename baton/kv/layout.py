@@ -4,6 +4,7 @@ Knows nothing of memory or of tensors. A page holds one block, group after group
 
     [layer][plane][token 0..15][kv_head][head_dim]        contiguous, in the dtype's native little-endian order
 
+each plane of a scaled dtype (int8, fp8_e4m3) followed by [token 0..15][kv_head] float32 scales,
 so that a block is one run of bytes on the wire as in memory.
 """
 
@@ -14,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "bytes": 1}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "uint8": 1, "bytes": 1}
+SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # per (token, kv_head) of each plane
 
 
 def layout_for(
@@ -38,7 +40,8 @@ def layout_for(
 
 def plane_bytes(dtype: str, group: LayerGroup) -> int:
     """Bytes of one plane of one layer in one page."""
-    return BLOCK_TOKENS * group.kv_heads * group.head_dim * ITEM_BYTES[dtype]
+    row = group.head_dim * ITEM_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
+    return BLOCK_TOKENS * group.kv_heads * row
 
 
 def group_bytes(dtype: str, group: LayerGroup) -> int:

@@ -10,7 +10,8 @@ A page is in exactly one state:
                             └──close while I/O holds──> quarantined ──release──> free or cached
 
 A sealed page may be shared: it is leased while any lease has it. Eviction takes the least recently used
-cached page, and a chain's tail before its head (pages are given back tail first).
+cached page, and a chain's tail before its head (pages are given back tail first). A sealed page that is *kept*
+(a copy of it is being made) stays in its state and its place, but isn't evicted meanwhile.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class PagePool:
         self._quarantined = 0
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._kept: dict[int, int] = {}
+        self.idle: dict[bytes, None] | None = None  # a dict: blocks nobody leases any more, in the order they came
 
     @property
     def available(self) -> int:
         """Pages that a lease could get now: free, or cached and evictable."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) - sum(page in self._cached for page in self._kept)
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """How many leading blocks are findable here."""
@@ -73,7 +76,8 @@ class PagePool:
         """
         limit = blocks if limit_held is None else min(blocks, limit_held)
         found = [self._by_hash[block] for block in hashes[: min(limit, self.match(hashes))]]
-        self._require(blocks - len(found), reserve, pinned=sum(page in self._cached for page in found))
+        pinned = sum(page in self._cached and page not in self._kept for page in found)
+        self._require(blocks - len(found), reserve, pinned)
         for page in found:
             self._pin(page)
         lease = PageLease(self, found + self._allocate(blocks - len(found)), len(found))
@@ -95,6 +99,26 @@ class PagePool:
         self._added, self._removed = {}, {}
         return changes
 
+    def keep(self, block: bytes) -> int | None:
+        """The page of a findable block, not to be evicted until ``unkeep``; its place in the order stays."""
+        page = self._by_hash.get(block)
+        if page is not None:
+            self._kept[page] = self._kept.get(page, 0) + 1
+        return page
+
+    def unkeep(self, page: int) -> None:
+        """Undo one ``keep``."""
+        self._kept[page] -= 1
+        if self._kept[page] == 0:
+            del self._kept[page]
+
+    def drain_idle(self) -> tuple[bytes, ...]:
+        """Blocks that joined the cache (tails first) since the last call; none unless ``idle`` was made a dict."""
+        blocks = tuple(self.idle or ())
+        if blocks:
+            self.idle = {}
+        return blocks
+
     def check(self) -> None:
         """Assert that each page is in exactly one state and that every count and index agrees."""
         refs = [0] * self.pages
@@ -110,6 +134,7 @@ class PagePool:
         assert self._leased == sum(r > 0 for r in refs), "the count of leased pages is off"
         assert self._quarantined == sum(i > 0 and r == 0 for i, r in zip(self._io, refs, strict=True))
         assert len(self._by_hash) == sum(h is not None for h in self._hash), "the hash index is off"
+        assert all(self._hash[page] is not None for page in self._kept), "a kept page was evicted"
 
     def _check_page(self, page: int, free: bool, cached: bool) -> None:
         block, busy = self._hash[page], self._refs[page] > 0 or self._io[page] > 0
@@ -136,7 +161,8 @@ class PagePool:
         return pages
 
     def _evict(self) -> int:
-        page, _ = self._cached.popitem(last=False)
+        page = next(page for page in self._cached if page not in self._kept)
+        del self._cached[page]
         block = self._hash[page]
         assert block is not None
         self._hash[page] = None
@@ -184,10 +210,14 @@ class PagePool:
             self._settle(page)
 
     def _settle(self, page: int) -> None:
-        if self._hash[page] is None:
+        block = self._hash[page]
+        if block is None:
             self._free.append(page)
-        else:
-            self._cached[page] = None
+            return
+        self._cached[page] = None
+        if self.idle is not None:
+            self.idle.pop(block, None)
+            self.idle[block] = None
 
 
 class PageLease:

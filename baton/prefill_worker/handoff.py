@@ -1,8 +1,8 @@
 """The sending side of one request's handoff, in the prefill worker's I/O process.
 
 Knows nothing of the engine, of gRPC or of what a page holds. Blocks go out as soon as they are announced
-(``ship``), while later chunks still compute; each page is copied once, into its frame, so that a page is
-never read after ``run`` has returned or been cancelled.
+(``ship``), while later chunks still compute, as many in one frame as are ready (about ``FRAME_BYTES``). A page
+is read until it is acknowledged, and never after ``run`` has returned or been cancelled.
 
     OPEN · BLOCK (as announced; at most ``window_bytes`` unacknowledged) · COMMIT -> the last ACK
 """
@@ -10,19 +10,24 @@ never read after ``run`` has returned or been cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
 
+from baton.kv.bridge import Bridge
 from baton.kv.memory import PageMemory
 from baton.kv.transport import control, frames
 from baton.kv.transport.base import HandoffStream, Transport
-from baton.kv.transport.frames import Frame, Kind
+from baton.kv.transport.frames import Block, Frame, Kind
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 from baton.protos.nouns import KvLayout, TokenRun
 
-WINDOW_BYTES = 32 << 20
+WINDOW_BYTES = 64 << 20
+FRAME_BYTES = 1 << 20  # in one frame: with less the cost per frame shows, with more the first bytes leave late
+
+
+Item = ShipBlock | control.Closing | BatonError
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -44,6 +49,17 @@ class Destination(msgspec.Struct, frozen=True):
     total_blocks: int
     tail_tokens: int
     adapter_id: str = ""
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """How blocks go to one receiver: as its ``layout`` has them, through ``bridge`` where ours differs.
+
+    ``hashes`` are the prompt's block hashes at the receiver where its fidelity, and so its chain, is another.
+    """
+
+    layout: KvLayout
+    bridge: Bridge | None = None
+    hashes: tuple[bytes, ...] | None = None
 
 
 class HandoffReport(msgspec.Struct, frozen=True):
@@ -69,6 +85,7 @@ class Handoff:
         destination: Destination,
         clock: Callable[[], float],
         window_bytes: int = WINDOW_BYTES,
+        plan: Callable[[], Awaitable[Wire]] | None = None,
     ) -> None:
         self.shipped_blocks = 0
         self.shipped_bytes = 0
@@ -78,11 +95,15 @@ class Handoff:
         self._to = destination
         self._clock = clock
         self._window = window_bytes
-        self._todo: asyncio.Queue[ShipBlock | control.Closing | BatonError] = asyncio.Queue()
+        self._plan = plan
+        self._wire = Wire(sender.layout)
+        self._todo: asyncio.Queue[Item] = asyncio.Queue()
+        self._ahead: Item | None = None  # taken out of the queue, but not a block
         self._unacked: set[int] = set()
         self._unflagged = 0
         self._room = asyncio.Event()
         self._committed_at: float | None = None
+        self._taken_over_at: float | None = None
         self._busy_since = 0.0
         self._busy_s = 0.0
 
@@ -110,6 +131,8 @@ class Handoff:
         Raises the decode worker's typed refusal, WorkerLost when the stream broke, or what ``fail`` was given.
         However it ends (cancellation included), the stream is closed and no page is read any more.
         """
+        if self._plan is not None:
+            self._wire = await self._plan()
         stream = await self._transport.connect(self._to.address)
         try:
             async with asyncio.TaskGroup() as group:
@@ -122,39 +145,63 @@ class Handoff:
         return self._report()
 
     async def _send_all(self, stream: HandoffStream) -> None:
-        async for frame in self._outgoing():
+        async for frame, payload in self._outgoing():
             try:
-                await stream.send(frame)
+                await stream.send(frame, payload)
             except WorkerLost:
                 return  # the stream is over: the collector reads why
 
-    async def _outgoing(self) -> AsyncIterator[bytes]:
-        yield self._frame(Kind.OPEN, control.encode_opening(self._opening()))
-        while isinstance(item := await self._todo.get(), ShipBlock):
-            await self._has_room()
-            yield self._block(item)
+    async def _outgoing(self) -> AsyncIterator[tuple[Frame, list[memoryview]]]:
+        yield self._frame(Kind.OPEN, control.encode_opening(self._opening())), []
+        while isinstance(item := await self._next(), ShipBlock):
+            room = await self._has_room()
+            yield self._blocks([item, *self._more(room)])
         if isinstance(item, BatonError):
             raise item
-        yield self._frame(Kind.COMMIT, control.encode_closing(item))
+        yield self._frame(Kind.COMMIT, control.encode_closing(item)), []
 
     async def _collect(self, stream: HandoffStream) -> None:
         while (raw := await stream.receive()) is not None:
             frame = frames.decode(raw)
             if frame.kind is Kind.ERROR:
-                raise control.decode_error(frame.payload)
+                raise control.decode_error(frame.body)
             if frame.kind is not Kind.ACK or (frame.lease, frame.epoch) != (self._to.lease, self._to.epoch):
                 raise CorruptFrame(f"a {frame.kind.name} frame that answers nothing of this handoff", "frame")
             if frame.subject == Kind.COMMIT:
+                self._taken_over_at = self._clock()
                 self._acknowledged(tuple(self._unacked))
                 return
             self._acknowledged(frames.acked_blocks(frame))
         raise WorkerLost(f"the decode worker at {self._to.address} ended the handoff early", "decode_address")
 
-    async def _has_room(self) -> None:
-        page_bytes = self._sender.layout.page_bytes
-        while self._unacked and (len(self._unacked) + 1) * page_bytes > self._window:
+    async def _next(self) -> Item:
+        ahead, self._ahead = self._ahead, None
+        return await self._todo.get() if ahead is None else ahead
+
+    async def _has_room(self) -> int:
+        """Wait until a block may go; how many may go in its frame besides it."""
+        unit = self._unit
+        while self._unacked and (len(self._unacked) + 1) * unit > self._window:
             self._room.clear()
             await self._room.wait()
+        window = self._window // unit - len(self._unacked)
+        return min(window, max(1, FRAME_BYTES // unit), frames.MAX_BLOCKS) - 1
+
+    @property
+    def _unit(self) -> int:
+        """Bytes of one block on its way."""
+        return self._wire.layout.page_bytes if self._wire.bridge is None else self._wire.bridge.unit
+
+    def _more(self, room: int) -> list[ShipBlock]:
+        """Blocks that are ready by now, at most ``room``; what isn't a block stays queued behind them."""
+        found: list[ShipBlock] = []
+        while len(found) < room and self._ahead is None and not self._todo.empty():
+            item = self._todo.get_nowait()
+            if isinstance(item, ShipBlock):
+                found.append(item)
+            else:
+                self._ahead = item
+        return found
 
     def _acknowledged(self, blocks: tuple[int, ...]) -> None:
         if not self._unacked.issuperset(blocks):
@@ -164,36 +211,49 @@ class Handoff:
         if blocks and not self._unacked:
             self._busy_s += self._clock() - self._busy_since
 
-    def _block(self, block: ShipBlock) -> bytes:
+    def _blocks(self, batch: list[ShipBlock]) -> tuple[Frame, list[memoryview]]:
         if not self._unacked:
             self._busy_since = self._clock()
-        self._unacked.add(block.index)
-        self.shipped_blocks += 1
-        self.shipped_bytes += self._sender.layout.page_bytes
-        return self._frame(
-            Kind.BLOCK, self._memory.page(block.page), block.index, block.hash, frames.ACK_NOW * self._wants_ack()
-        )
+        size, wire = self._unit, self._wire
+        payload = [self._memory.page(block.page) for block in batch]
+        if wire.bridge is not None:
+            payload = [wire.bridge.convert(page) for page in payload]
+        self._unacked.update([block.index for block in batch])
+        self.shipped_blocks += len(batch)
+        self.shipped_bytes += len(batch) * size
+        frame = self._frame(Kind.BLOCK, flags=frames.ACK_NOW * self._wants_ack(len(batch) * size))
+        return msgspec.structs.replace(
+            frame,
+            unit=size,
+            blocks=tuple(
+                [
+                    Block(block.index, self._hash(block), frames.checksum(page))
+                    for block, page in zip(batch, payload, strict=True)
+                ]
+            ),
+            offsets=() if wire.bridge is not None else tuple([block.page * size for block in batch]),
+        ), payload
 
-    def _wants_ack(self) -> bool:
+    def _hash(self, block: ShipBlock) -> bytes:
+        return block.hash if self._wire.hashes is None else self._wire.hashes[block.index]
+
+    def _wants_ack(self, size: int) -> bool:
         """Whether the sender may come to wait for it: nothing else is ready, or a quarter window went out."""
-        self._unflagged += self._sender.layout.page_bytes
-        if not self._todo.empty() and self._unflagged < self._window // 4:
+        self._unflagged += size
+        if (self._ahead is not None or not self._todo.empty()) and self._unflagged < self._window // 4:
             return False
         self._unflagged = 0
         return True
 
-    def _frame(
-        self, kind: Kind, payload: bytes | memoryview, index: int = 0, block: bytes = frames.NO_HASH, flags: int = 0
-    ) -> bytes:
-        layout, to = self._sender.layout, self._to
-        shard = (layout.shard_rank, layout.shard_count)
-        return frames.encode(Frame(kind, to.lease, to.epoch, index, block, *shard, flags, payload=payload))
+    def _frame(self, kind: Kind, body: bytes = b"", flags: int = 0) -> Frame:
+        layout, to = self._wire.layout, self._to
+        return Frame(kind, to.lease, to.epoch, body, layout.shard_rank, layout.shard_count, flags)
 
     def _opening(self) -> control.Opening:
         sender, to = self._sender, self._to
         return control.Opening(
             request_id=to.request_id,
-            layout=sender.layout,
+            layout=self._wire.layout,
             sender=sender.worker_id,
             total_blocks=to.total_blocks,
             tail_tokens=to.tail_tokens,
@@ -203,7 +263,9 @@ class Handoff:
         )
 
     def _report(self) -> HandoffReport:
-        exposed = 0.0 if self._committed_at is None else self._clock() - self._committed_at
+        assert self._committed_at is not None, "nothing is taken over before its commit"
+        assert self._taken_over_at is not None
+        exposed = self._taken_over_at - self._committed_at
         return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, self._busy_s)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from baton.engine.checks import check_request
 from baton.engine.isolate import Outcome
 from baton.engine.plan import SequenceStep
-from baton.engine.sequence import Sequence
 from baton.engine.step_loop import StepLoop
 from baton.kv import prefix
 from baton.kv.pool import PageLease
@@ -75,7 +74,6 @@ class PrefillLoop(StepLoop):
         super().__init__(*args, **kwargs)
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch)
         self.shipments: dict[int, Shipment] = {}
-        self.pins: dict[int, PageLease] = {}
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
@@ -101,7 +99,7 @@ class PrefillLoop(StepLoop):
         root = prefix.root(
             self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
         )
-        sequence = Sequence(message.key, request, self.spec.eos_token_ids, self.spec.max_model_len)
+        sequence = self.sequence(message.key, request)
         job = PrefillJob(sequence, prefix.chain(root, request.token_ids), self.clock())
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
@@ -118,19 +116,6 @@ class PrefillLoop(StepLoop):
         if shipment is not None:
             shipment.close()
             shipment.release()
-
-    def on_pin(self, message: ch.Pin) -> None:
-        """Hold cached blocks for a Fetch."""
-        found = self.pool.match(message.hashes)
-        lease = self.pool.open(message.hashes[:found], found)
-        self.pins[message.key] = lease
-        self.channel.send(ch.Pinned(message.key, tuple(lease.pages)))
-
-    def on_unpin(self, message: ch.Unpin) -> None:
-        """The Fetch is over."""
-        lease = self.pins.pop(message.key, None)
-        if lease is not None:
-            lease.close()
 
     def fail(self, key: int, error: Exception) -> None:
         """End one prompt with ``error``."""
@@ -150,6 +135,8 @@ class PrefillLoop(StepLoop):
             return
         job = self.scheduler.jobs[item.seq]
         before = job.sequence.computed
+        job.sequence.score(before, outcome.scored.get(item.seq, ()))
+        job.sequence.pool(before, outcome.pooled.get(item.seq))
         job.sequence.computed = before + len(item.tokens)
         for index in range(before // BLOCK_TOKENS, job.sequence.computed // BLOCK_TOKENS):
             job.held_lease.seal(index, job.hashes[index])
@@ -171,7 +158,8 @@ class PrefillLoop(StepLoop):
         stations = (Station("queue", started - job.arrived), Station("prefill", now - started))
         self._hit_tokens += job.cached_tokens
         self._asked_tokens += job.tokens
-        self.channel.send(ch.PrefillDone(key, first, job.cached_tokens, stations))
+        scores, pooled = tuple(job.sequence.scores), job.sequence.pooled()
+        self.channel.send(ch.PrefillDone(key, first, job.cached_tokens, stations, scores, pooled))
 
     # ---- counts ----
 

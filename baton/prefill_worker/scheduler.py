@@ -6,7 +6,7 @@ isn't starved; a chunk budget is shared by several short prompts or filled by a 
 
 from __future__ import annotations
 
-from baton.engine.checks import blocks_for, holdable
+from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
 from baton.kv.pool import PageLease, PagePool
@@ -91,7 +91,7 @@ class PrefillScheduler:
                 break
             if job.lease is None:
                 room = room and (self._comes_soon(job) or self._start(job, now))
-            if job.lease is not None:
+            if job.lease is not None and (job.sequence.ready or job.remaining > budget):
                 items.append(_chunk(job, job.lease, budget))
                 budget -= len(items[-1].tokens)
         return StepPlan(tuple(items))
@@ -105,13 +105,14 @@ class PrefillScheduler:
 
     def _comes_soon(self, job: PrefillJob) -> bool:
         """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
-        limit = holdable(job.tokens)
+        limit = holdable_of(job.sequence.request)
         have = min(self.pool.match(job.full_hashes()), limit)
         return have < limit and job.hashes[have] in self._coming
 
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
-            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens), limit_held=holdable(job.tokens))
+            limit = holdable_of(job.sequence.request)
+            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens), limit_held=limit)
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
@@ -131,4 +132,7 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int) -> SequenceStep:
         pages=lease.pages,
         sample=sequence.sample_spec() if take == sequence.pending else None,
         is_prefill=True,
+        targets=sequence.targets(take),
+        pool=sequence.pools,
+        score_top=sequence.request.sampling.prompt_logprobs or 0,
     )

@@ -6,27 +6,27 @@ one SendClosed, after the handoff has let go of the pages.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import xxhash
 
 from baton.cluster.telemetry import Attributes, open_span
 from baton.engine.checks import blocks_for
-from baton.kv.layout import require_same
+from baton.kv import prefix
+from baton.kv.bridge import bridge
 from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Transport
-from baton.prefill_worker.handoff import Destination, Handoff, HandoffReport, Sender
+from baton.kv.warming import NOTHING, FillReport, Warmer
+from baton.prefill_worker.handoff import Destination, Handoff, HandoffReport, Sender, Wire
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
-from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, KvLayout, Station, TokenRun
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, KvLayout, Station, TokenLogprobs, TokenRun
 
 
 class PrefillCall(msgspec.Struct, frozen=True):
-    """A prompt, and where its blocks go."""
+    """A prompt, where its blocks go, and who has ``fetch_blocks`` leading ones that are cheaper to fetch."""
 
     request: EngineRequest
     model_id: str
@@ -36,6 +36,9 @@ class PrefillCall(msgspec.Struct, frozen=True):
     held_blocks: int
     received_blocks: tuple[int, ...] = ()
     traceparent: str = ""
+    fetch_address: str = ""
+    fetch_blocks: int = 0
+    fetch_limit_s: float = 0.0
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
@@ -46,14 +49,9 @@ class PrefillResult(msgspec.Struct, frozen=True):
     shipped_blocks: int
     shipped_bytes: int
     stations: tuple[Station, ...]
-
-
-class FetchedPage(msgspec.Struct, frozen=True):
-    """One cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
-
-    hash: bytes
-    checksum: int
-    data: bytes
+    fetched_blocks: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
 
 
 class _Job:
@@ -71,6 +69,12 @@ class _Job:
         self.end_span()
         self.span = self._open("transfer")
         self.handoff.commit(done.first, done.cached_tokens)
+
+    def shipped(self, report: HandoffReport) -> None:
+        """What the transfer was, exactly: the span itself also holds the closing of the stream."""
+        if self.span is not None:
+            self.span.set_attribute("baton.kv.exposed_seconds", report.exposed_s)
+            self.span.set_attribute("baton.kv.bytes", report.shipped_bytes)
 
     def end_span(self) -> None:
         """The station in progress is over."""
@@ -95,6 +99,8 @@ class PrefillService:
         transport: Transport,
         clock: Callable[[], float],
         observe: Callable[[HandoffReport], None] = lambda report: None,
+        warmer: Warmer | None = None,
+        layout_of: Callable[[str], Awaitable[KvLayout]] | None = None,
     ):
         self._send = send
         self._memory = memory
@@ -102,9 +108,10 @@ class PrefillService:
         self._transport = transport
         self._clock = clock
         self._observe = observe
+        self._layout_of = layout_of
+        self._warmer = warmer
         self._keys = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self._pins: dict[int, asyncio.Future[ch.Pinned]] = {}
         self._lost: BatonError | None = None
         self.finished = 0
 
@@ -118,35 +125,26 @@ class PrefillService:
         self._check(call)
         key, handoff = next(self._keys), self._handoff(call)
         job = self._jobs[key] = _Job(handoff, call)
-        self._send(ch.Prefill(key, call.request, call.held_blocks, call.received_blocks))
         try:
+            fetched = await self._warm(call)
+            self._send(ch.Prefill(key, call.request, call.held_blocks, call.received_blocks))
             report = await handoff.run()
+            job.shipped(report)
         finally:
             self._release(key, job)
         assert job.done is not None, "a handoff can't complete before its prompt"
         self.finished += 1
         self._observe(report)
-        stations = (*job.done.stations, Station("transfer", report.exposed_s))
         return PrefillResult(
-            job.done.first, job.done.cached_tokens, report.shipped_blocks, report.shipped_bytes, stations
+            job.done.first,
+            job.done.cached_tokens,
+            report.shipped_blocks,
+            report.shipped_bytes,
+            _stations(job.done, report, fetched),
+            fetched.blocks,
+            job.done.prompt_logprobs,
+            job.done.pooled,
         )
-
-    async def fetch(
-        self, model_id: str, hashes: tuple[bytes, ...], layout: KvLayout
-    ) -> AsyncGenerator[FetchedPage, None]:
-        """The leading blocks of ``hashes`` that are cached here, pinned while they are read."""
-        self._check_model(model_id)
-        require_same(self._sender.layout, layout)
-        key = next(self._keys)
-        self._pins[key] = pinned = asyncio.get_running_loop().create_future()
-        self._send(ch.Pin(key, hashes))
-        try:
-            for block, page in zip(hashes, (await pinned).pages, strict=False):
-                data = bytes(self._memory.page(page))
-                yield FetchedPage(block, xxhash.xxh3_64_intdigest(data), data)
-        finally:
-            del self._pins[key]
-            self._send(ch.Unpin(key))
 
     def cancel_all(self, reason: str) -> int:
         """End every prompt, as a drain's grace is over; how many that were."""
@@ -159,17 +157,9 @@ class PrefillService:
         self._lost = error
         for job in self._jobs.values():
             job.handoff.fail(error)
-        for pinned in self._pins.values():
-            if not pinned.done():
-                pinned.set_exception(error)
 
     def take(self, message: Any) -> None:
         """Act on one message of the engine; one about a prompt that left is dropped."""
-        if isinstance(message, ch.Pinned):
-            pinned = self._pins.get(message.key)
-            if pinned is not None and not pinned.done():
-                pinned.set_result(message)
-            return
         job = self._jobs.get(message.key)
         if job is None:
             return
@@ -179,6 +169,14 @@ class PrefillService:
             job.finish(message)
         elif isinstance(message, ch.PrefillFailed):
             job.handoff.fail(from_info(message.error))
+
+    async def _warm(self, call: PrefillCall) -> FillReport:
+        """Blocks that are cheaper to fetch than to compute; the engine finds them in its cache then."""
+        if self._warmer is None:
+            return NOTHING
+        return await self._warmer.warm(
+            call.request, call.fetch_address, call.fetch_blocks, call.fetch_limit_s or None
+        )
 
     def _release(self, key: int, job: _Job) -> None:
         """However it ended: no page of it is read any more."""
@@ -199,16 +197,30 @@ class PrefillService:
             tail_tokens=len(call.request.token_ids) - (blocks - 1) * BLOCK_TOKENS,
             adapter_id=call.request.adapter_id,
         )
-        return Handoff(self._transport, self._memory, self._sender, destination, self._clock)
+        plan = None if self._layout_of is None else lambda: self._wire(call)
+        return Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
+
+    async def _wire(self, call: PrefillCall) -> Wire:
+        """How this prompt's blocks go to its decode worker. Raises LayoutMismatch before any byte moves."""
+        assert self._layout_of is not None
+        ours, theirs, request = self._sender.layout, await self._layout_of(call.decode_address), call.request
+        made = bridge(ours, theirs)
+        if ours.fidelity == theirs.fidelity:
+            return Wire(theirs, made)
+        root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
+        return Wire(theirs, made, tuple(prefix.chain(root, request.token_ids)))
 
     def _check(self, call: PrefillCall) -> None:
         if self._lost is not None:
             raise self._lost
-        self._check_model(call.model_id)
+        if call.model_id and call.model_id != self._sender.model_id:
+            text = f"this worker serves {self._sender.model_id!r}, not {call.model_id!r}"
+            raise ModelNotFound(text, "model_id")
         if not call.request.token_ids:
             raise InvalidRequest("a prompt needs at least one token", "token_ids")
 
-    def _check_model(self, model_id: str) -> None:
-        if model_id and model_id != self._sender.model_id:
-            text = f"this worker serves {self._sender.model_id!r}, not {model_id!r}"
-            raise ModelNotFound(text, "model_id")
+
+def _stations(done: ch.PrefillDone, report: HandoffReport, fetched: FillReport) -> tuple[Station, ...]:
+    """The engine's own, and what went before and after it."""
+    fetch = (Station("fetch", fetched.seconds),) if fetched.blocks else ()
+    return (*fetch, *done.stations, Station("transfer", report.exposed_s))

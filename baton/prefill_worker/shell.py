@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 from baton.prefill_worker.service import PrefillCall, PrefillService
@@ -31,23 +29,10 @@ class PrefillShell(stubs.PrefillWorkerServicer):
             shipped_blocks=result.shipped_blocks,
             shipped_bytes=result.shipped_bytes,
             stations=convert.stations_to_pb(result.stations),
+            fetched_blocks=result.fetched_blocks,
+            prompt_logprobs=map(convert.logprobs_to_pb, result.prompt_logprobs),
+            pooled=result.pooled,
         )
-
-    async def Fetch(self, request: w.FetchRequest, context: Any) -> AsyncIterator[w.FetchedBlock]:
-        """The leading blocks that are cached here."""
-        layout = convert.layout_from_pb(request.layout)
-        try:
-            async with aclosing(self._service.fetch(request.model_id, tuple(request.hashes), layout)) as pages:
-                async for page in pages:
-                    yield w.FetchedBlock(
-                        hash=page.hash,
-                        checksum=page.checksum,
-                        data=page.data,
-                        shard_rank=layout.shard_rank,
-                        shard_count=layout.shard_count,
-                    )
-        except Exception as error:
-            await abort(context, error)
 
 
 def call_from_pb(pb: w.PrefillRequest) -> PrefillCall:
@@ -61,4 +46,7 @@ def call_from_pb(pb: w.PrefillRequest) -> PrefillCall:
         held_blocks=pb.held_blocks,
         received_blocks=tuple(pb.received_blocks),
         traceparent=pb.traceparent,
+        fetch_address=pb.fetch_address,
+        fetch_blocks=pb.fetch_blocks,
+        fetch_limit_s=pb.fetch_limit_s,
     )

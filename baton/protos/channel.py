@@ -14,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.protos.errors import ErrorInfo
-from baton.protos.nouns import EngineRequest, KvLayout, PoolSnapshot, Station, StepSample, TokenRun
+from baton.protos.nouns import EngineRequest, KvLayout, PoolSnapshot, Station, StepSample, TokenLogprobs, TokenRun
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -43,6 +43,46 @@ class Drain(_Message):
 
 class Shutdown(_Message):
     """Leave the loop and exit."""
+
+
+class Pin(_Message):
+    """Hold the leading cached blocks among ``hashes`` for a Fetch; answered by Pinned."""
+
+    key: int
+    hashes: tuple[bytes, ...]
+
+
+class Unpin(_Message):
+    """The Fetch is over."""
+
+    key: int
+
+
+class Keep(_Message):
+    """Let cached blocks be copied: those still here aren't evicted until Unkeep; answered by Kept."""
+
+    key: int
+    hashes: tuple[bytes, ...]
+
+
+class Unkeep(_Message):
+    """The copies are made."""
+
+    key: int
+
+
+class Fill(_Message):
+    """Pages for the leading blocks ``hashes``, whose bytes come from elsewhere; answered by Filling."""
+
+    key: int
+    hashes: tuple[bytes, ...]
+
+
+class Filled(_Message):
+    """The first ``blocks`` of a Fill are written and verified: findable now. The others' pages go back."""
+
+    key: int
+    blocks: int
 
 
 # ---- I/O -> engine, decode ---------------------------------------------------------------------------
@@ -114,19 +154,6 @@ class SendClosed(_Message):
     key: int
 
 
-class Pin(_Message):
-    """Hold the leading cached blocks among ``hashes`` for a Fetch; answered by Pinned."""
-
-    key: int
-    hashes: tuple[bytes, ...]
-
-
-class Unpin(_Message):
-    """The Fetch is over."""
-
-    key: int
-
-
 # ---- engine -> I/O, both roles -----------------------------------------------------------------------
 
 
@@ -182,6 +209,38 @@ class Stats(_Message):
     samples: tuple[StepSample, ...] = ()
 
 
+class Pinned(_Message):
+    """Pages of the leading blocks that are cached here; pinned until Unpin."""
+
+    key: int
+    pages: tuple[int, ...]
+
+
+class Kept(_Message):
+    """Which of the asked blocks are here, and where."""
+
+    key: int
+    hashes: tuple[bytes, ...]
+    pages: tuple[int, ...]
+
+
+class CacheIdle(_Message):
+    """Blocks nobody leases any more, a chain's tail first; told only by a worker that has lower tiers."""
+
+    hashes: tuple[bytes, ...]
+
+
+class Filling(_Message):
+    """Block i goes to ``pages[i]``; the first ``held`` are here already. No pages: there is no room now.
+
+    Only the I/O process touches the pages from ``held`` on, until it says Filled.
+    """
+
+    key: int
+    held: int
+    pages: tuple[int, ...]
+
+
 # ---- engine -> I/O, decode ---------------------------------------------------------------------------
 
 
@@ -225,6 +284,8 @@ class Output(_Message):
     run: TokenRun
     cached_tokens: int = 0
     stations: tuple[Station, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
 
 
 class Tokens(_Message):
@@ -273,6 +334,8 @@ class PrefillDone(_Message):
     first: TokenRun
     cached_tokens: int
     stations: tuple[Station, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
 
 
 class PrefillFailed(_Message):
@@ -282,18 +345,13 @@ class PrefillFailed(_Message):
     error: ErrorInfo
 
 
-class Pinned(_Message):
-    """Pages of the leading blocks that are cached here; pinned until Unpin."""
-
-    key: int
-    pages: tuple[int, ...]
-
-
 ToEngine = (
     Cancel | AskSnapshot | Drain | Shutdown | Admit | Rearm | ReceiveOpened | ReceiveClosed | BlocksReceived
-    | Commit | Prefill | SendClosed | Pin | Unpin
+    | Commit | Prefill | SendClosed | Pin | Unpin | Keep | Unkeep | Fill
+    | Filled
 )  # fmt: skip
 ToIo = (
     EngineReady | EngineFailed | SnapshotIs | CacheChanged | Stats | Admitted | Refused | Rearmed | Committed
-    | Tokens | Ended | CloseReceive | BlocksReady | PrefillDone | PrefillFailed | Pinned
+    | Tokens | Ended | CloseReceive | BlocksReady | PrefillDone | PrefillFailed | Pinned | Kept
+    | CacheIdle | Filling
 )  # fmt: skip

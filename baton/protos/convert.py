@@ -32,20 +32,35 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
     out = c.Sampling(
         logit_bias=s.logit_bias,
         stop_token_ids=s.stop_token_ids,
+        allowed_token_ids=s.allowed_token_ids,
+        bad_words=[c.TokenSequence(ids=ids) for ids in s.bad_words],
         **{name: getattr(s, name) for name in _SCALARS},
     )
     if s.logprobs is not None:
         out.logprobs = s.logprobs
+    if s.prompt_logprobs is not None:
+        out.prompt_logprobs = s.prompt_logprobs
+    if s.pooling:
+        out.pooling = s.pooling
+    if s.grammar is not None:
+        out.grammar.kind, out.grammar.spec = s.grammar.kind, s.grammar.spec
     return out
 
 
 def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
     """Only the fields the sender set: what a client said, before defaults."""
-    fields: dict[str, Any] = {n: getattr(pb, n) for n in (*_SCALARS, "logprobs") if pb.HasField(n)}
+    scalars = (*_SCALARS, "logprobs", "prompt_logprobs", "pooling")
+    fields: dict[str, Any] = {n: getattr(pb, n) for n in scalars if pb.HasField(n)}
     if pb.logit_bias:
         fields["logit_bias"] = dict(pb.logit_bias)
     if pb.stop_token_ids:
         fields["stop_token_ids"] = tuple(pb.stop_token_ids)
+    if pb.allowed_token_ids:
+        fields["allowed_token_ids"] = tuple(pb.allowed_token_ids)
+    if pb.bad_words:
+        fields["bad_words"] = tuple(tuple(word.ids) for word in pb.bad_words)
+    if pb.HasField("grammar"):
+        fields["grammar"] = nouns.Grammar(pb.grammar.kind, pb.grammar.spec)
     return fields
 
 
@@ -138,6 +153,7 @@ def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
 
 _INFO_FIELDS = tuple(f for f in nouns.WorkerInfo.__struct_fields__ if f != "layout")
 _INFO_LISTS = ("eos_token_ids", "adapters")
+_INFO_MAPS = ("data_addresses",)
 
 
 def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
@@ -146,7 +162,9 @@ def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
 
 def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
     fields = {f: getattr(pb, f) for f in _INFO_FIELDS}
-    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), **fields | {f: tuple(fields[f]) for f in _INFO_LISTS})
+    lists = {f: tuple(fields[f]) for f in _INFO_LISTS}
+    maps = {f: dict(fields[f]) for f in _INFO_MAPS}
+    return nouns.WorkerInfo(layout=layout_from_pb(pb.layout), **fields | lists | maps)
 
 
 def snapshot_to_pb(s: nouns.PoolSnapshot) -> w.PoolSnapshot:

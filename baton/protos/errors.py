@@ -6,10 +6,13 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── InvalidRequest              INVALID_ARGUMENT     400  invalid_request
     │   ├── ContextTooLong          INVALID_ARGUMENT     400  context_too_long
     │   └── BodyTooLarge            RESOURCE_EXHAUSTED   413  body_too_large
+    ├── Unauthenticated             UNAUTHENTICATED      401  unauthenticated
+    ├── Forbidden                   PERMISSION_DENIED    403  forbidden
     ├── ModelNotFound               NOT_FOUND            404  model_not_found
     ├── RequestUnknown              NOT_FOUND            404  request_unknown
     ├── Overloaded                  RESOURCE_EXHAUSTED   429  overloaded
-    │   └── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
+    │   ├── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
+    │   └── QuotaExceeded           RESOURCE_EXHAUSTED   429  quota_exceeded
     ├── Unavailable                 UNAVAILABLE          503  unavailable
     │   ├── NoWorker                UNAVAILABLE          503  no_worker
     │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
@@ -68,6 +71,18 @@ class BodyTooLarge(InvalidRequest):
     grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 413, "body_too_large"
 
 
+class Unauthenticated(BatonError):
+    """No API key, or one that opens nothing."""
+
+    grpc_status, http_status, label = "UNAUTHENTICATED", 401, "unauthenticated"
+
+
+class Forbidden(BatonError):
+    """The key is good, but not for this."""
+
+    grpc_status, http_status, label = "PERMISSION_DENIED", 403, "forbidden"
+
+
 class ModelNotFound(BatonError):
     """No worker serves the model that was named."""
 
@@ -90,6 +105,12 @@ class PoolExhausted(Overloaded):
     """A worker's page pool can't hold the request now."""
 
     label = "pool_exhausted"
+
+
+class QuotaExceeded(Overloaded):
+    """A key's own rate is used up; others are served."""
+
+    label, retryable = "quota_exceeded", False
 
 
 class Unavailable(BatonError):

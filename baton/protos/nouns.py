@@ -10,6 +10,17 @@ import msgspec
 BLOCK_TOKENS = 16
 PROTOCOL = "1.0"
 MAX_LOGPROBS = 20
+# A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
+POOLINGS = ("mean", "last")
+GRAMMAR_KINDS = ("json_schema", "regex", "choice", "grammar")
+MAX_GRAMMAR_BYTES = 64 << 10
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer must match. ``kind`` is one of GRAMMAR_KINDS; ``spec`` its text, MAX_GRAMMAR_BYTES at most."""
+
+    kind: str
+    spec: str
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,6 +40,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
+    pooling: str = ""
 
     @property
     def penalised(self) -> bool:
@@ -93,7 +109,11 @@ class KvLayout(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights."""
+    """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
+
+    ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); two workers with
+    one ``host_id`` run under one kernel.
+    """
 
     worker_id: str
     incarnation: str
@@ -112,6 +132,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     protocol: str = PROTOCOL
     adapters: tuple[str, ...] = ()
     metrics_address: str = ""
+    host_id: str = ""
+    data_addresses: dict[str, str] = {}
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
@@ -185,6 +207,16 @@ class TransferCurve(msgspec.Struct, frozen=True, array_like=True):
     per_byte: float
 
 
+class KvLink(msgspec.Struct, frozen=True, array_like=True):
+    """How KV gets from a worker to ``peer``, as a preflight measured it. ``fallback``: why not by a better way."""
+
+    peer: str
+    transport: str
+    bytes_per_s: float
+    fixed_s: float
+    fallback: str = ""
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """How busy a worker is: the changing half of its membership entry. A hint, seconds old at times."""
 
@@ -197,3 +229,5 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: int = 0
     step_curve: StepCurve | None = None
     transfer_curve: TransferCurve | None = None
+    kv_links: tuple[KvLink, ...] = ()
+    fetch_curve: TransferCurve | None = None

@@ -18,7 +18,8 @@ from baton.kv.layout import layout_for
 from baton.kv.memory import PageMemory
 from baton.kv.pool import PageLease, PagePool
 from baton.kv.transport import control, frames
-from baton.kv.transport.frames import HEADER_BYTES, Frame, Kind
+from baton.kv.transport.base import QueuedLine, deliver
+from baton.kv.transport.frames import HEADER_BYTES, Block, Frame, Kind
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened
 from baton.protos.errors import BatonError, CorruptFrame, LeaseUnknown
 from baton.protos.nouns import TokenRun
@@ -52,16 +53,26 @@ class Lease:
     def open(self, **changes: Any) -> bytes:
         said = {"total_blocks": len(self.hashes), "layout": LAYOUT, "fingerprint": FINGERPRINT} | changes
         opening = control.Opening(request_id="r", sender="p0", tail_tokens=1, model_id="m", **said)
-        return self.frame(Kind.OPEN, payload=control.encode_opening(opening))
+        return self.frame(Kind.OPEN, body=control.encode_opening(opening))
 
     def block(self, index: int, **changes: Any) -> bytes:
-        hashes = dict(enumerate(self.hashes))
-        fields = {"index": index, "hash": hashes.get(index, bytes(32)), "payload": self.payload(index), "flags": 1}
-        return self.frame(Kind.BLOCK, **fields | changes)
+        said = {"hash": dict(enumerate(self.hashes)).get(index, bytes(32)), "payload": self.payload(index)}
+        return self.blocks([(index, said | changes)], **changes)
+
+    def blocks(self, wanted: list[tuple[int, dict[str, Any]]], **changes: Any) -> bytes:
+        """One frame with several blocks: their index, and what differs from a right sender's."""
+        table, payload = [], []
+        for index, said in wanted:
+            said = {"hash": self.hashes[index], "payload": self.payload(index)} | said if len(wanted) > 1 else said
+            table.append(Block(index, said["hash"], frames.checksum(said["payload"])))
+            payload.append(said["payload"])
+        fields = {"kind": Kind.BLOCK, "lease": self.id, "epoch": self.epoch, "flags": 1, "unit": len(payload[0])}
+        changes = {name: value for name, value in changes.items() if name not in ("hash", "payload")}
+        return frames.message(Frame(**fields | {"blocks": tuple(table)} | changes), payload)
 
     def commit(self, **changes: Any) -> bytes:
-        payload = control.encode_closing(control.Closing(FIRST, 16))
-        return self.frame(Kind.COMMIT, **{"payload": payload} | changes)
+        body = control.encode_closing(control.Closing(FIRST, 16))
+        return self.frame(Kind.COMMIT, **{"body": body} | changes)
 
     def everything(self) -> list[bytes]:
         return [self.open(), *(self.block(i) for i in range(self.pages.held, len(self.hashes))), self.commit()]
@@ -97,7 +108,7 @@ class Rig:
 
     async def exchange(self, *sent: bytes) -> list[Frame]:
         """Every reply to a stream that sends these frames and ends."""
-        return [frames.decode(reply) async for reply in self.intake.serve(_frames(*sent))]
+        return [frames.decode(reply) async for reply in serve(self.intake, _frames(*sent))]
 
     async def refusal(self, *sent: bytes) -> BatonError:
         """The typed error that these frames end in."""
@@ -119,6 +130,27 @@ class Rig:
         assert self.intake.open_streams == 0
 
 
+async def serve(intake: Intake, incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """A transport that delivers message by message: what the intake replies, until one side ends the stream."""
+    line = QueuedLine()
+    sink = intake.accept(line)
+    reading = asyncio.ensure_future(_deliver(sink, line, incoming))
+    try:
+        while (reply := await line.get()) is not None:
+            yield reply
+    finally:
+        reading.cancel()
+        sink.over(None)
+
+
+async def _deliver(sink: Any, line: QueuedLine, incoming: AsyncIterator[bytes]) -> None:
+    async for data in incoming:
+        if line.ended:
+            return
+        deliver(sink, data)
+    sink.over(None)
+
+
 async def _frames(*sent: bytes) -> AsyncIterator[bytes]:
     for frame in sent:
         yield frame
@@ -127,7 +159,7 @@ async def _frames(*sent: bytes) -> AsyncIterator[bytes]:
 def refused(replies: list[Frame]) -> BatonError:
     assert replies[-1].kind is Kind.ERROR, f"not refused: {replies[-1]}"
     assert Kind.ERROR not in [reply.kind for reply in replies[:-1]]
-    return control.decode_error(replies[-1].payload)
+    return control.decode_error(replies[-1].body)
 
 
 class Live:
@@ -135,7 +167,7 @@ class Live:
 
     def __init__(self, rig: Rig) -> None:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.replies: AsyncGenerator[bytes, None] = rig.intake.serve(self._incoming())
+        self.replies: AsyncGenerator[bytes, None] = serve(rig.intake, self._incoming())
 
     async def _incoming(self) -> AsyncIterator[bytes]:
         while (frame := await self.queue.get()) is not None:
@@ -200,6 +232,96 @@ async def test_what_arrived_is_reported_even_if_nothing_was_acknowledged(rig: Ri
     assert rig.told == [ReceiveOpened(1, 1), BlocksReceived(1, 1, (0, 2)), ReceiveClosed(1, 1)]
 
 
+async def test_one_frame_may_carry_several_blocks(rig: Rig) -> None:
+    lease = rig.admit(1, 16 * 5)
+    replies = await rig.exchange(
+        lease.open(), lease.blocks([(3, {}), (0, {})]), lease.blocks([(1, {}), (2, {}), (4, {})]), lease.commit()
+    )
+    assert [frames.acked_blocks(reply) for reply in replies[1:3]] == [(3, 0), (1, 2, 4)]
+    assert rig.written() == {lease.pages.pages[i]: lease.payload(i) for i in range(5)}
+
+
+async def test_a_preflights_bytes_are_checked_and_dropped(rig: Rig) -> None:
+    page = b"x" * 100
+    probe = Frame(Kind.PROBE, unit=100, blocks=(Block(0, bytes(32), frames.checksum(page)),) * 3)
+    (reply,) = await rig.exchange(frames.message(probe, [page] * 3))
+    assert (reply.kind, reply.subject) == (Kind.ACK, Kind.PROBE)
+    assert isinstance(await rig.refusal(frames.message(probe, [page, page, b"y" * 100])), CorruptFrame)
+    vast = msgspec.structs.replace(probe, unit=1 << 30)
+    line = QueuedLine()
+    assert rig.intake.accept(line).place(vast) is None, "nothing is allocated for it"
+    assert not rig.told
+    assert not rig.written()
+
+
+# ---- blocks that land before they are verified ---------------------------------------------------------
+
+
+def land(rig: Rig, lease: Lease, raw: bytes, good: bool = True) -> tuple[Any, QueuedLine, Frame]:
+    """A transport that lands a frame's bytes in their places first, and is at the point of saying so."""
+    line = QueuedLine()
+    sink = rig.intake.accept(line)
+    deliver(sink, lease.open())
+    frame, payload = frames.split(raw)
+    places = sink.place(frame)
+    assert places is not None
+    for place, data in zip(places, payload, strict=True):
+        place[:] = data if good else bytes(len(data))
+    return sink, line, frame
+
+
+def sums(frame: Frame) -> list[int]:
+    return [block.checksum for block in frame.blocks]
+
+
+async def test_a_block_counts_only_once_its_checksum_was_compared(rig: Rig) -> None:
+    lease = rig.admit(1, 40)
+    sink, _, frame = land(rig, lease, lease.blocks([(0, {}), (1, {}), (2, {})]))
+    assert not rig.heard(BlocksReceived)
+    deliver(sink, lease.commit())
+    assert not rig.heard(Commit), "a commit is refused while a block is only on its way"
+    sink.landed(frame, sums(frame))
+    assert not rig.heard(BlocksReceived), "the stream was ended by the refusal"
+
+
+async def test_a_block_that_lands_damaged_never_counts_and_its_page_is_free_to_be_filled_again(rig: Rig) -> None:
+    lease = rig.admit(1, 16)
+    sink, line, frame = land(rig, lease, lease.block(0), good=False)
+    sink.landed(frame, [0])
+    assert rig.intake.refusals == {"corrupt_frame": 1}
+    assert not rig.heard(BlocksReceived)
+    assert line.ended
+    assert (await rig.exchange(*lease.everything()))[-1].subject == Kind.COMMIT
+    assert rig.written() == {lease.pages.pages[0]: lease.payload(0)}
+
+
+async def test_what_an_earlier_epoch_brought_is_not_landed_on_again(rig: Rig) -> None:
+    lease = rig.admit(1, 40)
+    await rig.exchange(lease.open(), lease.block(0))
+    rig.intake.rearm(1, 2)
+    lease.epoch = 2
+    sink, *_ = land(rig, lease, lease.blocks([(0, {}), (1, {})]), good=False)
+    sink.over(None)
+    assert rig.written() == {lease.pages.pages[0]: lease.payload(0)}, "verified bytes stay"
+    rig.intake.rearm(1, 3)
+    lease.epoch = 3
+    rest = [lease.open(), lease.blocks([(1, {}), (2, {})]), lease.commit()]
+    assert (await rig.exchange(*rest))[-1].subject == Kind.COMMIT
+    assert rig.written() == {lease.pages.pages[i]: lease.payload(i) for i in range(3)}
+
+
+@pytest.mark.parametrize("end", ["rearm", "close"])
+async def test_a_stream_that_is_ended_while_a_block_lands_counts_nothing_more(rig: Rig, end: str) -> None:
+    lease = rig.admit(1, 16)
+    sink, line, frame = land(rig, lease, lease.block(0))
+    rig.intake.rearm(1, 2) if end == "rearm" else rig.intake.close(1)
+    assert line.ended, "the transport writes nothing from this moment"
+    assert rig.told[-1] == ReceiveClosed(1, 1)
+    sink.landed(frame, sums(frame))
+    assert sink.place(frame) is None
+    assert not rig.heard(BlocksReceived)
+
+
 # ---- what is wrong -------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[str, Callable[[Lease, Lease], list[bytes]]]] = {
@@ -216,6 +338,12 @@ WRONG: dict[str, tuple[str, Callable[[Lease, Lease], list[bytes]]]] = {
     "an index beyond the prompt, with a real hash": ("ForeignBlock", lambda a, b: [a.block(4, hash=a.hashes[3])]),
     "the largest index": ("ForeignBlock", lambda a, b: [a.block(2**32 - 1)]),
     "a block that is shared with others": ("ForeignBlock", lambda a, b: [a.block(0)]),
+    "the same block twice in one frame": ("ForeignBlock", lambda a, b: [a.blocks([(2, {}), (2, {})])]),
+    "a right block beside one of another hash": (
+        "ForeignBlock",
+        lambda a, b: [a.blocks([(1, {}), (2, {"hash": b.hashes[2]})])],
+    ),
+    "blocks that lie elsewhere": ("CorruptFrame", lambda a, b: [a.block(1, flags=frames.ELSEWHERE, offsets=(0,))]),
     "the same block twice": ("ForeignBlock", lambda a, b: [a.block(2), a.block(2)]),
     "another shard": ("LayoutMismatch", lambda a, b: [a.block(1, shard_rank=1)]),
     "another number of shards": ("LayoutMismatch", lambda a, b: [a.block(1, shard_count=2)]),
@@ -223,7 +351,7 @@ WRONG: dict[str, tuple[str, Callable[[Lease, Lease], list[bytes]]]] = {
     "a page too long": ("LayoutMismatch", lambda a, b: [a.block(1, payload=a.payload(1) + b"x")]),
     "an empty page": ("LayoutMismatch", lambda a, b: [a.block(1, payload=b"")]),
     "a commit before every block is in": ("HandoffRefused", lambda a, b: [a.block(1), a.block(3), a.commit()]),
-    "a commit that says nothing": ("HandoffRefused", lambda a, b: [a.commit(payload=b"\xff")]),
+    "a commit that says nothing": ("HandoffRefused", lambda a, b: [a.commit(body=b"\xff")]),
     "a second open": ("HandoffRefused", lambda a, b: [a.open()]),
     "a frame only receivers send": ("CorruptFrame", lambda a, b: [a.frame(Kind.ACK)]),
     "noise": ("CorruptFrame", lambda a, b: [b"noise"]),
@@ -272,7 +400,7 @@ async def test_nothing_counts_before_open(rig: Rig, early: str) -> None:
     assert not rig.written()
 
 
-async def test_one_flipped_bit_in_any_of_many_frames_is_refused_and_writes_nothing(rig: Rig) -> None:
+async def test_one_flipped_bit_in_any_of_many_frames_is_refused_and_counts_for_nothing(rig: Rig) -> None:
     rng = random.Random(7)
     lease = rig.admit(1, 60)
     whole = lease.everything()
@@ -283,7 +411,6 @@ async def test_one_flipped_bit_in_any_of_many_frames_is_refused_and_writes_nothi
         error = await rig.refusal(lease.open(), bytes(damaged))
         assert isinstance(error, CorruptFrame)
     assert rig.intake.refusals == {"corrupt_frame": 2500}
-    assert not rig.written()
     assert not rig.heard(BlocksReceived)
     assert not rig.heard(Commit)
     assert (await rig.exchange(*whole))[-1].subject == Kind.COMMIT, "the lease is still good"

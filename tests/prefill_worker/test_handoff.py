@@ -1,10 +1,11 @@
-"""The sending side of a handoff, against a scripted receiver and against the real one over both transports."""
+"""The sending side of a handoff, against a scripted receiver and against the real one over each transport."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -15,8 +16,8 @@ from baton.decode_worker.intake import Intake
 from baton.kv import prefix
 from baton.kv.layout import layout_for
 from baton.kv.memory import PageMemory
-from baton.kv.transport import control, frames
-from baton.kv.transport.base import Transport
+from baton.kv.transport import control, frames, shm, tcp
+from baton.kv.transport.base import Line, Transport
 from baton.kv.transport.frames import Frame, Kind
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.transport.loopback import LoopbackTransport
@@ -66,6 +67,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.got: list[Frame] = []
+        self.pages: dict[int, bytes] = {}
         self.unanswered: list[int] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -73,32 +75,52 @@ class Receiver:
         self.refuse_at: int | None = None
         self.error: BatonError = StaleEpoch("epoch 2 is in force", "epoch")
 
-    async def serve(self, incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        try:
-            async for raw in incoming:
-                frame = frames.decode(raw)
-                self.got.append(frame)
-                if self.refuse_at == len(self.got):
-                    yield frames.encode(Frame(Kind.ERROR, payload=control.encode_error(self.error)))
-                    return
-                async for answer in self.answers(frame):
-                    yield answer
-        finally:
-            self.closed.set()
+    def accept(self, line: Line) -> Scripted:
+        return Scripted(self, line)
 
-    async def answers(self, frame: Frame) -> AsyncGenerator[bytes, None]:
-        if frame.kind is Kind.OPEN:
-            yield frames.ack(frame)
-            return
-        if frame.kind is Kind.BLOCK:
-            self.unanswered.append(frame.index)
-        if frame.kind is Kind.COMMIT or frame.wants_ack:
-            await self.open.wait()
-            blocks, self.unanswered = self.unanswered, []
-            yield frames.ack(frame, blocks if frame.kind is Kind.BLOCK else ())
+    async def answer(self, frame: Frame, line: Line) -> None:
+        await self.open.wait()
+        blocks, self.unanswered = self.unanswered, []
+        line.reply(frames.ack(frame, blocks if frame.kind is Kind.BLOCK else ()))
 
     def kinds(self) -> list[Kind]:
         return [frame.kind for frame in self.got]
+
+
+class Scripted:
+    """One stream to a Receiver."""
+
+    def __init__(self, receiver: Receiver, line: Line) -> None:
+        self.receiver, self.line = receiver, line
+        self.answering: set[asyncio.Task[None]] = set()
+
+    def take(self, frame: Frame) -> None:
+        there = self.receiver
+        there.got.append(frame)
+        if there.refuse_at == len(there.got):
+            self.line.reply(frames.encode(Frame(Kind.ERROR, body=control.encode_error(there.error))))
+            self.line.end()
+        elif frame.kind is Kind.OPEN:
+            self.line.reply(frames.ack(frame))
+        elif frame.kind is Kind.COMMIT or frame.wants_ack:
+            self.answering.add(asyncio.ensure_future(there.answer(frame, self.line)))
+
+    def place(self, frame: Frame) -> list[memoryview]:
+        self.places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
+        return self.places
+
+    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        assert list(checksums) == [block.checksum for block in frame.blocks]
+        for block, place in zip(frame.blocks, self.places, strict=True):
+            self.receiver.pages[block.index] = bytes(place)
+            self.receiver.unanswered.append(block.index)
+        self.take(frame)
+
+    def over(self, error: BatonError | None) -> None:
+        self.receiver.closed.set()
+        self.line.end()
+        for answer in self.answering:
+            answer.cancel()
 
 
 @pytest.fixture
@@ -108,7 +130,7 @@ def receiver() -> Receiver:
 
 @pytest.fixture
 async def transport(receiver: Receiver) -> AsyncIterator[Transport]:
-    made = LoopbackTransport({"d0": receiver.serve})
+    made = LoopbackTransport({"d0": receiver.accept})
     yield made
     await made.close()
 
@@ -132,11 +154,13 @@ async def test_blocks_leave_as_they_are_announced(receiver: Receiver, transport:
     assert receiver.kinds() == [Kind.OPEN], "the stream opens while the first chunk computes"
     handoff.ship(source.blocks[:2])
     await settle()
-    assert receiver.kinds() == [Kind.OPEN, Kind.BLOCK, Kind.BLOCK]
+    assert receiver.kinds() == [Kind.OPEN, Kind.BLOCK]
+    assert sorted(receiver.pages) == [0, 1], "blocks that are ready together share a frame"
     handoff.ship(source.blocks[2:])
     handoff.commit(FIRST, 32)
     report = await running
-    assert receiver.kinds() == [Kind.OPEN, *[Kind.BLOCK] * BLOCKS, Kind.COMMIT]
+    assert receiver.kinds() == [Kind.OPEN, Kind.BLOCK, Kind.BLOCK, Kind.COMMIT]
+    assert sorted(receiver.pages) == list(range(BLOCKS))
     assert (report.shipped_blocks, report.shipped_bytes) == (BLOCKS, BLOCKS * LAYOUT.page_bytes)
     assert receiver.closed.is_set()
 
@@ -147,15 +171,16 @@ async def test_every_frame_says_whose_it_is(receiver: Receiver, transport: Trans
     handoff.ship(source.blocks)
     handoff.commit(FIRST, 32)
     await handoff.run()
-    opening = control.decode_opening(receiver.got[0].payload)
+    opening = control.decode_opening(receiver.got[0].body)
     assert (opening.layout, opening.total_blocks, opening.tail_tokens) == (LAYOUT, BLOCKS, 13)
     assert (opening.sender, opening.fingerprint, opening.request_id) == ("p0", FINGERPRINT, "r")
     for frame in receiver.got:
         assert (frame.lease, frame.epoch, frame.shard_rank, frame.shard_count) == (LEASE, 1, 0, 1)
-    for block, frame in zip(source.blocks, receiver.got[1:-1], strict=True):
-        assert (frame.index, frame.hash) == (block.index, block.hash)
-        assert bytes(frame.payload) == bytes(source.memory.page(block.page))
-    assert control.decode_closing(receiver.got[-1].payload) == control.Closing(FIRST, 32)
+    sent = [block for frame in receiver.got for block in frame.blocks]
+    for block, told in zip(source.blocks, sent, strict=True):
+        assert (told.index, told.hash) == (block.index, block.hash)
+        assert receiver.pages[block.index] == bytes(source.memory.page(block.page))
+    assert control.decode_closing(receiver.got[-1].body) == control.Closing(FIRST, 32)
 
 
 async def test_only_what_is_announced_is_sent(receiver: Receiver, transport: Transport) -> None:
@@ -164,7 +189,7 @@ async def test_only_what_is_announced_is_sent(receiver: Receiver, transport: Tra
     handoff.ship([source.blocks[3], source.blocks[5]])
     handoff.commit(FIRST, 64)
     assert (await handoff.run()).shipped_blocks == 2
-    assert [frame.index for frame in receiver.got[1:-1]] == [3, 5]
+    assert sorted(receiver.pages) == [3, 5]
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2, 4])
@@ -207,7 +232,7 @@ async def test_times_are_the_senders_own(receiver: Receiver, transport: Transpor
 async def test_a_refusal_is_raised_as_its_own_type(receiver: Receiver, transport: Transport, at: int) -> None:
     source = Source()
     receiver.refuse_at = at
-    handoff = source.handoff(transport)
+    handoff = source.handoff(transport, window_bytes=LAYOUT.page_bytes)
     handoff.ship(source.blocks)
     handoff.commit(FIRST, 0)
     with pytest.raises(StaleEpoch, match="epoch 2 is in force"):
@@ -257,10 +282,12 @@ async def test_a_prompt_that_fails_ends_the_handoff_without_a_commit(
 
 
 async def test_a_receiver_that_ends_early_is_a_lost_worker(transport: LoopbackTransport) -> None:
-    async def leave(incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        yield frames.ack(frames.decode(await anext(incoming)))
+    class Leaving(Scripted):
+        def take(self, frame: Frame) -> None:
+            self.line.reply(frames.ack(frame))
+            self.line.end()
 
-    transport.receivers["d0"] = leave
+    transport.receivers["d0"] = lambda line: Leaving(Receiver(), line)
     with pytest.raises(WorkerLost, match="ended the handoff early"):
         await asyncio.wait_for(Source().handoff(transport).run(), 5)
 
@@ -285,11 +312,11 @@ async def test_nobody_at_the_address_is_a_lost_worker(address: str) -> None:
     ids=["noise", "another lease", "another epoch", "a sender's frame", "a block not sent"],
 )
 async def test_an_answer_that_fits_nothing_is_refused(transport: LoopbackTransport, answer: bytes) -> None:
-    async def babble(incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        async for _ in incoming:
-            yield answer
+    class Babbling(Scripted):
+        def take(self, frame: Frame) -> None:
+            self.line.reply(answer)
 
-    transport.receivers["d0"] = babble
+    transport.receivers["d0"] = lambda line: Babbling(Receiver(), line)
     with pytest.raises(CorruptFrame):
         await asyncio.wait_for(Source().handoff(transport).run(), 5)
 
@@ -315,23 +342,34 @@ class Decode:
         return [bytes(self.memory.page(page)) for page in self.pages]
 
 
-@pytest.fixture(params=["grpc", "loopback"])
-async def decode(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Decode, Transport, str]]:
-    decode = Decode()
+@pytest.fixture(params=["grpc", "loopback", "tcp", "shm"])
+async def decode(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[tuple[Decode, Transport, str, Source]]:
+    """The receiver, a transport of each kind to it, its address, and the sender's pages."""
+    decode, source, name = Decode(), Source(), request.param
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((handoff_handler(decode.intake.serve),))
+    server.add_generic_rpc_handlers((handoff_handler(decode.intake.accept),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    loopback = request.param == "loopback"
-    transport: Transport = LoopbackTransport({"d0": decode.intake.serve}) if loopback else GrpcTransport()
-    yield decode, transport, "d0" if loopback else f"127.0.0.1:{port}"
+    data, address = tcp.listen("127.0.0.1", decode.intake.accept)
+    local, path = shm.listen(str(tmp_path / "kv"), decode.intake.accept)
+    transport: Transport
+    transport, address = {
+        "grpc": lambda: (GrpcTransport(), f"127.0.0.1:{port}"),
+        "loopback": lambda: (LoopbackTransport({"d0": decode.intake.accept}), "d0"),
+        "tcp": lambda: (tcp.TcpTransport(), address),
+        "shm": lambda: (shm.ShmTransport(source.memory), path),
+    }[name]()
+    yield decode, transport, address, source
     await transport.close()
     await server.stop(0)
+    data.close()
+    local.close()
 
 
-async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, str]) -> None:
-    there, transport, address = decode
-    source = Source()
+async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, str, Source]) -> None:
+    there, transport, address, source = decode
     there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks)
@@ -344,9 +382,8 @@ async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, s
     assert arrived == list(range(BLOCKS))
 
 
-async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, Transport, str]) -> None:
-    there, transport, address = decode
-    source = Source()
+async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, Transport, str, Source]) -> None:
+    there, transport, address, source = decode
     there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks[:2])
@@ -359,10 +396,9 @@ async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, T
 
 
 async def test_a_sender_that_is_cancelled_lets_go_of_the_receivers_pages(
-    decode: tuple[Decode, Transport, str],
+    decode: tuple[Decode, Transport, str, Source],
 ) -> None:
-    there, transport, address = decode
-    source = Source()
+    there, transport, address, source = decode
     there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks[:2])
@@ -373,9 +409,10 @@ async def test_a_sender_that_is_cancelled_lets_go_of_the_receivers_pages(
     await until(lambda: there.told[-1] == ReceiveClosed(7, 1))
 
 
-async def test_a_second_prefill_finishes_what_the_first_began(decode: tuple[Decode, Transport, str]) -> None:
-    there, transport, address = decode
-    source = Source()
+async def test_a_second_prefill_finishes_what_the_first_began(
+    decode: tuple[Decode, Transport, str, Source],
+) -> None:
+    there, transport, address, source = decode
     there.intake.register(7, LEASE, 1, there.pages, source.hashes, 0)
     first = source.handoff(transport, address)
     first.ship(source.blocks[:4])

@@ -1,11 +1,12 @@
-"""Many handoffs at once over gRPC, cancelled, rearmed, closed and damaged at random: no page wrong, none lost."""
+"""Many handoffs at once over each transport, cancelled, rearmed and damaged at random: no page wrong, none lost."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -16,6 +17,9 @@ from baton.kv import prefix
 from baton.kv.layout import layout_for
 from baton.kv.memory import PageMemory
 from baton.kv.pool import PageLease, PagePool
+from baton.kv.transport import frames, shm, tcp
+from baton.kv.transport.base import Line, Sink, Transport
+from baton.kv.transport.frames import Frame
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.prefill_worker.handoff import Destination, Handoff, Sender
 from baton.protos.channel import Commit, ReceiveClosed, ReceiveOpened, ShipBlock
@@ -58,18 +62,26 @@ class Decode:
             self.leases[key].seal(index, block)
         self.commits += 1
 
-    async def serve(self, incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        async def damaged() -> AsyncIterator[bytes]:
-            async for frame in incoming:
-                if self.rng.random() < 0.03:
-                    raw = bytearray(frame)
-                    raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
-                    yield bytes(raw)
-                else:
-                    yield frame
+    def accept(self, line: Line) -> Sink:
+        return Damaging(self.intake.accept(line), self.rng)
 
-        async for reply in self.intake.serve(damaged()):
-            yield reply
+
+class Damaging:
+    """A Sink behind a bad wire: blocks land with a bit flipped now and then."""
+
+    def __init__(self, sink: Sink, rng: random.Random) -> None:
+        self.sink, self.rng = sink, rng
+        self.take, self.over = sink.take, sink.over
+
+    def place(self, frame: Frame) -> Sequence[memoryview] | None:
+        self.places = self.sink.place(frame)
+        return self.places
+
+    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        if self.rng.random() < 0.05 and self.places:
+            place = self.rng.choice(self.places)
+            place[self.rng.randrange(len(place))] ^= 1 << self.rng.randrange(8)
+        self.sink.landed(frame, [frames.checksum(place) for place in self.places or ()])
 
 
 class Storm:
@@ -78,7 +90,7 @@ class Storm:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.decode = Decode(self.rng)
-        self.transport = GrpcTransport()
+        self.transport: Transport = GrpcTransport()
         self.source = PageMemory.create(256, LAYOUT.page_bytes)
         self.source.view()[:] = self.rng.randbytes(256 * LAYOUT.page_bytes)
         self.ends: Counter[str] = Counter()
@@ -127,17 +139,41 @@ class Storm:
         return error is None and not running.cancelled()
 
 
-@pytest.fixture
-async def storm() -> AsyncIterator[Storm]:
-    made = Storm(20)
+async def over_grpc(storm: Storm, folder: Path) -> Callable[[], Any]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((handoff_handler(made.decode.serve),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    server.add_generic_rpc_handlers((handoff_handler(storm.decode.accept),))
+    storm.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    made.address = f"127.0.0.1:{port}"
+    return lambda: server.stop(0)
+
+
+async def over_tcp(storm: Storm, folder: Path) -> Callable[[], Any]:
+    server, storm.address = tcp.listen("127.0.0.1", storm.decode.accept)
+    storm.transport = tcp.TcpTransport(lanes=2)
+
+    async def stop() -> None:
+        server.close()
+
+    return stop
+
+
+async def over_shm(storm: Storm, folder: Path) -> Callable[[], Any]:
+    server, storm.address = shm.listen(str(folder / "kv"), storm.decode.accept)
+    storm.transport = shm.ShmTransport(storm.source)
+
+    async def stop() -> None:
+        server.close()
+
+    return stop
+
+
+@pytest.fixture(params=[over_grpc, over_tcp, over_shm])
+async def storm(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storm]:
+    made = Storm(20)
+    stop = await request.param(made, tmp_path)
     yield made
     await made.transport.close()
-    await server.stop(0)
+    await stop()
 
 
 async def test_a_storm_of_handoffs_leaves_no_wrong_page_and_no_page_behind(storm: Storm) -> None:

@@ -28,6 +28,11 @@ samplings = st.builds(
     min_tokens=ids,
     stop_token_ids=st.lists(ids, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
+    grammar=st.none() | st.builds(nouns.Grammar, texts, texts),
+    allowed_token_ids=st.lists(ids, max_size=3).map(tuple),
+    bad_words=st.lists(st.lists(ids, max_size=3).map(tuple), max_size=2).map(tuple),
+    prompt_logprobs=st.none() | st.integers(0, 20),
+    pooling=st.sampled_from(["", "mean", "last"]),
 )
 logprob = st.builds(nouns.TokenLogprob, ids, f32, ids)
 runs = st.builds(

@@ -1,22 +1,32 @@
-"""What a transport is: a way to open a two-way stream of frames to a decode worker.
+"""What a transport is: streams of frames to a decode worker, whose blocks land where the receiver says.
 
-Knows nothing of what the frames say. A transport is one file in this folder; its name in the config is the file's.
+Knows nothing of what the frames mean. A transport is one file in this folder; its name in the config is the file's.
+
+A block's bytes land in their page *before* their checksum is known: that saves a copy, or a pass over cold memory.
+It is sound because the page is leased and unsealed until the commit: nobody reads it, nobody can find it by its
+hash, and the commit is refused while a block has not been verified (``landed``). A block that was verified is never
+landed on again (``place`` gives scratch memory instead), and after ``Line.end`` a transport writes nothing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-Serve = Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
-"""The receiving side: frames in, frames out; it ends the stream by returning (``Intake.serve``)."""
+from baton.kv.transport import frames
+from baton.kv.transport.frames import Bytes, Frame
+from baton.protos.errors import BatonError, CorruptFrame
 
 
 class HandoffStream(Protocol):
     """One stream, the sender's end. Frames arrive whole and in order, or not at all."""
 
-    async def send(self, frame: bytes) -> None:
-        """Hand ``frame`` over; waits while the receiver is slow. Raises WorkerLost when the stream has ended."""
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
+        """Hand over ``frame`` and its blocks' bytes; waits while the receiver is slow. Raises WorkerLost.
+
+        The bytes may be read until they are acknowledged or the stream is closed, not after.
+        """
 
     async def receive(self) -> bytes | None:
         """The next frame back; None at the stream's orderly end. Raises WorkerLost when it broke."""
@@ -33,3 +43,71 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Close every stream and connection."""
+
+
+class Line(Protocol):
+    """One stream as its receiver sees it. Both methods return at once."""
+
+    def reply(self, frame: bytes) -> None:
+        """Send a frame back, in order."""
+
+    def end(self) -> None:
+        """No more: once the replies are out the stream ends. From now on no place is written to."""
+
+
+class Sink(Protocol):
+    """What takes the frames of one stream. It never raises for a bad frame: it replies, and ends the line."""
+
+    def take(self, frame: Frame) -> None:
+        """A frame without blocks."""
+
+    def place(self, frame: Frame) -> Sequence[memoryview] | None:
+        """Where the blocks' bytes of ``frame`` may land, block by block; None when they are refused."""
+
+    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        """They did, and these are the checksums of what lies there now."""
+
+    def over(self, error: BatonError | None) -> None:
+        """The sender is gone (None), or sent what can't be read (``error``). Again does nothing."""
+
+
+Accept = Callable[[Line], Sink]
+"""A new stream is here: who takes its frames (``Intake.accept``)."""
+
+
+def deliver(sink: Sink, data: Bytes) -> None:
+    """Hand a message that came in one piece to ``sink``."""
+    try:
+        frame, payload = frames.split(data)
+        if frame.elsewhere:
+            raise CorruptFrame("this transport carries the blocks' bytes in the message", "flags")
+    except BatonError as error:
+        sink.over(error)
+        return
+    if frame.kind not in frames.WITH_BLOCKS:
+        sink.take(frame)
+    elif (places := sink.place(frame)) is not None:
+        sink.landed(frame, [frames.copy(place, block) for place, block in zip(places, payload, strict=True)])
+
+
+class QueuedLine:
+    """A Line whose replies a coroutine takes out: ``get`` gives None once the line has ended and is empty."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._replies: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def reply(self, frame: bytes) -> None:
+        """Queue it."""
+        if not self.ended:
+            self._replies.put_nowait(frame)
+
+    def end(self) -> None:
+        """Queue the end."""
+        if not self.ended:
+            self.ended = True
+            self._replies.put_nowait(None)
+
+    async def get(self) -> bytes | None:
+        """The next reply."""
+        return await self._replies.get()

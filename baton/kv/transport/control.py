@@ -1,6 +1,6 @@
-"""The protobuf payloads of OPEN, COMMIT and ERROR frames as nouns.
+"""The protobuf bodies of OPEN, COMMIT and ERROR frames as nouns.
 
-Knows nothing of streams or checks. A payload that doesn't parse is a CorruptFrame.
+Knows nothing of streams or checks. A body that doesn't parse is a CorruptFrame.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Closing(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-def _parse(message: P, payload: bytes | memoryview) -> P:
+def _parse(message: P, body: bytes | bytearray | memoryview) -> P:
     try:
-        message.ParseFromString(bytes(payload))
+        message.ParseFromString(bytes(body))
     except DecodeError as error:
-        raise CorruptFrame(f"the frame's payload is not a {type(message).__name__}: {error}", "payload") from error
+        raise CorruptFrame(f"the frame's body is not a {type(message).__name__}: {error}", "body") from error
     return message
 
 
@@ -52,9 +52,9 @@ def encode_opening(opening: Opening) -> bytes:
     return worker_pb2.HandoffOpen(layout=convert.layout_to_pb(opening.layout), **fields).SerializeToString()
 
 
-def decode_opening(payload: bytes | memoryview) -> Opening:
+def decode_opening(body: bytes | bytearray | memoryview) -> Opening:
     """From HandoffOpen."""
-    message = _parse(worker_pb2.HandoffOpen(), payload)
+    message = _parse(worker_pb2.HandoffOpen(), body)
     fields = {name: getattr(message, name) for name in Opening.__struct_fields__ if name != "layout"}
     return Opening(layout=convert.layout_from_pb(message.layout), **fields)
 
@@ -65,9 +65,9 @@ def encode_closing(closing: Closing) -> bytes:
     return worker_pb2.HandoffCommit(first=first, cached_tokens=closing.cached_tokens).SerializeToString()
 
 
-def decode_closing(payload: bytes | memoryview) -> Closing:
+def decode_closing(body: bytes | bytearray | memoryview) -> Closing:
     """From HandoffCommit."""
-    message = _parse(worker_pb2.HandoffCommit(), payload)
+    message = _parse(worker_pb2.HandoffCommit(), body)
     return Closing(convert.run_from_pb(message.first), message.cached_tokens)
 
 
@@ -76,6 +76,6 @@ def encode_error(error: BatonError) -> bytes:
     return convert.error_to_pb(to_info(error)).SerializeToString()
 
 
-def decode_error(payload: bytes | memoryview) -> BatonError:
+def decode_error(body: bytes | bytearray | memoryview) -> BatonError:
     """From WireError."""
-    return from_info(convert.error_from_pb(_parse(worker_pb2.WireError(), payload)))
+    return from_info(convert.error_from_pb(_parse(worker_pb2.WireError(), body)))

@@ -1,20 +1,30 @@
-"""One frame of a handoff stream: an 80-byte header and a payload, little-endian, the same on every transport.
+"""One frame of a handoff stream, little-endian, the same on every transport: header, body, maybe blocks' bytes.
 
 Knows nothing of leases in force, of pages or of how bytes travel.
 
-     0  magic "BKV1"      4  kind u8        5  flags u8          6  shard_rank u16    8  shard_count u16
-    10  subject u16      12  epoch u32     16  lease 16 bytes   32  index u32        36  payload bytes u32
-    40  hash 32 bytes    72  checksum u64: xxh3-64 of header bytes 0..71, then of the payload        80  payload
+     0  magic "BKV1"     4  kind u8     5  flags u8     6  shard_rank u16    8  shard_count u16   10  subject u16
+    12  epoch u32       16  lease 16 bytes             32  count u32        36  unit u32
+    40  sequence u64    48  checksum u64: xxh3-64 of the body    56  checksum u64: xxh3-64 of 0..55    64  body
 
-OPEN and COMMIT carry protobuf, BLOCK one page, ERROR a WireError (see control.py). ACK names in ``subject`` the
-kind it acknowledges, and carries the block indices as u32 when that is BLOCK.
+A frame with blocks (BLOCK, PROBE) has ``count`` of them, each of ``unit`` bytes. Its body is their table
+
+    index u32 · hash 32 bytes · checksum u64 (xxh3-64 of that block's bytes)     count times
+    offset u64 in the sender's memory                                            count times, only with ELSEWHERE
+
+and the blocks' bytes follow the body, or lie ELSEWHERE. So a receiver that has read a body knows for certain where
+each block goes before the block's bytes come, and can let them land there.
+
+Any other frame has count 0 and a body of ``unit`` bytes: protobuf in OPEN, COMMIT and ERROR (control.py). ACK names
+in ``subject`` the kind it acknowledges, and carries block indices as u32 when that is BLOCK. END says goodbye.
+``sequence`` is the number of frames with blocks that the sender had sent before, over all lanes of the stream.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import xxhash
@@ -22,15 +32,22 @@ import xxhash
 from baton.protos.errors import CorruptFrame
 
 MAGIC = b"BKV1"
-HEADER_BYTES = 80
+HEADER_BYTES = 64
 LEASE_BYTES = 16
 HASH_BYTES = 32
 NO_LEASE = bytes(LEASE_BYTES)
 NO_HASH = bytes(HASH_BYTES)
 ACK_NOW = 1  # flag: the sender waits for this frame's acknowledgement, and those before it
+ELSEWHERE = 2  # flag: the blocks' bytes are in the sender's memory, at the offsets in the body
+MAX_BLOCKS = 1024  # of one frame; also what one scatter read of Linux takes
+MAX_BODY_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10  # hashed while the CPU's cache still holds it
 
-_HEADER = struct.Struct("<4sBBHHHI16sII32s")
+_HEADER = struct.Struct("<4sBBHHHI16sIIQQ")
 _CHECKSUM = struct.Struct("<Q")
+_ENTRY = struct.Struct("<I32sQ")
+
+Bytes = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
@@ -41,37 +58,81 @@ class Kind(IntEnum):
     COMMIT = 3
     ACK = 4
     ERROR = 5
+    PROBE = 6
+    END = 7
+
+
+KINDS = frozenset(int(kind) for kind in Kind)
+WITH_BLOCKS = frozenset((int(Kind.BLOCK), int(Kind.PROBE)))
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the table: which block, and the checksum of its bytes as sent."""
+
+    index: int
+    hash: bytes
+    checksum: int
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A frame, decoded. ``payload`` borrows the bytes it was decoded from."""
+    """A frame, decoded; blocks' bytes go beside it. ``body`` borrows the bytes it was decoded from."""
 
     kind: Kind
     lease: bytes = NO_LEASE
     epoch: int = 0
-    index: int = 0
-    hash: bytes = NO_HASH
+    body: Bytes = b""
     shard_rank: int = 0
     shard_count: int = 1
     flags: int = 0
     subject: int = 0
-    payload: bytes | memoryview = b""
+    sequence: int = 0
+    unit: int = 0
+    blocks: tuple[Block, ...] = ()
+    offsets: tuple[int, ...] = ()
 
     @property
     def wants_ack(self) -> bool:
         """Whether the sender waits for an acknowledgement."""
         return bool(self.flags & ACK_NOW)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the blocks' bytes don't follow."""
+        return bool(self.flags & ELSEWHERE)
 
-def checksum(head: bytes | memoryview, payload: bytes | memoryview) -> int:
-    """xxh3-64 over header (without the checksum) and payload."""
-    digest = xxhash.xxh3_64(head)
-    digest.update(payload)
-    return digest.intdigest()
+
+def checksum(data: Bytes) -> int:
+    """xxh3-64 of ``data``."""
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+def digest() -> Any:
+    """xxh3-64 of what comes piece by piece (``update``, ``intdigest``, ``reset``)."""
+    return xxhash.xxh3_64()
+
+
+def copy(place: memoryview, source: memoryview) -> int:
+    """``source`` into ``place``; the xxh3-64 of what lies there then, read while the CPU's cache holds it."""
+    if len(place) <= PIECE_BYTES:
+        place[:] = source
+        return checksum(place)
+    running = digest()
+    for at in range(0, len(place), PIECE_BYTES):
+        piece = place[at : at + PIECE_BYTES]
+        piece[:] = source[at : at + PIECE_BYTES]
+        running.update(piece)
+    return int(running.intdigest())
 
 
 def encode(frame: Frame) -> bytes:
-    """``frame`` as bytes; the payload is copied once."""
+    """Header and body; blocks' bytes are to follow unless they are ELSEWHERE."""
+    count, unit, body = len(frame.blocks), frame.unit, frame.body
+    if frame.kind in WITH_BLOCKS:
+        body = b"".join([_ENTRY.pack(block.index, block.hash, block.checksum) for block in frame.blocks])
+        if frame.elsewhere:
+            body += struct.pack(f"<{count}Q", *frame.offsets)
+    else:
+        unit = len(body)
     head = _HEADER.pack(
         MAGIC,
         frame.kind,
@@ -81,49 +142,94 @@ def encode(frame: Frame) -> bytes:
         frame.subject,
         frame.epoch,
         frame.lease,
-        frame.index,
-        len(frame.payload),
-        frame.hash,
+        count,
+        unit,
+        frame.sequence,
+        checksum(body),
     )
-    return b"".join((head, _CHECKSUM.pack(checksum(head, frame.payload)), frame.payload))
+    return b"".join((head, _CHECKSUM.pack(checksum(head)), body))
 
 
-def decode(data: bytes | memoryview) -> Frame:
-    """The frame in ``data``, its payload not copied. Raises CorruptFrame if any bit is not as it was sent."""
+def body_bytes(header: Bytes) -> int:
+    """Bytes of the body that follows. Raises CorruptFrame if the header isn't as sent, or says what can't be."""
+    magic, kind, flags, *_, count, unit, _sequence, _sum = _HEADER.unpack_from(header)
+    if magic != MAGIC or kind not in KINDS:
+        raise CorruptFrame(f"not a frame of this protocol: magic {bytes(magic)!r}, kind {kind}", "frame")
+    if checksum(memoryview(header)[: _HEADER.size]) != _CHECKSUM.unpack_from(header, _HEADER.size)[0]:
+        raise _damaged("header")
+    size = count * (_ENTRY.size + 8 * bool(flags & ELSEWHERE)) if kind in WITH_BLOCKS else unit
+    if count > MAX_BLOCKS or size > MAX_BODY_BYTES:
+        raise CorruptFrame(f"a frame of {count} blocks and a body of {size} bytes is beyond the protocol", "frame")
+    return int(size)
+
+
+def decode(data: Bytes) -> Frame:
+    """The frame whose header and body are exactly ``data``. Raises CorruptFrame if one bit is not as sent."""
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise CorruptFrame(f"a frame of {len(view)} bytes is shorter than its header of {HEADER_BYTES}", "frame")
-    (said,) = _CHECKSUM.unpack_from(view, _HEADER.size)
-    payload = view[HEADER_BYTES:]
-    if checksum(view[: _HEADER.size], payload) != said:
-        raise CorruptFrame(
-            "the frame's checksum doesn't match its bytes: damaged on the way; send it again", "checksum"
-        )
-    magic, kind, flags, rank, count, subject, epoch, lease, index, length, block = _HEADER.unpack_from(view)
-    if magic != MAGIC or length != len(payload) or kind not in Kind._value2member_map_:
-        raise CorruptFrame(f"not a frame of this protocol: magic {magic!r}, kind {kind}, {length} bytes", "frame")
-    return Frame(Kind(kind), lease, epoch, index, block, rank, count, flags, subject, payload)
+    if body_bytes(view) != len(view) - HEADER_BYTES:
+        raise CorruptFrame("the frame is not as long as its header says", "frame")
+    body = view[HEADER_BYTES:]
+    _, kind, flags, rank, shards, subject, epoch, lease, count, unit, sequence, said = _HEADER.unpack_from(view)
+    if checksum(body) != said:
+        raise _damaged("body")
+    if kind not in WITH_BLOCKS:
+        return Frame(Kind(kind), lease, epoch, body, rank, shards, flags, subject, sequence)
+    table = body[: count * _ENTRY.size]
+    blocks = tuple([Block(*entry) for entry in _ENTRY.iter_unpack(table)])
+    offsets = struct.unpack_from(f"<{count}Q", body, len(table)) if flags & ELSEWHERE else ()
+    return Frame(Kind(kind), lease, epoch, b"", rank, shards, flags, subject, sequence, unit, blocks, offsets)
+
+
+def message(frame: Frame, payload: Sequence[Bytes] = ()) -> bytes:
+    """Header, body and blocks' bytes in one piece: each byte is copied once."""
+    return b"".join((encode(frame), *payload))
+
+
+def split(data: Bytes) -> tuple[Frame, list[memoryview]]:
+    """A message's frame and its blocks' bytes, not copied and not verified yet. Raises CorruptFrame."""
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        raise CorruptFrame(f"a frame of {len(view)} bytes is shorter than its header of {HEADER_BYTES}", "frame")
+    end = HEADER_BYTES + body_bytes(view)
+    frame = decode(view[:end])
+    unit, count = frame.unit, 0 if frame.elsewhere else len(frame.blocks)
+    if len(view) - end != count * unit:
+        raise CorruptFrame(f"{count} blocks of {unit} bytes were announced, {len(view) - end} bytes came", "frame")
+    return frame, [view[end + i * unit : end + (i + 1) * unit] for i in range(count)]
+
+
+def check_blocks(frame: Frame, checksums: Sequence[int]) -> None:
+    """Raise CorruptFrame unless every block's bytes have the checksum that its sender gave."""
+    for block, got in zip(frame.blocks, checksums, strict=True):
+        if block.checksum != got:
+            raise CorruptFrame(f"block {block.index} was damaged on the way: its checksum differs", "checksum")
 
 
 def ack(of: Frame, blocks: Iterable[int] = ()) -> bytes:
-    """The acknowledgement of ``of``, or of the BLOCK frames numbered ``blocks``."""
+    """The acknowledgement of ``of``, or of the blocks numbered ``blocks``."""
     indices = tuple(blocks)
     return encode(
         Frame(
             Kind.ACK,
             of.lease,
             of.epoch,
-            of.index,
-            shard_rank=of.shard_rank,
-            shard_count=of.shard_count,
+            struct.pack(f"<{len(indices)}I", *indices),
+            of.shard_rank,
+            of.shard_count,
             subject=of.kind,
-            payload=struct.pack(f"<{len(indices)}I", *indices),
         )
     )
 
 
 def acked_blocks(frame: Frame) -> tuple[int, ...]:
     """The block indices that an ACK of BLOCK frames names."""
-    if len(frame.payload) % 4:
-        raise CorruptFrame("an ACK's payload must be u32 block indices", "payload")
-    return struct.unpack(f"<{len(frame.payload) // 4}I", frame.payload)
+    if len(frame.body) % 4:
+        raise CorruptFrame("an ACK's body must be u32 block indices", "body")
+    return struct.unpack(f"<{len(frame.body) // 4}I", frame.body)
+
+
+def _damaged(part: str) -> CorruptFrame:
+    text = f"the checksum of the frame's {part} doesn't match its bytes: damaged on the way; send it again"
+    return CorruptFrame(text, "checksum")

@@ -1,7 +1,7 @@
 """Frames as raw messages of one gRPC stream per handoff: the portable way, one frame per message, no protobuf.
 
 Knows nothing of frames' contents. The method isn't in the .proto service, because its messages are bytes; the
-server adds ``handoff_handler(intake.serve)`` beside the generated handlers and is built with ``SERVER_OPTIONS``.
+server adds ``handoff_handler(intake.accept)`` beside the generated handlers and is built with ``SERVER_OPTIONS``.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from baton.kv.transport.base import HandoffStream, Serve
+from baton.kv.memory import PageMemory
+from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver
+from baton.kv.transport.frames import Frame, message
 from baton.protos.errors import WorkerLost
 
 SERVICE = "baton.v1.DecodeWorker"
 METHOD = f"/{SERVICE}/Handoff"
-MAX_MESSAGE_BYTES = 512 << 20  # a frame holds one page; the largest models' pages are some tens of MiB
+MAX_MESSAGE_BYTES = 512 << 20  # a frame holds at least one page; the largest models' pages are some tens of MiB
 LINGER_S = 1.0
 MALLOC_OPTIONS = [(-3, 32 << 20), (-1, 128 << 20), (-2, 16 << 20)]  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
@@ -60,20 +62,44 @@ def keep_freed_buffers() -> None:
             mallopt(option, size)
 
 
-def handoff_handler(serve: Serve) -> grpc.GenericRpcHandler:
+def sender(memory: PageMemory) -> Transport:
+    """For any worker."""
+    return GrpcTransport()
+
+
+def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     """The server's half: hand it to ``server.add_generic_rpc_handlers((…,))``."""
     keep_freed_buffers()
 
-    async def handle(frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        async with aclosing(serve(frames)) as replies:
-            async for reply in replies:
+    async def handle(incoming: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        line = QueuedLine()
+        sink = accept(line)
+        reading = asyncio.ensure_future(_read(incoming, sink, line))
+        try:
+            while (reply := await line.get()) is not None:
                 await context.write(reply)
-        # The client closes once it has read the last reply. Ending first would make its writes fail, and gRPC
-        # then throws away replies that it hasn't read: a typed refusal would become a lost connection.
-        await asyncio.sleep(LINGER_S)
+            if reading.done():
+                return reading.result()
+            # The client closes once it has read the last reply. Ending first would make its writes fail, and gRPC
+            # then throws away replies that it hasn't read: a typed refusal would become a lost connection.
+            await asyncio.sleep(LINGER_S)
+        finally:
+            reading.cancel()
+            sink.over(None)
 
     method = grpc.stream_stream_rpc_method_handler(handle, request_deserializer=None, response_serializer=None)
     return grpc.method_handlers_generic_handler(SERVICE, {"Handoff": method})
+
+
+async def _read(incoming: AsyncIterator[bytes], sink: Sink, line: QueuedLine) -> None:
+    """Deliver message by message; however it ends, so does the line."""
+    try:
+        async for data in incoming:
+            if not line.ended:  # else it is drained: a sender that is stuck in a write reads no refusal
+                deliver(sink, data)
+        sink.over(None)
+    finally:
+        line.end()
 
 
 class _Link:
@@ -102,10 +128,10 @@ class GrpcStream:
         self._closed = False
         link.streams += 1
 
-    async def send(self, frame: bytes) -> None:
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
         """Write one message; waits for HTTP/2 flow control."""
         with self._translated():
-            await self._call.write(frame)
+            await self._call.write(message(frame, payload))
 
     async def receive(self) -> bytes | None:
         """Read one message."""

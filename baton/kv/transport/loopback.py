@@ -6,10 +6,10 @@ Knows nothing of frames' contents. For tests and simulation: no socket, the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import Sequence
 
-from baton.kv.transport.base import HandoffStream, Serve
+from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, deliver
+from baton.kv.transport.frames import Frame, message
 from baton.protos.errors import WorkerLost
 
 _QUEUED_FRAMES = 4
@@ -18,59 +18,60 @@ _QUEUED_FRAMES = 4
 class LoopbackStream:
     """One stream: a queue each way and the receiver's task."""
 
-    def __init__(self, serve: Serve) -> None:
-        self._up: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUED_FRAMES)
-        self._down: asyncio.Queue[bytes | None] = asyncio.Queue()
+    def __init__(self, accept: Accept) -> None:
+        self._up: asyncio.Queue[bytes] = asyncio.Queue(_QUEUED_FRAMES)
+        self._line = QueuedLine()
+        self._sink = accept(self._line)
         self._ended = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run(serve))
+        self._task = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._over)
 
-    async def send(self, frame: bytes) -> None:
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
         """Copy ``frame`` to the receiver; waits while it is behind."""
-        if self._ended.is_set():
-            raise WorkerLost("the handoff stream has ended", "decode_address")
-        put = asyncio.ensure_future(self._up.put(bytes(bytearray(frame))))
+        if self._ended.is_set() or self._line.ended:
+            raise _gone()
+        put = asyncio.ensure_future(self._up.put(message(frame, payload)))
         ended = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait({put, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not put.done():
-                raise WorkerLost("the handoff stream has ended", "decode_address")
+                raise _gone()
         finally:
             put.cancel()
             ended.cancel()
 
     async def receive(self) -> bytes | None:
         """The next frame back."""
-        frame = None if self._ended.is_set() and self._down.empty() else await self._down.get()
-        if frame is None and (self._task.cancelled() or self._task.exception() is not None):
-            why = "cancelled" if self._task.cancelled() else self._task.exception()
+        frame = await self._line.get()
+        if frame is not None:
+            return bytes(bytearray(frame))
+        self._line = QueuedLine()  # every later receive finds the end again
+        self._line.end()
+        if self._task.cancelled() or (self._task.done() and self._task.exception() is not None):
+            why = "closed" if self._task.cancelled() else self._task.exception()
             raise WorkerLost(f"the handoff stream broke: {why}", "decode_address")
-        return frame
+        return None
 
     async def close(self) -> None:
         """Cancel the receiver's task."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    async def _run(self, serve: Serve) -> None:
-        async with aclosing(serve(self._frames())) as replies:
-            async for reply in replies:
-                self._down.put_nowait(bytes(bytearray(reply)))
+    async def _run(self) -> None:
+        while not self._line.ended:
+            deliver(self._sink, await self._up.get())
 
     def _over(self, _: asyncio.Task[None]) -> None:
         self._ended.set()
-        self._down.put_nowait(None)
-
-    async def _frames(self) -> AsyncIterator[bytes]:
-        while (frame := await self._up.get()) is not None:
-            yield frame
+        self._sink.over(None)
+        self._line.end()
 
 
 class LoopbackTransport:
     """Receivers by address."""
 
-    def __init__(self, receivers: dict[str, Serve] | None = None) -> None:
-        self.receivers: dict[str, Serve] = dict(receivers or {})
+    def __init__(self, receivers: dict[str, Accept] | None = None) -> None:
+        self.receivers: dict[str, Accept] = dict(receivers or {})
         self._streams: list[LoopbackStream] = []
 
     async def connect(self, address: str) -> HandoffStream:
@@ -86,3 +87,7 @@ class LoopbackTransport:
         for stream in self._streams:
             await stream.close()
         self._streams.clear()
+
+
+def _gone() -> WorkerLost:
+    return WorkerLost("the handoff stream has ended", "decode_address")

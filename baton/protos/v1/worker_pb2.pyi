@@ -12,7 +12,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses")
+    class DataAddressesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +37,8 @@ class WorkerInfo(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: str
@@ -47,7 +56,9 @@ class WorkerInfo(_message.Message):
     protocol: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
     metrics_address: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    host_id: str
+    data_addresses: _containers.ScalarMap[str, str]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)
@@ -96,7 +107,7 @@ class PoolSnapshot(_message.Message):
     def __init__(self, pages: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ..., leases: _Optional[int] = ..., leases_swept: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., incarnation: _Optional[str] = ..., step_seconds_p50: _Optional[float] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent")
+    __slots__ = ("request_id", "model_id", "adapter_id", "lease", "epoch", "decode_address", "token_ids", "prompt_tokens", "held_blocks", "received_blocks", "sampling", "choice", "tenant_salt", "priority", "router_id", "traceparent", "fetch_address", "fetch_blocks", "fetch_limit_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +124,9 @@ class PrefillRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    FETCH_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_id: str
     adapter_id: str
@@ -129,21 +143,28 @@ class PrefillRequest(_message.Message):
     priority: int
     router_id: str
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    fetch_address: str
+    fetch_blocks: int
+    fetch_limit_s: float
+    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., fetch_address: _Optional[str] = ..., fetch_blocks: _Optional[int] = ..., fetch_limit_s: _Optional[float] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("first", "cached_tokens", "shipped_blocks", "shipped_bytes", "stations")
+    __slots__ = ("first", "cached_tokens", "shipped_blocks", "shipped_bytes", "stations", "prompt_logprobs", "fetched_blocks")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     first: _common_pb2.TokenRun
     cached_tokens: int
     shipped_blocks: int
     shipped_bytes: int
     stations: _containers.RepeatedCompositeFieldContainer[_common_pb2.Station]
-    def __init__(self, first: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., shipped_blocks: _Optional[int] = ..., shipped_bytes: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    fetched_blocks: int
+    def __init__(self, first: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., shipped_blocks: _Optional[int] = ..., shipped_bytes: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fetched_blocks: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("model_id", "adapter_id", "tenant_salt", "hashes", "layout")
@@ -314,16 +335,18 @@ class Ended(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., error: _Optional[_Union[WireError, _Mapping]] = ...) -> None: ...
 
 class RequestTokens(_message.Message):
-    __slots__ = ("request_id", "run", "cached_tokens", "stations")
+    __slots__ = ("request_id", "run", "cached_tokens", "stations", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STATIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     run: _common_pb2.TokenRun
     cached_tokens: int
     stations: _containers.RepeatedCompositeFieldContainer[_common_pb2.Station]
-    def __init__(self, request_id: _Optional[str] = ..., run: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    def __init__(self, request_id: _Optional[str] = ..., run: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class TokenFrame(_message.Message):
     __slots__ = ("step", "outputs")

@@ -50,6 +50,11 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.PoolSnapshot.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/baton.v1.Worker/Fetch',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -77,6 +82,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fetch(self, request, context):
+        """blocks this worker holds, by hash
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.SnapshotRequest.FromString,
                     response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.PoolSnapshot.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -188,6 +205,33 @@ class Worker:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Worker/Fetch',
+            baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class PrefillWorkerStub:
     """Computes prompts.
@@ -204,11 +248,6 @@ class PrefillWorkerStub:
                 request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.PrefillResponse.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
-                '/baton.v1.PrefillWorker/Fetch',
-                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
-                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.FromString,
-                _registered_method=True)
 
 
 class PrefillWorkerServicer:
@@ -222,13 +261,6 @@ class PrefillWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Fetch(self, request, context):
-        """blocks this worker holds, by hash
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_PrefillWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,11 +268,6 @@ def add_PrefillWorkerServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.PrefillResponse.SerializeToString,
-            ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Fetch,
-                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.FromString,
-                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -271,33 +298,6 @@ class PrefillWorker:
             '/baton.v1.PrefillWorker/Prefill',
             baton_dot_protos_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
             baton_dot_protos_dot_v1_dot_worker__pb2.PrefillResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Fetch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/baton.v1.PrefillWorker/Fetch',
-            baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
-            baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.FromString,
             options,
             channel_credentials,
             insecure,

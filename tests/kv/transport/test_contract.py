@@ -1,84 +1,131 @@
-"""What every transport in baton/kv/transport must do; a new file there needs a rig here."""
+"""What every transport in baton/kv/transport must do; a new file there needs a rig in rigs.py."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import pytest
 
-import baton.kv.transport
-from baton.kv.transport.base import HandoffStream, Serve, Transport
-from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
-from baton.kv.transport.loopback import LoopbackTransport
-from baton.protos.errors import WorkerLost
+from baton.kv.memory import PageMemory
+from baton.kv.transport import frames, names
+from baton.kv.transport.base import HandoffStream, Line, Transport
+from baton.kv.transport.frames import Block, Frame, Kind
+from baton.protos.errors import BatonError, WorkerLost
+from tests.kv.transport.rigs import RIGS
 
-NOT_TRANSPORTS = {"__init__", "base", "frames", "control"}
-NAMES = sorted({path.stem for path in Path(baton.kv.transport.__file__).parent.glob("*.py")} - NOT_TRANSPORTS)
+PAGE = 1 << 20
+PAGES = 56
+PICKERS = {"auto"}  # these have streams of the others
 Stop = Callable[[], Awaitable[None]]
 
 
-async def grpc_rig(serve: Serve) -> tuple[Transport, str, Stop]:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((handoff_handler(serve),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    return GrpcTransport(), f"127.0.0.1:{port}", lambda: server.stop(0)
-
-
-async def loopback_rig(serve: Serve) -> tuple[Transport, str, Stop]:
-    transport = LoopbackTransport({"here": serve})
-    return transport, "here", transport.close
-
-
-RIGS = {"grpc": grpc_rig, "loopback": loopback_rig}
+def note(text: bytes) -> Frame:
+    """A frame without blocks."""
+    return Frame(Kind.OPEN, body=text)
 
 
 class Peer:
     """A receiver that keeps what it got and can be told how to answer."""
 
     def __init__(self) -> None:
-        self.got: list[bytes] = []
+        self.got: list[Frame] = []
+        self.bodies: list[bytes] = []
+        self.blocks: list[bytes] = []
         self.ended = asyncio.Event()
-        self.hold = asyncio.Event()
-        self.hold.set()
+        self.reading = True
         self.stop_after: int | None = None
         self.crash = False
+        self.errors: list[BatonError] = []
 
-    async def serve(self, frames: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        try:
-            async for frame in frames:
-                await self.hold.wait()
-                self.got.append(frame)
-                yield b"seen " + frame[:8]
-                if self.crash:
-                    raise RuntimeError("the receiver has a bug")
-                if self.stop_after == len(self.got):
-                    return
-        finally:
-            self.ended.set()
+    def accept(self, line: Line) -> PeerSink:
+        return PeerSink(self, line)
 
 
-@pytest.fixture(params=NAMES)
-async def rig(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Transport, str, Peer, Stop]]:
-    assert request.param in RIGS, f"kv/transport/{request.param}.py has no rig in this test"
+class PeerSink:
+    """One stream to a Peer."""
+
+    def __init__(self, peer: Peer, line: Line) -> None:
+        self.peer, self.line = peer, line
+        self.places: Sequence[memoryview] = ()
+
+    def take(self, frame: Frame) -> None:
+        self.peer.got.append(frame)
+        self.peer.bodies.append(bytes(frame.body))
+        self.line.reply(frames.encode(Frame(Kind.ACK, body=bytes(frame.body)[:8], sequence=len(self.peer.got))))
+        if self.peer.crash:
+            raise RuntimeError("the receiver has a bug")
+        if self.peer.stop_after == len(self.peer.got):
+            self.line.end()
+
+    def place(self, frame: Frame) -> Sequence[memoryview] | None:
+        self.places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
+        return self.places
+
+    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        assert list(checksums) == [block.checksum for block in frame.blocks]
+        self.peer.blocks += [bytes(place) for place in self.places]
+        self.take(frame)
+
+    def over(self, error: BatonError | None) -> None:
+        self.peer.errors += [] if error is None else [error]
+        self.peer.ended.set()
+        self.line.end()
+
+
+class Rigged:
+    """A transport under test."""
+
+    def __init__(self, transport: Transport, address: str, peer: Peer, stop: Stop, memory: PageMemory) -> None:
+        self.transport, self.address, self.peer, self.stop, self.memory = transport, address, peer, stop, memory
+
+    async def connect(self) -> HandoffStream:
+        return await self.transport.connect(self.address)
+
+    def pages(self, *numbers: int, unit: int = PAGE) -> tuple[Frame, list[memoryview]]:
+        """A frame with those pages' first ``unit`` bytes."""
+        payload = [self.memory.page(number)[:unit] for number in numbers]
+        table = tuple(Block(n, bytes(32), frames.checksum(p)) for n, p in zip(numbers, payload, strict=True))
+        offsets = tuple(number * PAGE for number in numbers)
+        return Frame(Kind.BLOCK, unit=unit, blocks=table, offsets=offsets), payload
+
+
+@pytest.fixture(scope="module")
+def memory() -> PageMemory:
+    made = PageMemory.create(PAGES, PAGE)
+    made.view()[:] = os.urandom(PAGE) * PAGES
+    for page in range(PAGES):
+        made.page(page)[:4] = struct.pack("<I", page)
+    return made
+
+
+@pytest.fixture(params=RIGS)
+async def rig(request: pytest.FixtureRequest, memory: PageMemory, tmp_path: Path) -> AsyncIterator[Rigged]:
     peer = Peer()
-    transport, address, stop = await RIGS[request.param](peer.serve)
-    yield transport, address, peer, stop
-    await transport.close()
-    await stop()
+    made = await RIGS[request.param](peer.accept, memory, tmp_path)
+    yield Rigged(made.transport, made.address, peer, made.stop, memory)
+    await made.transport.close()
+    await made.stop()
 
 
-Rig = tuple[Transport, str, Peer, Stop]
+def test_every_transport_has_a_rig() -> None:
+    missing = set(names()) - PICKERS - set(RIGS)
+    assert not missing, f"kv/transport/{missing}.py has no rig"
+
+
+async def answer(stream: HandoffStream) -> bytes:
+    raw = await asyncio.wait_for(stream.receive(), 10)
+    assert raw is not None
+    return bytes(frames.decode(raw).body)
 
 
 async def send_for_ever(stream: HandoffStream) -> None:
     while True:
-        await stream.send(b"two")
+        await stream.send(note(b"two"))
         await asyncio.sleep(0.001)
 
 
@@ -92,144 +139,175 @@ async def read_to_the_end(stream: HandoffStream) -> None:
         pass
 
 
-async def test_frames_arrive_whole_in_order_and_answers_come_back(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    stream = await transport.connect(address)
+async def test_frames_arrive_whole_in_order_and_answers_come_back(rig: Rigged) -> None:
+    stream = await rig.connect()
     sent = [os.urandom(1 << size) for size in (0, 3, 10, 16, 20)]
-    for frame in sent:
-        await stream.send(frame)
-        assert await stream.receive() == b"seen " + frame[:8]
-    assert peer.got == sent
+    for body in sent:
+        await stream.send(note(body))
+        assert await answer(stream) == body[:8]
+    assert rig.peer.bodies == sent
     await stream.close()
 
 
-async def test_a_frame_of_many_megabytes_passes(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    stream = await transport.connect(address)
-    frame = os.urandom(1 << 20) * 48
-    await stream.send(frame)
-    assert await stream.receive() == b"seen " + frame[:8]
-    assert peer.got == [frame]
+@pytest.mark.parametrize("unit", [1, 1000, 32 << 10, 300_000, PAGE])
+async def test_blocks_arrive_byte_for_byte_whatever_their_size_and_page(rig: Rigged, unit: int) -> None:
+    stream = await rig.connect()
+    frame, payload = rig.pages(7, 0, 3, 3, 12, unit=unit)
+    for _ in range(3):
+        await stream.send(frame, payload)
+        await answer(stream)
+    assert rig.peer.blocks == [bytes(page) for page in payload] * 3
     await stream.close()
 
 
-async def test_a_frame_is_a_copy(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    stream = await transport.connect(address)
-    frame = os.urandom(100_000)
-    await stream.send(frame)
-    await stream.receive()
-    assert peer.got[0] == frame
-    assert peer.got[0] is not frame
+async def test_many_frames_in_flight_keep_their_order_towards_what_is_said_after_them(rig: Rigged) -> None:
+    stream = await rig.connect()
+    for number in range(40):
+        await stream.send(*rig.pages(number))
+    await stream.send(note(b"commit"))
+    while await answer(stream) != b"commit":
+        pass
+    assert len(rig.peer.blocks) == 40, "what was sent before has arrived before"
+    assert sorted(struct.unpack("<I", block[:4])[0] for block in rig.peer.blocks) == list(range(40))
     await stream.close()
 
 
-async def test_the_receiver_may_end_the_stream(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    peer.stop_after = 1
-    stream = await transport.connect(address)
-    await stream.send(b"one")
-    assert await stream.receive() == b"seen one"
+async def test_a_frame_of_many_megabytes_passes(rig: Rigged) -> None:
+    stream = await rig.connect()
+    frame, payload = rig.pages(*range(48))
+    await stream.send(frame, payload)
+    await answer(stream)
+    assert rig.peer.blocks == [bytes(page) for page in payload]
+    await stream.close()
+
+
+async def test_a_block_is_a_copy(rig: Rigged) -> None:
+    stream = await rig.connect()
+    frame, payload = rig.pages(50)
+    await stream.send(frame, payload)
+    await answer(stream)
+    before = bytes(payload[0])
+    rig.memory.page(50)[100:200] = bytes(100)
+    assert rig.peer.blocks == [before]
+    await stream.close()
+
+
+async def test_the_receiver_may_end_the_stream(rig: Rigged) -> None:
+    rig.peer.stop_after = 1
+    stream = await rig.connect()
+    await stream.send(note(b"one"))
+    assert await answer(stream) == b"one"
+    assert await stream.receive() is None
     assert await stream.receive() is None
     with pytest.raises(WorkerLost):
-        await send_for_ever(stream)
+        async with asyncio.timeout(5):
+            await send_for_ever(stream)
     await stream.close()
 
 
-async def test_the_last_answer_reaches_a_sender_that_is_still_writing(rig: Rig) -> None:
-    transport, address, peer, _ = rig
+async def test_the_last_answer_reaches_a_sender_that_is_still_writing(rig: Rigged) -> None:
     for count in range(1, 11):
-        peer.got.clear()
-        peer.stop_after = count
-        stream = await transport.connect(address)
+        rig.peer.got.clear()
+        rig.peer.stop_after = count
+        stream = await rig.connect()
         sending = asyncio.ensure_future(send_for_ever(stream))
-        assert [await stream.receive() for _ in range(count)] == [b"seen two"] * count
+        assert [await answer(stream) for _ in range(count)] == [b"two"] * count
         await stream.close()
         assert isinstance(await asyncio.wait_for(failure(sending), 2), WorkerLost)
 
 
-async def test_a_closed_stream_ends_at_the_receiver_at_once(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    stream = await transport.connect(address)
-    await stream.send(b"one")
-    await stream.receive()
-    await stream.close()
-    await stream.close()
-    await asyncio.wait_for(peer.ended.wait(), 2)
+async def test_the_last_answer_reaches_a_sender_that_pours_blocks(rig: Rigged) -> None:
+    rig.peer.stop_after = 3
+
+    async def pour() -> None:
+        while True:
+            await stream.send(*rig.pages(1, 2, 3))
+
+    for _ in range(5):
+        rig.peer.got.clear()
+        stream = await rig.connect()
+        pouring = asyncio.ensure_future(pour())
+        for _ in range(3):
+            await answer(stream)
+        pouring.cancel()
+        await asyncio.wait({pouring})
+        await stream.close()
 
 
-async def test_a_cancelled_sender_can_close_its_stream(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    peer.hold.clear()
-    stream = await transport.connect(address)
+async def test_a_closed_stream_ends_at_the_receiver_at_once(rig: Rigged) -> None:
+    stream = await rig.connect()
+    await stream.send(note(b"one"))
+    await answer(stream)
+    await stream.close()
+    await stream.close()
+    await asyncio.wait_for(rig.peer.ended.wait(), 2)
+
+
+async def test_a_cancelled_sender_can_close_its_stream(rig: Rigged) -> None:
+    stream = await rig.connect()
 
     async def pour() -> None:
         try:
             while True:
-                await stream.send(bytes(1 << 20))
+                await stream.send(*rig.pages(4, 5, 6, 7))
         finally:
             await stream.close()
 
     pouring = asyncio.ensure_future(pour())
-    await asyncio.sleep(0.1)
-    assert not pouring.done(), "a slow receiver makes the sender wait"
+    await asyncio.sleep(0.02)
     pouring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pouring
-    await asyncio.wait_for(peer.ended.wait(), 2)
+    await asyncio.wait_for(rig.peer.ended.wait(), 2)
 
 
-async def test_a_receiver_that_crashes_is_a_lost_worker(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    peer.crash = True
-    stream = await transport.connect(address)
-    await stream.send(b"one")
+async def test_a_receiver_that_crashes_is_a_lost_worker(rig: Rigged) -> None:
+    rig.peer.crash = True
+    stream = await rig.connect()
+    await stream.send(note(b"one"))
     with pytest.raises(WorkerLost):
-        await read_to_the_end(stream)
+        await asyncio.wait_for(read_to_the_end(stream), 5)
     await stream.close()
+    assert rig.peer.ended.is_set()
 
 
-async def test_nobody_at_the_address_is_a_lost_worker(rig: Rig) -> None:
-    transport, *_ = rig
-
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "/nowhere/kv"])
+async def test_nobody_at_the_address_is_a_lost_worker(rig: Rigged, address: str) -> None:
     async def call() -> None:
-        stream = await transport.connect("127.0.0.1:1")
-        await stream.send(b"one")
+        stream = await rig.transport.connect(address)
+        await stream.send(note(b"one"))
         await stream.receive()
 
     with pytest.raises(WorkerLost):
-        await call()
+        await asyncio.wait_for(call(), 5)
 
 
-async def test_a_receiver_that_goes_away_is_a_lost_worker(rig: Rig) -> None:
-    transport, address, peer, stop = rig
-    stream = await transport.connect(address)
-    await stream.send(b"one")
-    assert await stream.receive() == b"seen one"
-    await stop()
+async def test_a_receiver_that_goes_away_is_a_lost_worker(rig: Rigged) -> None:
+    stream = await rig.connect()
+    await stream.send(note(b"one"))
+    assert await answer(stream) == b"one"
+    await rig.stop()
     with pytest.raises(WorkerLost):
-        await read_to_the_end(stream)
+        await asyncio.wait_for(read_to_the_end(stream), 5)
     await stream.close()
-    await asyncio.wait_for(peer.ended.wait(), 2)
+    await asyncio.wait_for(rig.peer.ended.wait(), 2)
 
 
-async def test_a_transport_that_closes_ends_its_streams_without_cancelling_their_users(rig: Rig) -> None:
-    transport, address, peer, _ = rig
-    stream = await transport.connect(address)
-    await stream.send(b"one")
-    assert await stream.receive() == b"seen one"
+async def test_a_transport_that_closes_ends_its_streams_without_cancelling_their_users(rig: Rigged) -> None:
+    stream = await rig.connect()
+    await stream.send(note(b"one"))
+    assert await answer(stream) == b"one"
     reading = asyncio.ensure_future(stream.receive())
     await asyncio.sleep(0.01)
-    await transport.close()
+    await rig.transport.close()
     assert isinstance(await asyncio.wait_for(failure(reading), 2), WorkerLost)
-    await asyncio.wait_for(peer.ended.wait(), 2)
+    await asyncio.wait_for(rig.peer.ended.wait(), 2)
 
 
-async def test_streams_side_by_side_dont_mix(rig: Rig) -> None:
-    transport, address, _, _ = rig
-    streams = [await transport.connect(address) for _ in range(8)]
+async def test_streams_side_by_side_dont_mix(rig: Rigged) -> None:
+    streams = [await rig.connect() for _ in range(8)]
     for number, stream in enumerate(streams):
-        await stream.send(b"stream %d" % number)
-    assert [await stream.receive() for stream in streams] == [b"seen stream %d" % n for n in range(8)]
+        await stream.send(note(b"number %d" % number))
+    assert [await answer(stream) for stream in streams] == [b"number %d" % n for n in range(8)]
     for stream in streams:
         await stream.close()

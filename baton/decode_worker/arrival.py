@@ -1,0 +1,259 @@
+"""One handoff stream as it arrives: check each frame, say where its blocks may land, count what landed whole.
+
+Knows nothing of transports, of the page pool or of sequences. A block is *received* once its bytes lie in its page
+and their checksum was compared; until then the page counts as missing and the commit is refused. Every check runs
+before a place is given out, and a stream that was stopped gives out no place and counts nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from baton.kv.bridge import codec_of, land, wire_bytes
+from baton.kv.layout import require_same
+from baton.kv.transport import control, frames
+from baton.kv.transport.base import Line
+from baton.kv.transport.frames import Block, Frame, Kind
+from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened
+from baton.protos.errors import (
+    AlreadyCommitted,
+    BatonError,
+    CorruptFrame,
+    ForeignBlock,
+    HandoffRefused,
+    LayoutMismatch,
+    LeaseUnknown,
+    StaleEpoch,
+)
+
+if TYPE_CHECKING:
+    from baton.decode_worker.intake import Intake
+
+REPORT_BLOCKS = 64
+MAX_PROBE_BYTES = 8 << 20
+
+
+class Claim:
+    """What may be written for one request, and what has been."""
+
+    def __init__(
+        self, key: int, lease: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+    ) -> None:
+        self.key = key
+        self.lease = lease
+        self.epoch = epoch
+        self.pages = tuple(pages)
+        self.hashes = tuple(hashes)
+        self.held = held
+        self.received: set[int] = set()
+        self.committing = False
+        self.stream: Arrival | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        """Blocks that are still to come."""
+        return [i for i in range(self.held, len(self.hashes)) if i not in self.received]
+
+
+class Arrival:
+    """A Sink: the frames of one stream. ``intake`` knows the claims, the pages and whom to tell."""
+
+    def __init__(self, intake: Intake, line: Line) -> None:
+        self.claim: Claim | None = None
+        self.epoch = 0
+        self._intake = intake
+        self._line = line
+        self._stopped = False
+        self._placed: set[int] = set()
+        self._coded: dict[int, memoryview] = {}  # landed beside their pages, where a codec is in use
+        self._unacked: list[int] = []
+        self._unreported: list[int] = []
+        self._commit_frame: Frame | None = None
+
+    # ---- what the transport says -----------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        """OPEN or COMMIT."""
+        self._guarded(self._control, frame)
+
+    def place(self, frame: Frame) -> Sequence[memoryview] | None:
+        """The pages of the blocks announced; None when the frame is refused."""
+        places: list[memoryview] = []
+        self._guarded(lambda f: places.extend(self._places(f)), frame)
+        return None if self._stopped else places
+
+    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        """The blocks' bytes lie in their places: they count if their checksums are right."""
+        self._guarded(lambda f: self._arrived(f, checksums), frame)
+
+    def over(self, error: BatonError | None) -> None:
+        """The sender left, or can't be understood."""
+        if error is not None:
+            self.stop(error)
+        self._stopped = True
+        self.leave()
+        self._line.end()
+
+    # ---- what the intake says --------------------------------------------------------------------------
+
+    def stop(self, error: BatonError) -> None:
+        """Refuse: nothing is written from now on; the sender hears why."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._intake.refusals[error.label] += 1
+        lease = frames.NO_LEASE if self.claim is None else self.claim.lease
+        self._line.reply(frames.encode(Frame(Kind.ERROR, lease, self.epoch, control.encode_error(error))))
+        self._line.end()
+        self.leave()
+
+    def committed(self) -> None:
+        """The engine took over: the last acknowledgement, whatever happens next."""
+        if self._stopped or self._commit_frame is None:
+            return
+        self._stopped = True
+        self.leave()
+        self._line.reply(frames.ack(self._commit_frame))
+        self._line.end()
+
+    def leave(self) -> None:
+        """This stream writes no more; the engine hears it once."""
+        claim = self.claim
+        if claim is None or claim.stream is not self:
+            return
+        self._report()
+        claim.stream = None
+        self._intake.tell(ReceiveClosed(claim.key, self.epoch))
+
+    # ---- frames ----------------------------------------------------------------------------------------
+
+    def _guarded(self, act: Callable[[Frame], None], frame: Frame) -> None:
+        """Nothing has happened when ``act`` raises."""
+        if self._stopped:
+            return
+        try:
+            act(frame)
+        except BatonError as error:
+            self.stop(error)
+
+    def _control(self, frame: Frame) -> None:
+        if frame.kind is Kind.OPEN:
+            self._open(frame, self._find(frame))
+        elif frame.kind is Kind.COMMIT:
+            self._commit(frame, self._mine(frame))
+        else:
+            raise CorruptFrame(f"a sender sends no {frame.kind.name} frame", "kind")
+
+    def _find(self, frame: Frame) -> Claim:
+        """The claim that the frame names, if the frame is in force."""
+        claim, layout = self._intake.claim(frame.lease), self._intake.layout
+        if claim is None:
+            raise LeaseUnknown(
+                "no such lease here: it ended, or is another worker's; admit the request again", "lease"
+            )
+        if frame.epoch != claim.epoch:
+            raise StaleEpoch(f"the frame is of epoch {frame.epoch}; {claim.epoch} is in force", "epoch")
+        if claim.committing:
+            raise AlreadyCommitted("the handoff is complete: the request is decoding", "lease")
+        if (frame.shard_rank, frame.shard_count) != (layout.shard_rank, layout.shard_count):
+            raise LayoutMismatch(
+                f"the frame is for shard {frame.shard_rank} of {frame.shard_count}; this worker is "
+                f"{layout.shard_rank} of {layout.shard_count}",
+                "shard_rank",
+            )
+        return claim
+
+    def _mine(self, frame: Frame) -> Claim:
+        claim = self._find(frame)
+        if self.claim is not claim:
+            raise HandoffRefused("the frame's lease is not the one this stream was opened for", "lease")
+        assert claim.stream is self, "a stream that was stopped must not act"
+        return claim
+
+    def _open(self, frame: Frame, claim: Claim) -> None:
+        if claim.stream is not None:
+            raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
+        if self.claim is not None:
+            raise HandoffRefused("this stream was already opened", "kind")
+        opening = control.decode_opening(frame.body)
+        require_same(opening.layout, self._intake.layout)
+        if opening.fingerprint != self._intake.fingerprint:
+            raise LayoutMismatch(
+                f"the blocks are of weights {opening.fingerprint[:16]}…, this worker runs "
+                f"{self._intake.fingerprint[:16]}…; start both with the same checkpoint",
+                "fingerprint",
+            )
+        if opening.total_blocks != len(claim.hashes):
+            raise ForeignBlock(
+                f"the sender's prompt has {opening.total_blocks} blocks, the lease {len(claim.hashes)}",
+                "total_blocks",
+            )
+        self.claim, self.epoch, claim.stream = claim, claim.epoch, self
+        self._intake.tell(ReceiveOpened(claim.key, claim.epoch))
+        self._line.reply(frames.ack(frame))
+
+    def _places(self, frame: Frame) -> list[memoryview]:
+        if frame.kind is Kind.PROBE:
+            return self._scratch(frame)
+        claim, unit = self._mine(frame), wire_bytes(self._intake.layout)
+        if frame.unit != unit:
+            raise LayoutMismatch(f"a block has {unit} bytes on its way here, the frame's {frame.unit}", "unit")
+        for block in frame.blocks:
+            self._check(block, claim)
+        numbers = [block.index for block in frame.blocks]
+        if len(set(numbers)) != len(numbers) or not self._placed.isdisjoint(numbers):
+            raise ForeignBlock(f"a block of {numbers[0]}…{numbers[-1]} came twice on one stream", "index")
+        self._placed.update(numbers)
+        if codec_of(self._intake.layout):
+            self._coded.update({n: memoryview(bytearray(unit)) for n in numbers})
+            return [self._coded[n] for n in numbers]
+        page = self._intake.memory.page
+        # what an earlier epoch brought is verified and must stay so: a copy of it lands in scratch memory
+        return [page(claim.pages[n]) if n not in claim.received else memoryview(bytearray(unit)) for n in numbers]
+
+    def _check(self, block: Block, claim: Claim) -> None:
+        index = block.index
+        if not claim.held <= index < len(claim.hashes):
+            raise ForeignBlock(f"block {index} is not among {claim.held}…{len(claim.hashes) - 1}", "index")
+        if block.hash != claim.hashes[index]:
+            raise ForeignBlock(f"block {index} has another hash: it is of other tokens", "hash")
+
+    def _scratch(self, frame: Frame) -> list[memoryview]:
+        """For a preflight's bytes: they are checked and dropped."""
+        if frame.unit * len(frame.blocks) > MAX_PROBE_BYTES:
+            raise CorruptFrame(f"a probe has at most {MAX_PROBE_BYTES} bytes", "unit")
+        whole = self._intake.scratch(frame.unit * len(frame.blocks))
+        return [whole[i * frame.unit : (i + 1) * frame.unit] for i in range(len(frame.blocks))]
+
+    def _arrived(self, frame: Frame, checksums: Sequence[int]) -> None:
+        frames.check_blocks(frame, checksums)
+        if frame.kind is Kind.PROBE:
+            self._line.reply(frames.ack(frame))
+            return
+        claim, numbers = self._mine(frame), [block.index for block in frame.blocks]
+        for number in numbers:
+            if (coded := self._coded.pop(number, None)) is not None and number not in claim.received:
+                land(coded, self._intake.memory.page(claim.pages[number]), self._intake.layout)
+        claim.received.update(numbers)
+        self._unacked += numbers
+        self._unreported += numbers
+        self._intake.count(len(numbers), len(numbers) * frame.unit)
+        if frame.wants_ack or len(self._unacked) >= REPORT_BLOCKS:
+            self._report()
+            blocks, self._unacked = self._unacked, []
+            self._line.reply(frames.ack(frame, blocks))
+
+    def _commit(self, frame: Frame, claim: Claim) -> None:
+        missing = claim.missing
+        if missing:
+            raise HandoffRefused(f"{len(missing)} blocks are missing, the first is {missing[0]}", "blocks")
+        closing = control.decode_closing(frame.body)
+        self._report()
+        claim.committing, self._commit_frame = True, frame
+        self._intake.tell(Commit(claim.key, self.epoch, closing.first, closing.cached_tokens))
+
+    def _report(self) -> None:
+        if self.claim is not None and self._unreported:
+            self._intake.tell(BlocksReceived(self.claim.key, self.epoch, tuple(self._unreported)))
+            self._unreported = []

@@ -1,0 +1,177 @@
+"""From a sender's page to a receiver's: another dtype, a slice of the heads, 8 bits on the wire; or a refusal.
+
+Knows nothing of frames, leases or tokens. All conversion but the codec's last step is the sender's: what arrives is
+a page as the receiver lays it out, or that page coded. ``fidelity`` keeps the kinds apart: it is in the root of
+every block hash, so KV that went through a codec is never found as exact KV.
+
+    fidelity   "bfloat16"        exact blocks of that dtype; nothing lossy is taken in
+               "bfloat16~int8"   blocks may have been through the int8 wire codec; int8 is what is sent here
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from baton.kv.codecs import CODECS, SCALE_BYTES, compress, expand, from_float32, to_float32
+from baton.kv.layout import differences, group_bytes
+from baton.protos.errors import ConfigError, LayoutMismatch
+from baton.protos.nouns import KvLayout, LayerGroup
+
+FLOATS = ("float32", "bfloat16", "float16")
+NARROWER = {"float32": ("float32", "bfloat16", "float16"), "bfloat16": ("bfloat16",), "float16": ("float16",)}
+
+
+def with_codec(layout: KvLayout, codec: str) -> KvLayout:
+    """``layout`` of a worker that takes KV by ``codec`` ("none": as it is). Raises ConfigError."""
+    if codec == "none":
+        return layout
+    if codec not in CODECS:
+        raise ConfigError(
+            f"worker.kv_codec {codec!r} is unknown; choose one of none, {', '.join(CODECS)}", "worker.kv_codec"
+        )
+    if layout.dtype not in FLOATS or layout.fidelity != layout.dtype:
+        raise ConfigError(
+            f"worker.kv_codec {codec} codes float KV, and this worker keeps {layout.fidelity}; set it to none",
+            "worker.kv_codec",
+        )
+    return msgspec.structs.replace(layout, fidelity=f"{layout.fidelity}~{codec}")
+
+
+def codec_of(layout: KvLayout) -> str:
+    """The codec that a worker of ``layout`` takes; "" for none."""
+    return layout.fidelity.partition("~")[2]
+
+
+def wire_bytes(layout: KvLayout) -> int:
+    """Bytes of one block on its way to a worker of ``layout``."""
+    if not codec_of(layout):
+        return layout.page_bytes
+    return sum(_rows(group, layout) * (SCALE_BYTES + group.head_dim) for group in layout.groups)
+
+
+class Bridge:
+    """Turns pages of ``sender`` into what ``receiver`` takes. Raises LayoutMismatch naming what it can't."""
+
+    def __init__(self, sender: KvLayout, receiver: KvLayout) -> None:
+        _check(sender, receiver)
+        self.sender, self.receiver = sender, receiver
+        self.unit = wire_bytes(receiver)
+
+    def convert(self, page: memoryview) -> memoryview:
+        """One block, ``unit`` bytes, in memory of its own."""
+        parts: list[bytes] = []
+        for values, group in self._groups(page):
+            if codec_of(self.receiver):
+                scales, coded = compress(values.reshape(-1, group.head_dim), CODECS[codec_of(self.receiver)])
+                parts += [scales.tobytes(), coded.tobytes()]
+            else:
+                parts.append(from_float32(values, self.receiver.dtype).tobytes())
+        return memoryview(b"".join(parts))
+
+    def _groups(self, page: memoryview) -> Iterator[tuple[np.ndarray, LayerGroup]]:
+        """Each group's values, of the receiver's heads alone: [layer x plane x token][head][head_dim]."""
+        at = 0
+        for ours, theirs in zip(self.sender.groups, self.receiver.groups, strict=True):
+            size = group_bytes(self.sender.dtype, ours)
+            values = to_float32(page[at : at + size], self.sender.dtype)
+            first = _first_head(self.receiver, theirs) - _first_head(self.sender, ours)
+            yield values.reshape(-1, ours.kv_heads, ours.head_dim)[:, first : first + theirs.kv_heads], theirs
+            at += size
+
+
+def land(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
+    """A block as ``layout``'s codec sent it into its page."""
+    codec, at, to = CODECS[codec_of(layout)], 0, 0
+    for group in layout.groups:
+        rows = _rows(group, layout)
+        scales = np.frombuffer(wire[at : at + rows * SCALE_BYTES], np.float32)
+        at += rows * SCALE_BYTES
+        coded = np.frombuffer(wire[at : at + rows * group.head_dim], np.uint8).reshape(rows, group.head_dim)
+        at += rows * group.head_dim
+        values = from_float32(expand(scales, coded, codec), layout.dtype)
+        page[to : to + values.nbytes] = values.tobytes()
+        to += values.nbytes
+
+
+def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
+    """What brings ``sender``'s pages to ``receiver``; None where they go as they are. Raises LayoutMismatch."""
+    if sender == receiver and not codec_of(receiver):
+        return None
+    return Bridge(sender, receiver)
+
+
+def _rows(group: LayerGroup, layout: KvLayout) -> int:
+    """(token, head) pairs in one page, over layers and planes."""
+    return group.layers * len(group.planes) * layout.block_tokens * group.kv_heads
+
+
+def _first_head(layout: KvLayout, group: LayerGroup) -> int:
+    """The model's number of the first head in a shard."""
+    return layout.shard_rank * group.kv_heads
+
+
+def _check(sender: KvLayout, receiver: KvLayout) -> None:
+    found = list(_obstacles(sender, receiver))
+    if found:
+        raise LayoutMismatch(
+            f"KV can't be brought from the sender's layout to the receiver's: {'; '.join(found)}", "layout"
+        )
+
+
+def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    """Every difference that is not bridged, in words."""
+    shards_only = msgspec.structs.replace(
+        sender, dtype=receiver.dtype, groups=receiver.groups, page_bytes=receiver.page_bytes,
+        fidelity=receiver.fidelity, shard_rank=receiver.shard_rank, shard_count=receiver.shard_count,
+    )  # fmt: skip
+    yield from differences(shards_only, receiver)
+    yield from _dtypes(sender, receiver)
+    if len(sender.groups) != len(receiver.groups):
+        yield f"groups: sender has {len(sender.groups)}, receiver {len(receiver.groups)}"
+        return
+    for number, (ours, theirs) in enumerate(zip(sender.groups, receiver.groups, strict=True)):
+        yield from _group(number, ours, theirs, sender, receiver)
+
+
+def _dtypes(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    exact, _, lossy = sender.fidelity.partition("~")
+    kept, _, taken = receiver.fidelity.partition("~")
+    if (
+        sender.dtype not in FLOATS
+        or receiver.dtype not in FLOATS
+        or exact != sender.dtype
+        or kept != receiver.dtype
+    ):
+        if (sender.dtype, sender.fidelity) != (receiver.dtype, receiver.fidelity):
+            yield f"fidelity: sender {sender.fidelity!r}, receiver {receiver.fidelity!r}"
+        return
+    if receiver.dtype not in NARROWER[sender.dtype]:
+        yield f"dtype: {receiver.dtype} pages would claim a precision that {sender.dtype} blocks don't have"
+    if lossy and lossy != taken:
+        yield f"fidelity: blocks that may have been through {lossy} are not taken as {receiver.fidelity!r}"
+
+
+def _group(
+    number: int, ours: LayerGroup, theirs: LayerGroup, sender: KvLayout, receiver: KvLayout
+) -> Iterator[str]:
+    for field in LayerGroup.__struct_fields__:
+        said, asked = getattr(ours, field), getattr(theirs, field)
+        if field != "kv_heads" and said != asked:
+            yield f"groups[{number}].{field}: sender {said!r}, receiver {asked!r}"
+    if ours.kv_heads * sender.shard_count != theirs.kv_heads * receiver.shard_count:
+        yield (
+            f"groups[{number}].kv_heads: sender {ours.kv_heads} x {sender.shard_count} shards, "
+            f"receiver {theirs.kv_heads} x {receiver.shard_count}"
+        )
+        return
+    first, wanted = _first_head(sender, ours), _first_head(receiver, theirs)
+    end, last = first + ours.kv_heads, wanted + theirs.kv_heads
+    if not first <= wanted <= last <= end:
+        yield (
+            f"shards: shard {sender.shard_rank} of {sender.shard_count} holds heads {first}…{end - 1}, the "
+            f"receiver (shard {receiver.shard_rank} of {receiver.shard_count}) needs {wanted}…{last - 1}; "
+            "gathering from several senders is not done"
+        )

@@ -1,0 +1,91 @@
+"""KV values in other forms: between float dtypes, and into 8 bits with one scale per (token, head). Torch-free.
+
+Knows nothing of pages' owners, frames or negotiation (bridge.py). An array's last axis is one head of one token of
+one plane of one layer. int8 rounds x / scale to -127..127 with scale = max|x| / 127; fp8 is E4M3 (no infinities,
+largest 448; OCP 8-bit Floating Point Specification 1.0) of x / scale with scale = max|x| / 448.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+SCALE_BYTES = 4
+INT8_MAX, FP8_MAX = 127.0, 448.0
+
+
+class Codec(NamedTuple):
+    """Float rows to one byte per value and back; the inverse takes what ``encode`` gave, and the scales."""
+
+    peak: float
+    encode: Callable[[Floats], Bytes]
+    decode: Callable[[Bytes], Floats]
+
+
+def to_float32(data: memoryview, dtype: str) -> Floats:
+    """``data`` as float32 values, not copied if they are so already. ``dtype`` as in a layout."""
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, np.dtype(dtype)).astype(np.float32, copy=False)
+
+
+def from_float32(values: Floats, dtype: str) -> NDArray[Any]:
+    """``values`` in ``dtype``, rounded to nearest even; beyond float16's range they become its largest."""
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if dtype == "float16":
+        return np.clip(values, -65504.0, 65504.0).astype(np.float16)
+    return np.ascontiguousarray(values, np.dtype(dtype))
+
+
+def compress(rows: Floats, codec: Codec) -> tuple[Floats, Bytes]:
+    """``rows`` (n, head_dim) as n scales and n x head_dim bytes."""
+    scales = np.max(np.abs(rows), axis=1) / np.float32(codec.peak)
+    scales[scales == 0] = 1.0
+    return scales.astype(np.float32), codec.encode(rows / scales[:, None])
+
+
+def expand(scales: Floats, coded: Bytes, codec: Codec) -> Floats:
+    """The rows that ``compress`` was given, nearly."""
+    return codec.decode(coded) * scales[:, None]
+
+
+def _int8(values: Floats) -> Bytes:
+    return np.rint(np.clip(values, -INT8_MAX, INT8_MAX)).astype(np.int8).view(np.uint8)
+
+
+def _from_int8(coded: Bytes) -> Floats:
+    return coded.view(np.int8).astype(np.float32)
+
+
+def _fp8(values: Floats) -> Bytes:
+    """Scaling by 2^-120 moves E4M3's exponent (bias 7) onto float32's (bias 127), subnormals included."""
+    size = np.minimum(np.abs(values), np.float32(FP8_MAX)) * np.float32(2.0**-120)
+    bits = size.view(np.uint32)
+    rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+    return (rounded | (np.signbit(values) * np.uint32(0x80))).astype(np.uint8)
+
+
+def _e4m3(code: int) -> float:
+    """One code's value, by the specification."""
+    sign, exponent, mantissa = -1.0 if code & 0x80 else 1.0, code >> 3 & 15, code & 7
+    if exponent == 15 and mantissa == 7:
+        return float("nan")
+    return sign * (mantissa * 2.0**-9 if not exponent else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+_FP8_VALUES = np.array([_e4m3(code) for code in range(256)], np.float32)
+
+
+def _from_fp8(coded: Bytes) -> Floats:
+    return _FP8_VALUES[coded]
+
+
+CODECS = {"int8": Codec(INT8_MAX, _int8, _from_int8), "fp8": Codec(FP8_MAX, _fp8, _from_fp8)}

@@ -1,0 +1,89 @@
+"""Cached blocks of this worker for whoever asks: pinned by the engine, read page by page, checksummed. Torch-free.
+
+Knows nothing of gRPC, of roles, or of what the blocks are for. Any worker can be a source; a page is read only
+between Pinned and Unpin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+import xxhash
+
+from baton.kv.layout import require_same
+from baton.kv.memory import PageMemory
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError, ModelNotFound
+from baton.protos.nouns import KvLayout
+
+
+class FetchedPage(msgspec.Struct, frozen=True):
+    """One cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
+
+    hash: bytes
+    checksum: int
+    data: bytes
+
+
+class BlockSource:
+    """Serves ``fetch``. ``send`` hands the engine a message and never blocks; ``take`` gets its answers.
+
+    ``lift`` brings blocks up from lower tiers first.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        memory: PageMemory,
+        layout: KvLayout,
+        model_id: str,
+        lift: Callable[[tuple[bytes, ...]], Awaitable[int]] | None = None,
+    ) -> None:
+        self.served_blocks = 0
+        self._send, self._memory, self._layout, self._model_id = send, memory, layout, model_id
+        self._keys = itertools.count(-2, -1)  # downwards: never a request's key
+        self._pins: dict[int, asyncio.Future[ch.Pinned]] = {}
+        self._lift = lift
+        self._lost: BatonError | None = None
+
+    async def fetch(
+        self, model_id: str, hashes: tuple[bytes, ...], layout: KvLayout
+    ) -> AsyncGenerator[FetchedPage, None]:
+        """The leading blocks of ``hashes`` that are cached here. Raises ModelNotFound, LayoutMismatch."""
+        self._check(model_id, layout)
+        if self._lift is not None:
+            await self._lift(hashes)
+        key = next(self._keys)
+        self._pins[key] = pinned = asyncio.get_running_loop().create_future()
+        self._send(ch.Pin(key, hashes))
+        try:
+            for block, page in zip(hashes, (await pinned).pages, strict=False):
+                data = bytes(self._memory.page(page))
+                self.served_blocks += 1
+                yield FetchedPage(block, xxhash.xxh3_64_intdigest(data), data)
+        finally:
+            del self._pins[key]
+            self._send(ch.Unpin(key))
+
+    def take(self, message: ch.Pinned) -> None:
+        """The engine pinned them."""
+        pinned = self._pins.get(message.key)
+        if pinned is not None and not pinned.done():
+            pinned.set_result(message)
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+        self._lost = error
+        for pinned in self._pins.values():
+            if not pinned.done():
+                pinned.set_exception(error)
+
+    def _check(self, model_id: str, layout: KvLayout) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if model_id and model_id != self._model_id:
+            raise ModelNotFound(f"this worker serves {self._model_id!r}, not {model_id!r}", "model_id")
+        require_same(self._layout, layout)

@@ -1,0 +1,103 @@
+"""The disk tier: a slab in two mapped files, found again by the next process of the same slot.
+
+Knows nothing of what is in it. ``pages.kv`` holds the pages, ``index.kv`` a header and the records. The header
+names what the bytes depend on (page size, layout, weights); files that say otherwise are begun anew: it is a cache.
+The kernel writes back in its own time: a crash of the *machine* may leave damage, which the checksums catch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from baton.kv.tiers.slab import RECORD_BYTES, Slab
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import KvLayout
+
+MAGIC = b"baton.kv.tier.1\x00"
+HEADER_BYTES = 4096
+
+
+class DiskTier:
+    """Owns the two files, locked, until ``close``."""
+
+    def __init__(self, folder: Path, capacity_bytes: int, layout: KvLayout, fingerprint: str) -> None:
+        slots = (capacity_bytes - HEADER_BYTES) // (layout.page_bytes + RECORD_BYTES)
+        if slots < 1:
+            raise ConfigError(
+                f"{capacity_bytes} bytes don't hold one page of {layout.page_bytes}; raise worker.disk_tier_bytes",
+                "worker.disk_tier_bytes",
+            )
+        self._index, self._pages = _files(folder)
+        header = MAGIC + _meaning(slots, layout, fingerprint)
+        try:
+            _require_lock(self._index, folder)
+            if os.pread(self._index.fileno(), len(header), 0) != header:
+                _begin(self._index, self._pages, header)
+            self._maps = (
+                _map(self._index, HEADER_BYTES + slots * RECORD_BYTES),
+                _map(self._pages, slots * layout.page_bytes),
+            )
+        except OSError as error:
+            self._close_files()
+            raise ConfigError(f"{folder}: {error.strerror}; set another worker.disk_tier_dir", _DIR) from None
+        records = memoryview(self._maps[0])[HEADER_BYTES:]
+        pages = np.frombuffer(self._maps[1], np.uint8).reshape(slots, layout.page_bytes)
+        self.slab = Slab(pages, records)
+
+    def close(self) -> None:
+        """Let go of the files; the mappings (which would hold the lock as well) go with their last user."""
+        fcntl.flock(self._index, fcntl.LOCK_UN)
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self._index.close()
+        self._pages.close()
+
+
+_DIR = "worker.disk_tier_dir"
+
+
+def _files(folder: Path) -> tuple[BinaryIO, BinaryIO]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        first, second = (os.open(folder / n, os.O_RDWR | os.O_CREAT, 0o600) for n in ("index.kv", "pages.kv"))
+    except OSError as error:
+        text = f"{folder} can't be written ({error.strerror}); set another worker.disk_tier_dir"
+        raise ConfigError(text, _DIR) from None
+    return os.fdopen(first, "r+b"), os.fdopen(second, "r+b")
+
+
+def _require_lock(file: BinaryIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        text = f"{folder} is another worker's; give each cluster on this machine its own worker.disk_tier_dir"
+        raise ConfigError(text, _DIR) from None
+
+
+def _meaning(slots: int, layout: KvLayout, fingerprint: str) -> bytes:
+    """A digest of what must be the same for the files to be of use."""
+    return hashlib.sha256(msgspec.json.encode((slots, msgspec.to_builtins(layout), fingerprint))).digest()
+
+
+def _begin(index: BinaryIO, pages: BinaryIO, header: bytes) -> None:
+    """Empty files; the header comes last."""
+    for file in (index, pages):
+        os.ftruncate(file.fileno(), 0)
+    os.ftruncate(index.fileno(), HEADER_BYTES)
+    os.pwrite(index.fileno(), header, 0)
+
+
+def _map(file: BinaryIO, size: int) -> mmap.mmap:
+    """With its space reserved: a write to a mapping can't report a full disk, it would kill the process."""
+    os.posix_fallocate(file.fileno(), 0, size)
+    return mmap.mmap(file.fileno(), size)

@@ -1,0 +1,95 @@
+"""Blocks that nobody leases any more, copied to the lower tiers in the background. Torch-free.
+
+Knows nothing of what the blocks are for. The engine never waits for it: under pressure a page may be evicted before
+its turn comes, and is then simply not kept. At most a share of the time is spent copying, so that a decode step
+next door finds the memory bus free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.kv.memory import PageMemory
+from baton.kv.tiers.holdings import Holdings
+from baton.kv.tiers.stack import BATCH, Tiers
+from baton.protos import channel as ch
+
+log = logging.getLogger("baton.kv")
+
+DUTY = 0.25
+
+
+class WriteBack:
+    """``run`` for as long as the worker lives; ``idle`` and ``take`` get what the engine says."""
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        memory: PageMemory,
+        tiers: Tiers,
+        holdings: Holdings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._send, self._memory, self._tiers, self._holdings = send, memory, tiers, holdings
+        self._clock = clock
+        self._keys = itertools.count(-2, -1)  # downwards: never a request's key
+        self._asked: dict[int, asyncio.Future[ch.Kept]] = {}
+        self._queue: dict[bytes, None] = {}
+        self._news, self._calm = asyncio.Event(), asyncio.Event()
+        self._calm.set()
+
+    def idle(self, hashes: Sequence[bytes]) -> None:
+        """They are the most recently used now, the last one most of all."""
+        for block in hashes:
+            self._queue.pop(block, None)
+            self._queue[block] = None
+        self._news.set()
+        self._calm.clear()
+
+    async def settled(self) -> None:
+        """Everything that was told is copied, or gone."""
+        await self._calm.wait()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if not self._queue:
+                self._news.clear()
+                self._calm.set()
+                await self._news.wait()
+            began = self._clock()
+            try:
+                await self._batch()
+            except Exception:  # these blocks aren't kept, and nothing else is the worse for it
+                log.exception("blocks could not be written back")
+            await asyncio.sleep((self._clock() - began) * (1 / DUTY - 1))
+
+    def take(self, message: ch.Kept) -> None:
+        """The engine lets us copy."""
+        asked = self._asked.get(message.key)
+        if asked is not None and not asked.done():
+            asked.set_result(message)
+
+    async def _batch(self) -> None:
+        """The oldest that wait; order of use is kept: a run of known ones, or a run of new ones."""
+        blocks = list(itertools.islice(self._queue, BATCH))
+        for block in blocks:
+            del self._queue[block]
+        if all(map(self._tiers.everywhere, blocks)):
+            await self._tiers.touch(blocks)
+            return
+        key = next(self._keys)
+        self._asked[key] = asked = asyncio.get_running_loop().create_future()
+        self._send(ch.Keep(key, tuple(blocks)))
+        try:
+            kept = await asked
+            gone = await self._tiers.store(kept.hashes, [self._memory.page(page) for page in kept.pages])
+            self._holdings.stored(kept.hashes, gone)
+        finally:
+            del self._asked[key]
+            self._send(ch.Unkeep(key))

@@ -1,0 +1,261 @@
+"""Per decode worker the best transport that works: tried and measured before its first use, again after a break.
+
+Knows nothing of handoffs. Never falls back in silence: whoever asked for a report gets a KvLink with the reason,
+and the log a warning. Between transports that work the order of preference stands, unless one is much faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import msgspec
+
+from baton.kv import transport as transports
+from baton.kv.memory import PageMemory
+from baton.kv.transport import preflight
+from baton.kv.transport.base import HandoffStream, Transport
+from baton.kv.transport.frames import Frame
+from baton.kv.transport.preflight import Measured
+from baton.protos import convert
+from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
+from baton.protos.nouns import KvLayout, KvLink, WorkerInfo
+from baton.protos.v1 import worker_pb2, worker_pb2_grpc
+
+log = logging.getLogger("baton.kv")
+
+AUTO = "auto"
+SAME_HOST = ("shm", "tcp", "grpc")
+OTHER_HOST = ("tcp", "grpc")
+MUCH_FASTER = 1.5  # a preflight on a busy machine is noisy: below this the order of preference decides
+TYPICAL_BYTES = 16 << 20
+DESCRIBE_S = 5.0
+
+Describe = Callable[[str], Awaitable[WorkerInfo]]
+Report = Callable[[KvLink, str], None]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The way to one decode worker."""
+
+    transport: Transport
+    address: str
+    info: WorkerInfo
+
+
+class AutoTransport:
+    """``wanted``: "auto", or the one transport to use, without which a handoff fails instead of going another way.
+
+    ``report(link, reason)`` hears each verdict; ``reason`` is "", "not_offered", "failed" or "slower".
+    """
+
+    def __init__(
+        self,
+        memory: PageMemory,
+        clock: Callable[[], float],
+        wanted: str = AUTO,
+        report: Report = lambda link, reason: None,
+        describe: Describe | None = None,
+        host_id: str | None = None,
+    ) -> None:
+        self._memory = memory
+        self._clock = clock
+        self._wanted = wanted
+        self._report = report
+        self._describe = describe or ask_worker
+        self._host_id = this_host() if host_id is None else host_id
+        self._transports: dict[str, Transport] = {}
+        self._choices: dict[str, asyncio.Task[Choice]] = {}
+
+    async def connect(self, address: str) -> HandoffStream:
+        """A stream by the way that was chosen for ``address``. Raises WorkerLost.
+
+        A choice of long ago that fails now is made anew, once: the worker may have been restarted meanwhile.
+        """
+        known = address in self._choices
+        choosing = self._choosing(address)
+        try:
+            choice = await asyncio.shield(choosing)
+            stream = await choice.transport.connect(choice.address)
+        except BatonError:
+            self._forget(address, choosing)
+            if known:
+                return await self.connect(address)
+            raise
+        return _Watched(stream, lambda: self._forget(address, choosing))
+
+    async def layout(self, address: str) -> KvLayout:
+        """Of the worker at ``address``. Raises WorkerLost."""
+        choosing = self._choosing(address)
+        try:
+            return (await asyncio.shield(choosing)).info.layout
+        except BatonError:
+            self._forget(address, choosing)
+            raise
+
+    async def close(self) -> None:
+        """Close every transport."""
+        for choosing in self._choices.values():
+            choosing.cancel()
+        self._choices.clear()
+        for transport in self._transports.values():
+            await transport.close()
+
+    def _choosing(self, address: str) -> asyncio.Task[Choice]:
+        if address not in self._choices:
+            self._choices[address] = asyncio.ensure_future(self._choose(address))
+        return self._choices[address]
+
+    def _forget(self, address: str, choosing: asyncio.Task[Choice]) -> None:
+        """Something broke: choose anew next time."""
+        if self._choices.get(address) is choosing:
+            del self._choices[address]
+
+    async def _choose(self, address: str) -> Choice:
+        info = await self._describe(address)
+        offered = {"grpc": address, **info.data_addresses}
+        preferred = self._preferred(info)
+        measured, failures = await self._measure([name for name in preferred if name in offered], offered)
+        if not measured:
+            raise self._no_way(info, preferred, offered, failures)
+        best = pick(preferred, measured)
+        self._tell(info, best, preferred, measured, failures)
+        return Choice(self._transport(best), offered[best], info)
+
+    def _preferred(self, info: WorkerInfo) -> Sequence[str]:
+        if self._wanted != AUTO:
+            return (self._wanted,)
+        return SAME_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
+
+    async def _measure(
+        self, names: Sequence[str], offered: dict[str, str]
+    ) -> tuple[dict[str, Measured], dict[str, BatonError]]:
+        """What works, and why the rest doesn't."""
+        measured: dict[str, Measured] = {}
+        failures: dict[str, BatonError] = {}
+        memory = preflight.probe_memory()
+        try:
+            for name in names:
+                try:
+                    measured[name] = await self._try(name, offered[name], memory)
+                except BatonError as error:
+                    failures[name] = error
+        finally:
+            memory.close()
+        return measured, failures
+
+    async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
+        probe = transports.sender(name, memory)
+        try:
+            return await preflight.measure(probe, address, memory, self._clock)
+        finally:
+            await probe.close()
+
+    def _transport(self, name: str) -> Transport:
+        if name not in self._transports:
+            self._transports[name] = transports.sender(name, self._memory)
+        return self._transports[name]
+
+    def _no_way(
+        self, info: WorkerInfo, preferred: Sequence[str], offered: dict[str, str], failures: dict[str, BatonError]
+    ) -> BatonError:
+        if failures:
+            why = "; ".join(f"{name}: {error.message}" for name, error in failures.items())
+            return WorkerLost(f"no way to ship KV to {info.worker_id} works ({why})", "decode_address")
+        return HandoffRefused(
+            f"{info.worker_id} takes KV by {', '.join(sorted(offered))}, not by {', '.join(preferred)}: "
+            "set worker.kv_transport alike on both workers, or to auto",
+            "worker.kv_transport",
+        )
+
+    def _tell(
+        self,
+        info: WorkerInfo,
+        best: str,
+        preferred: Sequence[str],
+        measured: dict[str, Measured],
+        failures: dict[str, BatonError],
+    ) -> None:
+        reason, text = "", ""
+        if best != preferred[0]:
+            first = preferred[0]
+            reason = "failed" if first in failures else "slower" if first in measured else "not_offered"
+            detail = failures[first].message if first in failures else reason.replace("_", " ")
+            text = f"{first} {detail}" if reason != "failed" else f"{first} failed: {detail}"
+            log.warning("KV to %s goes by %s: %s", info.worker_id, best, text)
+        got = measured[best]
+        log.info("KV to %s: %s, %.2f GB/s, %.2f ms", info.worker_id, best, got.bytes_per_s / 1e9, got.fixed_s * 1e3)
+        self._report(KvLink(info.worker_id, best, got.bytes_per_s, got.fixed_s, text), reason)
+
+
+class _Watched:
+    """A stream whose break is told."""
+
+    def __init__(self, stream: HandoffStream, broke: Callable[[], None]) -> None:
+        self._stream = stream
+        self._broke = broke
+        self._closed = False
+
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
+        """As the stream does."""
+        try:
+            await self._stream.send(frame, payload)
+        except WorkerLost:
+            self._lost()
+            raise
+
+    async def receive(self) -> bytes | None:
+        """As the stream does."""
+        try:
+            return await self._stream.receive()
+        except WorkerLost:
+            self._lost()
+            raise
+
+    async def close(self) -> None:
+        """As the stream does."""
+        self._closed = True
+        await self._stream.close()
+
+    def _lost(self) -> None:
+        if not self._closed:  # else it was we who broke it
+            self._broke()
+
+
+def sender(memory: PageMemory) -> Transport:
+    """For any worker that needs no report."""
+    return AutoTransport(memory, asyncio.get_running_loop().time)
+
+
+def pick(preferred: Sequence[str], measured: dict[str, Measured]) -> str:
+    """The first that works, unless a later one is much faster."""
+    working = [name for name in preferred if name in measured]
+    best = working[0]
+    for name in working[1:]:
+        if measured[name].seconds(TYPICAL_BYTES) * MUCH_FASTER < measured[best].seconds(TYPICAL_BYTES):
+            best = name
+    return best
+
+
+def this_host() -> str:
+    """The kernel's boot id: the same for two processes only if they could share memory. Empty when unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+async def ask_worker(address: str) -> WorkerInfo:
+    """The worker's own description. Raises WorkerLost."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        try:
+            answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=DESCRIBE_S)
+        except grpc.aio.AioRpcError as error:
+            said = f"{error.code().name}: {error.details()}"
+            raise WorkerLost(f"the decode worker at {address} does not answer: {said}", "decode_address") from error
+    return convert.info_from_pb(answer)

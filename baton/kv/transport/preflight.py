@@ -1,0 +1,82 @@
+"""Send real bytes to a receiver, have them checked there, and see how long that takes.
+
+Knows nothing of who chooses a transport by it. PROBE frames take the same way as blocks do: placed, landed, hashed,
+acknowledged; only that the receiver drops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from baton.kv.memory import PageMemory
+from baton.kv.transport import frames
+from baton.kv.transport.base import HandoffStream, Transport
+from baton.kv.transport.frames import Block, Frame, Kind
+from baton.protos.errors import WorkerLost
+
+PAGE_BYTES = 1 << 20
+PAGES = 4
+SMALL_BYTES = 4096
+ROUNDS = 3
+TIMEOUT_S = 10.0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one transport takes to one receiver: seconds for a small frame and its answer, bytes per second."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def seconds(self, size: int) -> float:
+        """Expected for ``size`` bytes."""
+        return self.fixed_s + size / self.bytes_per_s
+
+
+def probe_memory() -> PageMemory:
+    """Pages of its own: a preflight must not read pages that an engine may be writing."""
+    memory = PageMemory.create(PAGES, PAGE_BYTES)
+    memory.view()[:] = os.urandom(PAGE_BYTES) * PAGES
+    return memory
+
+
+async def measure(transport: Transport, address: str, memory: PageMemory, clock: Callable[[], float]) -> Measured:
+    """The best of a few rounds. Raises WorkerLost, or the receiver's refusal."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            stream = await transport.connect(address)
+            try:
+                fixed = [await _round(stream, memory, 1, SMALL_BYTES, clock) for _ in range(ROUNDS)]
+                whole = [await _round(stream, memory, PAGES, PAGE_BYTES, clock) for _ in range(ROUNDS)]
+            finally:
+                await stream.close()
+    except TimeoutError:
+        raise WorkerLost(f"a preflight to {address} took longer than {TIMEOUT_S:g} s", "decode_address") from None
+    busy = max(min(whole) - min(fixed), 1e-6)
+    return Measured(min(fixed), PAGES * PAGE_BYTES / busy)
+
+
+async def _round(
+    stream: HandoffStream, memory: PageMemory, count: int, size: int, clock: Callable[[], float]
+) -> float:
+    """Seconds from the first byte sent to the last answer."""
+    begun = clock()
+    for page in range(count):
+        data = memory.page(page)[:size]
+        block = Block(page, frames.NO_HASH, frames.checksum(data))
+        frame = Frame(Kind.PROBE, unit=size, blocks=(block,), offsets=(page * PAGE_BYTES,))
+        await stream.send(frame, [data])
+    for _ in range(count):
+        await _answer(stream)
+    return clock() - begun
+
+
+async def _answer(stream: HandoffStream) -> None:
+    raw = await stream.receive()
+    frame = None if raw is None else frames.decode(raw)
+    if frame is None or (frame.kind, frame.subject) != (Kind.ACK, Kind.PROBE):
+        said = "nothing" if frame is None else frame.kind.name
+        raise WorkerLost(f"the receiver answered a probe with {said}", "decode_address")

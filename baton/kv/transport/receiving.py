@@ -1,0 +1,156 @@
+"""The receiver's end of streams over sockets (tcp, shm): who listens, and one Session for each stream.
+
+Knows nothing of what frames mean: a Sink says where blocks land. Everything runs on the event loop, a bounded
+number of bytes at a time, so that other work of the process goes on; when a stream is ended nothing more is written
+where its blocks were to land, because there is no other thread that could.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+
+from baton.kv.transport import frames
+from baton.kv.transport.base import Accept
+from baton.kv.transport.frames import Frame, Kind
+from baton.kv.transport.inlet import Inlet
+from baton.kv.transport.sending import ANCHOR, HELLO, MAGIC, VERSION
+from baton.protos.errors import CorruptFrame
+
+LINGER_S = 1.0
+MAX_CONNECTIONS = 4096
+
+
+class Session:
+    """One stream: a Line to its Sink, over one lane or several."""
+
+    def __init__(self, accept: Accept, server: SocketServer, stream: bytes) -> None:
+        self.inlets: list[Inlet] = []
+        self.primary: Inlet | None = None
+        self.landed = 0
+        self.ended = False
+        self.stream = stream
+        self._server = server
+        self._out = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self.sink = accept(self)
+
+    def join(self, inlet: Inlet, lane: int) -> None:
+        """One more lane; replies go out on lane 0."""
+        self.inlets.append(inlet)
+        if lane == 0:
+            self.primary = inlet
+            self._flush()
+
+    def has_landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        """All blocks of one frame are in."""
+        self.landed += 1
+        self.sink.landed(frame, checksums)
+        for inlet in tuple(self.inlets):
+            inlet.release()
+
+    def fetch(self, frame: Frame) -> int:
+        """The blocks lie in the sender's memory: copy them here; how many bytes that were."""
+        raise CorruptFrame("this transport carries the blocks' bytes on the stream", "flags")
+
+    def reply(self, frame: bytes) -> None:
+        """Send it now, or when the socket takes more."""
+        if not self.ended:
+            self._out += frame
+            self._flush()
+
+    def end(self) -> None:
+        """Say goodbye, then read and drop what is still in flight until the sender has closed."""
+        if self.ended:
+            return
+        self._out += frames.encode(Frame(Kind.END))
+        self.ended = True
+        self._flush()
+        self._loop.call_later(LINGER_S, self._forget, False)
+
+    def abort(self) -> None:
+        """The stream is broken, or over at the sender's end: no goodbye."""
+        reset, self.ended = not self.ended, True
+        self.sink.over(None)
+        self._forget(reset)
+
+    def _forget(self, reset: bool) -> None:
+        self._server.sessions.pop(self.stream, None)
+        for inlet in tuple(self.inlets):
+            inlet.close(reset)
+
+    def over(self) -> None:
+        """No lane is left."""
+
+    def _flush(self) -> None:
+        if self.primary is None or self.primary.sock.fileno() < 0:
+            return
+        fd = self.primary.sock.fileno()
+        try:
+            while self._out:
+                del self._out[: self.primary.sock.send(self._out)]
+        except BlockingIOError:
+            self._loop.add_writer(fd, self._flush)
+            return
+        except OSError:
+            self._out.clear()  # the reader finds out
+        self._loop.remove_writer(fd)
+
+
+class SocketServer:
+    """Listens on ``sock`` and makes a Session of each stream. ``admit`` says whether a peer may speak at all."""
+
+    def __init__(self, sock: socket.socket, accept: Accept, admit: Callable[[socket.socket], bool]) -> None:
+        self.sessions: dict[bytes, Session] = {}
+        self._accept = accept
+        self._admit = admit
+        self._sock = sock
+        self._inlets: set[Inlet] = set()
+        sock.setblocking(False)
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._incoming)
+
+    def close(self) -> None:
+        """Stop listening and break every stream."""
+        if self._sock.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()
+        for session in tuple(self.sessions.values()):
+            session.abort()
+        for inlet in tuple(self._inlets):
+            inlet.close(reset=True)
+
+    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
+        """A connection said hello. Raises CorruptFrame."""
+        magic, version, lane, _, stream = HELLO.unpack(said)
+        if magic != MAGIC or version != VERSION:
+            raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
+        session = self.sessions.get(stream)
+        if session is None:
+            session = self.sessions[stream] = self.session(stream, lane == ANCHOR, fds)
+        session.join(inlet, lane)
+        return session
+
+    def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:
+        """The first connection of a stream is here."""
+        return Session(self._accept, self, stream)
+
+    def gone(self, inlet: Inlet) -> None:
+        """It is closed."""
+        self._inlets.discard(inlet)
+        if inlet.session is not None and inlet in inlet.session.inlets:
+            inlet.session.inlets.remove(inlet)
+            if not inlet.session.inlets:
+                self.sessions.pop(inlet.session.stream, None)
+                inlet.session.over()
+
+    def _incoming(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        if len(self._inlets) >= MAX_CONNECTIONS or not self._admit(sock):
+            sock.close()
+            return
+        self._inlets.add(Inlet(sock, self))

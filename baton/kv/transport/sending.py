@@ -1,0 +1,186 @@
+"""The sender's end of a stream over sockets (tcp, shm): frames go out over a lane or several, replies come on one.
+
+Knows nothing of addresses or of what frames mean. Blocks' bytes go from where they lie to the kernel, without a
+copy of ours. All I/O runs on the event loop without blocking it: once ``close`` has returned, no byte is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from baton.kv.transport import frames
+from baton.kv.transport.frames import HEADER_BYTES, Bytes, Frame, Kind
+from baton.protos.errors import CorruptFrame, WorkerLost
+
+T = TypeVar("T")
+
+MAGIC = b"BKVH"
+HELLO = struct.Struct("<4sBBH16s")  # magic, version, lane, 0, stream id: the first bytes of each connection
+VERSION = 1
+ANCHOR = 255  # a lane that carries nothing: it keeps what the receiver has mapped
+MAX_VECTORS = 512
+READ_BYTES = 64 << 10
+
+
+class Lane:
+    """One connected, non-blocking socket."""
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._name = name
+        self._waits: dict[bool, asyncio.Future[None]] = {}
+        self._closed = False
+
+    async def write(self, buffers: Sequence[Bytes]) -> None:
+        """All of ``buffers``, in order."""
+        left = [memoryview(buffer) for buffer in buffers]
+        while left:
+            sent = await self._try(lambda: self._sock.sendmsg(left[:MAX_VECTORS]), True)
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    async def read(self) -> bytes:
+        """What is there, at least one byte; empty at the end."""
+        return await self._try(lambda: self._sock.recv(READ_BYTES), False)
+
+    def close(self) -> None:
+        """At once, whatever is in flight."""
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(self._fd)
+        loop.remove_reader(self._fd)
+        for waiting in self._waits.values():
+            if not waiting.done():
+                waiting.set_exception(self.lost("the transport was closed"))
+        self._sock.close()
+
+    def lost(self, why: object) -> WorkerLost:
+        """The error that says so."""
+        return WorkerLost(f"the handoff stream to {self._name} broke: {why}", "decode_address")
+
+    async def _try(self, act: Callable[[], T], write: bool) -> T:
+        while not self._closed:
+            try:
+                return act()
+            except BlockingIOError:
+                await self._ready(write)
+            except OSError as error:
+                raise self.lost(error.strerror) from error
+        raise self.lost("it was closed")
+
+    async def _ready(self, write: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._waits[write] = waiting = loop.create_future()
+        (loop.add_writer if write else loop.add_reader)(self._fd, _wake, waiting)
+        try:
+            await waiting
+        finally:
+            if not self._closed:
+                (loop.remove_writer if write else loop.remove_reader)(self._fd)
+
+
+class SocketStream:
+    """A HandoffStream over ``lanes``; replies come on the first. ``elsewhere``: blocks' bytes stay in place."""
+
+    def __init__(self, lanes: Sequence[Lane], elsewhere: bool = False) -> None:
+        self._lanes = list(lanes)
+        self._elsewhere = elsewhere
+        self._writing: dict[Lane, asyncio.Task[None]] = {}
+        self._sent = 0
+        self._inbox = bytearray()
+        self._ended = False
+        self._turn = asyncio.Lock()
+
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
+        """Blocks take the first lane that is free; anything else goes on the first lane, numbered after them."""
+        async with self._turn:
+            with_blocks = frame.kind in frames.WITH_BLOCKS
+            lane = await self._free_lane() if with_blocks else self._lanes[0]
+            buffers = self._encode(frame, payload)
+            self._sent += with_blocks
+            if len(self._lanes) == 1:
+                await lane.write(buffers)
+                return
+            if (earlier := self._writing.get(lane)) is not None:
+                await earlier
+            self._writing[lane] = asyncio.ensure_future(lane.write(buffers))
+            if not with_blocks:
+                await self._writing[lane]
+
+    async def receive(self) -> bytes | None:
+        """The next whole reply; END is the orderly end."""
+        while not self._ended:
+            if (reply := self._next()) is not None:
+                if frames.decode(reply).kind is not Kind.END:
+                    return reply
+                self._ended = True
+                break
+            data = await self._lanes[0].read()
+            if not data:
+                raise self._lanes[0].lost("it ended without a goodbye")
+            self._inbox += data
+        return None
+
+    async def close(self) -> None:
+        """Close every lane."""
+        for task in self._writing.values():
+            task.cancel()
+        for lane in self._lanes:
+            lane.close()
+        await asyncio.gather(*self._writing.values(), return_exceptions=True)
+        self._writing.clear()
+
+    def _encode(self, frame: Frame, payload: Sequence[memoryview]) -> list[Bytes]:
+        flags, offsets = frame.flags, frame.offsets
+        if self._elsewhere and offsets:
+            flags, payload = flags | frames.ELSEWHERE, ()
+        numbered = Frame(
+            frame.kind, frame.lease, frame.epoch, frame.body, frame.shard_rank, frame.shard_count, flags,
+            frame.subject, self._sent, frame.unit, frame.blocks, offsets,
+        )  # fmt: skip
+        return [frames.encode(numbered), *payload]
+
+    async def _free_lane(self) -> Lane:
+        if len(self._lanes) == 1:
+            return self._lanes[0]
+        while True:
+            for lane in self._lanes:
+                task = self._writing.get(lane)
+                if task is None:
+                    return lane
+                if task.done():
+                    del self._writing[lane]
+                    task.result()
+                    return lane
+            await asyncio.wait(self._writing.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _next(self) -> bytes | None:
+        if len(self._inbox) < HEADER_BYTES:
+            return None
+        size = HEADER_BYTES + frames.body_bytes(self._inbox)
+        if len(self._inbox) < size:
+            return None
+        reply = bytes(self._inbox[:size])
+        del self._inbox[:size]
+        if frames.decode(reply).kind in frames.WITH_BLOCKS:
+            raise CorruptFrame("a receiver sends no blocks", "kind")
+        return reply
+
+
+def hello(lane: int, stream: bytes) -> bytes:
+    """The first bytes of a connection."""
+    return HELLO.pack(MAGIC, VERSION, lane, 0, stream)
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,0 +1,216 @@
+"""On one host: the sender shows its pages to the receiver, which copies them once, checking as it copies.
+
+Knows nothing of frames' contents. Frames travel over a unix socket, blocks' bytes don't: the sender passes a
+*read-only* descriptor of its page memory with its hello, the receiver maps it and is told offsets. Nobody writes
+the other's memory: a decode worker's pages are written by itself alone. A sender that frees a page too early can at
+worst make the checksum wrong, because what is hashed is the receiver's copy.
+
+Who may talk: the socket has mode 0600, and each end asks the kernel (SO_PEERCRED) whether the peer is the same
+user. A memory that could shrink under the mapping (SIGBUS) is refused: it must be a memfd sealed against it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+from pathlib import Path
+
+from baton.kv.memory import PageMemory
+from baton.kv.transport import frames
+from baton.kv.transport.base import Accept, HandoffStream, Transport
+from baton.kv.transport.frames import Frame
+from baton.kv.transport.receiving import Session, SocketServer
+from baton.kv.transport.sending import ANCHOR, Lane, SocketStream, hello
+from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+MAX_PATH = 107
+
+
+class ShmTransport:
+    """Streams to unix sockets of this host; ``memory`` holds the pages that will be sent."""
+
+    def __init__(self, memory: PageMemory) -> None:
+        self._fd = _read_only(memory.fd)
+        self._streams: set[SocketStream] = set()
+        self._anchors: dict[str, socket.socket] = {}
+
+    async def connect(self, address: str) -> HandoffStream:
+        """A new stream to the socket at path ``address``."""
+        self._anchor(address)
+        stream = _ShmStream(Lane(self._dial(address, 0), address), self._streams)
+        self._streams.add(stream)
+        return stream
+
+    async def close(self) -> None:
+        """Close every stream; receivers unmap our pages."""
+        for stream in tuple(self._streams):
+            await stream.close()
+        for anchor in self._anchors.values():
+            anchor.close()
+        self._anchors.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _anchor(self, address: str) -> None:
+        """One idle connection per receiver: while it is open our pages stay mapped there, page tables and all."""
+        anchor = self._anchors.get(address)
+        if anchor is not None and _is_open(anchor):
+            return
+        if anchor is not None:
+            anchor.close()
+            del self._anchors[address]
+        self._anchors[address] = self._dial(address, ANCHOR)
+
+    def _dial(self, address: str, lane: int) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(address)
+            if not same_user(sock):
+                raise PermissionError("another user listens there")
+            socket.send_fds(sock, [hello(lane, os.urandom(16))], [self._fd])
+        except OSError as error:
+            sock.close()
+            raise WorkerLost(f"nobody answers at {address}: {error}", "decode_address") from error
+        return sock
+
+
+class _ShmStream(SocketStream):
+    """Forgotten by its transport when it closes."""
+
+    def __init__(self, lane: Lane, streams: set[SocketStream]) -> None:
+        super().__init__([lane], elsewhere=True)
+        self._streams = streams
+
+    async def close(self) -> None:
+        self._streams.discard(self)
+        await super().close()
+
+
+def sender(memory: PageMemory) -> Transport:
+    """For a worker whose pages are in ``memory``."""
+    return ShmTransport(memory)
+
+
+def listen(path: str, accept: Accept) -> tuple[SocketServer, str]:
+    """The receiving side, on the running loop, at ``path``, which nobody else may be using."""
+    if len(path) > MAX_PATH:
+        raise ConfigError(f"{path} is too long for a unix socket; choose a shorter cluster.run_dir", "run_dir")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        Path(path).unlink(missing_ok=True)
+        sock.bind(path)
+        os.chmod(path, 0o600)  # before listen: until then nobody can connect
+        sock.listen(512)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"the KV socket {path} can't be made: {error.strerror}", "run_dir") from None
+    return ShmServer(sock, accept), path
+
+
+class ShmServer(SocketServer):
+    """Knows whose memory is mapped."""
+
+    def __init__(self, sock: socket.socket, accept: Accept) -> None:
+        super().__init__(sock, accept, same_user)
+        self.mappings: dict[tuple[int, int], Mapping] = {}
+
+    def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:
+        """A sender is here with its memory."""
+        if len(fds) != 1:
+            raise CorruptFrame("the hello must bring one descriptor, of the sender's pages", "hello")
+        return ShmSession(self._accept, self, stream, _map(self.mappings, fds[0]))
+
+
+class ShmSession(Session):
+    """A stream whose blocks are fetched from the sender's memory."""
+
+    def __init__(self, accept: Accept, server: SocketServer, stream: bytes, mapping: Mapping) -> None:
+        super().__init__(accept, server, stream)
+        self._mapping = mapping
+
+    def fetch(self, frame: Frame) -> int:
+        """Copy each block into its place and hash what lies there, piece by piece."""
+        view, unit = self._mapping.view, frame.unit
+        if any(offset + unit > len(view) for offset in frame.offsets):
+            raise CorruptFrame("a block lies beyond the sender's memory", "offsets")
+        places = self.sink.place(frame)
+        if places is None:
+            return 1
+        sums = [frames.copy(place, view[at : at + unit]) for place, at in zip(places, frame.offsets, strict=True)]
+        self.has_landed(frame, sums)
+        return max(1, unit * len(sums))
+
+    def over(self) -> None:
+        """No lane is left."""
+        self._mapping.leave()
+
+
+class Mapping:
+    """A sender's memory, mapped read-only while a connection of that sender is open."""
+
+    def __init__(self, fd: int, known: dict[tuple[int, int], Mapping]) -> None:
+        status = os.fstat(fd)
+        _check_sealed(fd)
+        self._key = (status.st_dev, status.st_ino)
+        self._known = known
+        self._users = 0
+        self._map = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+        self.view = memoryview(self._map)
+        known[self._key] = self
+
+    def enter(self) -> Mapping:
+        """One user more."""
+        self._users += 1
+        return self
+
+    def leave(self) -> None:
+        """One less; unmapped with the last."""
+        self._users -= 1
+        if not self._users:
+            del self._known[self._key]
+            self.view.release()
+            self._map.close()
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end runs as our user."""
+    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(said)[1] == os.geteuid())
+
+
+def _read_only(fd: int) -> int:
+    """Another descriptor of the same memory that can't be written through."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise WorkerLost(f"our pages can't be shown read-only ({error}); is /proc mounted?", "shm") from None
+
+
+def _map(known: dict[tuple[int, int], Mapping], fd: int) -> Mapping:
+    status = os.fstat(fd)
+    mapping = known.get((status.st_dev, status.st_ino))
+    return (Mapping(fd, known) if mapping is None else mapping).enter()
+
+
+def _check_sealed(fd: int) -> None:
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError:
+        sealed = 0
+    if not sealed:
+        raise CorruptFrame("the sender's memory is not a memfd that is sealed against shrinking", "hello")
+
+
+def _is_open(sock: socket.socket) -> bool:
+    """Whether the peer still holds its end; nothing is ever sent on this socket."""
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

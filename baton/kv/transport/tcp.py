@@ -1,0 +1,127 @@
+"""Raw TCP to the decode worker's data port: blocks' bytes go from the sender's pages straight into the receiver's.
+
+Knows nothing of frames' contents. One copy into the kernel, one out of it, and none of ours. To another host a
+stream has several lanes (connections), because one TCP connection seldom fills a fast network; within a host, one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+
+from baton.kv.memory import PageMemory
+from baton.kv.transport.base import Accept, HandoffStream, Transport
+from baton.kv.transport.receiving import SocketServer
+from baton.kv.transport.sending import Lane, SocketStream, hello
+from baton.protos.errors import ConfigError, WorkerLost
+
+LANES = 4
+CONNECT_S = 5.0
+KEEPALIVE_S = 5
+STUCK_MS = 15_000
+LOOPBACK_BUFFER_BYTES = (
+    1 << 20
+)  # what is in flight stays in the CPU's cache; to other hosts the kernel's own tuning
+
+
+class TcpTransport:
+    """Streams to data ports, ``host:port``. ``lanes`` per stream; None decides by the address."""
+
+    def __init__(self, lanes: int | None = None) -> None:
+        self._lanes = lanes
+        self._streams: set[SocketStream] = set()
+
+    async def connect(self, address: str) -> HandoffStream:
+        """A new stream; every lane is connected before this returns."""
+        stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
+        lanes = list(await asyncio.gather(*(_connect(address, number, stream_id) for number in range(count))))
+        stream = _TcpStream(lanes, self._streams)
+        self._streams.add(stream)
+        return stream
+
+    async def close(self) -> None:
+        """Close every stream."""
+        for stream in tuple(self._streams):
+            await stream.close()
+
+
+class _TcpStream(SocketStream):
+    """Forgotten by its transport when it closes."""
+
+    def __init__(self, lanes: list[Lane], streams: set[SocketStream]) -> None:
+        super().__init__(lanes)
+        self._streams = streams
+
+    async def close(self) -> None:
+        self._streams.discard(self)
+        await super().close()
+
+
+def sender(memory: PageMemory) -> Transport:
+    """For any worker."""
+    return TcpTransport()
+
+
+def listen(host: str, accept: Accept, port: int = 0) -> tuple[SocketServer, str]:
+    """The receiving side, on the running loop: the server and the address to give out."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise ConfigError(f"the KV data port can't be bound on {host}: {error.strerror}", "worker.host") from None
+    return SocketServer(sock, accept, _ready), f"{host}:{sock.getsockname()[1]}"
+
+
+def notice_dead_peers(sock: socket.socket) -> None:
+    """Small frames leave at once; a host that is gone, or takes nothing, is a broken stream within seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` is this machine's own."""
+    host = split(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ready(sock: socket.socket) -> bool:
+    """Anyone may connect: a lease's random id is what opens it."""
+    notice_dead_peers(sock)
+    return True
+
+
+def split(address: str) -> tuple[str, int]:
+    """``host:port``, the host with or without brackets. Raises WorkerLost: nobody can listen there."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise WorkerLost(f"{address!r} is not host:port", "decode_address")
+    return host.strip("[]"), int(port)
+
+
+async def _connect(address: str, lane: int, stream_id: bytes) -> Lane:
+    loop, (host, port) = asyncio.get_running_loop(), split(address)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            family, kind, proto, _, target = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, proto)
+            try:
+                notice_dead_peers(sock)
+                if is_loopback(address):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER_BYTES)
+                await loop.sock_connect(sock, target)
+                sock.send(hello(lane, stream_id))
+            except BaseException:
+                sock.close()
+                raise
+    except OSError as error:  # a timeout is one
+        raise WorkerLost(f"nobody answers at {address}: {error}", "decode_address") from error
+    return Lane(sock, address)

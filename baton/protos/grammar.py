@@ -1,0 +1,98 @@
+"""What a ``Grammar`` noun means, for its two readers: the router, which refuses a bad one at the border, and the
+engine, which masks by it. The work is llguidance's (https://github.com/guidance-ai/llguidance).
+
+Knows nothing of requests, sequences or logits. Every bound is here: text, automaton, and seconds per mask.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, Grammar
+
+BYTES = 256
+# A mask takes 0.01–0.1 ms. One that takes this long holds up everybody's step: its grammar is refused.
+SLOWEST_MASK_S = 0.25
+# Between JSON tokens: whitespace as every style writes it, but never an endless run of it.
+JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
+_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+def compiled(grammar: Grammar, tokenizer: LLTokenizer, clock: Callable[[], float] = time.perf_counter) -> LLMatcher:
+    """A matcher at its beginning, its first mask computed (where most costs show). Drops the GIL.
+
+    Raises InvalidRequest, with the library's words, for what can't be read, is unsatisfiable or too complex.
+    """
+    matcher = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=_LIMITS)
+    require_sound(matcher)
+    began = clock()
+    matcher.compute_bitmask()
+    require_sound(matcher)
+    require_quick(clock() - began)
+    return matcher
+
+
+def require_sound(matcher: LLMatcher) -> None:
+    """Raise InvalidRequest where the matcher gave up."""
+    if matcher.is_error():
+        reason = " ".join(matcher.get_error().split("\n<state>")[0].split())
+        raise InvalidRequest(f"the grammar can't be followed: {reason}", "grammar")
+
+
+def require_quick(seconds: float) -> None:
+    """Raise InvalidRequest where one mask took too long."""
+    if seconds > SLOWEST_MASK_S:
+        raise InvalidRequest(f"the grammar is too complex: one step of it took {seconds:.2f} s", "grammar")
+
+
+def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
+    """For a model without a tokenizer: id below 256 is that byte, others are never part of an answer.
+
+    Its end token is ``vocab_size``: an id that no model chooses. Raises InvalidRequest below 256 ids.
+    """
+    if vocab_size < BYTES:
+        text = f"this model has no tokenizer and only {vocab_size} tokens: it can't follow a grammar"
+        raise InvalidRequest(text, "grammar")
+    return LLTokenizer(TokenizerWrapper(_Bytes(vocab_size)), n_vocab=vocab_size + 1, slices=[])
+
+
+def _definition(grammar: Grammar) -> str:
+    """In the library's own form. Raises InvalidRequest for an unknown kind and an oversized text."""
+    if grammar.kind not in GRAMMAR_KINDS:
+        raise InvalidRequest(f"grammar kind {grammar.kind!r}: use {', '.join(GRAMMAR_KINDS)}", "grammar")
+    if len(grammar.spec.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"the grammar is over {MAX_GRAMMAR_BYTES} bytes: shorten it", "grammar")
+    try:
+        if grammar.kind == "json_schema":
+            return LLMatcher.grammar_from_json_schema(grammar.spec, defaults=JSON_OPTIONS)  # type: ignore[arg-type]
+        if grammar.kind == "grammar":
+            return LLMatcher.grammar_from_lark(_lark(grammar.spec))
+        return grammar_from(grammar.kind, grammar.spec)  # type: ignore[arg-type]
+    except Exception as error:  # the converters raise whatever their parsers do
+        raise InvalidRequest(f"the grammar can't be read: {error}", "grammar") from None
+
+
+def _lark(text: str) -> str:
+    """GBNF begins with a rule named root, Lark with one named start."""
+    return gbnf_to_lark(text) if re.search(r"(?m)^\s*root\s*::=", text) else text
+
+
+class _Bytes:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self.eos_token_id = vocab_size
+        self.special_token_ids = list(range(BYTES, vocab_size + 1))
+        self.tokens = [bytes([i]) for i in range(BYTES)] + [b"<%d>" % i for i in self.special_token_ids]
+
+    def __call__(self, text: Any) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())

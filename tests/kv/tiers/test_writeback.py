@@ -1,0 +1,218 @@
+"""Pool, write-back, tiers and lifting together: each page one owner, each byte right, at rest nothing held."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.kv.tiers.disk import DiskTier
+from baton.kv.tiers.holdings import Holdings
+from baton.kv.tiers.memory import host_slab
+from baton.kv.tiers.stack import Tier, Tiers
+from baton.kv.tiers.writeback import WriteBack
+from baton.protos.errors import PoolExhausted
+from tests.kv.sharers import LAYOUT, PAGE, Sharer, chain, content, settle
+
+CHAIN = chain(40)
+ROOM = PAGE + 64
+
+
+class Tiered(Sharer):
+    """A small device over a host tier of ``host`` pages and, in ``folder``, a disk tier of ``disk`` pages."""
+
+    def __init__(self, pages: int = 24, host: int = 40, disk: int = 0, folder: Path | None = None) -> None:
+        super().__init__(pages)
+        self.pool.idle = {}
+        made = []
+        slab = host_slab(host * ROOM, PAGE)
+        if slab is not None:
+            made.append(Tier("host", slab))
+        self.disk = DiskTier(folder, 4096 + disk * ROOM, LAYOUT, "f") if folder else None
+        if self.disk is not None:
+            made.append(Tier("disk", self.disk.slab))
+        self.tiers = Tiers(made)
+        self.holdings = Holdings(self.tiers)
+        self.index: set[bytes] = set()
+        self.holdings.announce_to(self._publish)
+        self.writeback = WriteBack(self.tell, self.memory, self.tiers, self.holdings, lambda: 0.0)
+        self.kept = self.writeback.take
+        self._task = asyncio.create_task(self.writeback.run())
+
+    def _publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        self.index.difference_update(removed)
+        self.index.update(added)
+
+    def report(self) -> None:
+        """As the engine does ten times a second."""
+        self.holdings.changed(*self.pool.drain_changes())
+        self.writeback.idle(self.pool.drain_idle())
+
+    async def rest(self) -> None:
+        self.report()
+        await self.writeback.settled()
+        self.report()
+        await self.writeback.settled()
+        await settle()
+
+    async def lift(self, hashes: Sequence[bytes]) -> int:
+        count, lower = self.holdings.leading(hashes)
+        if lower:
+            await self.filler.load(hashes[:count], self.tiers.load)
+            await settle()
+        return count
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self.tiers.close()
+        if self.disk is not None:
+            self.disk.close()
+
+
+async def test_what_the_device_evicted_comes_back_from_the_host_tier():
+    worker = Tiered(pages=24, host=40)
+    worker.compute(CHAIN[:20])
+    await worker.rest()
+    worker.compute(chain(20, salt=1))
+    await worker.rest()
+    assert worker.pool.match(CHAIN) < 20
+    assert await worker.lift(CHAIN[:20]) == 20
+    assert worker.holds(CHAIN) == 20
+    assert worker.index.issuperset(CHAIN[:20])
+    assert worker.at_baseline()
+    await worker.close()
+
+
+async def test_a_tier_gives_up_tails_before_heads_and_the_index_hears_of_it():
+    worker = Tiered(pages=30, host=10)
+    worker.compute(CHAIN[:10])
+    await worker.rest()
+    for salt in (1, 2):
+        worker.compute(chain(25, salt)[:2])
+        await worker.rest()
+    assert [h in worker.tiers for h in CHAIN[:10]] == [True] * 6 + [False] * 4
+    worker.compute(chain(26, salt=3))  # the device evicts the first chain
+    worker.holdings.changed(*worker.pool.drain_changes())
+    assert [h in worker.index for h in CHAIN[:10]] == [True] * 6 + [False] * 4
+    await worker.close()
+
+
+async def test_the_disk_tier_takes_over_what_the_host_has_no_room_for_and_what_is_damaged_there():
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Tiered(pages=24, host=6, disk=60, folder=Path(folder))
+        worker.compute(CHAIN[:20])
+        await worker.rest()
+        worker.compute(chain(20, salt=1))
+        await worker.rest()
+        host = worker.tiers.tiers[0].slab
+        host._pages[:] ^= 1  # every byte of the host tier goes wrong
+        assert await worker.lift(CHAIN[:20]) == 20
+        assert worker.holds(CHAIN) == 20
+        await worker.close()
+
+
+async def test_a_restarted_worker_finds_its_disk_tier_and_announces_it():
+    with tempfile.TemporaryDirectory() as folder:
+        first = Tiered(host=0, disk=60, folder=Path(folder))
+        first.compute(CHAIN[:20])
+        await first.rest()
+        await first.close()
+        second = Tiered(host=0, disk=60, folder=Path(folder))
+        assert second.index == set(CHAIN[:20])
+        assert await second.lift(CHAIN) == 20
+        assert second.holds(CHAIN) == 20
+        assert second.at_baseline()
+        await second.close()
+
+
+async def test_a_page_that_is_being_copied_is_not_evicted_and_keeps_its_place():
+    worker = Tiered(pages=10, host=40)
+    worker.compute(CHAIN[:10])
+    page = worker.pool.keep(CHAIN[9])  # the tail: first to go
+    assert page is not None
+    assert worker.pool.available == 9
+    worker.compute(chain(5, salt=1))
+    assert bytes(worker.memory.page(page)) == content(CHAIN[9])
+    assert worker.pool.match(CHAIN[:4]) == 4
+    worker.pool.unkeep(page)
+    worker.compute(chain(1, salt=2))
+    assert worker.pool.keep(CHAIN[9]) is None
+    await worker.close()
+
+
+async def test_lifting_that_is_cancelled_writes_no_page_afterwards():
+    worker = Tiered(pages=24, host=60)
+    worker.compute(CHAIN[:20])
+    await worker.rest()
+    worker.compute(chain(22, salt=1))
+    await worker.rest()
+    for turns in range(12):
+        lifting = asyncio.create_task(worker.lift(CHAIN[:20]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        lifting.cancel()
+        await asyncio.gather(lifting, return_exceptions=True)
+        await settle()
+        assert worker.at_baseline()
+        worker.compute(chain(22, salt=1))
+        assert worker.holds(chain(22, salt=1)) == 22
+        worker.report()
+    await worker.close()
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["compute", "lift", "hold", "release", "report", "wait"]), st.integers(0, 3),
+              st.integers(1, 14)),
+    max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.integers(4, 30), st.booleans())
+def test_any_order_of_use_eviction_copy_and_lift_keeps_every_byte_right(played, host, with_disk):
+    async def play(folder: Path) -> None:
+        worker = Tiered(pages=20, host=host, disk=25, folder=folder if with_disk else None)
+        chains, held, lifts = [chain(14, salt) for salt in range(4)], [], []
+        for action, salt, blocks in played:
+            hashes = chains[salt][:blocks]
+            if action == "compute":
+                with suppress(PoolExhausted):
+                    worker.compute(hashes)
+            elif action == "lift":
+                lifts.append(asyncio.create_task(worker.lift(hashes)))
+            elif action == "hold":
+                found = worker.pool.match(hashes)
+                held.append((worker.pool.open(hashes[:found], found), hashes))
+            elif action == "release" and held:
+                lease, known = held.pop()
+                assert [bytes(worker.memory.page(p)) for p in lease.pages] == list(
+                    map(content, known[: lease.held])
+                )
+                lease.close()
+            elif action == "report":
+                worker.report()
+            worker.pool.check()
+            await asyncio.sleep(0.001 if action == "wait" else 0)
+        for lease, _ in held:
+            lease.close()
+        await asyncio.gather(*lifts)
+        await worker.rest()
+        assert worker.at_baseline()
+        for tier in worker.tiers.tiers:
+            tier.slab.check()
+            assert tier.slab.damaged == 0
+        device = {h for known in chains for h in known if worker.pool.match([h])}
+        assert worker.index == device | worker.tiers.hashes()
+        for known in chains:
+            worker.holds(known)
+        await worker.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(play(Path(folder)))

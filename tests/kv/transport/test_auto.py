@@ -1,0 +1,258 @@
+"""The choice of a transport per pair: the best that works, measured, never changed in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from baton.decode_worker.intake import Intake
+from baton.kv import transport as transports
+from baton.kv.layout import layout_for
+from baton.kv.memory import PageMemory
+from baton.kv.transport import frames, preflight, shm, tcp
+from baton.kv.transport.auto import AutoTransport, pick
+from baton.kv.transport.base import HandoffStream
+from baton.kv.transport.frames import Block, Frame, Kind
+from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
+from baton.kv.transport.preflight import Measured
+from baton.kv.transport.receiving import SocketServer
+from baton.protos.errors import ConfigError, HandoffRefused, WorkerLost
+from baton.protos.nouns import KvLink, WorkerInfo
+
+LAYOUT = layout_for("float32", 1, 1, 64)
+
+
+class House:
+    """A decode worker with every receiver, and a prefill worker's pages."""
+
+    def __init__(self) -> None:
+        self.memory = PageMemory.create(4, LAYOUT.page_bytes)
+        self.told: list[object] = []
+        self.intake = Intake(PageMemory.create(4, LAYOUT.page_bytes), LAYOUT, "f" * 64, self.told.append)
+        self.links: list[tuple[KvLink, str]] = []
+        self.info = WorkerInfo("decode-0", "i", "decode", "", "m", "f" * 64, LAYOUT, 64, 256, (), 4, host_id="here")
+        self.addresses: dict[str, str] = {}
+        self.described = 0
+        self.grpc = ""
+        self.servers: dict[str, SocketServer] = {}
+
+    async def describe(self, address: str) -> WorkerInfo:
+        self.described += 1
+        fields = {name: getattr(self.info, name) for name in WorkerInfo.__struct_fields__}
+        return WorkerInfo(**fields | {"address": address, "data_addresses": dict(self.addresses)})
+
+    def auto(self, wanted: str = "auto", host: str = "here") -> AutoTransport:
+        report = lambda link, reason: self.links.append((link, reason))  # noqa: E731
+        return AutoTransport(self.memory, time.perf_counter, wanted, report, self.describe, host)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    made = House()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((handoff_handler(made.intake.accept),))
+    made.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    data, made.addresses["tcp"] = tcp.listen("127.0.0.1", made.intake.accept)
+    local, made.addresses["shm"] = shm.listen(str(tmp_path / "kv"), made.intake.accept)
+    made.servers = {"tcp": data, "shm": local}
+    yield made
+    data.close()
+    local.close()
+    await server.stop(0)
+
+
+async def used(house: House, auto: AutoTransport) -> str:
+    """The transport of a new stream, after it carried something."""
+    stream = await auto.connect(house.grpc)
+    await probe(stream, house)
+    await stream.close()
+    return house.links[-1][0].transport
+
+
+async def probe(stream: HandoffStream, house: House) -> None:
+    page = house.memory.page(1)
+    block = Block(1, frames.NO_HASH, frames.checksum(page))
+    await stream.send(Frame(Kind.PROBE, unit=len(page), blocks=(block,), offsets=(len(page),)), [page])
+    reply = await asyncio.wait_for(stream.receive(), 5)
+    assert reply is not None
+    assert frames.decode(reply).kind is Kind.ACK
+
+
+async def test_one_host_uses_shared_memory_and_two_use_tcp(house: House) -> None:
+    for host, expected in (("here", "shm"), ("there", "tcp"), ("", "tcp")):
+        auto = house.auto(host=host)
+        assert await used(house, auto) == expected
+        link, reason = house.links[-1]
+        assert (link.peer, link.fallback, reason) == ("decode-0", "", "")
+        assert link.bytes_per_s > 1e6
+        assert 0 < link.fixed_s < 1
+        await auto.close()
+    assert not house.intake.refusals
+    assert not house.told, "a preflight is no handoff"
+
+
+async def test_a_pair_is_measured_once_for_many_streams_at_once(house: House) -> None:
+    auto = house.auto()
+    streams = await asyncio.gather(*(auto.connect(house.grpc) for _ in range(8)))
+    for stream in streams:
+        await probe(stream, house)
+        await stream.close()
+    assert house.described == len(house.links) == 1
+    await auto.close()
+
+
+async def test_a_way_that_does_not_work_is_left_aloud(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    house.servers["shm"].close()
+    auto = house.auto()
+    assert await used(house, auto) == "tcp"
+    link, reason = house.links[-1]
+    assert reason == "failed"
+    assert link.fallback.startswith("shm failed: nobody answers at")
+    assert "KV to decode-0 goes by tcp" in caplog.text
+    await auto.close()
+
+
+async def test_a_way_that_is_not_offered_is_missed_aloud(house: House) -> None:
+    house.addresses.clear()
+    auto = house.auto()
+    assert await used(house, auto) == "grpc"
+    assert house.links[-1] == (house.links[-1][0], "not_offered")
+    assert house.links[-1][0].fallback == "shm not offered"
+    await auto.close()
+
+
+async def test_a_transport_that_is_set_is_used_or_the_handoff_fails(house: House) -> None:
+    for wanted in ("grpc", "tcp", "shm"):
+        auto = house.auto(wanted)
+        assert await used(house, auto) == wanted
+        await auto.close()
+    del house.addresses["tcp"]
+    auto = house.auto("tcp")
+    with pytest.raises(HandoffRefused, match=r"decode-0 takes KV by grpc, shm, not by tcp.*worker\.kv_transport"):
+        await auto.connect(house.grpc)
+    await auto.close()
+    house.servers["shm"].close()
+    auto = house.auto("shm")
+    with pytest.raises(WorkerLost, match="no way to ship KV to decode-0 works"):
+        await auto.connect(house.grpc)
+    await auto.close()
+
+
+async def test_after_a_break_the_pair_is_checked_again(house: House) -> None:
+    auto = house.auto()
+    stream = await auto.connect(house.grpc)
+    await probe(stream, house)
+    house.servers["shm"].close()
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(stream.receive(), 5)
+    await stream.close()
+    assert await used(house, auto) == "tcp"
+    assert [link.transport for link, _ in house.links] == ["shm", "tcp"]
+    await auto.close()
+
+
+async def test_a_way_that_broke_while_nobody_used_it_is_replaced_at_once(house: House) -> None:
+    auto = house.auto()
+    assert await used(house, auto) == "shm"
+    house.servers["shm"].close()
+    assert await used(house, auto) == "tcp"
+    assert house.described == 2
+    await auto.close()
+
+
+async def test_a_stream_that_we_close_ourselves_is_no_break(house: House) -> None:
+    auto = house.auto()
+    stream = await auto.connect(house.grpc)
+    reading = asyncio.ensure_future(stream.receive())
+    await asyncio.sleep(0.01)
+    await stream.close()
+    await asyncio.wait({reading})
+    assert isinstance(reading.exception(), WorkerLost)
+    assert await used(house, auto) == "shm"
+    assert house.described == 1
+    await auto.close()
+
+
+def test_the_order_of_preference_stands_unless_a_later_way_is_much_faster() -> None:
+    order = ("shm", "tcp", "grpc")
+    near = {"shm": Measured(0.001, 4e9), "tcp": Measured(0.001, 5e9), "grpc": Measured(0.002, 1e9)}
+    assert pick(order, near) == "shm"
+    assert pick(order, near | {"tcp": Measured(0.001, 9e9)}) == "tcp"
+    assert pick(order, {"grpc": Measured(0.002, 1e9)}) == "grpc"
+
+
+def test_an_unknown_transport_lists_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"'pigeon' is unknown; choose one of auto, grpc, .*shm, tcp"):
+        transports.check_name("pigeon")
+    with pytest.raises(ConfigError, match="loopback"):
+        transports.check_name("loopback")
+
+
+async def test_a_receiver_that_never_answers_ends_the_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "TIMEOUT_S", 0.2)
+    silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(5), "127.0.0.1", 0)
+    memory = preflight.probe_memory()
+    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    transport = tcp.TcpTransport()
+    with pytest.raises(WorkerLost, match="took longer"):
+        await preflight.measure(transport, address, memory, time.perf_counter)
+    await transport.close()
+    silent.close()
+
+
+async def test_strangers_at_the_data_ports_get_nothing(house: House) -> None:
+    host, port = house.addresses["tcp"].split(":")
+    for noise in (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"BKVH" + bytes(40), b"\xff" * 100):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(noise)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+    assert not house.intake.refusals
+
+
+async def test_only_our_own_user_may_reach_the_unix_socket(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stat.S_IMODE(os.stat(house.addresses["shm"]).st_mode) == 0o600
+    monkeypatch.setattr(shm, "same_user", lambda sock: False)
+    transport = shm.ShmTransport(house.memory)
+    with pytest.raises(WorkerLost, match="another user listens there"):
+        await transport.connect(house.addresses["shm"])
+    await transport.close()
+
+
+async def test_memory_that_could_shrink_under_the_receiver_is_not_mapped(house: House) -> None:
+    transport = shm.ShmTransport(house.memory)
+    fd = os.memfd_create("not sealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 1 << 20)
+    os.dup2(fd, transport._fd)
+    with pytest.raises(WorkerLost):
+        await preflight.measure(transport, house.addresses["shm"], preflight.probe_memory(), time.perf_counter)
+    await transport.close()
+    os.close(fd)
+
+
+async def test_a_senders_memory_is_mapped_once_read_only_and_only_while_it_is_there(house: House) -> None:
+    server = house.servers["shm"]
+    assert isinstance(server, shm.ShmServer)
+    transport = shm.ShmTransport(house.memory)
+    streams = [await transport.connect(house.addresses["shm"]) for _ in range(3)]
+    for stream in streams:
+        await probe(stream, house)
+    (mapping,) = server.mappings.values()
+    assert mapping.view.readonly
+    for stream in streams:
+        await stream.close()
+    await asyncio.sleep(0.05)
+    assert list(server.mappings.values()) == [mapping], "the pair's anchor keeps it"
+    await transport.close()
+    await asyncio.sleep(0.05)
+    assert not server.mappings
