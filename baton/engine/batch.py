@@ -36,7 +36,8 @@ class StepBatch(NamedTuple):
 
     ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that what
     an earlier owner left there (a NaN outlives any mask) reaches nobody.
-    ``rows`` are the sampled ones, padded; the first ``len(sampled)`` of them are the items ``sampled``.
+    ``rows`` are those that need logits, padded: first one for each of the items ``sampled``, then as many for each
+    of ``scored`` as it has targets.
     """
 
     tokens: Tensor
@@ -47,6 +48,8 @@ class StepBatch(NamedTuple):
     jobs: dict[int, tuple[AttentionJob, ...]]
     rows: Tensor
     sampled: tuple[SequenceStep, ...]
+    scored: tuple[SequenceStep, ...]
+    pooled: tuple[tuple[SequenceStep, slice], ...]
 
 
 class BatchBuilder:
@@ -72,7 +75,12 @@ class BatchBuilder:
         tokens = _concat([np.asarray(i.tokens, np.int64) for i in items])
         cos, sin = rope.tables(_padded(positions), self._inverse, self._factor, self._dtype)
         sampled = [(item, end - 1) for item, end in zip(items, ends, strict=True) if item.sample]
-        rows = _padded(np.array([row for _, row in sampled], np.int64))
+        scored = [
+            (item, np.arange(len(item.targets)) + end - len(item.tokens))
+            for item, end in zip(items, ends, strict=True)
+            if item.targets
+        ]
+        rows = _concat([np.array([row for _, row in sampled], np.int64), *(rows for _, rows in scored)])
         return StepBatch(
             _padded(tokens).to(self._device),
             cos.to(self._device),
@@ -80,8 +88,10 @@ class BatchBuilder:
             torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64),
             self._slots(items, positions),
             {window: tuple(self._jobs(items, window)) for window in self._windows},
-            rows.to(self._device),
+            _padded(rows).to(self._device),
             tuple(item for item, _ in sampled),
+            tuple(item for item, _ in scored),
+            tuple((i, slice(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True) if i.pool),
         )
 
     def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:

@@ -43,6 +43,14 @@ class Checkpoint:
         """Each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or misshapen."""
         return {weight.name: self._stack(weight, dtype).to(device) for weight in wanted}
 
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+        return self._files.keys()
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """One tensor as it is stored; with ``shape``, checked to have it and to be of floats."""
+        return self._read(name, shape)
+
     def fingerprint(self, config: dict[str, Any]) -> str:
         """Hex SHA-256 over what shapes the model: config and each tensor's name, dtype, shape and bytes, by name.
 

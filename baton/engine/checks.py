@@ -20,6 +20,12 @@ def holdable(tokens: int) -> int:
     return max(tokens - 1, 0) // BLOCK_TOKENS
 
 
+def holdable_of(request: EngineRequest) -> int:
+    """Blocks that ``request`` may take from the cache of whoever reads it: none when each of its tokens is wanted."""
+    wanted = request.sampling.prompt_logprobs is not None or request.sampling.pooling == "mean"
+    return 0 if wanted else holdable(len(request.token_ids))
+
+
 def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
     """Raise the typed error that names the field this worker can't serve."""
     count = len(request.token_ids)

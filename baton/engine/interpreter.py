@@ -35,18 +35,30 @@ Step = Callable[[Registers, StepBatch, KvPages], None]
 class Interpreter:
     """A program bound to weights and kernels."""
 
-    def __init__(self, program: Program, weights: dict[str, Tensor], kernels: SimpleNamespace) -> None:
+    def __init__(self, program: Program, weights: dict[str, Any], kernels: SimpleNamespace) -> None:
         self._program, self._weights, self._kernels = program, weights, kernels
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
     def logits(self, batch: StepBatch, kv: KvPages) -> Tensor:
         """Write the step's K and V, return the sampled rows' logits (rows, vocab) float32, padding included."""
+        return self.registers(batch, kv)["logits"]
+
+    def registers(self, batch: StepBatch, kv: KvPages) -> Registers:
+        """As ``logits``; every register after the last op."""
         if batch.begun.numel():
             kv.pages.index_fill_(0, batch.begun, 0.0)
         registers: Registers = {}
         for step in self._steps:
             step(registers, batch, kv)
-        return registers["logits"]
+        return registers
+
+    def states(self, registers: Registers, rows: slice) -> Tensor:
+        """The last layer's hidden states of ``rows``, normed as the head norms them."""
+        head = self._program.ops[-1]
+        assert isinstance(head, LmHead)
+        x, delta = registers[head.x][rows], registers[head.delta][rows]
+        states: Tensor = self._kernels.rms_norm(x, delta, self._weights[head.norm], head.eps)[1]
+        return states
 
     def _weight(self, name: str | None) -> Any:
         return None if name is None else self._weights[name]

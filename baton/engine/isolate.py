@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
+from baton.engine.plan import Pooled, Runner, Sampled, SequenceStep, StepPlan
+from baton.protos.nouns import TokenLogprobs
 
 
 class Outcome(msgspec.Struct):
@@ -17,11 +18,15 @@ class Outcome(msgspec.Struct):
     sampled: dict[int, Sampled]
     failed: dict[int, Exception]
     seconds: float
+    scored: dict[int, tuple[TokenLogprobs, ...]] = {}
+    pooled: dict[int, Pooled] = {}
 
     def absorb(self, other: Outcome) -> None:
         """Add the outcome of another part of the same plan."""
         self.sampled |= other.sampled
         self.failed |= other.failed
+        self.scored |= other.scored
+        self.pooled |= other.pooled
         self.seconds += other.seconds
 
 
@@ -33,7 +38,7 @@ def run_isolated(runner: Runner, plan: StepPlan) -> Outcome:
         if len(plan.items) == 1:
             return Outcome({}, {plan.items[0].seq: error}, 0.0)
         return _halves(runner, plan.items)
-    return Outcome({s.seq: s for s in result.sampled}, {}, result.seconds)
+    return Outcome({s.seq: s for s in result.sampled}, {}, result.seconds, result.scored, result.pooled)
 
 
 def _halves(runner: Runner, items: tuple[SequenceStep, ...]) -> Outcome:

@@ -17,6 +17,8 @@ from baton.protos.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
+KvCacheDtype = Literal["auto", "float32", "bf16", "int8", "fp8"]
+Quantization = Literal["none", "int8", "int4"]
 
 # OpenMP reads this when torch is first imported. Its threads spin between ops by default; with more busy
 # threads than cores a spinning one holds the core that another's work waits for (5x on the median step).
@@ -28,6 +30,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and
     bfloat16 on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
+    ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
+    head). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
+    kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory.
     """
 
     model: str
@@ -35,6 +40,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     device: Device = "cpu"
     max_model_len: int | None = None
     threads: int | None = None
+    kv_cache_dtype: KvCacheDtype = "auto"
+    quantization: Quantization = "none"
+    cache_dir: str = ""
 
 
 def load_runner(config: EngineConfig) -> Runner:
@@ -49,6 +57,12 @@ def _require_known(config: EngineConfig) -> None:
         raise ConfigError(f"dtype {config.dtype!r} is unknown; use auto, float32 or bfloat16", "dtype")
     if config.device not in Device.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"device {config.device!r} is unknown; use cpu, cuda or paced:PROFILE", "device")
+    if config.kv_cache_dtype not in KvCacheDtype.__args__:  # type: ignore[attr-defined]
+        text = f"KV cache dtype {config.kv_cache_dtype!r} is unknown; use auto, float32, bf16, int8 or fp8"
+        raise ConfigError(text, "kv_cache_dtype")
+    if config.quantization not in Quantization.__args__:  # type: ignore[attr-defined]
+        text = f"quantization {config.quantization!r} is unknown; use none, int8 or int4"
+        raise ConfigError(text, "quantization")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
     if config.max_model_len is not None and config.max_model_len < 1:

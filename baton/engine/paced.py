@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from baton.engine.masks import without
-from baton.engine.plan import ModelSpec, Sampled, SampleSpec, SequenceStep, StepPlan, StepResult
+from baton.engine.plan import ModelSpec, Pooled, Sampled, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.sequence import Grammar
 from baton.engine.validate import require_computable
 from baton.protos.errors import ConfigError
@@ -77,7 +77,9 @@ class PacedRunner:
         left = self._step_seconds(plan.shape()) - (self._clock() - began)
         if left > 0:
             self._sleep(left)
-        return StepResult(sampled, self._clock() - began)
+        scored = {item.seq: self._scores(item) for item in plan.items if item.targets}
+        pooled = {item.seq: Pooled.of(self._states(item)) for item in plan.items if item.pool}
+        return StepResult(sampled, self._clock() - began, scored, pooled)
 
     def _advance(self, item: SequenceStep) -> Sampled | None:
         self._write(item)
@@ -87,6 +89,16 @@ class PacedRunner:
         digest = xxhash.xxh3_64()
         _update(digest, self._read(item.pages, length))
         return choose(item.seq, digest, item.sample, self.spec.vocab_size)
+
+    def _states(self, item: SequenceStep) -> NDArray[np.float32]:
+        """In place of hidden states: the digest in each token's row, as 16 numbers around 0."""
+        at = np.arange(item.start, item.start + len(item.tokens))
+        pages = np.asarray(item.pages, np.int64)[at // BLOCK_TOKENS]
+        return self._rows[pages, at % BLOCK_TOKENS, :DIGEST_BYTES].astype(np.float32) / 255 - 0.5
+
+    def _scores(self, item: SequenceStep) -> tuple[TokenLogprobs, ...]:
+        found = (_likelihood(token, item.score_top, self.spec.vocab_size) for token in item.targets)
+        return tuple(one for one in found if one is not None)
 
     def _write(self, item: SequenceStep) -> None:
         last = item.start - 1

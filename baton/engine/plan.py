@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from baton.engine.masks import Allowed
 from baton.protos.nouns import KvLayout, Sampling, StepSample, TokenLogprobs
 
 
@@ -18,7 +21,8 @@ class SampleSpec(msgspec.Struct, frozen=True):
 
     ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position).
     ``history`` is every token before it, prompt first (borrowed, not copied: don't keep it past the step).
-    ``banned`` ids can't be chosen now (stop ids before ``min_tokens``).
+    ``banned`` ids can't be chosen now (stop ids before ``min_tokens``, the end of a bad word). ``allowed`` gives
+    the only ids that can (see ``masks.py``; it may raise), what is banned already left out.
     """
 
     sampling: Sampling
@@ -27,6 +31,7 @@ class SampleSpec(msgspec.Struct, frozen=True):
     history: Sequence[int]
     prompt_tokens: int
     banned: tuple[int, ...] = ()
+    allowed: Allowed | None = None
 
 
 class SequenceStep(msgspec.Struct, frozen=True):
@@ -34,6 +39,8 @@ class SequenceStep(msgspec.Struct, frozen=True):
 
     ``pages[i]`` holds tokens 16 i … 16 i + 15 and the table covers ``start + len(tokens)`` tokens; the KV of
     tokens before ``start`` is already there. ``sample`` is None while a prompt's last chunk hasn't come.
+    ``targets[i]``, the known token at ``start + i + 1``, is to be scored, with ``score_top`` alternatives.
+    ``pool``: the last layer's normed hidden states are wanted too.
     """
 
     seq: int
@@ -42,6 +49,9 @@ class SequenceStep(msgspec.Struct, frozen=True):
     pages: Sequence[int]
     sample: SampleSpec | None = None
     is_prefill: bool = False
+    targets: Sequence[int] = ()
+    score_top: int = 0
+    pool: bool = False
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -70,11 +80,29 @@ class Sampled(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
+class Pooled(msgspec.Struct, frozen=True):
+    """Hidden states of an item's tokens, (hidden,): their sum in float64, and the last one in float32."""
+
+    total: NDArray[np.float64]
+    last: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, states: NDArray[np.float32]) -> Pooled:
+        """Of states (tokens, hidden)."""
+        return cls(states.sum(0, dtype=np.float64), states[-1].copy())
+
+
 class StepResult(msgspec.Struct, frozen=True):
-    """One entry per item with a ``sample``, in the plan's order. ``seconds`` is the forward pass alone."""
+    """One entry per item with a ``sample``, in the plan's order. ``seconds`` is the forward pass alone.
+
+    ``scored[seq]`` has the likelihood of each of its item's ``targets``, where there are any; ``pooled[seq]`` what
+    its item's hidden states come to, where ``pool`` asks.
+    """
 
     sampled: tuple[Sampled, ...]
     seconds: float
+    scored: dict[int, tuple[TokenLogprobs, ...]] = {}
+    pooled: dict[int, Pooled] = {}
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

@@ -6,45 +6,55 @@ from and writes it to; on a GPU a step moves what it reads and writes.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from baton.engine.batch import BatchBuilder
-from baton.engine.checkpoint import Checkpoint
 from baton.engine.config import ModelConfig
 from baton.engine.hub import locate
 from baton.engine.interpreter import Interpreter, KvPages
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
-from baton.engine.plan import ModelSpec, StepPlan, StepResult
+from baton.engine.native_runner import NativeRunner
+from baton.engine.plan import ModelSpec, Pooled, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program import Program
-from baton.engine.sampling import choose
+from baton.engine.sampling import choose, score
 from baton.engine.validate import require_computable
+from baton.engine.weights import Weights, load_weights
+from baton.kernels.abi import native
 from baton.kernels.registry import kernels
 from baton.kv.layout import layout_for
 from baton.protos.errors import CheckpointError, ConfigError
-from baton.protos.nouns import BLOCK_TOKENS
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, TokenLogprobs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load(config: EngineConfig) -> TorchRunner:
-    """The runner of ``config``'s model. Raises CheckpointError naming the file."""
+KV_DTYPES = {"float32": "float32", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8_e4m3"}
+CHECK_ENV = "BATON_CHECK_STEP"
+
+
+def load(config: EngineConfig) -> Runner:
+    """The runner of ``config``'s model: native on a CPU where the kernels build. Raises CheckpointError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+        native.set_threads(config.threads)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no GPU here; use cpu", "device")
     directory = locate(config.model)
     model = ModelConfig.read(directory)
-    if "quantization_config" in model.fields:
-        raise model.error("quantization_config", "is set; only float32, float16 and bfloat16 weights are known")
-    program, checkpoint = program_for(model), Checkpoint(directory)
     dtype = _dtype_name(config)
-    weights = checkpoint.weights(program.weights, DTYPES[dtype], config.device)
-    spec = _spec(config, model, program, dtype, checkpoint.fingerprint(model.fields))
+    program, weights, fingerprint = load_weights(config, directory, model, program_for(model), DTYPES[dtype])
+    spec = _spec(config, model, program, dtype, fingerprint)
+    if config.device == "cpu" and native.library() is not None:
+        return NativeRunner(spec, program, weights, check=os.environ.get(CHECK_ENV) == "1")
+    if spec.layout.dtype != dtype:
+        text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
+        raise ConfigError(text, "kv_cache_dtype")
     return TorchRunner(spec, program, weights)
 
 
@@ -55,7 +65,7 @@ class TorchRunner:
         self,
         spec: ModelSpec,
         program: Program,
-        weights: dict[str, Tensor],
+        weights: Weights,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.spec = spec
@@ -63,7 +73,7 @@ class TorchRunner:
         self._dtype = DTYPES[spec.layout.dtype]
         self._kernels = kernels()
         self._interpreter = Interpreter(program, weights, self._kernels)
-        self._builder = BatchBuilder(program, self._dtype, weights["embed"].device.type)
+        self._builder = BatchBuilder(program, self._dtype, _device(weights))
         self._kv: KvPages | None = None
         self._pages = 0
 
@@ -88,12 +98,33 @@ class TorchRunner:
 
     def _compute(self, plan: StepPlan, kv: KvPages, began: float) -> StepResult:
         batch = self._builder.build(plan)
-        logits = self._interpreter.logits(batch, kv)[: len(batch.sampled)]
+        registers = self._interpreter.registers(batch, kv)
+        every = registers["logits"]
+        logits = every[: len(batch.sampled)]
         specs = [item.sample for item in batch.sampled if item.sample]
         found = choose(logits, [item.seq for item in batch.sampled], specs, self._kernels.sample) if specs else ()
         place = {id(item): at for at, item in enumerate(plan.items)}
         order = sorted(range(len(found)), key=lambda row: place[id(batch.sampled[row])])
-        return StepResult(tuple(found[row] for row in order), self._clock() - began)
+        scored = dict(_scores(batch.scored, every[len(batch.sampled) :]))
+        pooled = {
+            item.seq: Pooled.of(self._interpreter.states(registers, rows).float().cpu().numpy())
+            for item, rows in batch.pooled
+        }
+        return StepResult(tuple(found[row] for row in order), self._clock() - began, scored, pooled)
+
+
+def _scores(items: Sequence[SequenceStep], logits: Tensor) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
+    """By sequence; ``logits`` has a row for each item's targets, in order."""
+    at = 0
+    for item in items:
+        count = len(item.targets)
+        yield item.seq, score(logits[at : at + count], item.targets, item.score_top)
+        at += count
+
+
+def _device(weights: Weights) -> str:
+    table = weights["embed"]
+    return table.device.type if isinstance(table, Tensor) else "cpu"
 
 
 def _dtype_name(config: EngineConfig) -> str:
@@ -102,13 +133,19 @@ def _dtype_name(config: EngineConfig) -> str:
     return "float32" if config.device == "cpu" else "bfloat16"
 
 
+def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
+    """Fidelity tells stored KV apart also by the precision it was computed in."""
+    stored = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    return layout_for(stored, program.groups, fidelity=stored if stored == dtype else f"{dtype}+{stored}")
+
+
 def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str) -> ModelSpec:
     longest = min(config.max_model_len or program.max_position, program.max_position)
     if any(not 0 <= token < program.vocab_size for token in model.eos_token_ids):
         raise CheckpointError(f"{model.path}: eos_token_id is outside the vocabulary", "eos_token_id")
     return ModelSpec(
         fingerprint=fingerprint,
-        layout=layout_for(dtype, program.groups),
+        layout=_layout(config, program, dtype),
         max_model_len=longest,
         vocab_size=program.vocab_size,
         eos_token_ids=model.eos_token_ids,

@@ -5,22 +5,54 @@ Knows nothing of pages' owners, of batches or of time.
 
 from __future__ import annotations
 
-from baton.engine.plan import SampleSpec
+from typing import Protocol
+
+from baton.engine.masks import Allowed, Mask, completing, only, without
+from baton.engine.plan import Pooled, SampleSpec
 from baton.protos.nouns import EngineRequest, TokenLogprobs, TokenRun
+
+
+class Grammar(Protocol):
+    """Where an answer stands in its grammar; ``engine.grammar.GrammarState`` is the real one."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be asked without waiting."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing may follow."""
+
+    def take(self, token_id: int) -> None:
+        """A token was emitted."""
+
+    def mask(self, vocab_size: int) -> Mask:
+        """What may come now."""
 
 
 class Sequence:
     """Tokens of one choice. ``computed`` of them have their KV in pages; the rest is still to be run."""
 
-    def __init__(self, seq: int, request: EngineRequest, eos_token_ids: tuple[int, ...], max_model_len: int):
+    def __init__(
+        self,
+        seq: int,
+        request: EngineRequest,
+        eos_token_ids: tuple[int, ...],
+        max_model_len: int,
+        grammar: Grammar | None = None,
+    ):
         self.seq = seq
         self.request = request
         self.tokens: list[int] = list(request.token_ids)
         self.computed = 0
         self.finish_reason = ""
         self.stop_token_id: int | None = None
-        self._eos = frozenset(() if request.sampling.ignore_eos else eos_token_ids)
-        self._stops = self._eos | frozenset(request.sampling.stop_token_ids)
+        self._eos = frozenset(eos_token_ids)
+        stops = frozenset(request.sampling.stop_token_ids)
+        self._stops = stops if request.sampling.ignore_eos else stops | self._eos
+        self._grammar = grammar
+        self.scores: list[TokenLogprobs] = []
+        self._pooled: tuple[int, Pooled] | None = None
         self._room = max_model_len
 
     @property
@@ -33,21 +65,73 @@ class Sequence:
         """Tokens without KV. 1 while decoding, more while a prompt is read."""
         return len(self.tokens) - self.computed
 
+    @property
+    def ready(self) -> bool:
+        """Whether a token can be chosen now: its grammar, if it has one, is compiled."""
+        return self._grammar is None or self._grammar.ready
+
     def sample_spec(self) -> SampleSpec:
         """How the token after the last known one is to be chosen."""
-        sampling = self.request.sampling
+        sampling, prompt_tokens = self.request.sampling, self.request.prompt_tokens
         banned = tuple(self._stops) if self.outputs < sampling.min_tokens else ()
+        if sampling.bad_words:
+            banned += completing(sampling.bad_words, self.tokens[prompt_tokens:])
+        allowed = self._allowed()
+        if allowed is not None:
+            allowed, banned = without(allowed, banned), ()
         return SampleSpec(
-            sampling, self.request.choice, len(self.tokens), self.tokens, self.request.prompt_tokens, banned
+            sampling, self.request.choice, len(self.tokens), self.tokens, prompt_tokens, banned, allowed
         )
+
+    def targets(self, take: int) -> tuple[int, ...]:
+        """Prompt tokens that computing the next ``take`` scores; none unless asked for, and each once."""
+        prompt_tokens = self.request.prompt_tokens
+        if self.request.sampling.prompt_logprobs is None or len(self.scores) >= prompt_tokens - 1:
+            return ()
+        return tuple(self.tokens[self.computed + 1 : min(self.computed + take + 1, prompt_tokens)])
+
+    def score(self, start: int, found: tuple[TokenLogprobs, ...]) -> None:
+        """``found[i]`` is of the token at ``start + i + 1``; what a recompute finds again is dropped."""
+        self.scores += found[len(self.scores) - start :]
+
+    @property
+    def pools(self) -> bool:
+        """Whether computing the next tokens adds to the prompt's pooled state."""
+        return bool(self.request.sampling.pooling) and self.computed < self.request.prompt_tokens
+
+    def pool(self, start: int, found: Pooled | None) -> None:
+        """``found`` is of the tokens from ``start`` on; a recompute begins again."""
+        if found is None:
+            return
+        before = self._pooled[1] if self._pooled and self._pooled[0] == start else None
+        total = found.total if before is None else before.total + found.total
+        self._pooled = len(self.tokens) - self.pending, Pooled(total, found.last)
+
+    def pooled(self) -> bytes:
+        """The prompt's vector as float32 little-endian, once it was read; empty where none was asked for."""
+        if self._pooled is None:
+            return b""
+        _, pooled = self._pooled
+        mean = self.request.sampling.pooling == "mean"
+        return (pooled.total / self.request.prompt_tokens if mean else pooled.last).astype("<f4").tobytes()
+
+    def _allowed(self) -> Allowed | None:
+        if self._grammar is not None:
+            return self._grammar.mask
+        ids = self.request.sampling.allowed_token_ids
+        return only(ids) if ids else None
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenRun:
         """Take the next output; sets ``finish_reason`` when it is the last one."""
         index = self.outputs
         self.tokens.append(token_id)
         sampling = self.request.sampling
+        if self._grammar is not None:
+            self._grammar.take(token_id)
         if token_id in self._stops and index >= sampling.min_tokens:
             self.finish_reason, self.stop_token_id = "stop", token_id
+        elif self._grammar is not None and self._grammar.done:
+            self.finish_reason, self.stop_token_id = "stop", token_id if token_id in self._eos else None
         elif self.outputs >= sampling.max_tokens or len(self.tokens) >= self._room:
             self.finish_reason = "length"
         return TokenRun(

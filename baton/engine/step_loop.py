@@ -9,13 +9,16 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from baton.engine.grammar import COMPILE_WAIT_S, Grammars
 from baton.engine.isolate import Outcome, run_isolated
 from baton.engine.plan import Runner, StepPlan
+from baton.engine.sequence import Sequence
+from baton.engine.sharing import Sharing
 from baton.engine.step_log import StepLog
 from baton.kv.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError
-from baton.protos.nouns import PoolSnapshot
+from baton.protos.nouns import EngineRequest, PoolSnapshot
 
 log = logging.getLogger("baton.engine")
 
@@ -36,13 +39,22 @@ class Channel(Protocol):
 class StepLoop:
     """Base of both loops: subclasses give ``beat``, ``patience``, ``on_*`` handlers and two counts."""
 
-    def __init__(self, runner: Runner, pool: PagePool, channel: Channel, clock: Callable[[], float]):
+    def __init__(
+        self,
+        runner: Runner,
+        pool: PagePool,
+        channel: Channel,
+        clock: Callable[[], float],
+        grammars: Grammars | None = None,
+    ):
         self.runner = runner
         self.spec = runner.spec
+        self.grammars = grammars or Grammars(runner.spec)
         self.pool = pool
         self.channel = channel
         self.clock = clock
         self.log = StepLog()
+        self.sharing = Sharing(pool)
         self.draining = False
         self.leaving = False
         self._reported_at = float("-inf")
@@ -83,13 +95,22 @@ class StepLoop:
             busy = self.turn(messages)
 
     def _wait_s(self) -> float:
+        if self.grammars.compiling:
+            return COMPILE_WAIT_S
         return max(0.0, min(self.patience(), self._until_report()))
+
+    def sequence(self, key: int, request: EngineRequest) -> Sequence:
+        """The sequence of a request that came as ``key``; its grammar begins to compile."""
+        grammar = self.grammars.begin(request)
+        return Sequence(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
 
     def turn(self, messages: list[Any]) -> bool:
         """Take ``messages``, run a step, report; True while there may be more to compute."""
         for message in messages:
             self.take(message)
         busy = self.beat()
+        if idle := self.pool.drain_idle():
+            self.channel.send(ch.CacheIdle(idle))  # at once: a page that is evicted before it is copied is lost
         self._unreported = self._unreported or busy or bool(messages)
         if self._until_report() <= 0:
             self._report()
@@ -124,6 +145,30 @@ class StepLoop:
     def on_asksnapshot(self, message: ch.AskSnapshot) -> None:
         """Count the pool now."""
         self.channel.send(ch.SnapshotIs(message.ticket, self.snapshot()))
+
+    def on_pin(self, message: ch.Pin) -> None:
+        """Cached blocks are wanted elsewhere."""
+        self.channel.send(self.sharing.pin(message))
+
+    def on_unpin(self, message: ch.Unpin) -> None:
+        """They were read."""
+        self.sharing.unpin(message)
+
+    def on_keep(self, message: ch.Keep) -> None:
+        """Cached blocks are to be copied to a lower tier."""
+        self.channel.send(self.sharing.keep(message))
+
+    def on_unkeep(self, message: ch.Unkeep) -> None:
+        """They were."""
+        self.sharing.unkeep(message)
+
+    def on_fill(self, message: ch.Fill) -> None:
+        """Blocks are on their way here from elsewhere."""
+        self.channel.send(self.sharing.fill(message))
+
+    def on_filled(self, message: ch.Filled) -> None:
+        """They are here, or some of them."""
+        self.sharing.filled(message)
 
     def snapshot(self) -> PoolSnapshot:
         """The pool and the queues, counted now."""

@@ -6,10 +6,38 @@ GEMM's row tails are what rounds differently (measured). The caller pads.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.linear.packed import BF16, PackedWeight
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(rows, in) and (out, in) -> (rows, out)."""
-    return F.linear(x, weight, bias)
+FLOOR = 1e-30  # a row whose largest magnitude is below counts as zero
+
+
+def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """(rows, in) and (out, in) -> (rows, out) in x's dtype.
+
+    With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127; with a packed
+    bf16 one to bf16. Sums and scales are float32.
+    """
+    if isinstance(weight, PackedWeight):
+        wide = _by_packed(x.float(), weight)
+        return (wide if bias is None else wide + bias.float()).to(x.dtype)
+    return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, in) float32 -> integers in -127..127 as float32, scales (rows, 1); NaN for a row with a NaN."""
+    most = x.abs().amax(-1, keepdim=True)
+    dead = ~(most >= FLOOR)
+    inverse = torch.where(dead, torch.zeros_like(most), 127.0 / most)
+    scale = torch.where(dead & ~most.isnan(), torch.zeros_like(most), most / 127.0)
+    return torch.round(x * inverse), scale
+
+
+def _by_packed(x: Tensor, weight: PackedWeight) -> Tensor:
+    if weight.kind == BF16:
+        return F.linear(x.bfloat16().float(), weight.wide)
+    q, scale = quantize_rows(x)
+    return F.linear(q, weight.wide) * scale

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.reference import linear
 from baton.kernels.rms_norm.reference import rms_norm
 
 
-def lm_head(x: Tensor, delta: Tensor, rows: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+def lm_head(
+    x: Tensor, delta: Tensor, rows: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight
+) -> Tensor:
     """x, delta (tokens, hidden), rows (sampled,) -> logits (sampled, vocab), float32."""
     _, last = rms_norm(x.index_select(0, rows), delta.index_select(0, rows), norm, eps)
-    return F.linear(last, weight).float()
+    return linear(last, weight).float()

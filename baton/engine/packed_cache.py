@@ -1,0 +1,169 @@
+"""Packed weights on disk: written once per (checkpoint, scheme, layout), mapped by every start after that.
+
+Knows nothing of how weights are quantized. One file: magic, length and checksum of the header, the header (JSON:
+per weight its kind, sizes and parts, each with offset, shape, dtype and checksum), then the parts at multiples of
+64 bytes. Checksums are xxh3-64. A file that doesn't match is thrown away and made again. The layout is the same for
+every ISA, so its version alone is in the name. Workers that start together take a lock: one writes, the others map.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from baton.kernels.abi.build import cache_dir
+from baton.kernels.linear.packed import VERSION, PackedWeight
+
+log = logging.getLogger("baton.engine")
+
+MAGIC = b"BATONPW1"
+PREFIX = 24  # magic, header bytes, header checksum
+ALIGN = 64
+PARTS = ("data", "scales", "mins", "row_scale")
+DTYPES = {"uint8": torch.uint8, "float16": torch.float16, "float32": torch.float32}
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A tensor's place in the file."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A weight."""
+
+    kind: int
+    n: int
+    k: int
+    group: int
+    parts: dict[str, Part]
+
+
+class Damaged(Exception):
+    """The file isn't what was written."""
+
+
+def packed_weights(
+    fingerprint: str, scheme: str, make: Callable[[], dict[str, PackedWeight]], directory: str = ""
+) -> dict[str, PackedWeight]:
+    """The weights of a checkpoint in ``scheme``, from the cache or by ``make``. Without a writable cache they are
+    made each time.
+    """
+    path = Path(directory or cache_dir()) / "weights" / f"{fingerprint[:32]}-{scheme}-v{VERSION}.baton"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            found = _read_or_none(path)
+            if found is None:
+                _write(path, make())
+                found = read(path)
+            return found
+    except OSError as error:
+        log.warning("packed weights are not cached: %s", error)
+        return make()
+
+
+def read(path: Path) -> dict[str, PackedWeight]:
+    """Map a file. Raises Damaged, OSError."""
+    with path.open("rb") as file:
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    size, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))
+    header = whole[PREFIX : PREFIX + size]
+    if whole[:8] != MAGIC or xxhash.xxh3_64_intdigest(header) != checksum:
+        raise Damaged(f"{path}: the header is not what was written")
+    entries = msgspec.json.decode(header, type=dict[str, Entry])
+    return {name: _mapped(whole, entry, f"{path}: {name}") for name, entry in entries.items()}
+
+
+def _mapped(whole: mmap.mmap, entry: Entry, what: str) -> PackedWeight:
+    parts = {name: _tensor(whole, part, f"{what}.{name}") for name, part in entry.parts.items()}
+    return PackedWeight(entry.kind, entry.n, entry.k, entry.group, **parts)
+
+
+def _tensor(whole: mmap.mmap, part: Part, what: str) -> Tensor:
+    dtype = DTYPES[part.dtype]
+    count = torch.Size(part.shape).numel()
+    if part.offset + count * dtype.itemsize > len(whole):
+        raise Damaged(f"{what} is cut off")
+    found = torch.frombuffer(whole, dtype=dtype, count=count, offset=part.offset)
+    if xxhash.xxh3_64_intdigest(found.numpy().data) != part.checksum:
+        raise Damaged(f"{what} has another checksum than when it was written")
+    return found.view(part.shape)
+
+
+def _read_or_none(path: Path) -> dict[str, PackedWeight] | None:
+    try:
+        return read(path) if path.exists() else None
+    except (Damaged, ValueError, msgspec.MsgspecError) as error:
+        log.warning("packed weights are made again: %s", error)
+        return None
+
+
+def _write(path: Path, weights: dict[str, PackedWeight]) -> None:
+    """Atomically; the first pass lays out, the second writes."""
+    entries, at = {}, 0
+    for name, weight in weights.items():
+        parts: dict[str, Part] = {}
+        for part, tensor in _parts(weight):
+            raw = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            parts[part] = Part(at, tuple(tensor.shape), dtype, xxhash.xxh3_64_intdigest(raw))
+            at = _up(at + tensor.nbytes)
+        entries[name] = Entry(weight.kind, weight.n, weight.k, weight.group, parts)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            _fill(file, entries, weights)
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _fill(file: Any, entries: dict[str, Entry], weights: dict[str, PackedWeight]) -> None:
+    base = _up(PREFIX + len(msgspec.json.encode(entries)) + 32 * sum(len(e.parts) for e in entries.values()))
+    moved = {name: _moved(entry, base) for name, entry in entries.items()}
+    header = msgspec.json.encode(moved)
+    file.write(MAGIC + len(header).to_bytes(8, "little") + xxhash.xxh3_64_digest(header)[::-1] + header)
+    for name, weight in weights.items():
+        for part, tensor in _parts(weight):
+            file.seek(moved[name].parts[part].offset)
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+    file.truncate(max(file.tell(), base))
+
+
+def _moved(entry: Entry, base: int) -> Entry:
+    parts = {name: msgspec.structs.replace(part, offset=part.offset + base) for name, part in entry.parts.items()}
+    return msgspec.structs.replace(entry, parts=parts)
+
+
+def _parts(weight: PackedWeight) -> Iterator[tuple[str, Tensor]]:
+    for name in PARTS:
+        tensor = getattr(weight, name)
+        if tensor is not None:
+            yield name, tensor
+
+
+def _up(at: int) -> int:
+    return -(-at // ALIGN) * ALIGN
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

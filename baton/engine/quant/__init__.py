@@ -1,0 +1,65 @@
+"""Quantization, one file per scheme, the file named as the scheme. Knows nothing of programs.
+
+On load (``--quantization NAME``): the file has ``pack(weight) -> PackedWeight`` and ``pack_head``. In a checkpoint
+(``quantization_config.quant_method``): it has ``reader(model, tensors) -> Reader``. An unknown name is refused with
+the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.config import ModelConfig
+from baton.kernels.linear.integers import Integers, Scaled
+from baton.protos.errors import ConfigError
+
+NONE = "none"
+ON_LOAD = ("int8", "int4")
+
+
+class Tensors(Protocol):
+    """A checkpoint's files."""
+
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+
+    def tensor(self, name: str) -> Tensor:
+        """One of them, as it is stored. Raises CheckpointError for a missing one."""
+
+
+class Reader(Protocol):
+    """A quantized checkpoint's weights under their plain names."""
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Integers | Scaled | None:
+        """The weight of ``shape``, None where this form doesn't hold it: then it is a plain tensor."""
+
+
+def on_load(name: str) -> ModuleType:
+    """The scheme that ``--quantization`` names. Raises ConfigError with the choices."""
+    if name not in ON_LOAD:
+        raise ConfigError(f"quantization {name!r} is unknown; choose {', '.join((NONE, *ON_LOAD))}", "quantization")
+    return import_module(f"{__name__}.{name}")
+
+
+def in_checkpoints() -> tuple[str, ...]:
+    """The schemes that checkpoints may come in, as config.json spells them."""
+    files = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    return tuple(name.replace("_", "-") for name in files if name not in ON_LOAD)
+
+
+def reader_of(model: ModelConfig, tensors: Tensors) -> Reader | None:
+    """How to read this checkpoint's quantized weights; None for a plain one. Raises CheckpointError."""
+    settings = model.fields.get("quantization_config") or model.fields.get("compression_config")
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if method not in in_checkpoints() or method == "gguf":
+        choices = ", ".join(in_checkpoints())
+        raise model.error("quantization_config.quant_method", f"is {method!r}; known are {choices}")
+    return import_module(f"{__name__}.{method.replace('-', '_')}").reader(model, tensors)

@@ -1,0 +1,54 @@
+"""AWQ checkpoints (https://arxiv.org/abs/2306.00978), as AutoAWQ writes them for its GEMM: 4 bits.
+
+Knows nothing of models. Per linear layer: qweight int32 (k, n / 8) and qzeros int32 (groups, n / 8), outputs packed
+in the order 0 2 4 6 1 3 5 7 from the low bits up; scales (groups, n).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.engine.config import ModelConfig
+from baton.engine.quant import Reader, Tensors
+from baton.engine.quant.gptq import integers, unpack
+from baton.kernels.linear.integers import Integers
+from baton.protos.errors import CheckpointError
+
+BITS = 4
+PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of outputs 0 … 7 in an int32
+
+
+def reader(model: ModelConfig, tensors: Tensors) -> Reader:
+    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    settings = model.fields["quantization_config"]
+    bits = settings.get("bits", settings.get("w_bit"))
+    version = str(settings.get("version", "gemm")).lower()
+    if bits != BITS:
+        raise model.error("quantization_config.bits", f"is {bits!r}; AWQ with {BITS} bits is known")
+    if version != "gemm":
+        raise model.error("quantization_config.version", f"is {version!r}; gemm is known")
+    return AwqReader(tensors)
+
+
+class AwqReader:
+    """Implements ``Reader``."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors, self._names = tensors, set(tensors.names())
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Integers | None:
+        """The layer of ``name``; None where it isn't quantized."""
+        base = name.removesuffix(".weight")
+        if f"{base}.qweight" not in self._names:
+            return None
+        q, zeros = (in_order(self._tensors.tensor(f"{base}.{part}")) for part in ("qweight", "qzeros"))
+        scales = self._tensors.tensor(f"{base}.scales").float()
+        if q.shape != (shape[1], shape[0]) or zeros.shape != scales.shape:
+            raise CheckpointError(f"tensor {base}.qweight is packed for {tuple(q.T.shape)}, not {shape}", "model")
+        return integers(q.T, BITS, scales.T, zeros.T)
+
+
+def in_order(packed: Tensor) -> Tensor:
+    """(rows, n / 8) int32 -> (rows, n) int32."""
+    return unpack(packed, BITS).view(len(packed), -1, 8)[..., PLACES].flatten(-2)

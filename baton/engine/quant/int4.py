@@ -1,0 +1,22 @@
+"""4 bits on load: groups of 32 inputs with a float16 scale, 4.5 bits per weight. Knows nothing of models.
+
+The projection to the vocabulary keeps 8 bits: it alone decides between near tokens, and llama.cpp's Q4_0 keeps it
+above 4 bits too.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from baton.engine.quant import int8
+from baton.kernels.linear.packed import PackedWeight, quantize
+
+BITS, GROUP = 4, 32
+
+
+def pack(weight: Tensor) -> PackedWeight:
+    """(n, k) float to W4."""
+    return quantize(weight, BITS, GROUP)
+
+
+pack_head = int8.pack

@@ -1,0 +1,142 @@
+"""Builds the ops' C++ into one shared library per ISA, once per machine. Torch-free.
+
+Knows nothing of what the ops compute. The library's name in the cache is a hash over every source, the flags
+and the compiler, so a stale one is never loaded; each source's object is cached the same way, so that an edit
+compiles one file. Builders take a lock; readers need none, as files appear by an atomic rename.
+
+    python -m baton.kernels.abi.build        builds for every ISA this compiler knows (make kernels)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+KERNELS = Path(__file__).parents[1]
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16", "vbmi"))
+ISA_FLAGS: dict[str, tuple[str, ...]] = {"avx512": (*AVX2, *AVX512), "avx2": AVX2, "plain": ()}
+# No contraction: a multiply and an add that one path fuses and another doesn't would give a row different bits
+# in different batches. The kernels fuse by hand.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off")
+COMPILER_ENV, CACHE_ENV = "BATON_CXX", "BATON_CACHE_DIR"
+
+
+class BuildError(Exception):
+    """Why there is no library: no compiler, or what it said."""
+
+
+def cache_dir() -> Path:
+    """Where built and packed things are kept: $BATON_CACHE_DIR, else baton in the user's cache directory."""
+    named = os.environ.get(CACHE_ENV)
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
+
+
+def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
+    """The library for ``isa``, built if need be. ``extra`` flags make a library of its own. Raises BuildError."""
+    compiler = _compiler()
+    flags = (*FLAGS, *ISA_FLAGS[isa], *extra)
+    tag = f"{compiler} {_version(compiler)} {flags}".encode()
+    headers = b"".join(path.read_bytes() for path in _sources(".h"))
+    objects = {path: _key(tag, headers, path.read_bytes()) for path in _sources(".cpp")}
+    library = cache_dir() / "kernels" / f"baton-{isa}-{_key(tag, *map(str.encode, objects.values()))}.so"
+    if not library.exists():
+        try:
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(library.with_suffix(".lock")):
+                if not library.exists():
+                    _build(compiler, flags, objects, library)
+        except OSError as error:
+            raise BuildError(f"{error}; set {CACHE_ENV} to a directory that can be written") from error
+    return library
+
+
+def _sources(ending: str) -> list[Path]:
+    return sorted(KERNELS.glob(f"*/*{ending}"))
+
+
+def _key(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def _compiler() -> str:
+    named = os.environ.get(COMPILER_ENV)
+    found = shutil.which(named) if named else shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+    if not found:
+        raise BuildError(f"no C++ compiler ({named or 'g++, c++, clang++'}) on PATH")
+    return found
+
+
+def _version(compiler: str) -> str:
+    return _run([compiler, "--version"]).splitlines()[0]
+
+
+def _build(compiler: str, flags: tuple[str, ...], objects: dict[Path, str], library: Path) -> None:
+    def compiled(item: tuple[Path, str]) -> Path:
+        source, key = item
+        return _made(library.parent / f"{key}.o", [compiler, *flags, "-c", str(source)])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        parts = list(pool.map(compiled, objects.items()))
+    _made(library, [compiler, "-shared", "-pthread", *map(str, parts)])
+
+
+def _made(path: Path, command: list[str]) -> Path:
+    """``path``, by running ``command`` with a temporary name as its -o, then renaming."""
+    if path.exists():
+        return path
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    os.close(handle)
+    try:
+        _run([*command, "-o", temporary])
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return path
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Build every library; exit status 1 where one fails."""
+    for isa in ISA_FLAGS:
+        try:
+            print(f"{isa}: {built(isa)}")
+        except BuildError as error:
+            print(f"{isa}: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

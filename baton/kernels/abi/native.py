@@ -1,0 +1,95 @@
+"""The native library of this process: which ISA, loaded once, reached by ctypes. Torch-free.
+
+Knows nothing of the ops: each declares its own functions with ``function``. Where the library can't be built,
+``library()`` is None, the log says so once, and the ops fall back to their reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from baton.kernels.abi.build import BuildError, built
+
+log = logging.getLogger("baton.kernels")
+
+ISA_ENV = "BATON_ISA"
+REFERENCE = "reference"  # a value of $BATON_ISA: no native code at all
+F32, BF16 = 0, 1  # common.h: Dtype
+P, I32, I64, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_NEEDS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "avx512vbmi"},
+    "avx2": {"avx2", "fma", "f16c"},
+    "plain": set[str](),
+}
+
+
+@cache
+def isa() -> str:
+    """The widest ISA of this CPU, or the one that $BATON_ISA names: avx512, avx2, plain or reference."""
+    able = [name for name, needs in _NEEDS.items() if needs <= _cpu_flags()]
+    asked = os.environ.get(ISA_ENV)
+    if not asked:
+        return able[0]
+    if asked not in (*able, REFERENCE):
+        raise ValueError(f"{ISA_ENV}={asked}: this CPU can run {', '.join(able)} (or {REFERENCE})")
+    return asked
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library for ``isa()``, built on first use; None where there is none."""
+    if isa() == REFERENCE:
+        return None
+    try:
+        return load(built(isa()))
+    except (BuildError, OSError) as error:
+        log.warning("no native kernels, the slower reference is used: %s", error)
+        return None
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library at ``path``, its threads set to what ``set_threads`` asked for."""
+    found = ctypes.CDLL(str(path))
+    found.baton_set_threads(I32(_threads))
+    return found
+
+
+_threads = len(os.sched_getaffinity(0))
+
+
+def set_threads(count: int) -> None:
+    """Threads of all native ops in this process, the caller included."""
+    global _threads
+    _threads = count
+    if library.cache_info().currsize and (found := library()):
+        found.baton_set_threads(I32(count))
+
+
+def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
+    """``baton_<name>`` with its argument types declared. Raises where there is no library."""
+    found = library()
+    if found is None:
+        raise RuntimeError(f"baton_{name}: there is no native library")
+    return declare(found, name, *arguments, result=result)
+
+
+def declare(library: ctypes.CDLL, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
+    """The same for a library at hand."""
+    found = library[f"baton_{name}"]  # a fresh object each time: nobody else's declaration is changed
+    found.argtypes, found.restype = list(arguments), result
+    return found
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())

@@ -1,0 +1,193 @@
+// Sixteen float lanes on any x86 (or none): AVX-512 by intrinsics, AVX2 and plain by the compiler's own vectors.
+// Knows nothing of ops. Every function gives the same bits for the same lanes, whatever calls it: multiply-adds are
+// explicit (the build turns contraction off), and sums have one order.
+#pragma once
+#include <cmath>
+
+#include "common.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace baton {
+
+constexpr int LANES = 16;
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+
+BATON_INLINE vf load(const void* p) {
+  vf v;
+  std::memcpy(&v, p, 64);
+  return v;
+}
+
+BATON_INLINE vi load_words(const void* p) {
+  vi v;
+  std::memcpy(&v, p, 64);
+  return v;
+}
+
+BATON_INLINE void store(void* p, vf v) { std::memcpy(p, &v, 64); }
+
+BATON_INLINE vf splat(float x) {
+#if BATON_AVX512
+  return (vf)_mm512_set1_ps(x);
+#else
+  return vf{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#endif
+}
+
+BATON_INLINE vi splat_word(int32_t x) { return vi{} + x; }
+
+// The first n lanes, the rest zero; nothing past them is touched.
+BATON_INLINE vf load_part(const float* p, int n) {
+  if (n >= LANES) return load(p);
+  vf v{};
+  std::memcpy(&v, p, size_t(n) * 4);
+  return v;
+}
+
+BATON_INLINE void store_part(float* p, vf v, int n) {
+  if (n >= LANES) return store(p, v);
+  std::memcpy(p, &v, size_t(n) * 4);
+}
+
+// The first n bytes (at most 64) as sixteen words, the rest zero.
+BATON_INLINE vi load_bytes(const char* p, int n) {
+  if (n >= 64) return load_words(p);
+#if BATON_AVX512
+  __mmask64 mask = (n <= 0) ? 0 : (~0ull >> (64 - n));
+  return (vi)_mm512_maskz_loadu_epi8(mask, p);
+#else
+  vi v{};
+  if (n > 0) std::memcpy(&v, p, size_t(n));
+  return v;
+#endif
+}
+
+// a x b + c; one rounding where the machine has fused multiply-add.
+BATON_INLINE vf fma(vf a, vf b, vf c) {
+#if BATON_AVX512
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif BATON_AVX2
+  __m256 out[2], in[3][2];
+  std::memcpy(in[0], &a, 64), std::memcpy(in[1], &b, 64), std::memcpy(in[2], &c, 64);
+  out[0] = _mm256_fmadd_ps(in[0][0], in[1][0], in[2][0]);
+  out[1] = _mm256_fmadd_ps(in[0][1], in[1][1], in[2][1]);
+  vf v;
+  std::memcpy(&v, out, 64);
+  return v;
+#else
+  return a * b + c;
+#endif
+}
+
+BATON_INLINE vf maximum(vf a, vf b) {
+#if BATON_AVX512
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+BATON_INLINE vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
+
+// Lanes summed pairwise: i with i + 8, then + 4, + 2, + 1.
+BATON_INLINE float sum(vf v) {
+  float x[LANES];
+  store(x, v);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) x[i] = x[i] + x[i + width];
+  return x[0];
+}
+
+BATON_INLINE float largest(vf v) {
+  float x[LANES], best;
+  store(x, v);
+  best = x[0];
+  for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+BATON_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+
+BATON_INLINE vf from_bits(vi v) {
+  vf x;
+  std::memcpy(&x, &v, 64);
+  return x;
+}
+
+BATON_INLINE vi to_bits(vf v) {
+  vi x;
+  std::memcpy(&x, &v, 64);
+  return x;
+}
+
+// Nearest integers, ties to even, of |x| < 2^22.
+BATON_INLINE vf nearest(vf x) {
+#if BATON_AVX512
+  return (vf)_mm512_roundscale_ps((__m512)x, 8);
+#else
+  const vf magic = splat(12582912.0f);
+  return (x + magic) - magic;
+#endif
+}
+
+// e^x for x <= 88, about one unit in the last place; below -87.3 exactly 0, also for -inf.
+BATON_INLINE vf exponential(vf x) {
+  const vi small = x < splat(-87.3f);
+  x = select(small, splat(-87.3f), x);
+  vf n = nearest(x * splat(1.44269504088896341f));
+  vf r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.0f);
+  vi scale = (__builtin_convertvector(n, vi) + splat_word(127)) << 23;
+  return select(small, vf{}, p * from_bits(scale));
+}
+
+BATON_INLINE float exponential(float x) {
+  vf v = exponential(splat(x));
+  return v[0];
+}
+
+// 16 x 16 words turned over, in place.
+BATON_INLINE void transpose(vi r[LANES]) {
+#if BATON_AVX512
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32((__m512i)r[i], (__m512i)r[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32((__m512i)r[i], (__m512i)r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; i++) {
+    a[i] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
+    a[i + 4] = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+    a[i + 8] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+    a[i + 12] = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; i++) {
+    r[i] = (vi)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+    r[i + 8] = (vi)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+  }
+#else
+  int32_t from[16][16], to[16][16];
+  std::memcpy(from, r, sizeof from);
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) to[j][i] = from[i][j];
+  std::memcpy(r, to, sizeof to);
+#endif
+}
+
+}  // namespace baton

@@ -1,0 +1,86 @@
+// Six rows by 64 outputs stay in registers; k is cut so that a panel's part stays in the L2 while all rows pass it.
+// Sums go to memory and back between parts, which changes no bit of them.
+#include "dense.h"
+
+#include "../abi/threads.h"
+#include "../abi/vector.h"
+
+namespace baton {
+namespace {
+
+constexpr int ROWS = 6, VECTORS = PANEL / LANES;
+constexpr int64_t CHAIN = 256, DEPTH = 512, ROW_GROUP = 192;
+
+// Totals of up to DEPTH inputs are added to `out` chain by chain: a sum of short sums rounds less than one long one.
+template <int R>
+void block(const float* w, const float* x, int64_t x_stride, int64_t depth, bool first, float* out) {
+  for (int64_t begin = 0; begin < depth; begin += CHAIN, first = false) {
+    const int64_t end = depth - begin < CHAIN ? depth : begin + CHAIN;
+    vf sums[R][VECTORS];
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = vf{};
+    for (int64_t k = begin; k < end; k++)
+      for (int r = 0; r < R; r++) {
+        const vf a = splat(x[r * x_stride + k]);
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(a, load(w + k * PANEL + v * LANES), sums[r][v]);
+      }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < VECTORS; v++) {
+        float* to = out + r * PANEL + v * LANES;
+        store(to, first ? sums[r][v] : load(to) + sums[r][v]);
+      }
+  }
+}
+
+template <int R = ROWS>
+void blocks(int64_t rows, const float* w, const float* x, int64_t x_stride, int64_t depth, bool first, float* out) {
+  if constexpr (R > 0) {
+    for (; rows >= R; rows -= R, x += R * x_stride, out += R * PANEL) block<R>(w, x, x_stride, depth, first, out);
+    blocks<R - 1>(rows, w, x, x_stride, depth, first, out);
+  }
+}
+
+void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_stride, int64_t rows, const float* bias,
+           float* out, int64_t out_stride) {
+  float* sums = (float*)scratch(SCRATCH_TASK, size_t(rows) * PANEL * 4);
+  const float* weights = (const float*)w.data + which * w.k * PANEL;
+  for (int64_t k = 0; k < w.k; k += DEPTH)
+    blocks(rows, weights + k * PANEL, x + k, x_stride, w.k - k < DEPTH ? w.k - k : DEPTH, k == 0, sums);
+  const int64_t n = which * PANEL, width = w.n - n < PANEL ? w.n - n : PANEL;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < width; i++)
+      out[r * out_stride + n + i] = bias ? sums[r * PANEL + i] + bias[n + i] : sums[r * PANEL + i];
+}
+
+}  // namespace
+
+PackedLinear panels(const PackedLinear& w, int64_t first, int64_t count) {
+  PackedLinear found = w;
+  const int64_t step = w.kind == LINEAR_F32 ? 1 : w.group ? w.group : 8, width = (w.k + step - 1) / step * step;
+  const int64_t bits = w.kind == LINEAR_F32 ? 32 : w.kind == LINEAR_BF16 ? 16 : w.kind == LINEAR_W8 ? 8 : 4;
+  found.data = (const char*)w.data + first * PANEL * width * bits / 8;
+  const int64_t groups = w.group ? width / w.group : 0;
+  if (w.scales) found.scales = w.scales + first * groups * PANEL;
+  if (w.mins) found.mins = w.mins + first * groups * PANEL;
+  if (w.row_scale) found.row_scale = w.row_scale + first * PANEL;
+  const int64_t left = w.n - first * PANEL;
+  found.n = left < count * PANEL ? left : count * PANEL;
+  return found;
+}
+
+void dense(const PackedLinear& w, const float* x, int64_t x_stride, int64_t m, const float* bias, float* out,
+           int64_t out_stride) {
+  if (w.kind != LINEAR_F32) return baton_linear(&w, x, F32, x_stride, m, bias, out, F32, out_stride);
+  const int64_t columns = (w.n + PANEL - 1) / PANEL, groups = (m + ROW_GROUP - 1) / ROW_GROUP;
+  parallel_for(int32_t(columns * groups), [&](int32_t task) {
+    const int64_t row = task % groups * ROW_GROUP, rows = m - row < ROW_GROUP ? m - row : ROW_GROUP;
+    panel(w, task / groups, x + row * x_stride, x_stride, rows, bias, out + row * out_stride, out_stride);
+  });
+}
+
+}  // namespace baton
+
+BATON_API void baton_dense(const baton::PackedLinear* w, const float* x, int64_t x_stride, int64_t m,
+                           const float* bias, float* out, int64_t out_stride) {
+  baton::dense(*w, x, x_stride, m, bias, out, out_stride);
+}

@@ -1,0 +1,250 @@
+// The inner loops of linear: up to kRows rows of activations against one chunk of one panel of 64 outputs.
+// Knows nothing of threads, of where chunks come from or go to. See linear.h for the panels' layout.
+#pragma once
+
+#include "linear.h"
+
+namespace baton {
+
+constexpr int kPanel = 64;
+
+// What a tile gets: its rows' activations from the chunk on, and per row its sums over the chunk's groups.
+struct TileRows {
+  const char* x;  // [step][row][4 bytes]: 4 int8 or 2 bf16
+  const int32_t* sums;
+  int64_t sums_stride;
+  float* out;  // [row][64], added to
+};
+
+// A chunk of a panel of integers: `groups` with `steps` each; scales and mins [group][64] or null (then one group).
+struct TileWeights {
+  const uint8_t* w;
+  int64_t groups, steps;
+  int32_t zero;
+  const fp16 *scales, *mins;
+};
+
+#if BATON_AVX512
+
+constexpr int kRows = 6;  // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
+
+template <int R>
+BATON_INLINE void begin(__m512i (&acc)[R][4], const TileRows& rows, int64_t group, int32_t zero) {
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    __m512i start = _mm512_set1_epi32(-zero * rows.sums[r * rows.sums_stride + group]);
+    unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = start; });
+  });
+}
+
+template <int R>
+BATON_INLINE void finish(const __m512i (&acc)[R][4], const TileRows& rows, int64_t group, const TileWeights& w) {
+  unroll<4>([&](auto j) BATON_LAMBDA {
+    int64_t at = group * kPanel + 16 * j;
+    __m512 scale = w.scales ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.scales + at))) : _mm512_set1_ps(1);
+    __m512 low = w.mins ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.mins + at))) : _mm512_setzero_ps();
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      float* out = rows.out + r * kPanel + 16 * j;
+      __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][j]), scale, _mm512_loadu_ps(out));
+      if (w.mins) sum = _mm512_fnmadd_ps(low, _mm512_set1_ps(float(rows.sums[r * rows.sums_stride + group])), sum);
+      _mm512_storeu_ps(out, sum);
+    });
+  });
+}
+
+BATON_INLINE __m512i broadcast(const void* four_bytes) {
+  int32_t bits;
+  std::memcpy(&bits, four_bytes, 4);
+  return _mm512_set1_epi32(bits);
+}
+
+// acc += w · x by fours. Written out, since g++ 12 copies the accumulator around its intrinsic.
+BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+
+// Steps of [64][4] bytes.
+template <int R>
+inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
+  const uint8_t* w = weights.w;
+  const char* x = rows.x;
+  unroll<R * 4>([&](auto line) BATON_LAMBDA { _mm_prefetch((const char*)(rows.out + 16 * line), _MM_HINT_T0); });
+  for (int64_t g = 0; g < weights.groups; ++g) {
+    __m512i acc[R][4];
+    begin<R>(acc, rows, g, weights.zero);
+    for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 4 * R) {
+      __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64), w2 = _mm512_loadu_si512(w + 128),
+              w3 = _mm512_loadu_si512(w + 192);
+      unroll<R>([&](auto r) BATON_LAMBDA {
+        __m512i b = broadcast(x + 4 * r);
+        dot(acc[r][0], w0, b);
+        dot(acc[r][1], w1, b);
+        dot(acc[r][2], w2, b);
+        dot(acc[r][3], w3, b);
+      });
+    }
+    finish<R>(acc, rows, g, weights);
+  }
+}
+
+// Steps of [64][4] bytes with two nibbles each.
+template <int R>
+inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
+  const uint8_t* w = weights.w;
+  const char* x = rows.x;
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int64_t g = 0; g < weights.groups; ++g) {
+    __m512i acc[R][4];
+    begin<R>(acc, rows, g, weights.zero);
+    for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 8 * R) {
+      unroll<4>([&](auto j) BATON_LAMBDA {
+        __m512i both = _mm512_loadu_si512(w + 64 * j);
+        __m512i w0 = _mm512_and_si512(both, low), w1 = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        unroll<R>([&](auto r) BATON_LAMBDA {
+          dot(acc[r][j], w0, broadcast(x + 4 * r));
+          dot(acc[r][j], w1, broadcast(x + 4 * (R + r)));
+        });
+      });
+    }
+    finish<R>(acc, rows, g, weights);
+  }
+}
+
+// w: `steps` of [64][2] bf16. The sum goes on where `out` left off, so chunks don't show in it.
+template <int R>
+inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
+  __m512 acc[R][4];
+  const char* x = rows.x;
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
+  });
+  for (int64_t s = 0; s < steps; ++s, w += 128, x += 4 * R) {
+    __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 32),
+             w2 = (__m512bh)_mm512_loadu_si512(w + 64), w3 = (__m512bh)_mm512_loadu_si512(w + 96);
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      __m512bh b = (__m512bh)broadcast(x + 4 * r);
+      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, b);
+      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, b);
+      acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
+      acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
+    });
+  }
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    unroll<4>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(rows.out + r * kPanel + 16 * j, acc[r][j]); });
+  });
+}
+
+#elif BATON_AVX2
+
+constexpr int kRows = 4;
+
+// No VNNI: bytes widen to 16 bits, whose products add up in pairs without saturating. An accumulator holds two partial
+// sums per output.
+template <int R>
+BATON_INLINE void eight_outputs(const TileWeights& weights, const TileRows& rows, int64_t g, int j) {
+  const __m256i none = _mm256_setzero_si256();
+  __m256i acc[R][2];
+  unroll<R>([&](auto r) BATON_LAMBDA { acc[r][0] = acc[r][1] = none; });
+  const uint8_t* w = weights.w + g * weights.steps * 256 + 32 * j;
+  const char* x = rows.x + g * weights.steps * 4 * R;
+  for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 4 * R) {
+    __m256i bytes = _mm256_loadu_si256((const __m256i*)w);
+    __m256i w0 = _mm256_unpacklo_epi8(bytes, none), w1 = _mm256_unpackhi_epi8(bytes, none);
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      int32_t four;
+      std::memcpy(&four, x + 4 * r, 4);
+      __m256i b = _mm256_cvtepi8_epi16(_mm_set1_epi32(four));
+      acc[r][0] = _mm256_add_epi32(acc[r][0], _mm256_madd_epi16(w0, b));
+      acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w1, b));
+    });
+  }
+  int64_t at = g * kPanel + 8 * j;
+  __m256 scale = weights.scales ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(weights.scales + at))) : _mm256_set1_ps(1);
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    int32_t sum = rows.sums[r * rows.sums_stride + g];
+    __m256i whole = _mm256_hadd_epi32(acc[r][0], acc[r][1]);  // outputs 0 1 2 3 | 4 5 6 7, as the bytes lie
+    __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole, _mm256_set1_epi32(weights.zero * sum)));
+    float* out = rows.out + r * kPanel + 8 * j;
+    __m256 total = _mm256_fmadd_ps(exact, scale, _mm256_loadu_ps(out));
+    if (weights.mins) {
+      __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(weights.mins + at)));
+      total = _mm256_fnmadd_ps(low, _mm256_set1_ps(float(sum)), total);
+    }
+    _mm256_storeu_ps(out, total);
+  });
+}
+
+template <int R>
+inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
+  for (int64_t g = 0; g < weights.groups; ++g)
+    for (int j = 0; j < 8; ++j) eight_outputs<R>(weights, rows, g, j);
+}
+
+template <int R>
+inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
+  const __m256i upper = _mm256_set1_epi32(int(0xffff0000u));
+  for (int j = 0; j < 8; ++j) {
+    __m256 acc[R];
+    unroll<R>([&](auto r) BATON_LAMBDA { acc[r] = _mm256_loadu_ps(rows.out + r * kPanel + 8 * j); });
+    const bf16* x = (const bf16*)rows.x;
+    for (int64_t s = 0; s < steps; ++s, x += 2 * R) {
+      __m256i pair = _mm256_loadu_si256((const __m256i*)(w + 128 * s + 16 * j));
+      __m256 w0 = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16)), w1 = _mm256_castsi256_ps(_mm256_and_si256(pair, upper));
+      unroll<R>([&](auto r) BATON_LAMBDA {
+        acc[r] = _mm256_fmadd_ps(w0, _mm256_set1_ps(from_bf16(x[2 * r])), acc[r]);
+        acc[r] = _mm256_fmadd_ps(w1, _mm256_set1_ps(from_bf16(x[2 * r + 1])), acc[r]);
+      });
+    }
+    unroll<R>([&](auto r) BATON_LAMBDA { _mm256_storeu_ps(rows.out + r * kPanel + 8 * j, acc[r]); });
+  }
+}
+
+#else
+
+constexpr int kRows = 1;
+
+template <int R>
+inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
+  const uint8_t* w = weights.w;
+  const int8_t* x = (const int8_t*)rows.x;
+  for (int64_t g = 0; g < weights.groups; ++g) {
+    int32_t acc[kPanel] = {};
+    for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 4)
+      for (int n = 0; n < kPanel; ++n)
+        for (int i = 0; i < 4; ++i) acc[n] += int32_t(w[4 * n + i]) * x[i];
+    for (int n = 0; n < kPanel; ++n) {
+      int64_t at = g * kPanel + n;
+      float exact = float(acc[n] - weights.zero * rows.sums[g]);
+      float total = rows.out[n] + exact * (weights.scales ? from_fp16(weights.scales[at]) : 1.0f);
+      rows.out[n] = weights.mins ? total - from_fp16(weights.mins[at]) * float(rows.sums[g]) : total;
+    }
+  }
+}
+
+template <int R>
+inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
+  const bf16* x = (const bf16*)rows.x;
+  for (int64_t s = 0; s < steps; ++s, w += 128, x += 2) {
+    float x0 = from_bf16(x[0]), x1 = from_bf16(x[1]);
+    for (int n = 0; n < kPanel; ++n)
+      rows.out[n] = rows.out[n] + from_bf16(w[2 * n]) * x0 + from_bf16(w[2 * n + 1]) * x1;
+  }
+}
+
+#endif
+
+// `steps` of [64][4] bytes with two nibbles each -> twice as many steps of [64][4] bytes.
+inline void unpack_w4(const uint8_t* w, int64_t steps, uint8_t* out) {
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 512) {
+#if BATON_AVX512
+    const __m512i low = _mm512_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      __m512i both = _mm512_loadu_si512(w + 64 * j);
+      _mm512_store_si512(out + 64 * j, _mm512_and_si512(both, low));
+      _mm512_store_si512(out + 256 + 64 * j, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
+    }
+#else
+    for (int i = 0; i < 256; ++i) out[i] = w[i] & 15, out[256 + i] = w[i] >> 4;
+#endif
+  }
+}
+
+}  // namespace baton

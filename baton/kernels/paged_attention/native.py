@@ -1,0 +1,88 @@
+"""paged_attention and rope_append called straight, for tests and measurements. Knows nothing of models.
+
+The engine's way to them is the native step; here one sequence is a tuple (pages, start, queries).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.kernels.abi.native import I32, I64, F, P, declare
+from baton.kernels.paged_attention.stored import ELEMENTS, PAGE, SCALED
+from baton.kernels.step.structs import ITEM, KV_TYPES, PagedKv
+
+Item = tuple[Sequence[int], int, int]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """``memory`` (pages, page_bytes) uint8 of ``layers`` equal layers, and which of them is meant."""
+
+    memory: Tensor
+    dtype: str
+    kv_heads: int
+    head_dim: int
+    layers: int = 1
+    layer: int = 0
+
+    @property
+    def struct(self) -> PagedKv:
+        """kv.h: PagedKv."""
+        size = self.memory.shape[1]
+        at = self.layer * (size // self.layers)
+        return PagedKv(
+            self.memory.data_ptr(), size, at, KV_TYPES[self.dtype], self.kv_heads, self.head_dim
+        )
+
+
+def page_bytes(dtype: str, kv_heads: int, head_dim: int, layers: int = 1) -> int:
+    """Bytes of a page, scales included."""
+    row = head_dim * ELEMENTS[dtype].itemsize + (4 if dtype in SCALED else 0)
+    return 2 * layers * PAGE * kv_heads * row
+
+
+def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], window: int = 0) -> Tensor:
+    """q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
+    call = declare(library, "paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64)
+    out = torch.full_like(q, torch.nan)
+    table, kept = _table(items)
+    width = q.stride(0)
+    call(ctypes.byref(kv.struct), table.ctypes.data, len(items), q.shape[1], window, kv.head_dim**-0.5,
+         q.data_ptr(), width, out.data_ptr(), out.stride(0))  # fmt: skip
+    del kept
+    return out
+
+
+def append(
+    library: ctypes.CDLL,
+    qkv: Tensor,
+    kv: Pages,
+    items: Sequence[Item],
+    turns: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> None:
+    """qkv (rows, heads + 2 kv_heads, head_dim) float32, q and k turned in place; turns (positions, head_dim)."""
+    call = declare(library, "rope_append", P, P, I32, I32, P, I64, P, P, F, P)
+    table, kept = _table(items)
+    weights = (None, None) if norms is None else tuple(norm.data_ptr() for norm in norms)
+    call(ctypes.byref(kv.struct), table.ctypes.data, len(items), qkv.shape[1] - 2 * kv.kv_heads, turns.data_ptr(),
+         turns.stride(0), *weights, eps, qkv.data_ptr())  # fmt: skip
+    del kept
+
+
+def _table(items: Sequence[Item]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    kept = [np.array(pages, np.int32) for pages, _, _ in items]
+    found, first = np.empty(len(items), ITEM), 0
+    for row, ((_, start, queries), pages) in enumerate(zip(items, kept, strict=True)):
+        found[row] = (first, pages.ctypes.data, queries, start)
+        first += queries
+    return found, kept

@@ -1,0 +1,76 @@
+// A row at a time: q in place, k and v straight into the page, quantized there.
+#include "rope_append.h"
+
+#include "../abi/threads.h"
+#include "../rms_norm/norm_row.h"
+
+namespace baton {
+namespace {
+
+// (x, y) of each pair, halves apart, turned by its angle: the roundings of x cos - y sin as the reference has them.
+void turn(float* x, const float* cosines, const float* sines, int half) {
+  for (int i = 0; i < half; i += LANES) {
+    const int n = half - i < LANES ? half - i : LANES;
+    const vf a = load_part(x + i, n), b = load_part(x + half + i, n);
+    const vf c = load_part(cosines + i, n), s = load_part(sines + i, n);
+#if defined(BATON_MUTATION_ROPE)
+    store_part(x + i, a * c + b * s, n);
+#else
+    store_part(x + i, a * c - b * s, n);
+#endif
+    store_part(x + half + i, b * c + a * s, n);
+  }
+}
+
+template <int T>
+void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const float* angles, const float* q_norm,
+         const float* k_norm, float eps, float* x) {
+  const int d = kv.head_dim, position = item.start + at;
+  const KvPlane shape{kv.kv_heads, d};
+#if defined(BATON_MUTATION_PAGE)
+  const int block = (position + 1) / PAGE < (item.start + item.queries - 1) / PAGE ? (position + 1) / PAGE : position / PAGE;
+#else
+  const int block = position / PAGE;
+#endif
+  char* keys = kv.pages + int64_t(item.pages[block]) * kv.page_bytes + kv.layer_offset;
+  char* values = keys + shape.bytes<T>();
+  for (int h = 0; h < heads + kv.kv_heads; h++, x += d) {
+    const float* weight = h < heads ? q_norm : k_norm;
+    if (weight) norm_row(x, weight, eps, d, x);
+    turn(x, angles, angles + d / 2, d / 2);
+    if (h >= heads) put<T>(keys, shape, position % PAGE, h - heads, x);
+  }
+  for (int h = 0; h < kv.kv_heads; h++, x += d) put<T>(values, shape, position % PAGE, h, x);
+}
+
+template <int T>
+void append(const PagedKv& kv, const AttentionItem* items, int count, int heads, const float* turns, int64_t stride,
+            const float* q_norm, const float* k_norm, float eps, float* qkv) {
+  const int64_t width = int64_t(heads + 2 * kv.kv_heads) * kv.head_dim;
+  int64_t rows = 0;
+  for (int i = 0; i < count; i++) rows += items[i].queries;
+  const int32_t parts = rows * width < 16384 ? 1 : int32_t(rows < 4 * threads() ? rows : 4 * threads());
+  parallel_for(parts, [&](int32_t task) {
+    const Range range = part(rows, 1, parts, task);
+    int64_t before = 0;
+    for (const AttentionItem* item = items; item < items + count && before < range.end; before += item++->queries)
+      for (int64_t at = range.begin > before ? range.begin - before : 0; at < item->queries && before + at < range.end; at++)
+        row<T>(kv, *item, int(at), heads, turns + (item->start + at) * stride, q_norm, k_norm, eps,
+               qkv + (item->first + at) * width);
+  });
+}
+
+}  // namespace
+}  // namespace baton
+
+BATON_API void baton_rope_append(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
+                                 int32_t heads, const float* turns, int64_t turns_stride, const float* q_norm,
+                                 const float* k_norm, float eps, float* qkv) {
+  using namespace baton;
+  switch (kv->type) {
+    case KV_F32: return append<KV_F32>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
+    case KV_BF16: return append<KV_BF16>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
+    case KV_INT8: return append<KV_INT8>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
+    default: return append<KV_FP8>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
+  }
+}

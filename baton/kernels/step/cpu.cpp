@@ -1,0 +1,77 @@
+// The interpreter, in C: what engine/interpreter.py does op by op, with no Python between the ops.
+#include "step.h"
+
+#include <vector>
+
+#include "../abi/threads.h"
+#include "../embedding/embedding.h"
+#include "../rms_norm/rms_norm.h"
+#include "../rope_append/rope_append.h"
+#include "../swiglu/swiglu.h"
+
+namespace baton {
+namespace {
+
+class Run {
+ public:
+  Run(const Model& model, const Step& step) : m_(model), s_(step) {
+    int64_t at = 0;
+    for (int32_t i = 0; i < m_.registers; i++) starts_.push_back(at), at += step.rows * m_.widths[i];
+  }
+
+  void op(const Op& o) {
+    switch (o.kind) {
+      case OP_EMBED: return baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out));
+      case OP_RMS_NORM:
+        return baton_rms_norm(at(o.in), o.delta < 0 ? nullptr : at(o.delta), o.norm, o.eps, s_.rows, m_.hidden, at(o.out));
+      case OP_LINEAR: return dense(*o.weight, at(o.in), width(o.in), s_.rows, o.bias, at(o.out), width(o.out));
+      case OP_ROPE_APPEND: return rope_append(o);
+      case OP_ATTENTION: return attention(o);
+      case OP_SWIGLU: return baton_swiglu(at(o.in), s_.rows, width(o.out), at(o.out));
+      default: return head(o);
+    }
+  }
+
+ private:
+  float* at(int32_t reg) const { return s_.arena + starts_[reg]; }
+  int64_t width(int32_t reg) const { return m_.widths[reg]; }
+
+  PagedKv kv(const Op& o) const {
+    return {s_.pages, s_.page_bytes, o.layer * s_.layer_bytes, s_.kv_type, m_.kv_heads, m_.head_dim};
+  }
+
+  void rope_append(const Op& o) {
+    const PagedKv pages = kv(o);
+    baton_rope_append(&pages, s_.items, s_.item_count, m_.heads, s_.turns, s_.turns_stride, o.q_norm, o.k_norm, o.eps, at(o.in));
+  }
+
+  void attention(const Op& o) {
+    const PagedKv pages = kv(o);
+    baton_paged_attention(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in), width(o.in), at(o.out), width(o.out));
+  }
+
+  // Only the sampled rows are normed and projected.
+  void head(const Op& o) {
+    const int64_t n = m_.hidden;
+    float* sum = (float*)scratch(SCRATCH_STEP, size_t(s_.sampled_count) * n * 8 + 64);
+    float* normed = sum + s_.sampled_count * n;
+    for (int32_t i = 0; i < s_.sampled_count; i++) {
+      const float *x = at(o.in) + s_.sampled[i] * n, *delta = at(o.delta) + s_.sampled[i] * n;
+      for (int64_t k = 0; k < n; k++) sum[i * n + k] = x[k] + delta[k];
+    }
+    baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, normed);
+    baton_lm_head(o.weight, normed, n, s_.sampled_count, s_.choices);
+  }
+
+  const Model& m_;
+  const Step& s_;
+  std::vector<int64_t> starts_;
+};
+
+}  // namespace
+}  // namespace baton
+
+BATON_API void baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to) {
+  baton::Run run(*model, *step);
+  for (int32_t i = from; i < to; i++) run.op(model->ops[i]);
+}

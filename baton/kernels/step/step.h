@@ -1,0 +1,45 @@
+// A whole step in one call: a model's ops over registers. Knows nothing of checkpoints, plans' owners or time.
+#pragma once
+#include "../lm_head/lm_head.h"
+#include "../paged_attention/attention.h"
+
+namespace baton {
+
+enum OpKind : int32_t { OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_SWIGLU, OP_LM_HEAD };
+
+// One op. Registers are numbers; -1 is none. What an op doesn't use is 0.
+struct Op {
+  int32_t kind, in, delta, out;
+  int32_t layer, window;
+  int32_t table_dtype;         // of an embedding's table
+  float eps;
+  const void* table;
+  const PackedLinear* weight;
+  const float *norm, *bias, *q_norm, *k_norm;
+};
+
+struct Model {
+  const Op* ops;
+  const int64_t* widths;       // floats per row of each register
+  int32_t registers, heads, kv_heads, head_dim;
+  int64_t hidden;
+  float scale;
+};
+
+// Rows lie item by item. The arena holds register after register, each rows x its width.
+struct Step {
+  const int32_t* tokens;
+  const AttentionItem* items;
+  const int32_t* sampled;      // row numbers
+  Choice* choices;             // one per sampled row
+  const float* turns;          // cos and sin by position, see rope_append.h
+  char* pages;
+  float* arena;
+  int64_t rows, page_bytes, layer_bytes, turns_stride;
+  int32_t item_count, sampled_count, kv_type;
+};
+
+}  // namespace baton
+
+// Runs ops from … to - 1. The arena's registers stay readable until the next call.
+BATON_API void baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to);

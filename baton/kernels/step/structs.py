@@ -1,0 +1,87 @@
+"""The structs of the native step, and how its functions are called. Torch-free.
+
+Knows nothing of programs or plans. Field by field what step.h, lm_head.h, attention.h and kv.h declare.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I32, I64, F, P
+
+EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD = range(7)  # step.h: OpKind
+LINEAR_F32 = 100  # dense.h
+PANEL = 64
+KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3}  # kv.h: KvType
+
+# attention.h: AttentionItem
+ITEM = np.dtype([("first", "<i8"), ("pages", "<u8"), ("queries", "<i4"), ("start", "<i4")], align=True)
+# lm_head.h: Choice
+CHOICE = np.dtype(
+    [
+        *((name, "<u8") if name != "uniform" else (name, "<f8") for name in ("logits", "uniform", "history")),
+        *((name, "<u8") for name in ("bias_ids", "bias", "allowed", "banned")),
+        *((name, "<i4") for name in ("history_count", "prompt_count", "bias_count", "banned_count")),
+        *((name, "<f4") for name in ("temperature", "repetition", "frequency", "presence")),
+        ("top_k", "<i4"),
+        ("top_p", "<f4"),
+        ("min_p", "<f4"),
+        ("token", "<i4"),
+    ],
+    align=True,
+)
+
+
+class Op(ctypes.Structure):
+    """step.h: Op."""
+
+    _fields_ = [
+        *((name, I32) for name in ("kind", "input", "delta", "output", "layer", "window", "table_dtype")),
+        ("eps", F),
+        *((name, P) for name in ("table", "weight", "norm", "bias", "q_norm", "k_norm")),
+    ]
+
+
+class Model(ctypes.Structure):
+    """step.h: Model."""
+
+    _fields_ = [
+        ("ops", P),
+        ("widths", P),
+        *((name, I32) for name in ("registers", "heads", "kv_heads", "head_dim")),
+        ("hidden", I64),
+        ("scale", F),
+    ]
+
+
+class Step(ctypes.Structure):
+    """step.h: Step."""
+
+    _fields_ = [
+        *((name, P) for name in ("tokens", "items", "sampled", "choices", "turns", "pages", "arena")),
+        *((name, I64) for name in ("rows", "page_bytes", "layer_bytes", "turns_stride")),
+        *((name, I32) for name in ("item_count", "sampled_count", "kv_type")),
+    ]
+
+
+class PagedKv(ctypes.Structure):
+    """kv.h: PagedKv."""
+
+    _fields_ = [
+        ("pages", P),
+        ("page_bytes", I64),
+        ("layer_offset", I64),
+        *((name, I32) for name in ("type", "kv_heads", "head_dim")),
+    ]
+
+
+@cache
+def run_step() -> Callable[..., Any]:
+    """baton_step(model, step, from, to). Raises where there is no library."""
+    return native.function("step", P, P, I32, I32)

@@ -1,0 +1,102 @@
+"""Weights rounded on load: the engine's answers, what tells them apart from plain ones, and the start from the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine import weights as loading
+from baton.engine.config import ModelConfig
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.models import program_for
+from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.engine.quant import in_checkpoints, on_load
+from baton.engine.weights import HEAD, load_weights
+from baton.kernels.linear.packed import W4, W8, PackedWeight
+from baton.protos.errors import CheckpointError, ConfigError
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make, prompts
+
+GREEDY = Sampling(temperature=0.0, max_tokens=1, logprobs=5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("tied"), "qwen2")
+
+
+def loaded(directory: Path, **settings: object) -> loading.Loaded:
+    config = EngineConfig(str(directory), **settings)  # type: ignore[arg-type]
+    read = ModelConfig.read(directory)
+    return load_weights(config, directory, read, program_for(read), torch.float32)
+
+
+def likeliest(directory: Path, **settings: object) -> tuple[int, float]:
+    runner = load_runner(EngineConfig(str(directory), threads=1, **settings))  # type: ignore[arg-type]
+    prompt = prompts(1117)[3][:60]
+    runner.bind(memoryview(bytearray(8 * runner.spec.layout.page_bytes)), 8)
+    ask = SampleSpec(GREEDY, 0, len(prompt), prompt, len(prompt))
+    found = runner.run(StepPlan((SequenceStep(0, prompt, 0, range(8), ask),))).sampled[0]
+    assert found.logprobs is not None
+    return found.token_id, found.logprobs.chosen.logprob
+
+
+@pytest.mark.parametrize(("scheme", "near"), [("int8", 0.3), ("int4", 3.0)])
+def test_answers_are_near_the_unquantized_ones(model: Path, tmp_path: Path, scheme: str, near: float) -> None:
+    exact = likeliest(model)
+    found = likeliest(model, quantization=scheme, cache_dir=str(tmp_path))
+    assert abs(found[1] - exact[1]) < near
+    assert likeliest(model, quantization=scheme, cache_dir=str(tmp_path)) == found
+
+
+def test_a_tied_head_is_packed_and_the_table_is_not(model: Path, tmp_path: Path) -> None:
+    found = loaded(model, quantization="int4", cache_dir=str(tmp_path))
+    assert isinstance(found.weights["embed"], torch.Tensor)
+    head, qkv = found.weights[HEAD], found.weights["0.qkv"]
+    assert isinstance(head, PackedWeight)
+    assert isinstance(qkv, PackedWeight)
+    assert (head.kind, qkv.kind) == (W8, W4)
+    assert found.program.ops[-1].weight == HEAD  # type: ignore[union-attr]
+
+
+def test_each_scheme_has_a_fingerprint_of_its_own_and_the_plain_one_stays(model: Path, tmp_path: Path) -> None:
+    found = [loaded(model, quantization=s, cache_dir=str(tmp_path)).fingerprint for s in ("none", "int8", "int4")]
+    assert len(set(found)) == 3
+    assert found[0] == loaded(model).fingerprint
+    assert found[1] == loaded(model, quantization="int8", cache_dir=str(tmp_path)).fingerprint
+
+
+def test_the_second_start_rounds_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loaded(model, quantization="int8", cache_dir=str(tmp_path))
+    monkeypatch.setattr(loading, "on_load", lambda name: None)
+    again = loaded(model, quantization="int8", cache_dir=str(tmp_path))
+    for name, weight in first.weights.items():
+        other = again.weights[name]
+        if isinstance(weight, PackedWeight):
+            assert isinstance(other, PackedWeight)
+            weight, other = weight.dequantized(), other.dequantized()
+        assert torch.equal(weight, other), name
+
+
+def test_an_unknown_scheme_is_refused_with_the_list(model: Path) -> None:
+    with pytest.raises(ConfigError, match="int3.* use none, int8 or int4"):
+        load_runner(EngineConfig(str(model), quantization="int3"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="none, int8, int4"):
+        on_load("int3")
+
+
+def test_quantized_weights_are_for_the_cpu(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cpu only"):
+        loaded(model, quantization="int8", device="cuda", cache_dir=str(tmp_path))
+
+
+def test_the_forms_that_checkpoints_come_in_are_the_folders_files() -> None:
+    assert in_checkpoints() == ("awq", "compressed-tensors", "gguf", "gptq")
+
+
+def test_a_checkpoint_of_an_unknown_form_is_refused_with_the_list(tmp_path: Path) -> None:
+    directory = make(tmp_path, "llama2", quantization_config={"quant_method": "hqq"})
+    with pytest.raises(CheckpointError, match=r"'hqq'; known are awq, compressed-tensors, gguf, gptq"):
+        loaded(directory)

@@ -1,0 +1,151 @@
+"""The checks of native rope_append and paged_attention, as functions of a library: run on the real one and on mutants.
+
+Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from baton.kernels.paged_attention.native import Item, Pages, append, attend, page_bytes
+from baton.kernels.paged_attention.stored import quantized, read_layer
+
+DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3")
+# On the error's norm as a share of the rows' RMS of V: q against int8 keys has 15 bits, everything else is float32.
+CLOSE = {"float32": 2e-6, "bfloat16": 2e-6, "int8": 2e-4, "fp8_e4m3": 4e-6}
+LENGTHS = (1, 2, 15, 16, 17, 255, 256, 257, 511, 530)
+SHAPES = ((1, 1, 8), (4, 4, 64), (6, 2, 24), (5, 1, 80), (16, 1, 32), (12, 4, 64), (8, 4, 128))
+GUARD = 3
+
+
+class Case:
+    """Sequences scattered over pages whose unused slots are NaN, with guard pages that nobody may touch."""
+
+    def __init__(self, seed: int, dtype: str, shape: tuple[int, int, int], sizes: list[tuple[int, int]]) -> None:
+        self.rng, self.dtype, self.sizes = random.Random(seed), dtype, sizes
+        self.heads, self.kv_heads, self.head_dim = shape
+        torch.manual_seed(seed)
+        blocks = [-(-(start + queries) // 16) for start, queries in sizes]
+        order = list(range(sum(blocks) + GUARD))
+        self.rng.shuffle(order)
+        self.layers, self.layer = 3, 1
+        size = page_bytes(dtype, self.kv_heads, self.head_dim, self.layers)
+        memory = torch.full((len(order), size), 0xFF, dtype=torch.uint8)
+        self.kv = Pages(memory, dtype, self.kv_heads, self.head_dim, self.layers, self.layer)
+        self.guards = order[:GUARD]
+        tables = iter(order[GUARD:])
+        self.items: list[Item] = [
+            ([next(tables) for _ in range(n)], start, queries)
+            for n, (start, queries) in zip(blocks, sizes, strict=True)
+        ]
+        width = self.heads + 2 * self.kv_heads
+        self.qkv = [torch.randn(start + queries, width, self.head_dim) for start, queries in sizes]
+        angles = torch.rand(600, self.head_dim // 2) * 6
+        self.turns = torch.cat((angles.cos(), angles.sin()), -1).contiguous()
+
+    def write(self, library: ctypes.CDLL) -> None:
+        """Append every sequence's K and V; ``q`` is then what is left of the new rows."""
+        turned = []
+        for item, qkv in zip(self.items, self.qkv, strict=True):
+            rows = qkv.clone()
+            append(library, rows, self.kv, [(item[0], 0, len(rows))], self.turns)
+            turned.append(rows[item[1] :, : self.heads])
+        self.q = torch.cat(turned).contiguous()
+
+    def rows(self, at: int) -> Tensor:
+        """The stored rows' originals: K turned, V as it is, (2, tokens, kv_heads, head_dim)."""
+        qkv = self.qkv[at]
+        keys = turn(qkv[:, self.heads : self.heads + self.kv_heads], self.turns)
+        return torch.stack((keys, qkv[:, self.heads + self.kv_heads :]))
+
+    def stored(self, at: int) -> tuple[Tensor, Tensor]:
+        """K and V of a sequence as they lie in the pages."""
+        pages = torch.tensor(self.items[at][0])
+        planes = read_layer(self.kv.memory, pages, self.layer, self.layers, self.kv_heads, self.head_dim, self.dtype)
+        end = len(self.qkv[at])
+        return planes[0][:end], planes[1][:end]
+
+
+def turn(x: Tensor, turns: Tensor) -> Tensor:
+    """x (tokens, heads, head_dim) turned by its positions' angles, in float64."""
+    half = x.shape[-1] // 2
+    cos, sin = (part[: len(x), None].double() for part in turns.split(half, -1))
+    a, b = x[..., :half].double(), x[..., half:].double()
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).float()
+
+
+def oracle(case: Case, window: int) -> Tensor:
+    """Attention in float64 over the very bytes in the pages."""
+    found, first = [], 0
+    for at, (_, start, queries) in enumerate(case.items):
+        keys, values = (plane.double().repeat_interleave(case.heads // case.kv_heads, 1) for plane in case.stored(at))
+        q = case.q[first : first + queries].double()
+        scores = torch.einsum("qhd,khd->hqk", q, keys) * case.head_dim**-0.5
+        key, query = torch.arange(len(keys)), torch.arange(start, start + queries)[:, None]
+        hidden = (key > query) | (key <= query - window if window else key < 0)
+        found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))
+        first += queries
+    return torch.cat(found)
+
+
+def mixed(seed: int) -> list[tuple[int, int]]:
+    """A ragged batch of decodes and chunks: (tokens before, new tokens)."""
+    rng = random.Random(seed)
+    lengths = rng.sample(LENGTHS, 5)
+    return [(0, lengths[0]), *((n - 1, 1) for n in lengths[1:3]), (min(lengths[3], 300), 37), (lengths[4], 4)]
+
+
+def appended_rows_read_back(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int]) -> None:
+    """Every row is where its position says, rounded as its dtype rounds; the rest of memory is untouched."""
+    case = Case(7, dtype, shape, [(0, 33), (16, 1), (0, 16)])
+    case.write(library)
+    for at in range(3):
+        for found, wanted in zip(case.stored(at), case.rows(at), strict=True):
+            step = {"float32": 1e-6, "bfloat16": 1e-2, "int8": 1.2e-2, "fp8_e4m3": 8e-2}[dtype]
+            most = quantized(wanted, dtype).abs().amax(-1, keepdim=True).clamp_min(1e-3)
+            assert bool(((found - wanted).abs() <= step * most).all())
+    assert bool((case.kv.memory[case.guards] == 0xFF).all())
+    layers = case.kv.memory.view(len(case.kv.memory), case.layers, -1)
+    assert bool((layers[:, [0, 2]] == 0xFF).all())
+
+
+def attention_is_the_oracles(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int], window: int = 0) -> None:
+    """Ragged mixed batches over permuted tables, unused slots NaN."""
+    for seed in range(2):
+        case = Case(seed, dtype, shape, mixed(seed + 11 * window))
+        case.write(library)
+        found, wanted = attend(library, case.q, case.kv, case.items, window), oracle(case, window)
+        assert bool(torch.isfinite(found).all())
+        error = (found - wanted).double().square().mean(-1).sqrt().max()
+        assert error <= CLOSE[dtype] * 4, (dtype, shape, window, float(error))
+
+
+def company_changes_no_bit(library: ctypes.CDLL, dtype: str, window: int = 0) -> None:
+    """A row is bitwise the same alone, in a batch, in any chunk, as a decode, and beside a NaN sequence."""
+    case = Case(3, dtype, (6, 2, 64), [(0, 530), (299, 1), (100, 40)])
+    case.write(library)
+    whole = attend(library, case.q, case.kv, case.items, window)
+    pages = case.items[0][0]
+    for start, queries in ((0, 16), (255, 2), (256, 1), (529, 1), (400, 5), (201, 64)):
+        part = attend(library, case.q[start : start + queries].contiguous(), case.kv, [(pages, start, queries)], window)
+        assert torch.equal(part, whole[start : start + queries]), (start, queries)
+    poisoned = case.q.clone()
+    poisoned[530] = torch.nan
+    beside = attend(library, poisoned, case.kv, case.items, window)
+    assert torch.equal(beside[:530], whole[:530])
+    assert torch.equal(beside[531:], whole[531:])
+    assert bool(torch.isnan(beside[530]).all())
+
+
+Check = Callable[[ctypes.CDLL], None]
+QUICK: tuple[Check, ...] = (
+    *(lambda lib, d=dtype: appended_rows_read_back(lib, d, (6, 2, 24)) for dtype in DTYPES),
+    *(lambda lib, d=dtype: attention_is_the_oracles(lib, d, (6, 2, 24)) for dtype in DTYPES),
+    lambda lib: attention_is_the_oracles(lib, "bfloat16", (5, 1, 80), 37),
+    *(lambda lib, d=dtype: company_changes_no_bit(lib, d) for dtype in DTYPES),
+)

@@ -1,0 +1,164 @@
+"""What holds of baton_linear, whichever library it is in: checks that take the library. Raises AssertionError.
+
+Two oracles, never mixed: ``exact`` is the same quantized numbers in float64 (tight); quality against the
+unquantized weights is the tests' own business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.kernels.abi import native
+from baton.kernels.linear import cpu, reference
+from baton.kernels.linear.packed import BF16, PackedWeight, pack_bf16, pack_integers, padded, quantize
+
+FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
+    "bf16": pack_bf16,
+    "int8": lambda w: quantize(w, 8, 0),
+    "int8 g16": lambda w: quantize(w, 8, 16),
+    "int4 g32": lambda w: quantize(w, 4, 32),
+    "int4 g128": lambda w: quantize(w, 4, 128),
+    "int4 row": lambda w: quantize(w, 4, 0),
+    "fp8 row": lambda w: pack_bf16(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5),
+    "int4 g64 mins": lambda w: random_integers(w, 4, 64),
+    "int8 g512 mins": lambda w: random_integers(w, 8, 512),
+}
+# What rounding on the way may cost, by activations' dtype, as a share of what is added up.
+TIGHT = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
+SHAPES = ((1, 1), (64, 64), (63, 8), (65, 15), (100, 72), (130, 384), (97, 385), (31, 1040), (200, 769))
+ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 16, 65)
+
+
+def random_integers(w: Tensor, bits: int, group: int) -> PackedWeight:
+    """Every integer there is, the ends included, with mins."""
+    groups = padded(w.shape[1], group) // group
+    high = 1 << (bits - 1)
+    q = torch.randint(-high, high, w.shape, dtype=torch.int8)
+    return pack_integers(q, bits, group, torch.rand(len(w), groups) * 0.1 + 0.01, torch.randn(len(w), groups))
+
+
+def bound(library: ctypes.CDLL) -> Callable[..., Any]:
+    """Its baton_linear."""
+    return native.declare(library, "linear", *cpu.ARGUMENTS)
+
+
+def exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """The same numbers in float64."""
+    wide = weight.dequantized(torch.float64)
+    if weight.kind == BF16:
+        out = x.bfloat16().double() @ wide.T
+    else:
+        q, scale = reference.quantize_rows(x.float())
+        out = (q.double() @ wide.T) * scale.double()
+    return out if bias is None else out + bias.double()
+
+
+def off(found: Tensor, wanted: Tensor) -> float:
+    """‖found - wanted‖ / ‖wanted‖."""
+    return float((found.double() - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+def is_the_exact_oracles(library: ctypes.CDLL, form: str, n: int, k: int, m: int, dtype: torch.dtype) -> None:
+    """One case, with a bias, from a strided view, into memory with guards around that held NaN."""
+    torch.manual_seed(n * 1000 + k * 10 + m)
+    weight, bias = FORMS[form](torch.randn(n, k)), torch.randn(n)
+    x = (torch.randn(m, k + 5) * torch.rand(m, 1) * 10).to(dtype)[:, 3 : 3 + k]
+    error = (guarded(library, x, weight, bias).double() - exact(x, weight, bias)).norm()
+    added_up = (x.double().abs() @ weight.dequantized(torch.float64).abs().T + bias.abs()).norm()
+    assert float(error / added_up) < TIGHT[dtype], (form, n, k, m, dtype)
+
+
+def guarded(library: ctypes.CDLL, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """The op's result; what lies before, after and between its rows must stay what it was: NaN."""
+    m, n, gap = x.shape[0], weight.n, 3
+    memory = torch.full((m + 2, n + gap), torch.nan, dtype=x.dtype)
+    code = cpu.CODES[x.dtype]
+    at_bias = None if bias is None else bias.data_ptr()
+    out = memory[1 : m + 1]
+    bound(library)(
+        weight.address, x.data_ptr(), code, x.stride(0), m, at_bias, out.data_ptr(), code, memory.stride(0)
+    )
+    assert bool(memory[0].isnan().all()), "wrote before its rows"
+    assert bool(memory[m + 1].isnan().all()), "wrote after its rows"
+    assert bool(out[:, n:].isnan().all()), "wrote between its rows"
+    assert not bool(out[:, :n].isnan().any()), "left outputs unwritten"
+    return out[:, :n].clone()
+
+
+def every_form_and_shape(library: ctypes.CDLL) -> None:
+    """The schema, walked."""
+    for number, (n, k) in enumerate(SHAPES):
+        for form in FORMS:
+            is_the_exact_oracles(library, form, n, k, ROWS[(number * 7) % len(ROWS)], torch.float32)
+        is_the_exact_oracles(library, "int8", n, k, 3, torch.bfloat16)
+
+
+def rows_do_not_depend_on_company(library: ctypes.CDLL, most: int = 140) -> None:
+    """A row's bits are the same at m = 1 and at any m, wherever it stands, whatever the number of threads."""
+    linear = bound(library)
+    for form in FORMS:
+        torch.manual_seed(7)
+        weight, x = FORMS[form](torch.randn(66, 1000)), torch.randn(most, 1000)
+        library.baton_set_threads(1)
+        alone = torch.cat([cpu.run(linear, x[i : i + 1], weight) for i in range(0, most, 46)])
+        for threads in (1, 2, 5):
+            library.baton_set_threads(threads)
+            for m in (2, 5, 16, 70, most):
+                together = cpu.run(linear, x[:m], weight)[::46]
+                assert torch.equal(together, alone[: len(together)]), (form, m, threads)
+    library.baton_set_threads(2)
+
+
+def bad_rows_stay_alone(library: ctypes.CDLL) -> None:
+    """NaN and infinity make their own row not finite, and change no bit of the others; zero rows are zero."""
+    linear = bound(library)
+    for form in FORMS:
+        torch.manual_seed(3)
+        weight, x = FORMS[form](torch.randn(66, 200)), torch.randn(9, 200)
+        x[7] = 0
+        clean = cpu.run(linear, x, weight)
+        assert not bool(clean[7].any()), form
+        x[2, 199], x[4, 11], x[5, 0] = torch.nan, torch.inf, -torch.inf
+        found = cpu.run(linear, x, weight)
+        rest = [0, 1, 3, 6, 7, 8]
+        assert torch.equal(found[rest], clean[rest]), form
+        assert not bool(found[[2, 4, 5]].isfinite().all(1).any()), form
+
+
+def nothing_of_earlier_calls_is_left(library: ctypes.CDLL) -> None:
+    """Scratch memory full of a larger call's remains changes nothing: inputs past k count as zero."""
+    linear = bound(library)
+    torch.manual_seed(5)
+    weight, x = FORMS["int4 g64 mins"](torch.randn(64, 70)), torch.randn(5, 70)
+    for m in (1, 5):
+        for _ in range(2):
+            cpu.run(linear, torch.full((40, 900), 9.0), quantize(torch.randn(64, 900), 8, 0))
+            assert off(cpu.run(linear, x[:m], weight), exact(x[:m], weight)) < 3e-6
+
+
+def threads_finish_before_it_returns(library: ctypes.CDLL) -> None:
+    """No output is missing right after the call."""
+    library.baton_set_threads(2)
+    weight, x, linear = FORMS["int8"](torch.randn(128, 4000)), torch.randn(40, 4000), bound(library)
+    out, code = torch.empty(40, 128), cpu.CODES[x.dtype]
+    call = weight.address, x.data_ptr(), code, 4000, 40, None, out.data_ptr(), code, 128
+    last = out.numpy()  # each of the two panels' last value
+    for _ in range(100):
+        out.fill_(torch.nan)
+        linear(*call)
+        assert last[39, 63] == last[39, 63]
+        assert last[39, 127] == last[39, 127]
+
+
+CHECKS: tuple[Callable[[ctypes.CDLL], None], ...] = (
+    every_form_and_shape,
+    rows_do_not_depend_on_company,
+    bad_rows_stay_alone,
+    nothing_of_earlier_calls_is_left,
+    threads_finish_before_it_returns,
+)

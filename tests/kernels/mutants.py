@@ -1,0 +1,34 @@
+"""Libraries with a planted bug, and whether a suite notices. Knows nothing of any op.
+
+Only the named sources are compiled, with one BATON_MUTATION_… defined; a library is kept in the cache like the real
+one, so that a second run compiles nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+
+from baton.kernels.abi import build, native
+
+
+def mutant(name: str, sources: Iterable[str]) -> ctypes.CDLL:
+    """The sources (folders under kernels/) and the pool of threads, built with BATON_MUTATION_``name``."""
+    flags = (*build.FLAGS, *build.ISA_FLAGS[native.isa()], f"-DBATON_MUTATION_{name}")
+    paths = [build.KERNELS / source / "cpu.cpp" for source in sources] + [build.KERNELS / "abi" / "threads.cpp"]
+    headers = b"".join(path.read_bytes() for path in sorted(build.KERNELS.glob("*/*.h")))
+    key = build._key(str(flags).encode(), headers, *(path.read_bytes() for path in paths))
+    library = build.cache_dir() / "mutants" / f"{name}-{key}.so"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    command = [build._compiler(), *flags, "-shared", *map(str, paths)]
+    return native.load(build._made(library, command))
+
+
+def is_caught(library: ctypes.CDLL, checks: Iterable[Callable[[ctypes.CDLL], None]]) -> bool:
+    """Whether any of ``checks`` fails on ``library``."""
+    for check in checks:
+        try:
+            check(library)
+        except AssertionError:
+            return True
+    return False

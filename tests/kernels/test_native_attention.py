@@ -1,0 +1,89 @@
+"""Native paged_attention and rope_append: float64 oracle, poison, bitwise company, planted bugs."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from baton.kernels.abi import build, native
+from baton.kernels.paged_attention.native import append
+from tests.kernels import attention_suite as suite
+from tests.kernels.mutants import is_caught, mutant
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = native.library()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shape", suite.SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", suite.DTYPES)
+def test_attention_is_that_of_the_float64_oracle(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int]) -> None:
+    suite.attention_is_the_oracles(library, dtype, shape)
+
+
+@pytest.mark.parametrize("window", [1, 16, 37, 300])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_window_hides_what_is_older(library: ctypes.CDLL, dtype: str, window: int) -> None:
+    suite.attention_is_the_oracles(library, dtype, (6, 2, 24), window)
+
+
+@pytest.mark.parametrize("window", [0, 130])
+@pytest.mark.parametrize("dtype", suite.DTYPES)
+def test_company_chunks_and_order_change_no_bit(library: ctypes.CDLL, dtype: str, window: int) -> None:
+    suite.company_changes_no_bit(library, dtype, window)
+
+
+@pytest.mark.parametrize("shape", [(6, 2, 24), (4, 4, 64), (5, 1, 80)], ids=str)
+@pytest.mark.parametrize("dtype", suite.DTYPES)
+def test_appended_rows_read_back_and_nothing_else_changes(
+    library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int]
+) -> None:
+    suite.appended_rows_read_back(library, dtype, shape)
+
+
+def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
+    case = suite.Case(5, "bfloat16", (12, 4, 64), [(519, 1), (0, 200), (2, 1)])
+    case.write(library)
+    before, found = native._threads, []
+    for count in (1, 2, 5):
+        native.set_threads(count)
+        found.append(suite.attend(library, case.q, case.kv, case.items))
+    native.set_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_norms_are_taken_before_the_turn(library: ctypes.CDLL) -> None:
+    case = suite.Case(6, "float32", (4, 2, 40), [(0, 5)])
+    qkv, eps = case.qkv[0].clone(), 1e-5
+    norms = torch.rand(40) + 0.5, torch.rand(40) + 0.5
+    append(library, qkv, case.kv, [(case.items[0][0], 0, 5)], case.turns, norms, eps)
+    x = case.qkv[0].double()
+    for part, weight, found in (
+        (x[:, :4], norms[0], qkv[:, :4]),
+        (x[:, 4:6], norms[1], case.stored(0)[0]),
+    ):
+        normed = part / (part.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+        torch.testing.assert_close(found, suite.turn(normed.float(), case.turns), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["CAUSAL", "SCALE", "LAST_PAGE", "MERGE", "ROPE", "PAGE"])
+def test_a_planted_bug_is_caught(name: str) -> None:
+    assert is_caught(mutant(name, ("paged_attention", "rope_append")), suite.QUICK)
+
+
+@pytest.mark.parametrize("isa", [name for name in build.ISA_FLAGS if name != native.isa()])
+def test_other_instruction_sets_agree_with_the_oracle(isa: str) -> None:
+    if native.isa() == "plain" or (native.isa() == "avx2" and isa == "avx512"):
+        pytest.skip("this CPU can't run it")
+    other = native.load(build.built(isa))
+    for dtype in suite.DTYPES:
+        suite.attention_is_the_oracles(other, dtype, (6, 2, 24), 37)
+        suite.company_changes_no_bit(other, dtype)

@@ -1,0 +1,129 @@
+"""Native linear on every ISA of this CPU: float64 oracle, quality, poison, guards, company, planted bugs."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.kernels.abi import build, native
+from baton.kernels.linear import cpu, reference
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from tests.kernels import linear_suite as suite
+from tests.kernels.mutants import is_caught, mutant
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+ISAS = [isa for isa, needs in native._NEEDS.items() if needs <= native._cpu_flags()]
+BUGS = ("LINEAR_GROUP", "LINEAR_ZERO", "LINEAR_GUARD", "LINEAR_BATCH", "LINEAR_TILE", "LINEAR_ABSMAX", "LINEAR_PAD")
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return native.load(build.built(request.param))
+
+
+@pytest.mark.parametrize("check", suite.CHECKS, ids=lambda check: check.__name__)
+def test_it_holds_on_every_isa(library: ctypes.CDLL, check) -> None:
+    check(library)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    form=st.sampled_from(sorted(suite.FORMS)),
+    n=st.integers(1, 150),
+    k=st.integers(1, 600),
+    m=st.integers(1, 20),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_any_shape_is_the_float64_oracles(form: str, n: int, k: int, m: int, dtype: torch.dtype) -> None:
+    library = native.library()
+    assert library is not None
+    suite.is_the_exact_oracles(library, form, n, k, m, dtype)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    assert is_caught(mutant(bug, ["linear"]), suite.CHECKS)
+
+
+def test_a_pool_that_returns_early_is_caught() -> None:
+    """In a process of its own: a task that outlives its call may take the process down."""
+    code = f"""
+from baton.kernels.abi import native
+from tests.kernels import linear_suite
+linear_suite.threads_finish_before_it_returns(native.load({mutant("THREADS_EARLY", ["linear"])._name!r}))
+"""
+    assert subprocess.run(
+        [sys.executable, "-c", code], cwd=build.KERNELS.parents[1], stderr=subprocess.DEVNULL
+    ).returncode
+
+
+@pytest.mark.parametrize(
+    ("form", "most"), [("bf16", 0.004), ("int8", 0.012), ("int4 g32", 0.1), ("int4 g128", 0.12)]
+)
+def test_quantized_layers_are_near_the_unquantized_one(form: str, most: float) -> None:
+    torch.manual_seed(0)
+    w, x = torch.randn(256, 512), torch.randn(32, 512)
+    assert suite.off(cpu.linear(x, suite.FORMS[form](w)), x.double() @ w.double().T) < most
+
+
+def test_the_isas_agree() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(9, 500)
+    for form, make in suite.FORMS.items():
+        weight = make(torch.randn(130, 500))
+        found = [cpu.run(suite.bound(native.load(build.built(isa))), x, weight) for isa in ISAS]
+        for other in found[1:]:
+            assert suite.off(other, found[0].double()) < 1e-5, form
+
+
+def test_native_and_reference_round_activations_alike() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(7, 333)
+    for make in suite.FORMS.values():
+        weight = make(torch.randn(65, 333))
+        assert suite.off(cpu.linear(x, weight), reference.linear(x, weight).double()) < 1e-5
+
+
+def test_plain_tensors_stay_with_torch() -> None:
+    x, w = torch.randn(4, 8), torch.randn(3, 8)
+    assert torch.equal(cpu.linear(x, w), reference.linear(x, w))
+
+
+def test_without_a_library_packed_weights_still_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = quantize(torch.randn(20, 64), 8, 0), torch.randn(3, 64)
+    wanted = cpu.linear(x, weight)
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert suite.off(cpu.linear(x, weight), wanted.double()) < 1e-5
+
+
+@pytest.mark.parametrize("form", suite.FORMS)
+def test_unpacking_gives_back_what_was_packed(form: str) -> None:
+    torch.manual_seed(4)
+    weight = suite.FORMS[form](torch.randn(67, 97))
+    assert weight.dequantized().shape == weight.shape == (67, 97)
+    if weight.kind != suite.BF16:
+        high = 127 if "int8" in form else 7
+        assert int(weight.integers().min()) >= -high - 1
+        assert int(weight.integers().max()) <= high
+
+
+def test_scales_that_are_float16_stay_exact_and_tiny_ones_do_not_vanish() -> None:
+    q = torch.ones(64, 64, dtype=torch.int8)
+    scales = (torch.rand(64, 2) + 0.5).half().float()
+    packed = suite.pack_integers(q, 4, 32, scales)
+    assert torch.equal(packed.dequantized()[:, ::32], scales)
+    tiny = scales * 2.0**-40
+    assert torch.equal(suite.pack_integers(q, 4, 32, tiny).dequantized()[:, ::32], tiny)
+
+
+def test_what_a_step_reads_is_counted() -> None:
+    weight: PackedWeight = quantize(torch.randn(64, 128), 4, 32)
+    assert weight.nbytes == 64 * 128 // 2 + 64 * 4 * 2 + 64 * 4
+    assert pack_bf16(torch.randn(64, 128)).nbytes == 64 * 128 * 2
