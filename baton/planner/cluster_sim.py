@@ -1,0 +1,355 @@
+"""The simulated cluster: requests arrive, the real policy places them, workers compute, KV travels. Torch-free.
+
+Knows nothing of consoles or sweeps. One clock, one heap of events: same settings and trace, same answer.
+
+    arrival -> router's queue -> policy -> decode reserves pages -> prefill reads, blocks leave chunk by chunk
+                                        └> (local way) decode reads     └> first token -> KV is in -> decode writes
+
+Where the real router asks Redis for prefix hits, the simulator asks each pool: a hint that is never stale.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+
+from baton.kv.pool import PageLease
+from baton.planner.costs import WorkerCosts
+from baton.planner.decode_node import CompressedDecode
+from baton.planner.flight import Flight, blocks_of
+from baton.planner.prefill_node import PrefillNode
+from baton.planner.real_decode import StepwiseDecode
+from baton.planner.traces import Trace
+from baton.prefill_worker.scheduler import PrefillJob
+from baton.protos.errors import ConfigError, PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
+from baton.router.admission import LOOK_AHEAD, PATIENCE_S
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, load_policy
+from baton.router.policies._fetch import uncached, with_fetch
+
+
+class SimSettings(msgspec.Struct, frozen=True):
+    """The cluster. ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed."""
+
+    prefill: int
+    decode: int
+    policy: str = "cost"
+    max_batch: int = 128
+    prefill_chunk: int = 2048
+    decode_chunk: int = 512
+    window_tokens: int = 4096
+    local_max_tokens: int = 64
+    stepwise: bool = False
+    seed: int = 0
+
+
+class _Place:
+    """What the router has on a worker; ``nic_free``: when its network is."""
+
+    def __init__(self, info: WorkerInfo, node: Any) -> None:
+        self.info, self.node = info, node
+        self.sequences = self.unread_requests = self.unread_tokens = 0
+        self.full = False
+        self.nic_free = 0.0
+        self.version = 0
+        self._seen: Candidate | None = None
+
+    def changed(self) -> None:
+        """What policies see of it is out of date."""
+        self._seen = None
+
+    def candidate(self, costs: WorkerCosts) -> Candidate:
+        """As the policies see it."""
+        if self._seen is None:
+            leased = self.node.pool.snapshot_counts().leased * (self.node_block // BLOCK_TOKENS)
+            load = WorkerLoad(leased_pages=leased, step_curve=costs.curve, transfer_curve=costs.transfer)
+            self._seen = Candidate(
+                self.info, load, self.sequences, self.unread_requests, self.unread_tokens, self.full
+            )
+        return self._seen
+
+    node_block = BLOCK_TOKENS
+
+
+class ClusterSim:
+    """``run`` takes the whole trace through; the flights hold every time."""
+
+    def __init__(self, settings: SimSettings, prefill: WorkerCosts, decode: WorkerCosts, trace: Trace) -> None:
+        if settings.decode < 1 or settings.prefill < 0:
+            raise ConfigError("a cluster needs at least one decode worker, and no negative number of any", "decode")
+        self.settings, self.trace = settings, trace
+        self.block = BLOCK_TOKENS if settings.stepwise else trace.block_tokens
+        self.flights = [
+            Flight(i, r, blocks_of(i, r, trace.block_tokens, self.block)) for i, r in enumerate(trace.requests)
+        ]
+        self.now = 0.0
+        self.placements: dict[str, int] = {"local": 0, "prefill": 0}
+        self._costs = {"prefill": prefill, "decode": decode}
+        self._choose = load_policy(settings.policy)
+        self._rng = random.Random(settings.seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._waiting: deque[Flight] = deque()
+        self._turn = self._rng.randrange(1 << 16)
+        self._leases: dict[int, PageLease] = {}
+        self._jobs: dict[int, PrefillJob] = {}
+        self._shipped: dict[int, int] = {}
+        self._fetched: dict[int, int] = {}
+        self.prefills = {f"p{i:03d}": self._prefill_place(f"p{i:03d}") for i in range(settings.prefill)}
+        self.decodes = {f"d{i:03d}": self._decode_place(f"d{i:03d}") for i in range(settings.decode)}
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        for flight in self.flights:
+            self._at(flight.arrival, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
+        while self._events:
+            self.now, _, act = heappop(self._events)
+            act()
+        for flight in self._waiting:
+            flight.refused = True
+
+    # ---- building ------------------------------------------------------------------------------------------
+
+    def _info(self, name: str, role: str) -> WorkerInfo:
+        costs = self._costs[role]
+        layout = KvLayout("bfloat16", (), costs.kv_bytes_per_token * BLOCK_TOKENS, "bfloat16")
+        pages = costs.kv_tokens // BLOCK_TOKENS
+        return WorkerInfo(
+            name,
+            name,
+            role,
+            "",
+            "model",
+            "",
+            layout,
+            1 << 30,
+            1 << 30,
+            (),
+            pages,
+            max_batch=self.settings.max_batch,
+        )
+
+    def _prefill_place(self, name: str) -> _Place:
+        node = PrefillNode(
+            self._costs["prefill"], self.block, self.settings.prefill_chunk,
+            lambda flight, computed, last: self._ship(flight, computed, last),
+        )  # fmt: skip
+        return self._place(name, "prefill", node)
+
+    def _decode_place(self, name: str) -> _Place:
+        kind = StepwiseDecode if self.settings.stepwise else CompressedDecode
+        node = kind(self._costs["decode"], self.block, self.settings.max_batch, self.settings.decode_chunk)
+        return self._place(name, "decode", node)
+
+    def _place(self, name: str, role: str, node: Any) -> _Place:
+        place = _Place(self._info(name, role), node)
+        place.node_block = self.block
+        return place
+
+    def _at(self, when: float, act: Callable[[], None]) -> None:
+        heappush(self._events, (when, next(self._order), act))
+
+    # ---- the router ----------------------------------------------------------------------------------------
+
+    def _arrive(self, flight: Flight) -> None:
+        room = self._costs["decode"].kv_tokens
+        if flight.prompt + flight.outputs > room or (self.prefills and flight.prompt > self._prefill_room()):
+            flight.refused = True
+            return
+        self._waiting.append(flight)
+        self._pump()
+
+    def _prefill_room(self) -> int:
+        return self._costs["prefill"].kv_tokens
+
+    def _pump(self) -> None:
+        """Place whom there is room for, as ``router.admission`` does."""
+        misses, kept = 0, []
+        while self._waiting and misses < LOOK_AHEAD:
+            flight = self._waiting.popleft()
+            if self._try(flight):
+                continue
+            kept.append(flight)
+            misses += 1
+            if self.now - flight.arrival > PATIENCE_S:
+                break
+        self._waiting.extendleft(reversed(kept))
+
+    def _try(self, flight: Flight) -> bool:
+        while True:
+            ask = Ask(flight.prompt, flight.outputs, self._hits(flight))
+            snapshot = self._snapshot()
+            decision = self._choose(snapshot, ask)
+            if decision is None:
+                return False
+            decision = with_fetch(snapshot, ask, decision) if ask.hits else decision
+            place = self.decodes[decision.taken.decode]
+            try:
+                lease = place.node.reserve(flight)
+            except PoolExhausted:
+                place.full = True
+                place.changed()
+                continue
+            self._start(flight, decision, ask, lease)
+            return True
+
+    def _hits(self, flight: Flight) -> dict[str, int]:
+        blocks, scale = flight.full_blocks, self.block // BLOCK_TOKENS
+        if not blocks or not self.trace.has_hashes:
+            return {}
+        found = {}
+        for places in (self.prefills, self.decodes):
+            for name, place in places.items():
+                held = place.node.pool.match(blocks)
+                if held:
+                    found[name] = held * scale
+        return found
+
+    def _snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(
+            tuple(p.candidate(self._costs["prefill"]) for p in self.prefills.values()),
+            tuple(d.candidate(self._costs["decode"]) for d in self.decodes.values()),
+            self._turn,
+            self.settings.window_tokens,
+            self.settings.local_max_tokens,
+        )
+
+    def _start(self, flight: Flight, decision: Decision, ask: Ask, lease: PageLease) -> None:
+        taken = decision.taken
+        self._turn += 1
+        flight.placed, flight.way, flight.decode, flight.prefill = self.now, taken.way, taken.decode, taken.prefill
+        self.placements[taken.way] += 1
+        decode, reader = self.decodes[taken.decode], self._reader(flight)
+        decode.sequences += 1
+        if reader is not decode:
+            reader.sequences += 1
+        flight.unread = uncached(ask, taken)
+        reader.unread_requests += 1
+        reader.unread_tokens += flight.unread
+        self._shipped[flight.index] = lease.held * self.block
+        decode.changed()
+        reader.changed()
+        if taken.way == "local":
+            flight.cached = lease.held * self.block
+            self._join(flight, decode, lease, local=True)
+            return
+        self._leases[flight.index] = lease
+        self._at(self._fetch(flight, taken), lambda: self._enter(reader, flight))
+
+    def _reader(self, flight: Flight) -> _Place:
+        return self.prefills[flight.prefill] if flight.prefill else self.decodes[flight.decode]
+
+    def _fetch(self, flight: Flight, taken: Option) -> float:
+        """When the blocks that another worker holds are at the reader's; now if there is nothing to fetch."""
+        if not taken.fetch_blocks:
+            return self.now
+        blocks = taken.fetch_blocks * BLOCK_TOKENS // self.block
+        source, reader = self._named(taken.fetch_from), self.prefills[taken.prefill]
+        costs = self._costs["prefill"]
+        held = reader.node.pool.match(flight.full_blocks[:blocks])
+        size = (blocks - held) * self.block * costs.kv_bytes_per_token
+        done = max(self.now, source.nic_free, reader.nic_free) + size * costs.transfer.per_byte
+        source.nic_free = reader.nic_free = done
+        self._fetched[flight.index] = blocks
+        return done + costs.transfer.fixed
+
+    def _named(self, name: str) -> _Place:
+        return self.prefills[name] if name in self.prefills else self.decodes[name]
+
+    def _enter(self, reader: _Place, flight: Flight) -> None:
+        blocks = self._fetched.pop(flight.index, 0)
+        if blocks:
+            reader.node.hold(flight.full_blocks[:blocks])
+        reader.node.add(flight, self.now)
+        self._begin(reader)
+
+    # ---- prefill and transfer ------------------------------------------------------------------------------
+
+    def _begin(self, place: _Place) -> None:
+        if place.node.running:
+            return
+        seconds = place.node.begin(self.now)
+        if seconds:
+            self._at(self.now + seconds, lambda: self._end_step(place))
+
+    def _end_step(self, place: _Place) -> None:
+        done = place.node.finish()
+        for flight, job in done:
+            self._read(place, flight, job)
+        self._begin(place)
+        if done:
+            self._pump()
+
+    def _read(self, place: _Place, flight: Flight, job: PrefillJob) -> None:
+        """The prompt is read: its first token goes to the client, its last blocks to the decode worker."""
+        place.unread_requests -= 1
+        place.unread_tokens -= flight.unread
+        place.sequences -= 1
+        place.changed()
+        flight.first_token, flight.written = self.now, 1
+        self._jobs[flight.index] = job
+        fixed = self._costs["prefill"].transfer.fixed
+        self._at(max(self.now, place.nic_free) + fixed, lambda: self._commit(flight))
+
+    def _ship(self, flight: Flight, computed: int, last: bool) -> None:
+        """Tokens that have KV now and aren't there yet go out, one worker's after one another."""
+        sender, receiver = self.prefills[flight.prefill], self.decodes[flight.decode]
+        fresh = computed - self._shipped[flight.index]
+        if fresh <= 0:
+            return
+        self._shipped[flight.index] = computed
+        costs = self._costs["prefill"]
+        start = max(self.now, sender.nic_free, receiver.nic_free)
+        sender.nic_free = receiver.nic_free = start + fresh * costs.kv_bytes_per_token * costs.transfer.per_byte
+
+    def _commit(self, flight: Flight) -> None:
+        """Every block is in: the prefill worker's pages are free, the decode worker writes."""
+        self._jobs.pop(flight.index).held_lease.close()
+        self._begin(self.prefills[flight.prefill])
+        self._join(flight, self.decodes[flight.decode], self._leases.pop(flight.index), local=False)
+
+    # ---- decode --------------------------------------------------------------------------------------------
+
+    def _join(self, flight: Flight, place: _Place, lease: PageLease, local: bool) -> None:
+        self._ended(place, place.node.advance(self.now))
+        if not local and flight.written >= flight.outputs:
+            lease.close()
+            flight.last_token = flight.first_token
+            self._ended(place, [flight])
+        else:
+            place.node.join(flight, lease, local, self.now)
+        self._expect(place)
+
+    def _expect(self, place: _Place) -> None:
+        """Look at the worker again when its next event is due."""
+        place.version += 1
+        when, version = place.node.next_event(), place.version
+        if when < math.inf:
+            self._at(max(when, self.now), lambda: self._look(place, version))
+
+    def _look(self, place: _Place, version: int) -> None:
+        if version != place.version:
+            return
+        ended = place.node.advance(self.now + 1e-12)
+        self._expect(place)
+        self._ended(place, ended)
+
+    def _ended(self, place: _Place, ended: list[Flight]) -> None:
+        unread = place.node.reading_tokens
+        local_left = place.node.readers if unread else 0
+        if not self.prefills or place.unread_requests:
+            place.unread_tokens, place.unread_requests = unread, local_left
+            place.changed()
+        if ended:
+            place.sequences -= len(ended)
+            place.full = False
+            place.changed()
+        if ended or (not self.prefills and self._waiting):
+            self._pump()

@@ -1,0 +1,170 @@
+"""What a worker of a given kind costs in time and holds in memory: the simulator's only model of hardware.
+
+Knows nothing of traces or schedulers. Three sources give one form: an analytic roofline, a paced profile, operator
+timings. The roofline's shares of the data sheet's peaks are usual ones of tuned engines, the same everywhere.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from baton.cost.profiles import load_profile
+from baton.planner.model_shape import ModelShape, model_shape
+from baton.planner.operators import Chunk, Link, OperatorProfile, load_operators
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import StepCurve, TransferCurve
+
+HARDWARE = Path(__file__).parent / "hardware.toml"
+MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
+STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides
+LAYER_S = 2e-5  # kernels of a layer start one after the other
+REDUCE_S = 2e-5  # of a small all-reduce over the ranks of a node
+SEQUENCE_S = 1e-5
+TRANSFER_S = 2e-3
+USABLE_MEMORY = 0.90
+ACTIVATION_BYTES_PER_TOKEN = 12  # per unit of hidden size, over the largest chunk: activations that live at once
+
+
+class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A data sheet; see hardware.toml for the units."""
+
+    flops: float
+    memory_bytes_per_s: float
+    memory: float
+    link_bytes_per_s: float
+    network_bytes_per_s: float
+    power: float
+
+
+class WorkerCosts(msgspec.Struct, frozen=True):
+    """One worker. A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
+
+    ``body`` is max(weights, token x tokens) + fixed, in seconds. ``kv_tokens`` is how many tokens of KV it
+    holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``. ``accelerators`` and ``watts`` are of the whole worker.
+    """
+
+    about: str
+    fixed: float
+    weights: float
+    token: float
+    pair: float
+    sequence: float
+    context: float
+    kv_tokens: int
+    kv_bytes_per_token: int
+    transfer: TransferCurve
+    accelerators: int = 1
+    watts: float = 0.0
+
+    def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
+        """One step of that shape; ``pairs`` and ``context`` as in StepSample."""
+        body = max(self.weights, self.token * (prefill_tokens + sequences)) + self.fixed
+        return body + self.pair * pairs + self.sequence * sequences + self.context * context
+
+    @property
+    def curve(self) -> StepCurve:
+        """What such a worker would report to the router."""
+        return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
+
+
+def accelerators() -> dict[str, Accelerator]:
+    """Data sheets by name."""
+    tables = tomllib.loads(HARDWARE.read_text(encoding="utf-8"))
+    return msgspec.convert(tables, dict[str, Accelerator])
+
+
+def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
+    """``roofline:MODEL@GPUxN`` (MODEL: a name or a config.json), a folder of operator timings, a paced profile.
+
+    Raises ConfigError that says which part can't be used and what could.
+    """
+    if name.startswith("roofline:"):
+        model, _, machine = name.removeprefix("roofline:").rpartition("@")
+        gpu, _, count = machine.lower().partition("x")
+        return _named_roofline(name, model, gpu, count or "1", max_chunk)
+    if Path(name).is_dir():
+        return from_operators(load_operators(name))
+    return from_paced(name)
+
+
+def _named_roofline(name: str, model: str, gpu: str, count: str, max_chunk: int) -> WorkerCosts:
+    sheets = accelerators()
+    if not model or gpu not in sheets or not count.isdigit() or int(count) < 1:
+        raise ConfigError(
+            f"{name!r}: write roofline:MODEL@GPUxN, with GPU one of {', '.join(sorted(sheets))}", "profile"
+        )
+    return roofline(model_shape(model), gpu, sheets[gpu], int(count), max_chunk)
+
+
+def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chunk: int = 2048) -> WorkerCosts:
+    """Time from FLOPs and bytes, memory from what the weights and one step's activations leave."""
+    flops, bandwidth = tp * sheet.flops, tp * sheet.memory_bytes_per_s * MEMORY_SHARE
+    matrices = shape.num_hidden_layers * shape.layer_weights
+    reduced = 2 * (tp - 1) / tp * shape.hidden_size * shape.bytes_per_value / (sheet.link_bytes_per_s * LINK_SHARE)
+    reduces = 2 * shape.num_hidden_layers if tp > 1 else 0
+    activations = max_chunk * shape.hidden_size * ACTIVATION_BYTES_PER_TOKEN * shape.bytes_per_value
+    room = tp * sheet.memory * USABLE_MEMORY - shape.weight_bytes - activations
+    if room < shape.kv_bytes_per_token:
+        need = (shape.weight_bytes + activations) / (sheet.memory * USABLE_MEMORY)
+        raise ConfigError(f"{shape.name} doesn't fit {tp} x {name}: it needs at least {int(need) + 1}", "profile")
+    share_of_heads = shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
+    return WorkerCosts(
+        about=f"{shape.name} on {tp} x {name}, roofline",
+        fixed=STEP_S + shape.num_hidden_layers * LAYER_S + reduces * REDUCE_S,
+        weights=shape.weight_bytes / bandwidth,
+        token=2 * matrices / (flops * MATRIX_SHARE) + reduces * reduced,
+        pair=4 * share_of_heads / (flops * ATTENTION_SHARE),
+        sequence=SEQUENCE_S,
+        context=shape.kv_bytes_per_token / bandwidth,
+        kv_tokens=int(room / shape.kv_bytes_per_token),
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        transfer=TransferCurve(TRANSFER_S, 1 / (tp * sheet.network_bytes_per_s * NETWORK_SHARE)),
+        accelerators=tp,
+        watts=tp * sheet.power,
+    )
+
+
+def from_paced(name: str) -> WorkerCosts:
+    """A built-in or own paced profile: the numbers that the paced engine sleeps by."""
+    profile = load_profile(name)
+    step = profile.step
+    scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
+    return WorkerCosts(
+        profile.about, step.fixed, 0.0, step.prefill_token, step.prefill_pair, step.decode_sequence,
+        step.decode_context_token, profile.pages * 16, profile.model_kv_bytes_per_token,
+        TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale),
+    )  # fmt: skip
+
+
+def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> WorkerCosts:
+    """Measured operators in the simulator's form: relative least squares over steps in the measured range."""
+    rows, seconds = _samples(profile)
+    target = np.asarray(seconds)
+    features = np.asarray(rows) / target[:, None]
+    found = np.clip(np.linalg.lstsq(features, np.ones(len(rows)), rcond=None)[0], 0.0, None)
+    fixed, token, pair, sequence, context = (float(x) for x in found)
+    return WorkerCosts(
+        f"{profile.shape.name}, operator timings", fixed, 0.0, token, pair, sequence, context,
+        memory_tokens, profile.shape.kv_bytes_per_token, TransferCurve(TRANSFER_S, 1 / 50e9), profile.tp,
+    )  # fmt: skip
+
+
+def _samples(profile: OperatorProfile) -> tuple[list[list[float]], list[float]]:
+    rows, seconds = [], []
+    for new in (0, 256, 1024, 2048):
+        for n in (0, 8, 32, 64):
+            for context in (512, 2048):
+                chunks = [Chunk(new, 0)] if new else []
+                if new or n:
+                    rows.append([1.0, new, new * new / 2, n, n * context])
+                    seconds.append(profile.step_seconds(chunks, [context] * n))
+    return rows, seconds
+
+
+def link_of(accelerator: Accelerator) -> Link:
+    """Between ranks of a node."""
+    return Link(accelerator.link_bytes_per_s * LINK_SHARE, REDUCE_S)

@@ -1,0 +1,104 @@
+"""What a model's config.json says about its sizes: weights, KV per token, FLOPs. Torch-free.
+
+Knows nothing of hardware, traces or schedulers. Dense decoders only; a mixture of experts is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+
+KNOWN = Path(__file__).parent / "models.toml"
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """The sizes of a dense decoder, named as in config.json. ``bytes_per_value``: weights and KV (bf16: 2)."""
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    gated_mlp: bool = True
+    tied: bool = False
+    bytes_per_value: int = 2
+
+    @property
+    def layer_weights(self) -> int:
+        """Parameters of one layer's matrices."""
+        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
+        mlp = (3 if self.gated_mlp else 2) * self.intermediate_size
+        return self.hidden_size * (heads * self.head_dim + mlp)
+
+    @property
+    def weights(self) -> int:
+        """Parameters, embeddings included."""
+        tables = (1 if self.tied else 2) * self.vocab_size * self.hidden_size
+        return self.num_hidden_layers * self.layer_weights + tables
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.weights * self.bytes_per_value
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * self.bytes_per_value
+
+
+def from_config(path: str) -> ModelShape:
+    """The shape in a model directory's (or file's) config.json. Raises ConfigError naming what is missing."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"can't read the model's sizes from {file}: {error}", "model") from error
+    return _shape(config, file)
+
+
+def _shape(config: dict[str, Any], file: Path) -> ModelShape:
+    if config.get("num_experts") or config.get("num_local_experts"):
+        raise ConfigError(f"{file}: a mixture of experts is not modelled; give a dense model", "model")
+    heads = config.get("num_attention_heads")
+    try:
+        return ModelShape(
+            name=str(config.get("_name_or_path") or file.parent.name),
+            num_hidden_layers=int(config["num_hidden_layers"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_attention_heads=int(config["num_attention_heads"]),
+            num_key_value_heads=int(config.get("num_key_value_heads") or config["num_attention_heads"]),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // int(heads or 1)),
+            vocab_size=int(config["vocab_size"]),
+            gated_mlp=config.get("hidden_act", "silu") in ("silu", "swiglu", "gelu_pytorch_tanh"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file}: the field {error} is missing or no number", "model") from error
+
+
+def known_models() -> dict[str, ModelShape]:
+    """Shapes of widely used models, from their public config.json, by lower-case name without the organisation."""
+    tables = tomllib.loads(KNOWN.read_text(encoding="utf-8"))
+    return {name: msgspec.convert({"name": name, **fields}, ModelShape) for name, fields in tables.items()}
+
+
+def model_shape(name_or_path: str) -> ModelShape:
+    """A known model by (Hugging Face) name, or a config.json's sizes. Raises ConfigError listing the choices."""
+    found = known_models().get(name_or_path.rsplit("/", 1)[-1].lower())
+    if found is not None:
+        return found
+    if Path(name_or_path).exists():
+        return from_config(name_or_path)
+    choices = ", ".join(sorted(known_models()))
+    raise ConfigError(f"model {name_or_path!r} is unknown; give a config.json, or one of {choices}", "model")

@@ -1,0 +1,144 @@
+"""A decode worker in modelled time with nothing compressed: the real scheduler, sequences and chains, step by step.
+
+Knows nothing of routers. Slow and obvious: what ``decode_node.CompressedDecode`` is held against. Tokens are made
+up so that prompts whose blocks have the same ids have the same tokens, and are hashed for real.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from baton.decode_worker.scheduler import DecodeScheduler, Decoding
+from baton.engine.plan import StepPlan
+from baton.engine.sequence import Sequence
+from baton.kv.pool import PageLease, PagePool
+from baton.planner.costs import WorkerCosts
+from baton.planner.flight import Flight
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
+
+ROOT = b"\x00" * 32
+NO_LIMIT = 1 << 40
+VOCAB = 1 << 31
+
+
+class StepwiseDecode:
+    """The same surface as CompressedDecode; ``block_tokens`` must be the real 16."""
+
+    def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
+        assert block_tokens == BLOCK_TOKENS, "the real scheduler's blocks hold 16 tokens"
+        self.costs = costs
+        self.pool = PagePool(max(1, costs.kv_tokens // BLOCK_TOKENS))
+        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
+        self.now = self.busy = 0.0
+        self.generated = 0
+        self._ages = 0
+        self._flights: dict[int, tuple[Flight, Decoding]] = {}
+        self._planned: tuple[StepPlan, float] | None = None
+
+    @property
+    def preemptions(self) -> int:
+        """So far."""
+        return self.scheduler.preemptions
+
+    @property
+    def sequences(self) -> int:
+        """In the batch or preempted."""
+        return len(self._flights)
+
+    @property
+    def readers(self) -> int:
+        """Prompts being read here."""
+        return sum(d.reading for d in self.scheduler.running)
+
+    @property
+    def reading_tokens(self) -> int:
+        """Prompt tokens still to be computed here."""
+        return sum(d.sequence.pending for d in self.scheduler.running if d.reading)
+
+    def reserve(self, flight: Flight) -> PageLease:
+        """As the decode loop's admission."""
+        if self.scheduler.waiting:
+            raise PoolExhausted("preempted sequences wait for pages", "pages")
+        blocks = -(-flight.prompt // BLOCK_TOKENS)
+        limit = (flight.prompt - 1) // BLOCK_TOKENS
+        return self.pool.open(flight.full_blocks, blocks, self.scheduler.growth_reserve, limit)
+
+    def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
+        """From the next step."""
+        self.now = max(self.now, now)
+        self._ages += 1
+        sampling = Sampling(max_tokens=flight.outputs, ignore_eos=True)
+        request = EngineRequest("", _tokens(flight), flight.prompt, sampling)
+        decoding = Decoding(Sequence(flight.index, request, (), NO_LIMIT), ROOT, lease, self._ages)
+        decoding.chain.hashes[: len(flight.full_blocks)] = flight.full_blocks
+        self._flights[flight.index] = (flight, decoding)
+        if not local:
+            decoding.advance(decoding.sequence.pending)
+            self._take(flight, decoding)
+        self.scheduler.add(decoding)
+
+    def next_event(self) -> float:
+        """The end of the next step."""
+        if not self._flights:
+            return math.inf
+        return self.now + self._next()[1]
+
+    def advance(self, until: float) -> list[Flight]:
+        """Take every step that begins before ``until``."""
+        ended: list[Flight] = []
+        while self._flights and self.now < until:
+            plan, seconds = self._next()
+            if not plan.items:
+                raise PoolExhausted("the decode worker's pool can't hold its oldest sequence", "pages")
+            self._planned = None
+            self.now += seconds
+            self.busy += seconds
+            self._finish(plan, ended)
+        return ended
+
+    def _next(self) -> tuple[StepPlan, float]:
+        """The step under way: it is planned once, and who joins meanwhile waits for the one after."""
+        if self._planned is None:
+            plan = self.scheduler.plan()
+            shape = plan.shape()
+            seconds = self.costs.step_seconds(
+                shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
+            )
+            self._planned = plan, seconds
+        return self._planned
+
+    def _finish(self, plan: StepPlan, ended: list[Flight]) -> None:
+        for item in plan.items:
+            flight, decoding = self._flights[item.seq]
+            decoding.advance(len(item.tokens))
+            if item.sample is None:
+                continue
+            self._take(flight, decoding)
+            if decoding.sequence.finish_reason:
+                self.scheduler.remove(decoding)
+                del self._flights[item.seq]
+                flight.last_token = self.now
+                ended.append(flight)
+
+    def _take(self, flight: Flight, decoding: Decoding) -> None:
+        """The next token; its id only has to be its own."""
+        token = (flight.index * 7919 + decoding.sequence.outputs) % VOCAB
+        decoding.sequence.append(token)
+        decoding.chain.append(token)
+        self.generated += 1
+        flight.written = decoding.sequence.outputs
+        if flight.first_token < 0:
+            flight.first_token = self.now
+
+
+def _tokens(flight: Flight) -> tuple[int, ...]:
+    """The prompt, made from its blocks' ids."""
+    tokens: list[int] = []
+    for block in flight.full_blocks:
+        _, index, owner = struct.unpack("<BIq", block)
+        first = (owner * 65536 + index * BLOCK_TOKENS) % VOCAB
+        tokens.extend(range(first, first + BLOCK_TOKENS))
+    tokens.extend((flight.index + i) % VOCAB for i in range(flight.prompt - len(tokens)))
+    return tuple(tokens)

@@ -1,0 +1,81 @@
+"""What a simulated run was worth: SLOs met, and by whom not. Pure.
+
+Knows nothing of how requests were moved. Good: every SLO met. A refused request is never good; an answer of one token
+has no TPOT, so it is judged by TTFT alone and counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from baton.planner.figures import Figures, figures
+from baton.planner.flight import Flight
+
+
+class Slo(msgspec.Struct, frozen=True):
+    """Seconds to the first token, and per token after it, that each request may take at most."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class Score(msgspec.Struct, frozen=True):
+    """Shares are of all requests; times of those that were served, in seconds."""
+
+    requests: int
+    good: int
+    refused: int
+    one_token: int
+    attainment: float
+    goodput: float
+    late_first: float
+    late_tokens: float
+    ttft: Figures
+    tpot: Figures
+    latency: Figures
+
+
+def ttft(flight: Flight) -> float:
+    """Seconds from arrival to the first token."""
+    return flight.first_token - flight.arrival
+
+
+def tpot(flight: Flight) -> float:
+    """Seconds per token after the first; 0 for an answer of one."""
+    return (flight.last_token - flight.first_token) / (flight.outputs - 1) if flight.outputs > 1 else 0.0
+
+
+def is_good(flight: Flight, slo: Slo) -> bool:
+    """Whether it met every SLO."""
+    return not flight.refused and ttft(flight) <= slo.ttft_s and tpot(flight) <= slo.tpot_s
+
+
+def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
+    """Of a finished run over a trace of ``duration`` seconds."""
+    served = [f for f in flights if not f.refused]
+    good, count = sum(is_good(f, slo) for f in flights), max(1, len(flights))
+    return Score(
+        requests=len(flights),
+        good=good,
+        refused=len(flights) - len(served),
+        one_token=sum(f.outputs == 1 for f in served),
+        attainment=good / count,
+        goodput=good / duration if duration else 0.0,
+        late_first=sum(ttft(f) > slo.ttft_s for f in served) / count,
+        late_tokens=sum(tpot(f) > slo.tpot_s for f in served) / count,
+        ttft=figures([ttft(f) for f in served]),
+        tpot=figures([tpot(f) for f in served if f.outputs > 1]),
+        latency=figures([f.last_token - f.arrival for f in served]),
+    )
+
+
+def by_class(flights: Sequence[Flight], classes: Mapping[str, int]) -> dict[str, list[Flight]]:
+    """Flights by context class: the first whose limit, in prompt tokens, holds them; longer ones in the last."""
+    groups: dict[str, list[Flight]] = {name: [] for name in classes}
+    limits = sorted(classes.items(), key=lambda item: item[1])
+    for flight in flights:
+        name = next((name for name, most in limits if flight.prompt <= most), limits[-1][0])
+        groups[name].append(flight)
+    return groups

@@ -1,0 +1,190 @@
+"""Every ratio of a number of workers, simulated over the same trace; the plateau, its cliffs, and how sure that is.
+
+Knows nothing of prices, consoles or plots. A ratio is (prefill, decode); (0, n) is colocated.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.planner.cluster_sim import ClusterSim, SimSettings
+from baton.planner.costs import WorkerCosts
+from baton.planner.flight import Flight
+from baton.planner.score import Score, Slo, is_good, score
+from baton.planner.traces import Trace
+from baton.protos.errors import ConfigError
+
+PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's
+RESAMPLES = 400
+INTERVAL = (0.05, 0.95)
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """One ratio's outcome. ``prefill_busy`` and ``decode_busy`` are shares of the trace's time, mean over workers."""
+
+    prefill: int
+    decode: int
+    score: Score
+    prefill_busy: float
+    decode_busy: float
+    preemptions: int
+    hit_rate: float
+
+    @property
+    def name(self) -> str:
+        """As operators write it."""
+        return f"{self.prefill}P{self.decode}D" if self.prefill else f"{self.decode} colocated"
+
+
+class Cliff(msgspec.Struct, frozen=True):
+    """Where goodput falls off beside the plateau, by how much, and why."""
+
+    side: str
+    prefill: int
+    decode: int
+    goodput: float
+    lost: float
+    reason: str
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """``ratios`` from few to many prefill workers; ``colocated`` apart. ``interval``: prefill workers of the best."""
+
+    ratios: tuple[Ratio, ...]
+    colocated: Ratio
+    best: Ratio
+    plateau: tuple[int, int]
+    cliffs: tuple[Cliff, ...]
+    interval: tuple[int, int]
+    goodput_interval: tuple[float, float]
+
+
+Flights = dict[tuple[int, int], list[Flight]]
+
+
+def simulate(settings: SimSettings, prefill: WorkerCosts, decode: WorkerCosts, trace: Trace, slo: Slo) -> Ratio:
+    """One ratio."""
+    return _run(settings, prefill, decode, trace, slo)[0]
+
+
+def _run(
+    settings: SimSettings, prefill: WorkerCosts, decode: WorkerCosts, trace: Trace, slo: Slo
+) -> tuple[Ratio, list[Flight]]:
+    sim = ClusterSim(settings, prefill, decode, trace)
+    sim.run()
+    duration = max(trace.duration, 1e-9)
+    readers = [p.node for p in sim.prefills.values()]
+    writers = [d.node for d in sim.decodes.values()]
+    asked = sum(f.prompt for f in sim.flights if not f.refused)
+    found = Ratio(
+        settings.prefill,
+        settings.decode,
+        score(sim.flights, slo, duration),
+        sum(n.busy for n in readers) / duration / max(1, len(readers)),
+        sum(n.busy for n in writers) / duration / len(writers),
+        sum(n.preemptions for n in writers),
+        sum(f.cached for f in sim.flights if not f.refused) / max(1, asked),
+    )
+    return found, sim.flights
+
+
+def sweep(
+    workers: int,
+    prefill: WorkerCosts,
+    decode: WorkerCosts,
+    trace: Trace,
+    slo: Slo,
+    settings: SimSettings,
+    window_s: float = 60.0,
+    told: Callable[[Ratio], None] = lambda ratio: None,
+) -> tuple[Sweep, Flights]:
+    """All of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
+    if workers < 2:
+        raise ConfigError("a ratio needs two workers at least", "workers")
+    ratios: list[Ratio] = []
+    flights: Flights = {}
+    for readers in range(workers):
+        at = msgspec.structs.replace(settings, prefill=readers, decode=workers - readers)
+        found, flights[readers, workers - readers] = _run(at, prefill, decode, trace, slo)
+        told(found)
+        ratios.append(found)
+    colocated, split = ratios[0], tuple(ratios[1:])
+    best = max(split, key=lambda r: (r.score.goodput, -r.score.ttft.mean))
+    interval, goodputs = _bootstrap(split, flights, best, slo, trace, window_s, random.Random(settings.seed))
+    plateau = plateau_of(split, best)
+    cliffs = tuple(_cliffs(split, plateau, best))
+    return Sweep(split, colocated, best, plateau, cliffs, interval, goodputs), flights
+
+
+def plateau_of(ratios: Sequence[Ratio], best: Ratio) -> tuple[int, int]:
+    """Fewest and most prefill workers, without a gap around the best, that do nearly as well."""
+    good = {r.prefill for r in ratios if r.score.goodput >= (1 - PLATEAU) * best.score.goodput}
+    low = high = best.prefill
+    while low - 1 in good:
+        low -= 1
+    while high + 1 in good:
+        high += 1
+    return low, high
+
+
+def _cliffs(ratios: Sequence[Ratio], plateau: tuple[int, int], best: Ratio) -> list[Cliff]:
+    by_prefill = {r.prefill: r for r in ratios}
+    found = []
+    for side, beyond in (("few prefill", plateau[0] - 1), ("few decode", plateau[1] + 1)):
+        over = by_prefill.get(beyond)
+        if over is not None:
+            lost = 1 - over.score.goodput / best.score.goodput if best.score.goodput else 0.0
+            found.append(Cliff(side, over.prefill, over.decode, over.score.goodput, lost, why(over)))
+    return found
+
+
+def why(ratio: Ratio) -> str:
+    """What keeps a ratio from doing better, in words."""
+    s = ratio.score
+    parts = []
+    if s.late_first:
+        parts.append(f"{s.late_first:.1%} get their first token late (prefill busy {ratio.prefill_busy:.0%})")
+    if s.late_tokens:
+        parts.append(f"{s.late_tokens:.1%} get tokens too slowly (decode busy {ratio.decode_busy:.0%})")
+    if s.refused:
+        parts.append(f"{s.refused / s.requests:.1%} don't fit a worker's KV pages")
+    if ratio.preemptions:
+        parts.append(f"{ratio.preemptions} preemptions for want of KV pages")
+    return "; ".join(parts) or "every SLO is met"
+
+
+def _bootstrap(
+    ratios: Sequence[Ratio],
+    flights: Flights,
+    best: Ratio,
+    slo: Slo,
+    trace: Trace,
+    window_s: float,
+    rng: random.Random,
+) -> tuple[tuple[int, int], tuple[float, float]]:
+    """Windows of the trace drawn again and again: which ratio would have been best, and how good the best one."""
+    counts = {r.prefill: _good_by_window(flights[r.prefill, r.decode], slo, window_s) for r in ratios}
+    windows = max(len(c) for c in counts.values())
+    winners, goodputs = [], []
+    for _ in range(RESAMPLES):
+        drawn = [rng.randrange(windows) for _ in range(windows)]
+        sums = {p: sum(c[i] for i in drawn) for p, c in counts.items()}
+        most = max(sums.values())
+        winners.append(min((p for p, s in sums.items() if s == most), key=lambda p: abs(p - best.prefill)))
+        goodputs.append(sums[best.prefill] / max(trace.duration, window_s))
+    return _middle(sorted(winners)), _middle(sorted(goodputs))
+
+
+def _good_by_window(flights: Sequence[Flight], slo: Slo, window_s: float) -> list[int]:
+    counts = [0] * (int(max(f.arrival for f in flights) / window_s) + 1)
+    for flight in flights:
+        counts[int(flight.arrival / window_s)] += is_good(flight, slo)
+    return counts
+
+
+def _middle(ordered: Sequence[float]) -> tuple[float, float]:
+    low, high = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in INTERVAL)
+    return low, high

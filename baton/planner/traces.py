@@ -1,0 +1,167 @@
+"""Traces of load: Mooncake JSONL and Azure CSV, read into one form. Torch-free.
+
+Knows nothing of what is done with them. A line that can't be read is an error that names the line and the reason;
+the caller chooses whether the first one ends the reading or all are skipped and told.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import InvalidRequest
+
+MOONCAKE_BLOCK_TOKENS = 512
+MAX_LENGTH = 1 << 24
+
+
+class TraceError(InvalidRequest):
+    """A line of a trace that can't be read; ``line`` counts from 1."""
+
+    label = "invalid_request"
+
+    def __init__(self, source: str, line: int, reason: str) -> None:
+        super().__init__(f"{source} line {line}: {reason}", "trace")
+        self.line, self.reason = line, reason
+
+
+class TraceRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One request: seconds since the trace began, tokens in and out, chained ids of the prompt's blocks."""
+
+    arrival: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """Requests by arrival. ``block_tokens`` is what one hash id stands for (the last one may stand for less)."""
+
+    source: str
+    requests: tuple[TraceRequest, ...]
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first to the last arrival."""
+        return self.requests[-1].arrival - self.requests[0].arrival if self.requests else 0.0
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether it says what prompts share."""
+        return any(r.hash_ids for r in self.requests)
+
+    def between(self, start: float, end: float) -> Trace:
+        """The requests that arrive in [start, end), their clock beginning at ``start``."""
+        inside = (r for r in self.requests if start <= r.arrival < end)
+        moved = tuple(msgspec.structs.replace(r, arrival=r.arrival - start) for r in inside)
+        return msgspec.structs.replace(self, requests=moved)
+
+    def faster(self, factor: float) -> Trace:
+        """The same requests, arriving ``factor`` times as fast."""
+        moved = tuple(msgspec.structs.replace(r, arrival=r.arrival / factor) for r in self.requests)
+        return msgspec.structs.replace(self, requests=moved)
+
+    def sample(self, count: int, rng: random.Random) -> Trace:
+        """``count`` of the requests, by chance, in order of arrival."""
+        picked = sorted(rng.sample(range(len(self.requests)), min(count, len(self.requests))))
+        return msgspec.structs.replace(self, requests=tuple(self.requests[i] for i in picked))
+
+
+def read_trace(path: str, skip_bad: bool = False) -> Trace:
+    """Read a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at a bad line unless ``skip_bad``."""
+    file = Path(path)
+    reader = {".jsonl": _mooncake, ".csv": _azure}.get(file.suffix)
+    if reader is None:
+        raise InvalidRequest(f"{path}: a trace is a .jsonl (Mooncake) or a .csv (Azure) file", "trace")
+    skipped: list[str] = []
+    try:
+        with file.open(encoding="utf-8", newline="") as stream:
+            found = list(_checked(reader(stream), file.name, skipped if skip_bad else None))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"can't read the trace {path}: {error}", "trace") from error
+    if not found:
+        raise InvalidRequest(f"{path} holds no request that can be read", "trace")
+    found.sort(key=lambda r: r.arrival)
+    first = found[0].arrival
+    moved = tuple(msgspec.structs.replace(r, arrival=r.arrival - first) for r in found)
+    return Trace(file.name, moved, skipped=tuple(skipped))
+
+
+Parsed = tuple[int, Callable[[], TraceRequest]]
+
+
+def _checked(lines: Iterator[Parsed], source: str, skipped: list[str] | None) -> Iterator[TraceRequest]:
+    for number, parse in lines:
+        try:
+            request = parse()
+            _require_sound(request)
+        except (ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            bad = TraceError(source, number, reason)
+            if skipped is None:
+                raise bad from error
+            skipped.append(bad.message)
+        else:
+            yield request
+
+
+def _require_sound(request: TraceRequest) -> None:
+    for name in ("input_length", "output_length"):
+        value = getattr(request, name)
+        if not 1 <= value <= MAX_LENGTH:
+            raise ValueError(f"{name} is {value}; it must be 1..{MAX_LENGTH}")
+    if not 0 <= request.arrival < float("inf"):
+        raise ValueError(f"the time is {request.arrival}; it must be 0 or later")
+    blocks = -(-request.input_length // MOONCAKE_BLOCK_TOKENS)
+    if request.hash_ids and len(request.hash_ids) != blocks:
+        raise ValueError(f"{len(request.hash_ids)} hash_ids; {request.input_length} tokens have {blocks} blocks")
+
+
+# ---- Mooncake: {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]} -----------------------
+
+
+class _MooncakeLine(msgspec.Struct, frozen=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def _mooncake(stream: Iterable[str]) -> Iterator[Parsed]:
+    decoder = msgspec.json.Decoder(_MooncakeLine)
+    for number, line in enumerate(stream, 1):
+        if line.strip():
+            yield number, lambda line=line: _from_mooncake(decoder.decode(line))  # type: ignore[misc]
+
+
+def _from_mooncake(line: _MooncakeLine) -> TraceRequest:
+    return TraceRequest(line.timestamp / 1e3, line.input_length, line.output_length, line.hash_ids)
+
+
+# ---- Azure: TIMESTAMP,ContextTokens,GeneratedTokens -----------------------------------------------------------
+
+
+def _azure(stream: Iterable[str]) -> Iterator[Parsed]:
+    for number, row in enumerate(csv.DictReader(stream), 2):
+        yield number, lambda row=row: _from_azure(row)  # type: ignore[misc]
+
+
+def _from_azure(row: dict[str, Any]) -> TraceRequest:
+    stamp = row["TIMESTAMP"]
+    if stamp is None or None in row:
+        raise ValueError("it must have the fields TIMESTAMP, ContextTokens and GeneratedTokens")
+    # .NET writes seven decimals of a second; Python reads six.
+    at = datetime.fromisoformat(stamp.strip()[:26] if "." in stamp else stamp.strip())
+    return TraceRequest(_seconds(at), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _seconds(at: datetime) -> float:
+    return (at - datetime(1970, 1, 1, tzinfo=at.tzinfo)).total_seconds()

@@ -1,0 +1,80 @@
+"""Step time from operator timings."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from baton.planner.grid import Axis
+from baton.planner.model_shape import from_config, known_models, model_shape
+from baton.planner.operators import Chunk, Link, load_operators
+from baton.protos.errors import ConfigError
+
+RUNS = Path(__file__).parents[1] / "data" / "vllm_real"
+LLAMA, QWEN = RUNS / "rtx4090_llama-3.1-8b" / "profile", RUNS / "rtxpro6000_qwen3-32b" / "profile"
+LINK = Link(16e9, 20e-6)
+
+
+def test_tables_give_back_their_points_and_lines_between_and_beyond() -> None:
+    axis = Axis([((1, 10), 1.0), ((1, 20), 2.0), ((3, 10), 5.0)])
+    assert axis.at(1, 10) == 1.0
+    assert axis.at(1, 15) == 1.5
+    assert axis.at(1, 30) == 3.0
+    assert axis.at(2, 10) == 3.0
+    assert axis.at(0, 10) == 1.0
+
+
+def test_a_known_model_has_the_weights_and_kv_its_name_says() -> None:
+    llama = model_shape("meta-llama/Llama-3.1-8B")
+    assert llama.weights == pytest.approx(8.03e9, rel=0.01)
+    assert llama.kv_bytes_per_token == 131072
+    assert known_models()["opt-66b"].weights == pytest.approx(66e9, rel=0.02)
+    assert known_models()["bloom-176b"].weights == pytest.approx(176e9, rel=0.02)
+
+
+def test_a_config_json_is_read_and_what_it_lacks_is_named(tmp_path: Path) -> None:
+    fields = '"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4'
+    (tmp_path / "config.json").write_text("{" + fields + ', "vocab_size": 100}')
+    assert from_config(str(tmp_path)).head_dim == 16
+    (tmp_path / "config.json").write_text("{" + fields + "}")
+    with pytest.raises(ConfigError, match="vocab_size"):
+        model_shape(str(tmp_path))
+    with pytest.raises(ConfigError, match="qwen3-32b"):
+        model_shape("no-such-model")
+
+
+def test_more_work_takes_longer() -> None:
+    profile = load_operators(str(LLAMA))
+    decode = profile.step_seconds([], [1000] * 32)
+    assert 0.015 < profile.step_seconds([], [1000]) < decode < 0.03
+    assert profile.step_seconds([], [2000] * 32) > decode
+    prompt = profile.step_seconds([Chunk(2048, 0)], [])
+    assert prompt == pytest.approx(0.193, rel=0.02)
+    assert profile.step_seconds([Chunk(2016, 0)], [1000] * 32) > profile.step_seconds([Chunk(2016, 0)], [])
+
+
+def test_several_prompts_cost_less_attention_than_one_of_their_length() -> None:
+    profile = load_operators(str(LLAMA))
+    many = profile.attention_seconds([Chunk(512, 0)] * 4, [])
+    assert many < profile.attention_seconds([Chunk(2048, 0)], [])
+
+
+def test_ranks_that_communicate_need_a_link() -> None:
+    with pytest.raises(ConfigError, match="link_bw"):
+        load_operators(str(QWEN))
+    near, far = load_operators(str(QWEN), link=LINK), load_operators(str(QWEN), link=Link(8e9, 20e-6))
+    assert near.tp == 2
+    assert near.step_seconds([Chunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
+    assert far.step_seconds([Chunk(2048, 0)], []) > near.step_seconds([Chunk(2048, 0)], [])
+
+
+def test_a_profile_of_another_parallelism_or_with_a_bad_row_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="intermediate_size"):
+        load_operators(str(QWEN), tp=1)
+    shutil.copytree(LLAMA, tmp_path / "p")
+    (tmp_path / "p" / "dense.csv").write_text("layer,tokens,time_us\nact_fn,one,2\n")
+    with pytest.raises(ConfigError, match=r"dense.csv line 2"):
+        load_operators(str(tmp_path / "p"))
+    (tmp_path / "p" / "dense.csv").unlink()
+    with pytest.raises(ConfigError, match=r"dense.csv"):
+        load_operators(str(tmp_path / "p"))

@@ -1,0 +1,108 @@
+"""vLLM's schedule, and two recorded runs given back."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.main import app
+from baton.planner.operators import Chunk, load_operators
+from baton.planner.validate import validate
+from baton.planner.vllm_engine import Timed, VllmEngine, VllmSettings
+from baton.planner.vllm_run import load_run
+from baton.protos.errors import ConfigError
+
+RUNS = Path(__file__).parents[1] / "data" / "vllm_real"
+
+
+class Recorder:
+    """Each step takes a second; what it held is kept."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[int], int]] = []
+
+    def __call__(self, chunks: Sequence[Chunk], decodes: Sequence[int], finishing: int) -> float:
+        self.steps.append(([c.new for c in chunks], len(decodes)))
+        return 1.0
+
+
+def test_a_prompt_is_cut_by_the_budget_and_mixed_with_decodes() -> None:
+    steps = Recorder()
+    requests = [Timed(0.0, 100, 3), Timed(0.5, 3000, 2)]
+    VllmEngine(VllmSettings(1000), steps).run(requests)
+    # Step 2 was planned while step 1 ran, before the second request came.
+    assert steps.steps == [([100], 0), ([], 1), ([2047], 1), ([953], 0), ([], 1)]
+    assert requests[0].first_token == 1.0
+    assert requests[1].scheduled == 1.0
+    assert requests[1].first_token == 4.0
+
+
+def test_without_asynchronous_scheduling_a_request_waits_one_step_less() -> None:
+    steps = Recorder()
+    requests = [Timed(0.0, 100, 3), Timed(0.5, 100, 2)]
+    VllmEngine(VllmSettings(1000, async_scheduling=False), steps).run(requests)
+    assert requests[1].first_token == 2.0
+
+
+def test_a_shortage_of_pages_preempts_the_youngest_and_everybody_ends() -> None:
+    requests = [Timed(0.0, 64, 100), Timed(0.0, 64, 100), Timed(0.0, 64, 100)]
+    engine = VllmEngine(VllmSettings(20), Recorder())
+    engine.run(requests)
+    assert engine.preemptions > 0
+    assert requests[0].preemptions == 0
+    assert all(r.last_token > 0 for r in requests)
+    engine.pool.check()
+    assert engine.pool.snapshot_counts().leases == 0
+
+
+def test_a_request_is_admitted_only_if_all_of_its_prompt_fits() -> None:
+    requests = [Timed(0.0, 160, 40), Timed(0.0, 160, 2)]
+    VllmEngine(VllmSettings(15), Recorder()).run(requests)
+    assert requests[1].scheduled > requests[0].first_token
+    with pytest.raises(ConfigError, match="never fit"):
+        VllmEngine(VllmSettings(15), Recorder()).run([Timed(0.0, 500, 2)])
+
+
+def test_seats_are_limited() -> None:
+    requests = [Timed(0.0, 16, 5) for _ in range(4)]
+    VllmEngine(VllmSettings(1000, max_num_seqs=2), Recorder()).run(requests)
+    assert [r.scheduled == 0.0 for r in requests] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["rtx4090_llama-3.1-8b", "rtxpro6000_qwen3-32b"])
+def test_a_recorded_run_is_given_back(name: str) -> None:
+    run = load_run(str(RUNS / name))
+    found = validate(run, load_operators(str(RUNS / name / "profile"), run.tp, run.link))
+    errors = {row.metric: row.error for row in found.rows}
+    assert abs(errors["tpot"]["mean"] or 0.0) < 0.02
+    for metric in ("queue", "scheduled_to_first"):
+        assert abs(errors[metric]["mean"] or 0.0) < 0.05
+        assert abs(errors[metric]["p99"] or 0.0) < 0.10
+
+
+def test_a_profile_that_does_not_fit_the_run_is_refused() -> None:
+    run = load_run(str(RUNS / "rtx4090_llama-3.1-8b"))
+    other = load_run(str(RUNS / "rtxpro6000_qwen3-32b"))
+    with pytest.raises(ConfigError, match="profile of qwen3-32b"):
+        validate(run, load_operators(str(RUNS / "rtxpro6000_qwen3-32b" / "profile"), 2, other.link))
+
+
+def test_a_damaged_run_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    shutil.copytree(RUNS / "rtx4090_llama-3.1-8b", tmp_path / "run")
+    file = tmp_path / "run" / "requests.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\n{}\n")
+    flags = ["sim", "validate", "--run", str(tmp_path / "run"), "--profile", str(tmp_path / "run" / "profile")]
+    done = CliRunner().invoke(app, flags)
+    assert done.exit_code == 1
+    with pytest.raises(ConfigError, match="line 2"):
+        load_run(str(tmp_path / "run"))
+
+
+def test_the_command_writes_json(tmp_path: Path) -> None:
+    home = RUNS / "rtxpro6000_qwen3-32b"
+    flags = ["sim", "validate", "--run", str(home), "--profile", str(home / "profile"), "--json", "-"]
+    done = CliRunner().invoke(app, flags)
+    assert done.exit_code == 0
+    assert '"scheduled_to_first"' in done.stdout
