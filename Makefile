@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: setup serve test soak check proto proto-check bench
+.PHONY: setup serve test soak check kernels proto proto-check bench
 .DEFAULT_GOAL := serve
 
 $(STAMP): pyproject.toml
@@ -24,6 +24,9 @@ soak: $(STAMP)
 
 check: $(STAMP) proto-check
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+kernels: $(STAMP)  ## build the native kernels ahead of first use, for every ISA
+	@$(BIN)/python -m baton.kernels.abi.build
 
 proto: $(STAMP)  ## write the protobuf code anew
 	@$(call PROTOC,.)

@@ -97,13 +97,32 @@ def serve(otlp_port: int, port: int, args: list[str]) -> subprocess.Popen[bytes]
     raise SystemExit("the cluster did not come up")
 
 
-def complete(port: int, prompt: list[int], tokens: int) -> None:
-    """One greedy completion of ``prompt``."""
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+def complete(port: int, prompt: list[int], tokens: int) -> float:
+    """One greedy completion of ``prompt``, streamed; its TTFT in seconds, as a client sees it."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    urllib.request.urlopen(request, timeout=120).read()
+    began = time.monotonic()
+    with urllib.request.urlopen(request, timeout=120) as response:
+        response.readline()
+        first = time.monotonic() - began
+        response.read()
+    return first
+
+
+def parts_of_ttft(spans: list[Span], ttft: float) -> str:
+    """The client's TTFT, split: what the spans don't cover is named for where it lies."""
+    named = {s.name: s for s in spans}
+    queue, prefill = named["queue"], named["prefill"]
+    parts = {
+        "arrive": queue.start - named["route"].start,
+        "queue": queue.end - queue.start,
+        "admit": prefill.start - queue.end,
+        "prefill": prefill.end - prefill.start,
+    }
+    parts["HTTP, tokens back"] = ttft - sum(parts.values())
+    return f"TTFT {ttft * 1e3:.1f} ms = " + " + ".join(f"{name} {part * 1e3:.1f}" for name, part in parts.items())
 
 
 def pick(spans: list[Span]) -> list[Span]:
@@ -157,7 +176,7 @@ def main() -> None:
     cluster = serve(otlp_port, args.port, rest)
     try:
         for seed in range(4):  # the last one is drawn: warm, and with a prompt nobody has seen
-            complete(
+            ttft = complete(
                 args.port, [(seed * 7919 + 13 * i) % 1500 + 300 for i in range(args.prompt_tokens)], args.tokens
             )
         time.sleep(2.0)  # exporters flush twice a second
@@ -168,7 +187,10 @@ def main() -> None:
     spans = pick(receiver.spans)
     for span in spans:
         print(f"{span.name:10} {(span.end - span.start) * 1e3:9.2f} ms  {span.service}  {span.attributes}")
-    draw(spans, f"One request: {args.prompt_tokens} prompt tokens, {args.tokens} answered, 1P1D", args.out)
+    split = parts_of_ttft(spans, ttft)
+    print(split)
+    title = f"One request, 1P1D: {args.prompt_tokens} prompt tokens, {args.tokens} answered\n{split}"
+    draw(spans, title, args.out)
     print(f"wrote {args.out}")
 
 

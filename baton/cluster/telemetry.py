@@ -61,6 +61,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry, role: str, worker: str, model: str) -> None:
         self.registry = registry
         self._labels = {"role": role, "worker": worker, "model": model}
+        self._link_labels: list[dict[str, str]] = []
         self.cache_usage = self._gauge("kv_cache_usage_ratio", "Leased and quarantined pages over all pages")
         self.pages = self._gauge_by("kv_cache_pages", "Pages by state", "state")
         self.running = self._gauge("sequences_running", "Sequences in the batch")
@@ -76,18 +77,53 @@ class WorkerMetrics:
         self.leases_swept = self._counter("leases_swept", "Leases the TTL sweeper had to end")
         self.transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes shipped")
         self.transfer_blocks = self._counter("kv_transfer_blocks", "KV blocks shipped")
+        self.fetched_bytes = self._counter("kv_fetched_bytes", "KV bytes fetched from other workers' caches")
+        self.fetched_blocks = self._counter("kv_fetched_blocks", "KV blocks fetched from other workers' caches")
         self.transfer_seconds = Histogram(
             "baton_kv_transfer_seconds", "Exposed transfer: after the last chunk, until the last acknowledgement",
             list(self._labels), buckets=SECONDS, registry=registry,
         ).labels(**self._labels)  # fmt: skip
+        self._links = Gauge(
+            "baton_kv_transport_info", "How KV gets to each decode worker; 1 for the way in use",
+            [*self._labels, "peer", "transport"], registry=registry,
+        )  # fmt: skip
+        self._link_speed = Gauge(
+            "baton_kv_transport_bandwidth_bytes_per_second", "What the last preflight measured",
+            [*self._labels, "peer", "transport"], registry=registry,
+        )  # fmt: skip
+        self._fallbacks = Counter(
+            "baton_kv_transport_fallbacks", "Preflights that chose another than the best transport; why",
+            [*self._labels, "transport", "reason"], registry=registry,
+        )  # fmt: skip
+        self.tier_blocks = self._gauge_by("kv_tier_blocks", "KV blocks in a lower tier", "tier")
+        self._tier_events = Counter(
+            "baton_kv_tier_events", "Blocks stored, loaded, evicted or found damaged, by lower tier",
+            [*self._labels, "tier", "event"], registry=registry,
+        )  # fmt: skip
         self._refusals = Counter(
             "baton_handoff_refusals", "Handoff frames refused, by error label", [*self._labels, "error"],
             registry=registry,
         )  # fmt: skip
 
+    def tier_events(self, tier: str, event: str) -> Counter:
+        """Blocks of a lower tier that were stored, loaded, evicted or found damaged."""
+        return self._tier_events.labels(**self._labels, tier=tier, event=event)
+
     def refused(self, error_label: str) -> None:
         """Count one refused handoff frame."""
         self._refusals.labels(**self._labels, error=error_label).inc()
+
+    def linked(self, peer: str, transport: str, bytes_per_s: float, reason: str) -> None:
+        """KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why not by the best, or is empty."""
+        for old in [labels for labels in self._link_labels if labels["peer"] == peer]:
+            self._links.labels(**old).set(0)
+            self._link_labels.remove(old)
+        labels = {**self._labels, "peer": peer, "transport": transport}
+        self._link_labels.append(labels)
+        self._links.labels(**labels).set(1)
+        self._link_speed.labels(**labels).set(bytes_per_s)
+        if reason:
+            self._fallbacks.labels(**self._labels, transport=transport, reason=reason).inc()
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"baton_{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)

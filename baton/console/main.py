@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from baton.console import planning
 from baton.protos.errors import BatonError
 
 app = typer.Typer(
@@ -37,8 +38,11 @@ def serve(
     port: Annotated[int | None, _flag("REST port (8000); 0 takes a free one")] = None,
     grpc_port: Annotated[int | None, _flag("gRPC port (8001); 0 takes a free one")] = None,
     insecure: Annotated[bool | None, _flag("Listen on a routable address without auth", "--insecure")] = None,
+    keys: Annotated[str | None, _flag("File of API keys (baton keys add); default: none asked for")] = None,
     policy: Annotated[str | None, _flag("round_robin, least_loaded or cost (cost)")] = None,
     dtype: Annotated[str | None, _flag("auto, float32 or bfloat16 (auto)")] = None,
+    kv_cache_dtype: Annotated[str | None, _flag("auto, float32, bf16, int8 or fp8 (auto: as dtype)")] = None,
+    quantization: Annotated[str | None, _flag("Round the weights on load: none, int8 or int4 (none)")] = None,
     device: Annotated[str | None, _flag("cpu, cuda or paced:PROFILE (cpu)")] = None,
     seed: Annotated[int | None, _flag("Seeds what is random; 0 takes the system's entropy")] = None,
     max_model_len: Annotated[int | None, _flag("Cap on prompt and answer, in tokens")] = None,
@@ -52,10 +56,13 @@ def serve(
     """Bring up a router, workers, Redis and Ray; Ctrl-C takes all of it down."""
     from baton.console.serve import run
 
-    router = {"host": host, "port": port, "grpc_port": grpc_port, "insecure": insecure, "policy": policy}
+    router = {
+        "host": host, "port": port, "grpc_port": grpc_port, "insecure": insecure, "keys_file": keys,
+        "policy": policy,
+    }  # fmt: skip
     worker = {
-        "model": model, "model_name": model_name, "dtype": dtype, "device": device, "seed": seed,
-        "max_model_len": max_model_len, "pages": pages,
+        "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
+        "quantization": quantization, "device": device, "seed": seed, "max_model_len": max_model_len, "pages": pages,
     }  # fmt: skip
     flags: dict[str, dict[str, Any]] = {
         "router": router,
@@ -79,6 +86,105 @@ def workers(
     from baton.console.workers import show_workers
 
     raise typer.Exit(_guarded(lambda: show_workers(redis, namespace)))
+
+
+@app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="The answer's id, or its x-request-id")],
+    url: Annotated[str | None, _flag("The router; default: of the newest cluster on this machine")] = None,
+    key: Annotated[str, typer.Option(help="API key", envvar="BATON_API_KEY")] = "",
+    json: Annotated[bool, typer.Option("--json", help="The record itself")] = False,
+) -> None:
+    """Show why a request went where it went, and what was predicted against what was seen."""
+    from baton.console.explain import show
+
+    raise typer.Exit(_guarded(lambda: show(request_id, url, key, json)))
+
+
+keys_app = typer.Typer(no_args_is_help=True, help="API keys: who may use the router, and how much of it.")
+app.add_typer(keys_app, name="keys")
+_KeysFile = Annotated[str | None, _flag("The file of keys; default: router.keys_file of the config, or keys.json")]
+
+
+@keys_app.command("add")
+def keys_add(
+    tenant: Annotated[str, typer.Argument(help="Whose key it is: its share of the queue and its cache are theirs")],
+    name: Annotated[str, typer.Option(help="To tell keys apart")] = "",
+    rpm: Annotated[int, typer.Option(help="Requests per minute; 0: no limit")] = 0,
+    tpm: Annotated[int, typer.Option(help="Tokens per minute, prompt and answer; 0: no limit")] = 0,
+    weight: Annotated[float, typer.Option(help="Its share when requests must wait")] = 1.0,
+    priority: Annotated[int, typer.Option(help="Lower is sooner")] = 0,
+    model: Annotated[list[str] | None, typer.Option(help="A model it may use; default: all")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May look at every tenant's requests")] = False,
+    file: _KeysFile = None,
+) -> None:
+    """Make a key and show it, once."""
+    from baton.console.keys import add
+
+    fields = {
+        "name": name, "requests_per_min": rpm, "tokens_per_min": tpm, "weight": weight, "priority": priority,
+        "models": tuple(model or ()), "admin": admin,
+    }  # fmt: skip
+    raise typer.Exit(_guarded(lambda: add(file, tenant, fields)))
+
+
+@keys_app.command("list")
+def keys_list(file: _KeysFile = None) -> None:
+    """Show every key, but for the keys themselves."""
+    from baton.console.keys import show
+
+    raise typer.Exit(_guarded(lambda: show(file)))
+
+
+@keys_app.command("revoke")
+def keys_revoke(key_id: Annotated[str, typer.Argument(help="Its id")], file: _KeysFile = None) -> None:
+    """Close a key for good; routers notice within a second."""
+    from baton.console.keys import revoke
+
+    raise typer.Exit(_guarded(lambda: revoke(file, key_id)))
+
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command("kv")
+def bench_kv(
+    json: Annotated[str | None, _flag("Write the rows to this file, as JSON")] = None,
+    plot: Annotated[str | None, _flag("Write a picture of the ratios to this file (needs matplotlib)")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each thing is measured")] = 7,
+    mib: Annotated[int, typer.Option(min=16, help="MiB of KV in one handoff")] = 256,
+    page_kib: Annotated[int, typer.Option(min=32, help="KiB of one page")] = 2048,
+    tier_model: Annotated[
+        str | None, _flag("Measure host and disk tier against computing with this model; random-0.5b makes one")
+    ] = None,
+) -> None:
+    """How fast KV gets from worker to worker, by every transport, beside what the machine can do at all."""
+    from baton.console.kvbench.report import show
+
+    raise typer.Exit(_guarded(lambda: show(rounds, mib << 20, page_kib << 10, json, plot, tier_model)))
+
+
+@bench_app.command("router")
+def bench_router(
+    figure: Annotated[
+        list[str] | None, typer.Argument(help="Which: ttft throughput cpu cpu-long memory overload")
+    ] = None,
+    json: Annotated[str | None, _flag("Write the rows to this file, as JSON")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each thing is measured")] = 3,
+    requests: Annotated[int, typer.Option(min=1000, help="Requests after which memory is looked at")] = 20_000,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each load, for goodput")] = 10.0,
+) -> None:
+    """What the router adds to a request, and how much it carries, before workers whose forward pass is free."""
+    from baton.console.routerbench.report import FIGURES, show
+
+    chosen = tuple(figure or FIGURES)
+    if unknown := set(chosen) - set(FIGURES):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose of {', '.join(FIGURES)}")
+    raise typer.Exit(_guarded(lambda: show(chosen, rounds, requests, seconds, json)))
+
+
+planning.register(app)
 
 
 @app.command("version")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pydantic
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from baton.cluster.config import BatonConfig
@@ -26,19 +27,27 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
     url = redis_url or newest_run(Path(tempfile.gettempdir()))
     if redis_url:
         check_redis(redis_url)
-    Console(highlight=False, width=140).print(table(asyncio.run(_look(url, namespace))))
+    console, entries = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
+    console.print(table(entries))
+    if (links := links_table(entries)) is not None:
+        console.print(links)
     return 0
 
 
 def newest_run(folder: Path) -> str:
     """The Redis of the run that started last. Raises ConfigError when none runs here."""
+    return newest_config(folder).redis.url
+
+
+def newest_config(folder: Path) -> BatonConfig:
+    """The config of the run that started last. Raises ConfigError when none runs here."""
     for path in sorted(folder.glob("baton-*/config.json"), key=lambda p: p.stat().st_mtime, reverse=True):
         try:
-            url = BatonConfig.model_validate_json(path.read_bytes()).redis.url
-            check_redis(url)
+            config = BatonConfig.model_validate_json(path.read_bytes())
+            check_redis(config.redis.url)
         except (OSError, pydantic.ValidationError, ConfigError):
             continue  # of a run that is over
-        return url
+        return config
     raise ConfigError(
         "no cluster runs on this machine: start one with `baton serve`, or pass --redis URL", "redis.url"
     )
@@ -55,6 +64,17 @@ def table(entries: dict[str, Entry]) -> Table:
             name, info.role, info.state, info.model_id, info.address, *map(str, counts), f"{age:.1f} s ago"
         )
     return shown
+
+
+def links_table(entries: dict[str, Entry]) -> Table | None:
+    """How KV gets from worker to worker, one row per measured pair; None before the first handoff."""
+    shown = Table("KV from", "to", "by", "GB/s", "fixed", "note", box=None)
+    for name, (_, load, _age) in sorted(entries.items()):
+        for link in sorted(load.kv_links, key=lambda link: link.peer):
+            note = f"[yellow]fallback: {escape(link.fallback)}[/]" if link.fallback else ""
+            speed, fixed = f"{link.bytes_per_s / 1e9:.2f}", f"{link.fixed_s * 1e3:.2f} ms"
+            shown.add_row(name, link.peer, link.transport, speed, fixed, note)
+    return shown if shown.row_count else None
 
 
 async def _look(url: str, namespace: str) -> dict[str, Entry]:

@@ -17,12 +17,18 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
+
+import msgspec
 
 from baton.decode_worker.loop import DecodeLoop
 from baton.deploy.worker_spec import WorkerSpec, load_spec
+from baton.engine.grammar import Grammars
+from baton.engine.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner
 from baton.engine.step_loop import StepLoop
+from baton.kv.bridge import with_codec
 from baton.kv.channel import EngineChannel
 from baton.kv.memory import PageMemory
 from baton.kv.pool import PagePool
@@ -65,6 +71,8 @@ def die_with_parent(parent: int) -> None:
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     """Load, allocate, announce. Raises CheckpointError, ConfigError."""
     runner, profile_pages = make_runner(spec)
+    layout = with_codec(runner.spec.layout, spec.kv_codec)
+    runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
     pages = spec.pages or profile_pages or spec.kv_memory_bytes // page_bytes
     if pages < 1:
@@ -85,7 +93,9 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             spec.max_batch,
         )
     )
-    return make_loop(spec, runner, PagePool(pages), channel)
+    pool = PagePool(pages)
+    pool.idle = {} if spec.has_tiers else None
+    return make_loop(spec, runner, pool, channel, Grammars(model, tokenizer_of(spec)))
 
 
 def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
@@ -98,6 +108,9 @@ def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
         device=spec.device,  # type: ignore[arg-type]
         max_model_len=spec.max_model_len or None,
         threads=spec.threads or None,
+        kv_cache_dtype=spec.kv_cache_dtype,  # type: ignore[arg-type]
+        quantization=spec.quantization,  # type: ignore[arg-type]
+        cache_dir=spec.cache_dir,
     )
     return load_runner(config), 0
 
@@ -119,7 +132,15 @@ def make_paced(spec: WorkerSpec) -> tuple[Runner, int]:
     return runner, profile.pages
 
 
-def make_loop(spec: WorkerSpec, runner: Runner, pool: PagePool, channel: EngineChannel) -> StepLoop:
+def tokenizer_of(spec: WorkerSpec) -> Path | None:
+    """The model's tokenizer.json; None where it has none, as a paced engine."""
+    path = None if spec.paced_profile else locate(spec.model) / "tokenizer.json"
+    return path if path is not None and path.is_file() else None
+
+
+def make_loop(
+    spec: WorkerSpec, runner: Runner, pool: PagePool, channel: EngineChannel, grammars: Grammars | None = None
+) -> StepLoop:
     """The role's loop."""
     if spec.role == "prefill":
         return PrefillLoop(
@@ -129,6 +150,7 @@ def make_loop(spec: WorkerSpec, runner: Runner, pool: PagePool, channel: EngineC
             time.monotonic,
             chunk_tokens=spec.prefill_chunk_tokens,
             max_batch=spec.max_batch,
+            grammars=grammars,
         )
     return DecodeLoop(
         runner,
@@ -139,6 +161,7 @@ def make_loop(spec: WorkerSpec, runner: Runner, pool: PagePool, channel: EngineC
         max_batch=spec.max_batch,
         chunk_tokens=spec.prefill_chunk_tokens,
         ttl_s=spec.lease_ttl_s,
+        grammars=grammars,
     )
 
 

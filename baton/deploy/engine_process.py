@@ -35,7 +35,8 @@ class EngineProcess:
         fd, told = theirs.fileno(), msgspec.structs.replace(spec, redis_url="")
         command = [sys.executable, "-m", "baton.deploy.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
         command += ["--parent", str(os.getpid())]
-        return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
+        # A session of its own: the kernel's autogroups then share the cores between engine and I/O, whatever else runs.
+        return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
 
     @classmethod
     async def start(cls, spec: WorkerSpec) -> EngineProcess:

@@ -13,6 +13,7 @@ import baton
 from baton.cluster.config import BatonConfig
 from baton.deploy.supervise import HostPlan
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
+from baton.kv.transport import check_name
 from baton.protos.errors import CheckpointError
 
 DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
@@ -73,6 +74,7 @@ def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path
 
 
 def _spec(config: BatonConfig, slot: str, role: str, model: str, redis_url: str, slot_dir: Path) -> WorkerSpec:
+    check_name(config.worker.kv_transport)
     settings = config.worker.model_dump(exclude={"model", "threads"})
     return WorkerSpec(
         slot=slot,

@@ -1,7 +1,8 @@
 """Processes and sessions: wait for one, end many, leave none.
 
 Knows nothing of what they run. Everything a cluster starts leads a session of its own, so a session id names
-a process and all of its children.
+a process and all of its children. The one exception is an engine: it leads a session beside its I/O process's
+and the kernel ends it with that process (``deploy/engine_process.py``).
 """
 
 from __future__ import annotations

@@ -15,19 +15,30 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
 
+from baton.cluster.batch_store import BatchStore
+from baton.cluster.buckets import Buckets
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import Roster, connect
 from baton.cluster.prefix_index import PrefixIndex
+from baton.cluster.records import RecordStore
 from baton.cluster.telemetry import RouterMetrics, setup_tracing
 from baton.deploy.plans import model_name, text_directory
+from baton.deploy.router_metrics import SharedMetrics
+from baton.deploy.router_pool import run_pool
 from baton.protos.errors import BatonError
+from baton.router.batch_lane import BatchLane
 from baton.router.catalog import ModelCatalog
 from baton.router.compose import dispatching
+from baton.router.dispatch import DispatchSettings
+from baton.router.gate import Gate
+from baton.router.keys import KeyRing
 from baton.router.server import RouterAddress, make_frontend, serve_router
 
 log = logging.getLogger("baton.router")
@@ -37,35 +48,49 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT. An error of ours is one line on stderr and exit code 1."""
     parser = argparse.ArgumentParser(prog="baton.deploy.router_host")
     parser.add_argument("--config", required=True, help="file with a BatonConfig as JSON")
-    config = BatonConfig.model_validate_json(Path(parser.parse_args().config).read_bytes())
+    parser.add_argument("--index", type=int, default=-1, help="which of router.processes this is; the pool says it")
+    arguments = parser.parse_args()
+    path = Path(arguments.config)
+    config = BatonConfig.model_validate_json(path.read_bytes())
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     try:
-        uvloop.run(_until_signalled(config))
+        uvloop.run(_until_signalled(config, path, arguments.index))
     except BatonError as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(1)
 
 
-async def _until_signalled(config: BatonConfig) -> None:
+async def _until_signalled(config: BatonConfig, path: Path, index: int) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    if config.router.processes > 1 and index < 0:
+        await run_pool(config, path, stop)
+        return
     router_id = f"router-{os.urandom(8).hex()}"
     flush_spans = setup_tracing("baton-router", config.telemetry.otlp_endpoint, router_id)
     try:
-        await serve(config, router_id, stop, lambda address: log.info("listening at %s", address.url))
+        await serve(config, router_id, stop, lambda address: log.info("listening at %s", address.url), path, index)
     finally:
         flush_spans()
 
 
 async def serve(
-    config: BatonConfig, router_id: str, stop: asyncio.Event, started: Callable[[RouterAddress], None]
+    config: BatonConfig,
+    router_id: str,
+    stop: asyncio.Event,
+    started: Callable[[RouterAddress], None],
+    path: Path = Path(),
+    index: int = -1,
 ) -> None:
-    """One router, until ``stop`` is set."""
+    """One router, until ``stop`` is set; process ``index`` of a pool that has its files beside ``path``."""
     redis, registry = connect(config.redis.url), CollectorRegistry()
     metrics = RouterMetrics(registry)
     namespace = config.cluster.namespace
-    rng = random.Random(config.worker.seed) if config.worker.seed else random.SystemRandom()
+    seed = config.worker.seed
+    rng = random.Random(f"{seed}/{index}") if seed else random.SystemRandom()
+    shared = SharedMetrics(registry, path.parent, index, config.router.processes) if index >= 0 else None
+    gate, batches = make_gate(config, redis), BatchStore(redis, namespace)
     try:
         async with (
             Roster(redis, namespace) as roster,
@@ -73,17 +98,41 @@ async def serve(
                 config.router,
                 roster,
                 PrefixIndex(redis, namespace),
+                RecordStore(redis, namespace),
                 router_id=router_id,
                 metrics=metrics,
                 rng=rng,
+                settings=DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s),
             ) as dispatcher,
+            gate.settling(),
+            shared.serving() if shared else nullcontext(),
         ):
+            dispatcher.listeners.append(lambda request, summary: gate.spent(request.key, summary.completion_tokens))
             name, files = model_name(config, config.worker.model), text_directory(config.worker.model)
             catalog = ModelCatalog(dispatcher.models, {name: files}, time.time)
-            frontend = make_frontend(config.router, dispatcher, catalog, metrics, entropy=rng.randbytes)
-            await serve_router(config.router, frontend, registry, stop, started)
+            frontend = make_frontend(
+                config.router,
+                dispatcher,
+                catalog,
+                metrics,
+                entropy=rng.randbytes,
+                gate=gate,
+                decisions=dispatcher.decisions,
+                batches=batches,
+                exposition=shared.exposition if shared else None,
+            )
+            async with BatchLane(frontend, batches, router_id, dispatcher.queued).running():
+                await serve_router(config.router, frontend, registry, stop, started)
     finally:
         await redis.aclose()
+
+
+def make_gate(config: BatonConfig, redis: Redis) -> Gate:
+    """Closed when there is a file of keys. Raises ConfigError."""
+    if not config.router.keys_file:
+        return Gate()
+    keys = KeyRing(Path(config.router.keys_file), time.monotonic)
+    return Gate(keys, time.monotonic, Buckets(redis, config.cluster.namespace))
 
 
 if __name__ == "__main__":

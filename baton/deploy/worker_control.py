@@ -1,4 +1,4 @@
-"""What every worker answers whatever its role: Describe, Drain, Snapshot.
+"""What every worker answers whatever its role: Describe, Drain, Snapshot, Fetch.
 
 Knows nothing of prompts or answers; a role's service is anything that counts and cancels its requests.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import msgspec
 
+from baton.kv.source import BlockSource
 from baton.protos import channel as ch
 from baton.protos import convert
 from baton.protos.errors import BatonError, WorkerLost
@@ -92,10 +94,11 @@ class WorkerControl:
 
 
 class WorkerShell(stubs.WorkerServicer):
-    """gRPC around WorkerControl."""
+    """gRPC around WorkerControl and the blocks that others may fetch."""
 
-    def __init__(self, control: WorkerControl):
+    def __init__(self, control: WorkerControl, source: BlockSource):
         self._control = control
+        self._source = source
 
     async def Describe(self, request: w.DescribeRequest, context: Any) -> w.WorkerInfo:
         """At once, whatever the engine does."""
@@ -112,3 +115,19 @@ class WorkerShell(stubs.WorkerServicer):
         """Returns when nothing runs any more."""
         finished, cancelled = await self._control.drain(request.grace_seconds)
         return w.DrainResponse(finished=finished, cancelled=cancelled)
+
+    async def Fetch(self, request: w.FetchRequest, context: Any) -> AsyncIterator[w.FetchedBlock]:
+        """The leading blocks that are cached here."""
+        layout = convert.layout_from_pb(request.layout)
+        try:
+            async with aclosing(self._source.fetch(request.model_id, tuple(request.hashes), layout)) as pages:
+                async for page in pages:
+                    yield w.FetchedBlock(
+                        hash=page.hash,
+                        checksum=page.checksum,
+                        data=page.data,
+                        shard_rank=layout.shard_rank,
+                        shard_count=layout.shard_count,
+                    )
+        except BatonError as error:
+            await abort(context, error)

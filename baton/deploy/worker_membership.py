@@ -21,7 +21,7 @@ async def join(spec: WorkerSpec, worker: Any, report: WorkerReport, stack: Async
     redis = connect(spec.redis_url)
     stack.push_async_callback(redis.aclose)
     member = Member(redis, spec.namespace, worker.control.info, spec.lease_s, spec.beat_s)
-    worker.cache_changed = member.publish
+    worker.blocks.announce_to(member.publish)
     member.load = report.load()
     await stack.enter_async_context(member)
     feeding = asyncio.create_task(_feed(member, worker, report, spec.beat_s / 2), name="load")
@@ -32,4 +32,5 @@ async def join(spec: WorkerSpec, worker: Any, report: WorkerReport, stack: Async
 async def _feed(member: Member, worker: Any, report: WorkerReport, every_s: float) -> None:
     while True:
         member.info, member.load = worker.control.info, report.load()
+        report.tiers(worker.blocks.tiers())
         await asyncio.sleep(every_s)

@@ -6,14 +6,17 @@ Knows nothing of Redis or HTTP. The engine's Stats are totals; Prometheus counte
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
 from baton.cluster.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit, TransferFit
+from baton.kv.filling import FillReport
+from baton.kv.tiers.stack import Tier
 from baton.prefill_worker.handoff import HandoffReport
 from baton.protos.channel import Stats
-from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.nouns import KvLink, WorkerInfo, WorkerLoad
 
 TOTALS = {
     "step": "steps",
@@ -34,8 +37,10 @@ class WorkerReport:
         self.metrics = WorkerMetrics(self.registry, info.role, info.worker_id, info.model_id)
         self._pages = info.pages
         self._last: Stats | None = None
-        self._steps, self._transfers = StepFit(), TransferFit()
+        self._steps, self._transfers, self._fetches = StepFit(), TransferFit(), TransferFit()
         self._refused: Counter[str] = Counter()
+        self._tiered: dict[str, Counter[str]] = {}
+        self._links: dict[str, KvLink] = {}
 
     def stats(self, now: Stats) -> None:
         """The engine's figures, up to ten times a second."""
@@ -55,6 +60,27 @@ class WorkerReport:
         if report.shipped_bytes:
             self._transfers.observe(report.shipped_bytes, report.busy_s)
 
+    def fetched(self, report: FillReport) -> None:
+        """Blocks came from another worker."""
+        self.metrics.fetched_blocks.inc(report.blocks)
+        self.metrics.fetched_bytes.inc(report.bytes)
+        self._fetches.observe(report.bytes, report.seconds)
+
+    def link(self, link: KvLink, reason: str) -> None:
+        """A preflight chose how KV gets to a decode worker; ``reason`` tells why not the best way, or is empty."""
+        self.metrics.linked(link.peer, link.transport, link.bytes_per_s, reason)
+        self._links[link.peer] = link
+
+    def tiers(self, tiers: Sequence[Tier]) -> None:
+        """The lower tiers' totals."""
+        for tier in tiers:
+            slab, before = tier.slab, self._tiered.setdefault(tier.name, Counter())
+            now = Counter(stored=slab.stored, loaded=slab.loaded, evicted=slab.evicted, damaged=slab.damaged)
+            for event in now:
+                self.metrics.tier_events(tier.name, event).inc(now[event] - before[event])
+            self.metrics.tier_blocks(tier.name).set(len(slab))
+            self._tiered[tier.name] = now
+
     def refusals(self, totals: Counter[str]) -> None:
         """Handoff frames refused since start, by error label."""
         for label, count in (totals - self._refused).items():
@@ -65,8 +91,9 @@ class WorkerReport:
     def load(self) -> WorkerLoad:
         """For the membership entry."""
         last = self._last
+        links = tuple(self._links.values())
         if last is None:
-            return WorkerLoad(free_pages=self._pages)
+            return WorkerLoad(free_pages=self._pages, kv_links=links)
         return WorkerLoad(
             running=last.running,
             waiting=last.waiting,
@@ -77,6 +104,8 @@ class WorkerReport:
             steps=last.step,
             step_curve=self._steps.curve,
             transfer_curve=self._transfers.curve,
+            kv_links=links,
+            fetch_curve=self._fetches.curve,
         )
 
     def _gauges(self, now: Stats) -> None:

@@ -23,10 +23,13 @@ from baton.decode_worker.intake import Intake
 from baton.decode_worker.service import DecodeService
 from baton.decode_worker.shell import DecodeShell
 from baton.deploy.engine_process import EngineProcess
+from baton.deploy.worker_blocks import WorkerBlocks
 from baton.deploy.worker_control import RoleService, WorkerControl, WorkerShell
+from baton.deploy.worker_data import open_data_ports
 from baton.deploy.worker_report import WorkerReport
 from baton.deploy.worker_spec import WorkerSpec
-from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
+from baton.kv.transport.auto import AutoTransport, this_host
+from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
 from baton.prefill_worker.handoff import Sender
 from baton.prefill_worker.service import PrefillService
 from baton.prefill_worker.shell import PrefillShell
@@ -43,12 +46,12 @@ class Worker:
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, report: WorkerReport, info: WorkerInfo):
         self.engine_lost = False
-        self.cache_changed: Any = lambda added, removed: None
         self._engine = engine
         self._report = report
         send = engine.channel.send
-        self.transport = GrpcTransport()
+        self.transport = AutoTransport(engine.memory, time.monotonic, spec.kv_transport, report.link)
         self.health = health_aio.HealthServicer()
+        self.blocks = WorkerBlocks(spec, engine, info, report.fetched)
         self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
         self.service: RoleService = self._prefill(info) if spec.role == "prefill" else self._decode(spec, info)
         self.control = WorkerControl(info, send, self.service)
@@ -64,6 +67,7 @@ class Worker:
 
     def lost(self, error: WorkerLost) -> None:
         """Everything in flight ends with ``error``."""
+        self.blocks.lost(error)
         self.service.lost(error)
         self.control.lost(error)
 
@@ -77,34 +81,41 @@ class Worker:
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
         """Register the role's services; their full names."""
-        stubs.add_WorkerServicer_to_server(WorkerShell(self.control), server)
+        stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.blocks.source), server)
         if isinstance(self.service, PrefillService):
             stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
             return ["baton.v1.Worker", "baton.v1.PrefillWorker"]
         assert isinstance(self.service, DecodeService)
         stubs.add_DecodeWorkerServicer_to_server(DecodeShell(self.service, lambda: self.control.info), server)
-        server.add_generic_rpc_handlers((handoff_handler(self.intake.serve),))
+        server.add_generic_rpc_handlers((handoff_handler(self.intake.accept),))
         return ["baton.v1.Worker", "baton.v1.DecodeWorker"]
 
     def _take(self, message: Any) -> None:
         if isinstance(message, ch.Stats):
             self._report.stats(message)
+            self.blocks.running(message.running)
             self._report.refusals(self.intake.refusals)
-        elif isinstance(message, ch.CacheChanged):
-            self.cache_changed(message.added, message.removed)
         elif isinstance(message, ch.SnapshotIs):
             self.control.answered(message)
-        else:
+        elif not self.blocks.take(message):
             self.service.take(message)
 
     def _prefill(self, info: WorkerInfo) -> PrefillService:
         engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
         return PrefillService(
-            engine.channel.send, engine.memory, sender, self.transport, time.monotonic, self._report.handoff
+            engine.channel.send,
+            engine.memory,
+            sender,
+            self.transport,
+            time.monotonic,
+            self._report.handoff,
+            self.blocks.warmer,
+            self.transport.layout,
         )
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
-        return DecodeService(self._engine.channel.send, self.intake, info.model_id, spec.lease_ttl_s)
+        send, warmer = self._engine.channel.send, self.blocks.warmer
+        return DecodeService(send, self.intake, info.model_id, spec.lease_ttl_s, warmer)
 
 
 async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) -> grpc.aio.Server:
@@ -119,9 +130,13 @@ async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) ->
         port = server.add_insecure_port(f"{spec.host}:{spec.port}")
     except RuntimeError as error:
         raise ConfigError(f"{spec.host}:{spec.port} can't be bound ({error}); set another port", "port") from None
-    worker.control.info = msgspec.structs.replace(worker.control.info, address=f"{spec.host}:{port}")
+    data = open_data_ports(spec, worker.intake.accept, stack) if spec.role == "decode" else {}
+    worker.control.info = msgspec.structs.replace(
+        worker.control.info, address=f"{spec.host}:{port}", host_id=this_host(), data_addresses=data
+    )
     await server.start()
     stack.push_async_callback(worker.transport.close)
+    stack.push_async_callback(worker.blocks.close)
     return server
 
 

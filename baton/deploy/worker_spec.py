@@ -22,6 +22,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""  # directory or hub id; unused by paced devices
     model_name: str = ""  # what clients call it; empty takes the model's (or profile's) last part
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str = "none"  # of plain weights, on load
+    cache_dir: str = ""  # of built kernels and packed weights
     device: str = "cpu"  # cpu, cuda, paced:PROFILE
     seed: int = 0  # of the run, for what may be seeded; lease ids never are
     threads: int = 0
@@ -39,6 +42,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beat_s: float = 0.5
     lease_s: float = 5.0
     metrics: bool = True
+    host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
+    disk_tier_bytes: int = 0
+    disk_tier_dir: str = ""  # where each slot keeps its disk tier
+    kv_transport: str = "auto"  # or a file's name in kv/transport
+    kv_codec: str = "none"  # how blocks are coded on their way here: none, int8, fp8
     otlp_endpoint: str = ""
     log_level: str = "info"
     owner_pid: int = 0  # the worker ends when this process does; 0: it lives on
@@ -48,6 +56,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """PROFILE of paced:PROFILE, or empty."""
         kind, _, profile = self.device.partition(":")
         return profile if kind == "paced" else ""
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether there is anything below the device's pages."""
+        return bool(self.host_tier_bytes or self.disk_tier_bytes)
 
     @property
     def model_id(self) -> str:

@@ -7,7 +7,8 @@ them back, so a caller that is cancelled anywhere inside leaks nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import TracebackType
 
 import msgspec
@@ -24,13 +25,17 @@ QUEUED_PIECES = 64
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id."""
+    """What one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id.
+
+    ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first piece where asked for.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str = ""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -57,12 +62,18 @@ class Choice:
         self._detokenizer = text.detokenizer(context, ask.skip_special)
         self._stops = StopStrings(ask.stops, ask.include_stop)
         self._min_tokens = generation.samplings[prompt].min_tokens
+        self._prompt_only = ask.prompt_only
+        self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
+
+    def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
+        """The first piece is to carry the prompt's logprobs, which ``scores`` gives by then."""
+        self._scores = scores
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Until the choice ends; a stop string cancels what its stream would still bring."""
         try:
             async for run in self.stream:
-                piece = self.take(run)
+                piece = self._scored(self.take(run))
                 self.meter.took(len(piece.token_ids))
                 if piece.finish_reason:
                     self._end(piece.finish_reason)
@@ -75,6 +86,8 @@ class Choice:
 
     def take(self, run: TokenRun) -> Piece:
         """The piece that ``run`` makes; tokens after a stop string are dropped, as if they had never come."""
+        if self._prompt_only:
+            return Piece(self.index, "", finish_reason=run.finish_reason)
         text = ""
         for taken, token_id in enumerate(run.token_ids, 1):
             is_last = bool(run.finish_reason) and taken == len(run.token_ids)
@@ -86,6 +99,12 @@ class Choice:
             released, stopped = self._finish()
             return self._piece(run, len(run.token_ids), text + released, "stop" if stopped else run.finish_reason)
         return self._piece(run, len(run.token_ids), text, "")
+
+    def _scored(self, piece: Piece) -> Piece:
+        if self._scores is None:
+            return piece
+        scores, self._scores = self._scores(), None
+        return msgspec.structs.replace(piece, prompt_logprobs=scores)
 
     def _end(self, finish_reason: str) -> None:
         self.stream.summary.finish_reason = finish_reason
@@ -186,6 +205,10 @@ async def _feed(choice: Choice, queue: asyncio.Queue[Piece | Exception | None]) 
         await queue.put(None)
 
 
+def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
+    return stream.summary.prompt_logprobs
+
+
 def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> Answer:
     """Hand every prompt to dispatch. Raises what it raises (Overloaded, …), with nothing left open."""
     choices: list[Choice] = []
@@ -194,6 +217,8 @@ def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> 
             for stream in frontend.serving.open(request):
                 meter = frontend.meter(generation, stream)
                 choices.append(Choice(len(choices), stream, generation, prompt, text, meter))
+                if generation.samplings[prompt].prompt_logprobs is not None:
+                    choices[-1].score_prompt(partial(_scores_of, choices[prompt * generation.ask.n].stream))
     except BaseException as error:
         for choice in choices:
             choice.stream.cancel("failed")

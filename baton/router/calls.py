@@ -42,3 +42,11 @@ def heed_cancel() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def first_of(group: BaseExceptionGroup) -> BaseException:
+    """The first error in a group that may hold groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

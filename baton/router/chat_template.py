@@ -41,6 +41,7 @@ class ChatTemplate:
     """One compiled template and the model's special tokens, which templates name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
         self._special = dict(special_tokens or {})
         try:
             self._template = _environment().from_string(source)
@@ -52,12 +53,13 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt's text; ``switches`` are the template's own (enable_thinking, …).
 
         Raises InvalidRequest where the template refuses the conversation.
         """
-        names = {**(switches or {}), "messages": messages, "tools": None, "documents": None, **self._special}
+        names = {**(switches or {}), "messages": messages, "tools": tools, "documents": None, **self._special}
         try:
             return self._template.render(names, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:

@@ -9,14 +9,19 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from baton.protos.convert import run_from_pb, sampling_to_pb, stations_from_pb
+from baton.protos.convert import logprobs_from_pb, run_from_pb, sampling_to_pb, stations_from_pb
+from baton.protos.errors import BatonError, WorkerLost
 from baton.protos.nouns import Station, TokenRun
+from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Ticket
-from baton.router.policies import Ask
+from baton.router.decisions import Trail
+from baton.router.policies import Ask, Option
 from baton.router.request import ChoiceStream, RouterRequest, Summary
 from baton.router.session import Lease
 from baton.router.view import Reservation
+
+MOMENT_S = 1e-3
 
 
 class ChoiceRun:
@@ -34,9 +39,10 @@ class ChoiceRun:
         self.request, self.choice, self.ticket, self.home = request, choice, ticket, home
         summary = Summary(prompt_tokens=len(request.token_ids), context_class=context_class)
         self.stream = ChoiceStream(choice, summary)
-        self.failures = 0
+        self.failures = self.moves = 0
         self.avoid: set[str] = set()
         self.admitted = False
+        self.hedged = False
         self.nobody_since: float | None = None
         self.timer: asyncio.Timeout | None = None
         self._clock = clock
@@ -44,6 +50,15 @@ class ChoiceRun:
         self._first_at: float | None = None
         self._cached_known = False
         self._last: TokenRun | None = None
+        asked = request.sampling.prompt_logprobs is not None or bool(request.sampling.pooling)
+        self._unscored = choice == 0 and asked
+        self._early: list[TokenRun] = []
+        self._trail: Trail | None = None
+        self._changed: Callable[[], None] = lambda: None
+
+    def keeps(self, trail: Trail, changed: Callable[[], None]) -> None:
+        """Write its way down there; ``changed`` tells that there is more of it."""
+        self._trail, self._changed = trail, changed
 
     @property
     def summary(self) -> Summary:
@@ -68,8 +83,16 @@ class ChoiceRun:
 
     def ask(self, hits: Mapping[str, int]) -> Ask:
         """The request as a policy sees it."""
-        left = max(1, self.request.sampling.max_tokens - len(self.stream.emitted))
-        return Ask(len(self.tokens), left, hits, frozenset(self.avoid))
+        request = self.request
+        left = max(1, request.sampling.max_tokens - len(self.stream.emitted))
+        tokens = len(request.token_ids) + len(self.stream.emitted)
+        return Ask(tokens, left, hits, frozenset(self.avoid), self._ttft_left(), request.slo_tpot_s)
+
+    def _ttft_left(self) -> float:
+        """Seconds of the TTFT that was asked for; 0 when none was, or the first token is out."""
+        if not self.request.slo_ttft_s or self._first_at is not None:
+            return 0.0
+        return max(MOMENT_S, self.request.slo_ttft_s - (self._clock() - self._opened))
 
     # ---- messages ------------------------------------------------------------------------------------
 
@@ -82,7 +105,7 @@ class ChoiceRun:
             adapter_id=request.adapter_id,
             token_ids=self.tokens,
             prompt_tokens=len(request.token_ids),
-            sampling=sampling_to_pb(request.sampling),
+            sampling=self._sampling(),
             choice=self.choice,
             tenant_salt=request.tenant_salt,
             local=placed.taken.way == "local",
@@ -91,7 +114,13 @@ class ChoiceRun:
         )
 
     def prefill(
-        self, lease: Lease, address: str, received: tuple[int, ...], router_id: str, traceparent: str
+        self,
+        lease: Lease,
+        address: str,
+        received: tuple[int, ...],
+        taken: Option,
+        router_id: str,
+        traceparent: str,
     ) -> w.PrefillRequest:
         """Asks a prefill worker to read the prompt and ship its blocks to ``address``."""
         request = self.request
@@ -106,13 +135,23 @@ class ChoiceRun:
             prompt_tokens=len(request.token_ids),
             held_blocks=lease.held_blocks,
             received_blocks=received,
-            sampling=sampling_to_pb(request.sampling),
+            sampling=self._sampling(),
             choice=self.choice,
             tenant_salt=request.tenant_salt,
             priority=request.priority,
             router_id=router_id,
             traceparent=traceparent,
+            fetch_address=taken.fetch_address,
+            fetch_blocks=taken.fetch_blocks,
+            fetch_limit_s=taken.fetch_limit_s,
         )
+
+    def _sampling(self) -> c.Sampling:
+        """The prompt is scored once, for the first choice."""
+        out = sampling_to_pb(self.request.sampling)
+        if self.choice:
+            out.ClearField("prompt_logprobs")
+        return out
 
     # ---- news ----------------------------------------------------------------------------------------
 
@@ -120,15 +159,23 @@ class ChoiceRun:
         """It has its workers."""
         taken, summary = reservation.taken, self.summary
         summary.way, summary.prefill_worker, summary.decode_worker = taken.way, taken.prefill, taken.decode
-        summary.decision = reservation.decision.record()
-        summary.attempts = self.failures + 1
+        summary.attempts = self.failures + self.moves + 1
         summary.took(Station("queue", waited_s))
+        if self._trail is not None:
+            self._trail.placed(reservation.decision, self._clock() - self._opened, waited_s)
+            self._changed()
+
+    def left(self, worker_id: str, error: BatonError) -> None:
+        """It goes elsewhere."""
+        if self._trail is not None:
+            self._trail.left(f"{worker_id}: {error.label}: {error.message}")
 
     def from_decode(self, placed: Reservation, output: w.RequestTokens) -> None:
         """What a frame holds for us. The first one says that the prompt's blocks are there."""
+        self._scored(output)
         self._emit(output.run)
         placed.has_read()
-        if not self.home.done():
+        if not self.home.done() and not self._unscored:
             self.home.set_result(placed.taken.decode)
         if output.stations:
             self._stations(output.stations, ("prefill",))
@@ -136,19 +183,27 @@ class ChoiceRun:
 
     def from_prefill(self, response: w.PrefillResponse) -> None:
         """The first token, straight from where it was made."""
+        self._scored(response)
         self._emit(response.first)
-        self._stations(response.stations, ("prefill", "transfer"))
+        self._stations(response.stations, ("fetch", "prefill", "transfer"))
         self._cached(response.cached_tokens)
 
     def close(self) -> None:
         """Its task is over, however it ended."""
         self.ticket.leave()
+        if self._trail is not None:
+            self._trail.over = True
+            if self.stream.error is not None:
+                self._trail.failed(self.stream.error)
+            self._changed()
         if not self.home.done() and self.choice == 0:
             self.home.set_result("")
 
     def complete(self) -> None:
         """Give out the last run, which ends the stream: nothing more will be known. Idempotent."""
         if self._last is not None:
+            if self._unscored:
+                self.stream.fail(WorkerLost("what the prompt gave was lost with its prefill worker: ask again"))
             self._push(self._last)
             if self._first_at is not None and "decode" not in self.summary.stations:
                 self.summary.took(Station("decode", self._clock() - self._first_at))
@@ -156,10 +211,23 @@ class ChoiceRun:
     def _emit(self, pb: Any) -> None:
         """Each output once. The last run waits for ``complete``: usage and times are whole when it is seen."""
         run = run_from_pb(pb)
-        if not run.finish_reason:
+        if self._unscored and not run.finish_reason:
+            self._early.append(run)
+        elif not run.finish_reason:
             self._push(run)
         elif self._last is None:
             self._last = run
+
+    def _scored(self, news: w.RequestTokens | w.PrefillResponse) -> None:
+        """What is known of the prompt, once; tokens that came before it follow."""
+        alone = len(self.request.token_ids) == 1 and not self.request.sampling.pooling
+        if self._unscored and (news.prompt_logprobs or news.pooled or alone):
+            self._unscored = False
+            self.summary.pooled = news.pooled
+            self.summary.prompt_logprobs = tuple(map(logprobs_from_pb, news.prompt_logprobs))
+            early, self._early = self._early, []
+            for run in early:
+                self._push(run)
 
     def _push(self, run: TokenRun) -> None:
         if self.stream.push(run) and self._first_at is None:

@@ -14,11 +14,15 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.telemetry import RouterMetrics
 from baton.router.admission import Admission
+from baton.router.decisions import DecisionLog, RecordStore
 from baton.router.dispatch import Dispatcher, DispatchSettings
 from baton.router.hints import PrefixHints, PrefixIndex
 from baton.router.links import Connect, Links, connect
+from baton.router.placing import Placer
 from baton.router.policies import load_policy
+from baton.router.request import RouterRequest, Summary
 from baton.router.tagging import ClassLike, ContextClasses
+from baton.router.throttle import Throttle
 from baton.router.view import ClusterView, Roster, ViewSettings
 
 
@@ -38,6 +42,10 @@ class CoreConfig(Protocol):
         """Requests that wait, per class."""
 
     @property
+    def max_inflight_bytes(self) -> int:
+        """Of prompts and answers held at once."""
+
+    @property
     def local_prefill_max_tokens(self) -> int:
         """Uncached tokens up to which a decode worker reads a prompt itself."""
 
@@ -47,6 +55,7 @@ async def dispatching(
     config: CoreConfig,
     roster: Roster,
     index: PrefixIndex | None = None,
+    store: RecordStore | None = None,
     *,
     router_id: str = "",
     metrics: RouterMetrics | None = None,
@@ -59,17 +68,39 @@ async def dispatching(
     rng = rng or random.Random()
     metrics = metrics or RouterMetrics(CollectorRegistry())
     policy, classes = load_policy(config.policy), ContextClasses(config.context_classes)
-    links = Links(router_id or f"router-{rng.getrandbits(64):016x}", lambda: None, rng, connect)
-    view = ClusterView(roster, links, clock, ViewSettings(local_max_tokens=config.local_prefill_max_tokens))
-    admission = Admission(config.max_queue, clock)
-    dispatcher = Dispatcher(view, links, admission, classes, policy, PrefixHints(index), metrics, clock, settings)
+    router_id = router_id or f"router-{rng.getrandbits(64):016x}"
+    links = Links(router_id, lambda: None, rng, connect, settings.stall_s)
+    throttle = Throttle(clock)
+    settings_of_view = ViewSettings(local_max_tokens=config.local_prefill_max_tokens)
+    view = ClusterView(roster, links, clock, settings_of_view, throttle)
+    admission = Admission(config.max_queue, clock, throttle, config.max_inflight_bytes)
+    decisions = DecisionLog(links.router_id, clock, store)
+    placer = Placer(view, PrefixHints(index), policy, clock, settings.worker_wait_s)
+    dispatcher = Dispatcher(view, links, admission, classes, placer, decisions, metrics, clock, settings)
+    dispatcher.listeners.append(partial(_tell, throttle, view))
     for role in ("prefill", "decode"):
         metrics.workers.labels(role).set_function(partial(view.reachable, role))
-    following = asyncio.create_task(view.run(), name="cluster view")
+    following = [
+        asyncio.create_task(view.run(), name="cluster view"),
+        asyncio.create_task(decisions.run(), name="cluster decisions"),
+    ]
     try:
         yield dispatcher
     finally:
         await dispatcher.close()
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+        await decisions.flush()
         await links.close()
+
+
+def _tell(throttle: Throttle, view: ClusterView, request: RouterRequest, summary: Summary) -> None:
+    """An answer's figures, for those that steer by them."""
+    seen = summary.stations
+    if "ttft" in seen and summary.finish_reason:
+        tpot = seen.get("decode", 0.0) / max(1, summary.completion_tokens - 1)
+        most = view.sequences(summary.decode_worker)
+        throttle.answered(
+            summary.context_class, seen["ttft"] - seen.get("queue", 0.0), tpot, request.slo_tpot_s, most
+        )

@@ -92,6 +92,11 @@ class StopStrings:
         self._tail = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
+    @property
+    def held(self) -> str:
+        """The tail that waits."""
+        return self._tail
+
     def flush(self) -> str:
         """The held tail: no stop string came of it."""
         tail, self._tail = self._tail, ""

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import msgspec
@@ -18,19 +19,21 @@ from baton.cluster.telemetry import RouterMetrics, current_traceparent, span
 from baton.protos.errors import (
     AlreadyCommitted,
     BatonError,
-    ContextTooLong,
     DeadlineExceeded,
     Draining,
     ModelNotFound,
     NoWorker,
     Overloaded,
+    WorkerLost,
 )
-from baton.router.admission import Admission
+from baton.protos.v1 import worker_pb2 as w
+from baton.router.admission import Admission, load_of
+from baton.router.calls import first_of
 from baton.router.choice import ChoiceRun
-from baton.router.hints import PrefixHints
-from baton.router.links import Links
-from baton.router.policies import Ask, ClusterSnapshot, Policy, fits
-from baton.router.request import ChoiceStream, RouterRequest, ServedModel
+from baton.router.decisions import DecisionLog
+from baton.router.links import STALL_S, Links
+from baton.router.placing import Placer
+from baton.router.request import ChoiceStream, RouterRequest, ServedModel, Summary
 from baton.router.session import Lease
 from baton.router.tagging import ContextClasses
 from baton.router.view import ClusterView, Reservation
@@ -39,12 +42,26 @@ log = logging.getLogger("baton.router")
 
 
 class DispatchSettings(msgspec.Struct, frozen=True):
-    """Tries per choice; seconds to wait for a worker to appear, for a full one to empty, for a late reply."""
+    """Tries per choice; seconds to wait for a worker to appear, for a full one to empty, for a late reply.
+
+    ``hedge_factor`` times the predicted seconds, ``hedge_least_s`` at least, after which a prefill that hasn't
+    answered is taken over by another worker, once per request; 0: never. ``stall_s`` without any progress of a
+    worker's engine, and its requests go elsewhere.
+    """
 
     max_attempts: int = 3
     worker_wait_s: float = 3.0
     full_wait_s: float = 0.25
     late_reply_s: float = 1.0
+    hedge_factor: float = 0.0
+    hedge_least_s: float = 0.25
+    stall_s: float = STALL_S
+
+
+class Overdue(WorkerLost):
+    """A prefill took much longer than predicted; another worker gets it."""
+
+    label = "overdue"
 
 
 class Dispatcher:
@@ -56,17 +73,18 @@ class Dispatcher:
         links: Links,
         admission: Admission,
         classes: ContextClasses,
-        policy: Policy,
-        hints: PrefixHints,
+        placer: Placer,
+        decisions: DecisionLog,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         settings: DispatchSettings = DispatchSettings(),
     ) -> None:
         self._view, self._links, self._admission = view, links, admission
-        self._classes, self._policy, self._hints = classes, policy, hints
+        self._classes, self._placer, self._decisions = classes, placer, decisions
         self._metrics, self._clock, self._settings = metrics, clock, settings
         self._serial = itertools.count(1)
         self._open: dict[asyncio.Task[None], ChoiceRun] = {}
+        self.listeners: list[Callable[[RouterRequest, Summary], object]] = []
         view.on_change = admission.wake
 
     # ---- what the surfaces call ----------------------------------------------------------------------
@@ -77,12 +95,15 @@ class Dispatcher:
         Raises Overloaded, Draining and ModelNotFound at once; everything later is raised by the iteration.
         """
         self._require_model(request.model_id)
-        context_class = self._classes.tag(len(request.token_ids))
-        first = self._admission.join(request.model_id, context_class, request.priority)
+        request, context_class = self._classed(request)
+        first = self._admission.join(request.model_id, context_class, load_of(request))
         tickets = [first, *(self._admission.beside(first) for _ in range(1, request.n))]
         home: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        record = self._decisions.opened(request, context_class)
+        changed = partial(self._decisions.changed, record)
         runs = [ChoiceRun(request, i, context_class, t, home, self._clock) for i, t in enumerate(tickets)]
         for run in runs:
+            run.keeps(self._decisions.trail(record, run.choice, run.summary), changed)
             self._start(run)
         return [run.stream for run in runs]
 
@@ -90,9 +111,18 @@ class Dispatcher:
         """What the workers serve."""
         return self._view.models()
 
+    def queued(self) -> int:
+        """Requests that wait for a place."""
+        return self._admission.queued
+
     def ready(self) -> bool:
         """Whether some worker could write an answer now."""
         return self._view.ready()
+
+    @property
+    def decisions(self) -> DecisionLog:
+        """Why requests went where they went."""
+        return self._decisions
 
     def __len__(self) -> int:
         """Choices whose task still runs."""
@@ -115,7 +145,7 @@ class Dispatcher:
         if run.choice > 0:
             await asyncio.shield(run.home)
         while not run.answered:
-            with await self._place(run) as placed:
+            with await self._place(run) as placed, self._running(run):
                 try:
                     await self._attempt(run, placed)
                 except BatonError as error:
@@ -125,15 +155,13 @@ class Dispatcher:
 
     async def _place(self, run: ChoiceRun, lease_on: str = "") -> Reservation:
         """Wait until the policy finds workers with room; for a leased request, a prefill worker alone."""
-        request, since = run.request, self._clock()
-        snapshot = self._view.snapshot(request.model_id, request.adapter_id)
-        ask = run.ask(await self._hints.hits(snapshot, request, run.tokens))
-        queued = self._metrics.queued.labels(request.model_id, run.summary.context_class)
+        since = self._clock()
+        attempt = await self._placer.attempt(run, lease_on)
+        queued = self._metrics.queued.labels(run.request.model_id, run.summary.context_class)
         with span("queue"), queued.track_inprogress():
-            placed = await run.ticket.wait(lambda: self._choose(run, ask, lease_on))
+            placed = await run.ticket.wait(attempt)
         run.placed(placed, self._clock() - since)
         self._metrics.decisions.labels(placed.taken.way, placed.taken.reader).inc()
-        log.debug("%s choice %d: %s", request.request_id, run.choice, run.summary.decision)
         return placed
 
     async def _attempt(self, run: ChoiceRun, placed: Reservation) -> None:
@@ -151,16 +179,16 @@ class Dispatcher:
                     await lease.ended
                     await self._let_finish(reading)
             except BaseExceptionGroup as group:
-                raise _first_of(group) from None
+                raise first_of(group) from None
 
     async def _read(self, run: ChoiceRun, lease: Lease, placed: Reservation, address: str) -> None:
         """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do."""
         received: tuple[int, ...] = ()
         while placed.taken.way == "prefill":
-            message = run.prefill(lease, address, received, self._links.router_id, current_traceparent())
+            router_id = self._links.router_id
+            message = run.prefill(lease, address, received, placed.taken, router_id, current_traceparent())
             try:
-                link = self._links.prefill(placed.taken.prefill)
-                run.from_prefill(await link.prefill(message, self._call_limit(run)))
+                run.from_prefill(await self._prefill(run, placed, message))
                 break
             except BatonError as error:
                 if run.answered:
@@ -177,43 +205,25 @@ class Dispatcher:
         if run.answered:
             run.complete()
 
-    # ---- decisions -----------------------------------------------------------------------------------
+    async def _prefill(self, run: ChoiceRun, placed: Reservation, message: w.PrefillRequest) -> w.PrefillResponse:
+        """The call itself. Raises Overdue when it takes too long and somebody else could do it."""
+        link = self._links.prefill(placed.taken.prefill)
+        try:
+            async with asyncio.timeout(self._hedge_after(run, placed)):
+                return await link.prefill(message, self._call_limit(run))
+        except TimeoutError:
+            run.hedged = True
+            raise Overdue(f"{placed.taken.prefill} took much longer than predicted") from None
 
-    def _choose(self, run: ChoiceRun, ask: Ask, lease_on: str) -> Reservation | None:
-        """One try to place: None when nobody has room now. Raises NoWorker when nobody was there for too long."""
-        request = run.request
-        snapshot = self._narrow(run, self._view.snapshot(request.model_id, request.adapter_id), lease_on)
-        if not snapshot.decode:
-            self._bear_absence(run)
+    def _hedge_after(self, run: ChoiceRun, placed: Reservation) -> float | None:
+        """Seconds to give a prefill before somebody else gets it; None: as long as it takes."""
+        settings, taken = self._settings, placed.taken
+        if not settings.hedge_factor or run.hedged or not self._placer.others(run, taken.prefill):
             return None
-        run.nobody_since = None
-        self._require_pages(snapshot, ask)
-        decision = self._policy(snapshot, ask)
-        if decision is None:
-            return None
-        return self._view.reserve(decision, ask.uncached(decision.taken.reader), seated=not lease_on)
+        predicted = sum(taken.terms.get(t, 0.0) for t in ("queue", "read", "ship"))
+        return max(settings.hedge_least_s, settings.hedge_factor * predicted)
 
-    def _narrow(self, run: ChoiceRun, snapshot: ClusterSnapshot, lease_on: str) -> ClusterSnapshot:
-        """A leased request stays on its decode worker; a further choice follows the first one's blocks."""
-        replace = msgspec.structs.replace
-        if lease_on:
-            held = tuple(replace(d, sequences=0, full=False) for d in snapshot.decode if d.id == lease_on)
-            if held and not any(fits(p, held[0]) for p in snapshot.prefill):
-                raise NoWorker("no prefill worker is left for the request's second try")
-            return replace(snapshot, decode=held, local_max_tokens=-1)
-        if run.choice > 0:
-            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and d.id not in run.avoid)
-            return replace(snapshot, decode=home, prefill=()) if home else snapshot
-        return snapshot
-
-    def _bear_absence(self, run: ChoiceRun) -> None:
-        now = self._clock()
-        if run.nobody_since is None:
-            run.nobody_since = now
-        if now - run.nobody_since > self._settings.worker_wait_s:
-            raise NoWorker(
-                f"no decode worker of {run.request.model_id!r} can be reached; is one starting?", retry_after_s=1.0
-            )
+    # ---- what a failure means ------------------------------------------------------------------------
 
     def _blame(self, run: ChoiceRun, worker_id: str, error: BatonError, refused: bool) -> None:
         """What a failure means: a worker that had no room is asked again later, a lost one is replaced.
@@ -223,8 +233,14 @@ class Dispatcher:
         if refused and isinstance(error, Overloaded | Draining):
             self._view.full(worker_id, self._settings.full_wait_s)
             return
+        run.left(worker_id, error)
         if isinstance(error, NoWorker):
             return  # nobody failed: the way that was planned is closed, another may be open
+        if isinstance(error, Draining | Overdue):
+            run.moves += 1  # nor did one that was asked to leave, or is slow
+            run.avoid.add(worker_id)
+            self._metrics.retries.labels(error.label).inc()
+            return
         run.failures += 1
         if not error.retryable or run.failures >= self._settings.max_attempts:
             raise error
@@ -240,9 +256,16 @@ class Dispatcher:
         run.stream.on_cancel(task.cancel)
         task.add_done_callback(self._over)
 
+    def _running(self, run: ChoiceRun) -> AbstractContextManager[None]:
+        """Counts it among those past the queue."""
+        return self._metrics.running.labels(run.request.model_id, run.summary.context_class).track_inprogress()
+
     def _over(self, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before its first step."""
-        self._open.pop(task).close()
+        run = self._open.pop(task)
+        run.close()
+        for tell in self.listeners:
+            tell(run.request, run.summary)
 
     async def _live(self, run: ChoiceRun) -> None:
         """The whole way; whatever ends it ends the stream."""
@@ -274,23 +297,15 @@ class Dispatcher:
         remaining = self._remaining(run)
         return None if remaining is None else remaining + 1.0
 
+    def _classed(self, request: RouterRequest) -> tuple[RouterRequest, str]:
+        """Its class, whose SLOs it has unless it named its own."""
+        found = self._classes.of(len(request.token_ids))
+        ttft, tpot = request.slo_ttft_s or found.slo_ttft_s, request.slo_tpot_s or found.slo_tpot_s
+        if (ttft, tpot) != (request.slo_ttft_s, request.slo_tpot_s):
+            request = msgspec.structs.replace(request, slo_ttft_s=ttft, slo_tpot_s=tpot)
+        return request, found.name
+
     def _require_model(self, model_id: str) -> None:
         served = [m.model_id for m in self._view.models()]
         if served and model_id not in served:
             raise ModelNotFound(f"no model {model_id!r} here; there is {', '.join(served)}", "model")
-
-    def _require_pages(self, snapshot: ClusterSnapshot, ask: Ask) -> None:
-        most = max(d.info.pages for d in snapshot.decode)
-        if ask.blocks > most:
-            raise ContextTooLong(
-                f"{ask.tokens} tokens need {ask.blocks} KV pages; the largest pool has {most}: shorten the prompt",
-                "prompt",
-            )
-
-
-def _first_of(group: BaseExceptionGroup) -> BaseException:
-    """The first error in a group that may hold groups."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

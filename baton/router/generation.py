@@ -11,12 +11,25 @@ from typing import Any
 
 import msgspec
 
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.nouns import Sampling
+from baton.router.caller import CALLER, NOBODY, Caller
 from baton.router.catalog import ModelCatalog, ModelEntry
+from baton.router.decisions import DecisionLog
+from baton.router.gate import Gate
 from baton.router.metering import Meter
 from baton.router.request import ChoiceStream, RouterRequest, Serving
-from baton.router.validate import Limits, check_ask, check_n, check_prompt, check_stops, resolve_sampling
+from baton.router.structured import GrammarCheck
+from baton.router.validate import (
+    Limits,
+    check_ask,
+    check_n,
+    check_prompt,
+    check_stops,
+    check_words,
+    resolve_sampling,
+)
 
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -27,6 +40,7 @@ class Ask(msgspec.Struct, frozen=True):
 
     ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
     fields in errors. ``continues``: the answer's text continues the prompt's (no chat turn between them).
+    ``prompt_only``: the one token that is written is not wanted.
     """
 
     sampling: dict[str, Any]
@@ -42,6 +56,8 @@ class Ask(msgspec.Struct, frozen=True):
     priority: int = 0
     deadline: float | None = None
     traceparent: str = ""
+    bad_words: tuple[str, ...] = ()
+    prompt_only: bool = False
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -53,6 +69,7 @@ class Generation(msgspec.Struct, frozen=True):
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[Sampling, ...]
     arrived: float = 0.0
+    caller: Caller = NOBODY
 
     @property
     def prompt_tokens(self) -> int:
@@ -71,11 +88,22 @@ class Generation(msgspec.Struct, frozen=True):
             sampling=self.samplings[i],
             adapter_id=self.ask.adapter_id,
             n=self.ask.n,
-            tenant_salt=self.ask.tenant_salt,
-            priority=self.ask.priority,
+            tenant_salt=self.caller.salted(self.ask.tenant_salt),
+            priority=self.caller.priority(self.ask.priority),
             deadline=self.ask.deadline,
             traceparent=self.ask.traceparent,
+            asked_id=self.caller.asked_id,
+            key=self.caller.key,
+            slo_ttft_s=self.caller.slo_ttft_s,
+            slo_tpot_s=self.caller.slo_tpot_s,
         )
+
+
+class Formats(msgspec.Struct, frozen=True):
+    """Which parsers read chat answers, by file name in ``tool_parsers`` and ``reasoning_parsers``."""
+
+    tools: str = "auto"
+    reasoning: str = "auto"
 
 
 class Frontend(msgspec.Struct, frozen=True):
@@ -88,6 +116,12 @@ class Frontend(msgspec.Struct, frozen=True):
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     entropy: Callable[[int], bytes]
+    grammars: GrammarCheck = msgspec.field(default_factory=GrammarCheck)
+    formats: Formats = Formats()
+    batches: BatchStore | None = None
+    gate: Gate = msgspec.field(default_factory=Gate)
+    decisions: DecisionLog | None = None
+    exposition: Callable[[], Awaitable[bytes]] | None = None
 
     def new_id(self) -> str:
         """Unique; a caller's own id is only echoed, since two calls may carry the same."""
@@ -107,10 +141,16 @@ class Frontend(msgspec.Struct, frozen=True):
         check_n(ask.n, self.limits)
         check_stops(ask.stops, self.limits)
         check_ask(ask.sampling, entry, ask.names)
+        ask = await self._with_words(entry, ask)
+        if "grammar" in ask.sampling:
+            await self.grammars.check(ask.sampling["grammar"], ask.names.get("grammar", "grammar"))
         prompts = tuple(tuple(ids) for ids in await read_prompts())
         for ids in prompts:
             check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
-        return Generation(self.new_id(), entry, ask, prompts, self._samplings(entry, ask, prompts), arrived)
+        caller = CALLER.get()
+        await self.gate.charge(caller, entry.model_id, len(prompts) * ask.n, sum(map(len, prompts)))
+        request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, ask, prompts)
+        return Generation(request_id, entry, ask, prompts, samplings, arrived, caller)
 
     def meter(self, generation: Generation, stream: ChoiceStream) -> Meter:
         """For one choice of ``generation``."""
@@ -123,6 +163,16 @@ class Frontend(msgspec.Struct, frozen=True):
             resolve_sampling(ask.sampling, entry, len(ids), ask.default_max_tokens, self._seed(), ask.names)
             for ids in prompts
         )
+
+    async def _with_words(self, entry: ModelEntry, ask: Ask) -> Ask:
+        """``ask`` with its bad words as tokens, each as it reads at the start of a text and after a space."""
+        if not ask.bad_words:
+            return ask
+        check_words(ask.bad_words)
+        text = self.catalog.text(entry)
+        forms = [form for word in ask.bad_words for form in (word, f" {word.lstrip()}")]
+        words = {tuple(await text.encode(form, add_special_tokens=False)) for form in forms}
+        return msgspec.structs.replace(ask, sampling=ask.sampling | {"bad_words": tuple(sorted(words - {()}))})
 
     def _seed(self) -> int:
         return int.from_bytes(self.entropy(8), "little")

@@ -150,6 +150,7 @@ def _choice(request: pb.GenerateRequest, piece: Piece) -> pb.Choice:
         token_ids=piece.token_ids if request.return_token_ids else (),
         logprobs=[logprobs_to_pb(entry) for entry in piece.logprobs],
         finish_reason=piece.finish_reason,
+        prompt_logprobs=[logprobs_to_pb(entry) for entry in piece.prompt_logprobs or ()],
     )
 
 

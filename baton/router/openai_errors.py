@@ -14,7 +14,12 @@ from starlette.responses import Response
 from baton.protos.errors import BatonError
 
 # Codes that clients of OpenAI look for; every other code is the error's own label.
-_CODES = {"context_too_long": "context_length_exceeded", "invalid_request": "invalid_value"}
+_CODES = {
+    "context_too_long": "context_length_exceeded",
+    "invalid_request": "invalid_value",
+    "unauthenticated": "invalid_api_key",
+    "quota_exceeded": "rate_limit_exceeded",
+}
 _RETRY_LATER = (429, 503)
 
 

@@ -37,7 +37,8 @@ def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        shown = await frontend.exposition() if frontend.exposition else generate_latest(registry)
+        return Response(shown, media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/version")
     async def baton_version() -> Response:

@@ -16,11 +16,17 @@ from typing import Protocol
 import msgspec
 
 from baton.protos.errors import BatonError, Cancelled
-from baton.protos.nouns import Sampling, Station, TokenRun
+from baton.protos.nouns import Sampling, Station, TokenLogprobs, TokenRun
+from baton.router.keys import Key
+
+GAP_S = 0.005  # a fast engine's tokens are given out 200 times a second at most; a lone token waits for nothing
 
 
 class RouterRequest(msgspec.Struct, frozen=True):
-    """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock."""
+    """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock.
+
+    ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none.
+    """
 
     request_id: str
     model_id: str
@@ -32,6 +38,15 @@ class RouterRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     deadline: float | None = None
     traceparent: str = ""
+    asked_id: str = ""
+    key: Key | None = None
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is; empty where keys are not asked for."""
+        return self.key.tenant if self.key else ""
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -48,7 +63,6 @@ class Summary(msgspec.Struct):
     """What became of a choice. True at any time, complete once its stream ended.
 
     ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock.
-    ``decision`` is the policy's record of the last placement, as plain data.
     """
 
     prompt_tokens: int
@@ -62,7 +76,8 @@ class Summary(msgspec.Struct):
     decode_worker: str = ""
     attempts: int = 0
     stations: dict[str, float] = {}
-    decision: dict[str, object] = {}
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
 
     def took(self, station: Station) -> None:
         """Add a station's seconds; a second visit (a retry) adds up."""
@@ -85,6 +100,7 @@ class ChoiceStream:
         self._news = asyncio.Event()
         self._ended = False
         self._error: BatonError | None = None
+        self._given_at = float("-inf")
         self._on_cancel: Callable[[], object] = lambda: None
 
     # ---- the surface's side --------------------------------------------------------------------------
@@ -94,6 +110,14 @@ class ChoiceStream:
 
     async def __anext__(self) -> TokenRun:
         """The next run; everything that waits comes as one. Raises the error that ended the choice."""
+        await self._some()
+        if not self._ended:
+            await self._gap()
+        waiting, self._waiting = self._waiting, []
+        return waiting[0] if len(waiting) == 1 else joined(waiting)
+
+    async def _some(self) -> None:
+        """Until something waits."""
         while not self._waiting:
             if self._error is not None:
                 raise self._error
@@ -101,8 +125,14 @@ class ChoiceStream:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        waiting, self._waiting = self._waiting, []
-        return waiting[0] if len(waiting) == 1 else joined(waiting)
+
+    async def _gap(self) -> None:
+        """Hold a run that follows another within GAP_S: what comes meanwhile joins it; one write carries all."""
+        loop = asyncio.get_running_loop()
+        early = self._given_at + GAP_S - loop.time()
+        if early > 0:
+            await asyncio.sleep(early)
+        self._given_at = loop.time()
 
     def cancel(self, reason: str) -> None:
         """Stop now ("client_gone", "stop_string", "deadline", "shutdown"). Idempotent; nothing to await.
@@ -120,6 +150,11 @@ class ChoiceStream:
     def ended(self) -> bool:
         """Nothing more will be pushed."""
         return self._ended
+
+    @property
+    def error(self) -> BatonError | None:
+        """What ended it early."""
+        return self._error
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
         """What ``cancel`` calls, once at most."""

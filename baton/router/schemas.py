@@ -6,19 +6,27 @@ that names the field; a field whose effect we can't give is refused rather than 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import Grammar
+from baton.router.body import SCHEMA_REF, Body, body_docs, parse_body
+from baton.router.structured import StructuredBody
+from baton.router.tools import ToolsBody
+
+__all__ = [
+    "SCHEMA_REF",
+    "Body",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "TokenizeBody",
+    "body_docs",
+    "parse_body",
+]
 
 Prompt = str | list[int]
 
@@ -41,29 +49,19 @@ def _stops(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else value if value is not None else []
 
 
-Prompts = Annotated[list[Prompt], BeforeValidator(_prompts)]
-Stops = Annotated[list[str], BeforeValidator(_stops)]
-
-
-class Body(BaseModel):
-    """Strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+AnyPrompt = str | list[int] | list[str] | list[list[int]]
+Prompts = Annotated[list[Prompt], BeforeValidator(_prompts, json_schema_input_type=AnyPrompt)]
+Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)]
 
 
 class StreamOptions(Body):
-    """``include_usage``: one more chunk with the usage and no choices."""
+    """``include_usage``: one more chunk with the usage and no choices; continuous: each chunk's usage so far."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class ResponseFormat(Body):
-    """Only plain text so far."""
-
-    type: Literal["text"]
-
-
-class GenerationBody(Body):
+class GenerationBody(StructuredBody):
     """What completions and chat have in common."""
 
     model: str | None = None
@@ -89,27 +87,44 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, max_length=256)
-    response_format: ResponseFormat | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs can't be streamed: leave stream out", "prompt_logprobs")
         return self
 
     def sampling(self) -> dict[str, Any]:
         """The sampling fields that the client set, as ``validate.resolve_sampling`` takes them."""
-        return {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        grammar = self.grammar()
+        return fields if grammar is None else fields | {"grammar": grammar[0]}
+
+    def names(self) -> dict[str, str]:
+        """The client's names of sampling fields, where they differ from ours."""
+        grammar = self.grammar()
+        return {} if grammar is None else {"grammar": grammar[1]}
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
 
 SAMPLING_FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos",
+    "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids",
+    "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -129,13 +144,19 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest("best_of other than n is not supported: leave it out", "best_of")
         if self.suffix:
             raise InvalidRequest("suffix is not supported: leave it out", "suffix")
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("echo with logprobs is not supported: leave one of them out", "echo")
         return self
 
+    @property
+    def prompt_only(self) -> bool:
+        """Nothing is to be written: the prompt comes back, with its logprobs where asked for."""
+        return bool(self.echo) and self.max_tokens == 0
+
     def sampling(self) -> dict[str, Any]:
-        """``logprobs`` is the number of alternatives."""
-        return super().sampling() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        """``logprobs`` is the number of alternatives, with ``echo`` the prompt's too."""
+        fields = super().sampling() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        if self.echo and self.logprobs is not None:
+            fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return fields | ({"max_tokens": 1} if self.prompt_only else {})
 
 
 def _content(value: Any) -> str | None:
@@ -150,24 +171,62 @@ def _content(value: Any) -> str | None:
     return "".join(part["text"] for part in value)
 
 
-Content = Annotated[str | None, BeforeValidator(_content)]
+class TextPart(BaseModel):
+    """A part of a message's content, as the OpenAPI document has it."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
+
+
+class PastFunction(Body):
+    """What was called."""
+
+    name: str
+    arguments: str = ""
+
+
+class PastCall(Body):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: PastFunction
+
+    def plain(self) -> dict[str, Any]:
+        """As templates want it: arguments as an object where they are one."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        return {
+            "id": self.id,
+            "type": self.type,
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
 
 
 class Message(BaseModel):
-    """One turn. Further keys (name, tool_calls, …) go to the chat template as they are."""
+    """One turn. Further keys (name, tool_call_id, …) go to the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = None
+    tool_calls: list[PastCall] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As templates want it: text content, "developer" as the "system" that models were trained with."""
         role = "system" if self.role == "developer" else self.role
-        return {**(self.model_extra or {}), "role": role, "content": self.content or ""}
+        rest = dict(self.model_extra or {})
+        if self.tool_calls:
+            rest["tool_calls"] = [call.plain() for call in self.tool_calls]
+        return {**rest, "role": role, "content": self.content or ""}
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ToolsBody):
     """POST /v1/chat/completions. ``chat_template_kwargs``: the template's own switches (enable_thinking, …)."""
 
     messages: list[Message] = Field(min_length=1)
@@ -176,8 +235,7 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
+    include_reasoning: bool | None = None
 
     @field_validator("logprobs")
     @classmethod
@@ -188,11 +246,18 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _only_what_we_can_do(self) -> ChatBody:
-        if self.tools or self.functions:
-            raise InvalidRequest("tools are not supported: leave them out", "tools" if self.tools else "functions")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs is only allowed with logprobs: true", "top_logprobs")
         return self
+
+    def grammar(self) -> tuple[Grammar, str] | None:
+        """A demanded tool call is a form of answer too."""
+        asked, demanded = super().grammar(), self.demanded()
+        if demanded is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
+        return demanded, "tools"
 
     def sampling(self) -> dict[str, Any]:
         """``max_completion_tokens`` is the newer name of ``max_tokens``; ``top_logprobs`` the alternatives."""
@@ -225,38 +290,3 @@ class DetokenizeBody(Body):
     model: str | None = None
     tokens: list[int]
     skip_special_tokens: bool = False
-
-
-SCHEMA_REF = "#/components/schemas/{model}"
-B = TypeVar("B", bound=Body)
-
-
-def body_docs(kind: type[Body]) -> dict[str, Any]:
-    """An endpoint's part of the OpenAPI document; ``app.py`` adds the schema it points to."""
-    schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def parse_body(kind: type[B], raw: bytes) -> B:
-    """``raw`` as JSON of ``kind``. Raises InvalidRequest naming the first field at fault."""
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        param = _path(first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{param}: {message}" if param else message, param) from None
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    """A field's path as OpenAI writes it: messages[0].content."""
-    path = ""
-    for part in loc:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part not in _UNION_ARMS and not part.startswith("list["):
-            path += f".{part}" if path else part
-    return path
-
-
-_UNION_ARMS = frozenset({"str", "int", "bool", "float", "[key]"})

@@ -20,19 +20,26 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
-from baton.protos.v1 import inference_pb2, inference_pb2_grpc
+from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
+from baton.router import reasoning_parsers, tool_parsers
 from baton.router.app import make_app
+from baton.router.border import GrpcBorder
 from baton.router.catalog import ModelCatalog
-from baton.router.generation import Frontend
+from baton.router.decisions import DecisionLog
+from baton.router.gate import Gate
+from baton.router.generation import Formats, Frontend
 from baton.router.grpc_api import InferenceService
+from baton.router.open_inference_grpc import OpenInferenceService
 from baton.router.request import Serving
 from baton.router.validate import Limits
 
 Stop = Callable[[], Awaitable[None]]
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 BACKLOG = 2048
 LEAST_GRACE_S = 0.1  # in which idle connections close
 KEEPALIVE_S = 65  # longer than clients keep idle connections, so that none is closed as it is used
@@ -60,11 +67,30 @@ def make_frontend(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     entropy: Callable[[int], bytes] = os.urandom,
+    gate: Gate | None = None,
+    decisions: DecisionLog | None = None,
+    batches: BatchStore | None = None,
+    exposition: Callable[[], Awaitable[bytes]] | None = None,
 ) -> Frontend:
     """What both surfaces share, from the config."""
     limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
     metrics = metrics or RouterMetrics(CollectorRegistry())
-    return Frontend(serving, catalog, limits, metrics, clock, wall_clock, entropy)
+    tool_parsers.load(config.tool_parser)  # an unknown name is refused now
+    reasoning_parsers.load(config.reasoning_parser)
+    return Frontend(
+        serving,
+        catalog,
+        limits,
+        metrics,
+        clock,
+        wall_clock,
+        entropy,
+        formats=Formats(config.tool_parser, config.reasoning_parser),
+        gate=gate or Gate(),
+        decisions=decisions,
+        batches=batches,
+        exposition=exposition,
+    )
 
 
 @asynccontextmanager
@@ -103,7 +129,7 @@ async def serve_router(
 
 
 async def _start_rest(config: RouterConfig, app: ASGIApp) -> tuple[int, Stop]:
-    listener = _bound(config.host, config.port)
+    listener = _bound(config.host, config.port, shared=config.processes > 1)
     server = _Uvicorn(
         uvicorn.Config(
             app,
@@ -143,14 +169,17 @@ class _Uvicorn(uvicorn.Server):
 
 
 async def _start_grpc(config: RouterConfig, frontend: Frontend) -> tuple[int, Stop]:
-    server = grpc.aio.server(options=_grpc_options(frontend.limits.max_body_bytes))
+    options = _grpc_options(frontend.limits.max_body_bytes, shared=config.processes > 1)
+    server = grpc.aio.server(options=options, interceptors=(GrpcBorder(frontend),))
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInferenceService(frontend), server)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+    names = (SERVICE, OPEN_INFERENCE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
     port = _grpc_port(server, config.host, config.grpc_port)
     await server.start()
-    for name in ("", SERVICE):
+    for name in ("", SERVICE, OPEN_INFERENCE):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop() -> None:
@@ -160,9 +189,9 @@ async def _start_grpc(config: RouterConfig, frontend: Frontend) -> tuple[int, St
     return port, stop
 
 
-def _grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def _grpc_options(max_message_bytes: int, shared: bool) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # else a second router would share the port unseen
+        ("grpc.so_reuseport", int(shared)),  # only when asked to: else a second router would share the port unseen
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", GRPC_KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", GRPC_KEEPALIVE_MS // 2),
@@ -181,10 +210,10 @@ def _grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         raise _port_error("REST", host, port, "port", "--port") from error
     # Accepted sockets inherit it. asyncio sets it only where proto is given: else 40 ms per answer (Nagle).

@@ -61,6 +61,13 @@ class Session:
         for lease in leases:
             lease.over(error)
 
+    def move_away(self, error: BatonError) -> int:
+        """End every lease here with ``error``, telling the worker; how many they were."""
+        leases = list(self._leases.values())
+        for lease in leases:
+            lease.leave(error)
+        return len(leases)
+
     def _tokens(self, output: w.RequestTokens) -> None:
         lease = self._leases.get(output.request_id)
         if lease is None:
@@ -129,10 +136,18 @@ class Lease:
 
     def close(self) -> None:
         """Send Cancel, unless the worker ended it. Idempotent."""
+        self._cancel()
+        self.over(None)
+
+    def leave(self, error: BatonError) -> None:
+        """The same, but whoever waits for its end gets ``error``."""
+        self._cancel()
+        self.over(error)
+
+    def _cancel(self) -> None:
         if self._session.remove(self):
             cancel = w.Cancel(request_id=self.request_id, reason=self._why())
             self._session.send(w.SessionUp(cancel=cancel))
-        self.over(None)
 
     # ---- for Session ---------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ Knows nothing of HTTP or of where the pieces come from. https://platform.openai.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Protocol
 
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 from baton.router.answer import Piece, Usage
+from baton.router.chat_reader import ChatReader, Reading
 from baton.router.generation import Generation
 from baton.router.tokenizer import Tokenizer, token_name
 
@@ -18,7 +20,9 @@ LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
 
 
 class Shape(Protocol):
-    """How one endpoint words an answer."""
+    """How one endpoint words an answer. ``always_closes``: its streams end with ``closing``, asked for or not."""
+
+    always_closes: bool
 
     def opening(self) -> Iterator[Json]:
         """Chunks that come before any text."""
@@ -58,6 +62,8 @@ class _Frame:
 class CompletionShape:
     """``/v1/completions``. ``echoes[i]`` is what goes before the answers to prompt i."""
 
+    always_closes = False
+
     def __init__(
         self,
         generation: Generation,
@@ -66,14 +72,18 @@ class CompletionShape:
         include_usage: bool = False,
         return_ids: bool = False,
         echoes: list[str] | None = None,
+        wants_prompt: bool = False,
     ) -> None:
         self._frame = _Frame(generation, "text_completion", "cmpl", created, include_usage)
         self._generation = generation
         self._tokenizer = tokenizer
         self._return_ids = return_ids
-        self._offsets = [0] * (len(generation.prompts) * generation.ask.n)
         self._echoes = echoes or [""] * len(generation.prompts)
+        self._echoed = echoes is not None
+        self._offsets = [len(echo) for echo in self._echoes for _ in range(generation.ask.n)]
         self._begun: set[int] = set()
+        self._wants_logprobs = "logprobs" in generation.ask.sampling
+        self._wants_prompt = wants_prompt
 
     def opening(self) -> Iterator[Json]:
         """Nothing: a completion has no roles."""
@@ -104,20 +114,36 @@ class CompletionShape:
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish_reason or None,
         }
+        if piece.prompt_logprobs is not None and self._wants_prompt:
+            choice["prompt_logprobs"] = prompt_json(piece.prompt_logprobs, self._tokenizer)
         if self._return_ids:
             choice["token_ids"] = piece.token_ids
             choice["prompt_token_ids"] = self._generation.prompts[prompt] if first else None
         return choice
 
     def _logprobs(self, piece: Piece) -> Json | None:
-        if not piece.logprobs:
-            return None
         names = [self._name(entry.chosen) for entry in piece.logprobs]
-        return {
+        found: Json = {
             "tokens": names,
             "token_logprobs": [finite(entry.chosen.logprob) for entry in piece.logprobs],
             "top_logprobs": [self._alternatives(entry) for entry in piece.logprobs],
-            "text_offset": self._text_offsets(piece),
+            "text_offset": self._text_offsets(piece) if names else [],
+        }
+        if self._echoed and piece.prompt_logprobs is not None and self._wants_logprobs:
+            prompt = self._of_prompt(piece.index, piece.prompt_logprobs)
+            return {name: prompt[name] + found[name] for name in found}
+        return found if names else None
+
+    def _of_prompt(self, index: int, scores: tuple[TokenLogprobs, ...]) -> Json:
+        """As ``_logprobs``, of the prompt's tokens; nothing is known of how likely the first one was."""
+        ids = self._generation.prompts[index // self._generation.ask.n]
+        top = self._generation.ask.sampling.get("logprobs", 0)
+        lengths = [len(self._tokenizer.token_bytes(i, True).decode(errors="ignore")) for i in ids]
+        return {
+            "tokens": [token_name(self._tokenizer.token_bytes(i)) for i in ids],
+            "token_logprobs": [None, *(finite(entry.chosen.logprob) for entry in scores)],
+            "top_logprobs": [None, *(self._alternatives(_first(entry, top)) for entry in scores)],
+            "text_offset": list(accumulate(lengths[:-1], initial=0)),
         }
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
@@ -144,6 +170,8 @@ class CompletionShape:
 class ChatShape:
     """``/v1/chat/completions``: a role chunk first, and a chunk of its own for each finish_reason."""
 
+    always_closes = False
+
     def __init__(
         self,
         generation: Generation,
@@ -151,7 +179,10 @@ class ChatShape:
         created: int,
         include_usage: bool = False,
         return_ids: bool = False,
+        reading: Reading = Reading(),
     ) -> None:
+        self._reading = reading
+        self._readers: dict[int, ChatReader] = {}
         self._frame = _Frame(generation, "chat.completion.chunk", "chatcmpl", created, include_usage)
         self._generation = generation
         self._tokenizer = tokenizer
@@ -165,26 +196,36 @@ class ChatShape:
             yield self._with_prompt_ids(chunk) if index == 0 else chunk
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """Content, then the end."""
-        if piece.text or piece.logprobs or (self._return_ids and piece.token_ids):
-            choice: Json = {"index": piece.index, "delta": {"content": piece.text}}
-            yield self._frame.chunk(choice | self._rest(piece, None))
+        """Content, thought and calls, then the end."""
+        reader = self._readers.setdefault(piece.index, self._reading.reader())
+        deltas = reader.push(piece.text) + (reader.flush() if piece.finish_reason else [])
+        rest = self._rest(piece, None)
+        if not deltas and (piece.logprobs or (self._return_ids and piece.token_ids)):
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            yield self._frame.chunk({"index": piece.index, "delta": delta} | rest)
+            rest = {"logprobs": None, "finish_reason": None}
         if piece.finish_reason:
-            choice = {"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
-            yield self._frame.chunk(choice)
+            reason = reader.finish_reason(piece.finish_reason)
+            yield self._frame.chunk({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
 
     def whole(self, pieces: list[Piece], usage: Usage) -> Json:
         """All choices, by index."""
-        choices = [
-            {"index": piece.index, "message": {"role": "assistant", "content": piece.text, "refusal": None}}
-            | self._rest(piece, piece.finish_reason)
-            for piece in pieces
-        ]
-        return self._with_prompt_ids(self._frame.whole("chat.completion", choices, usage))
+        scores = pieces[0].prompt_logprobs
+        scored = {} if scores is None else {"prompt_logprobs": prompt_json(scores, self._tokenizer)}
+        choices = [self._choice(piece) for piece in pieces]
+        return self._with_prompt_ids(self._frame.whole("chat.completion", choices, usage)) | scored
 
     def closing(self, usage: Usage) -> Json:
         """Usage alone."""
         return self._frame.closing(usage)
+
+    def _choice(self, piece: Piece) -> Json:
+        reader = self._reading.reader()
+        message = reader.message(piece.text)
+        return {"index": piece.index, "message": message} | self._rest(
+            piece, reader.finish_reason(piece.finish_reason)
+        )
 
     def _rest(self, piece: Piece, finish_reason: str | None) -> Json:
         entries = [self._entry(entry.chosen) | self._top(entry) for entry in piece.logprobs]
@@ -207,6 +248,20 @@ class ChatShape:
         return json | {"prompt_token_ids": self._generation.prompts[0]} if self._return_ids else json
 
 
+def prompt_json(scores: tuple[TokenLogprobs, ...], tokenizer: Tokenizer) -> list[Json | None]:
+    """vLLM's ``prompt_logprobs``: by position, each likely token and the prompt's own; nothing for the first."""
+
+    def entry(one: TokenLogprob) -> Json:
+        name = token_name(tokenizer.token_bytes(one.token_id))
+        return {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": name}
+
+    return [None, *({str(o.token_id): entry(o) for o in (*s.top, s.chosen)} for s in scores)]
+
+
+def _first(entry: TokenLogprobs, top: int) -> TokenLogprobs:
+    return TokenLogprobs(entry.chosen, entry.top[:top])
+
+
 def usage_json(usage: Usage) -> Json:
     """OpenAI's usage object."""
     return {
@@ -226,6 +281,7 @@ def collected(pieces: list[list[Piece]]) -> list[Piece]:
             token_ids=tuple(i for piece in parts for i in piece.token_ids),
             logprobs=tuple(p for piece in parts for p in piece.logprobs),
             finish_reason=parts[-1].finish_reason,
+            prompt_logprobs=parts[0].prompt_logprobs,
         )
         for index, parts in enumerate(pieces)
     ]

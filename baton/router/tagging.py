@@ -24,19 +24,29 @@ class ClassLike(Protocol):
     def max_tokens(self) -> int:
         """Prompt tokens, inclusive."""
 
+    @property
+    def slo_ttft_s(self) -> float:
+        """For requests that name none; 0: none."""
+
+    @property
+    def slo_tpot_s(self) -> float:
+        """The same, per output token."""
+
 
 class ContextClass(msgspec.Struct, frozen=True):
-    """Prompts of at most ``max_tokens`` tokens; 0 takes the rest."""
+    """Prompts of at most ``max_tokens`` tokens; 0 takes the rest. SLOs in seconds, 0: none."""
 
     name: str
     max_tokens: int = 0
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
 
 
 class ContextClasses:
     """Classes in rising order; the last one takes whatever is longer."""
 
     def __init__(self, classes: Iterable[ClassLike]) -> None:
-        self._classes = [ContextClass(c.name, c.max_tokens) for c in classes]
+        self._classes = [ContextClass(c.name, c.max_tokens, c.slo_ttft_s, c.slo_tpot_s) for c in classes]
         if not self._classes:
             raise ConfigError("give at least one context class (name, max_tokens)", "router.context_classes")
         limits = [c.max_tokens for c in self._classes[:-1]]
@@ -49,6 +59,9 @@ class ContextClasses:
         return [c.name for c in self._classes]
 
     def tag(self, prompt_tokens: int) -> str:
-        """The first class that ``prompt_tokens`` fits in, or the last."""
-        fitting = (c.name for c in self._classes if prompt_tokens <= c.max_tokens)
-        return next(fitting, self._classes[-1].name)
+        """The name of the first class that ``prompt_tokens`` fits in, or of the last."""
+        return self.of(prompt_tokens).name
+
+    def of(self, prompt_tokens: int) -> ContextClass:
+        """The same, with its SLOs."""
+        return next((c for c in self._classes if prompt_tokens <= c.max_tokens), self._classes[-1])

@@ -48,14 +48,31 @@ class TextModel:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a conversation, see ``ChatTemplate.render``; the template writes the special tokens itself.
+        """Ids of a conversation; the template writes the special tokens itself. Raises as ``render_chat``."""
+        text = self.render_chat(messages, add_generation_prompt, switches)
+        return await self.encode(text, add_special_tokens=False)
 
-        Raises InvalidRequest for a model without a template.
-        """
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        switches: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """A conversation's text, see ``ChatTemplate.render``. Raises InvalidRequest without a template."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
-        text = self._template.render(messages, add_generation_prompt, switches)
-        return await self.encode(text, add_special_tokens=False)
+        return self._template.render(messages, add_generation_prompt, switches, tools)
+
+    def hides(self, mark: str) -> bool:
+        """Whether a text that leaves special tokens out leaves out (part of) ``mark``."""
+        ids = self.tokenizer.encode(mark, add_special_tokens=False)
+        return any(not self.tokenizer.token_bytes(i, skip_special_tokens=True) for i in ids)
+
+    @property
+    def template_source(self) -> str:
+        """The chat template as it was written; empty for none."""
+        return self._template.source if self._template else ""
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``, whole."""

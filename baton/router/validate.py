@@ -19,6 +19,9 @@ COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
 MAX_STOP_CHARS = 1024
+MAX_ALLOWED_TOKENS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 PENALTY = (-2.0, 2.0)
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -31,6 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_tokens": (0, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
 }
 ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
 
@@ -63,6 +67,8 @@ def resolve_sampling(
     fields["seed"] = int(fields.get("seed", seed)) % 2**64
     fields["top_k"] = 0 if fields.get("top_k", 0) < 0 else min(fields.get("top_k", 0), entry.vocab_size)
     fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
+    fields["bad_words"] = tuple(fields.get("bad_words", ()))
+    fields["allowed_token_ids"] = tuple(fields.get("allowed_token_ids", ()))
     fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     return Sampling(**fields)
 
@@ -83,6 +89,11 @@ def check_ask(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str
     _check_biases(ask.get("logit_bias", {}), entry.vocab_size)
     _check_count("stop_token_ids", len(ask.get("stop_token_ids", ())), MAX_STOP_TOKENS)
     check_ids(ask.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
+    _check_allowed(ask, entry, shown)
+    for word in ask.get("bad_words", ()):  # from gRPC, where they come as ids
+        _check_count("bad_words", len(ask["bad_words"]), 2 * MAX_BAD_WORDS)
+        _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS)
+        check_ids(word or (-1,), entry.vocab_size, "bad_words")
 
 
 def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -> None:
@@ -116,6 +127,27 @@ def check_stops(stops: Sequence[str], limits: Limits) -> None:
     _check_count("stop", len(stops), limits.max_stop)
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise InvalidRequest(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters", "stop")
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Bad words: few, none empty, none endless. Raises InvalidRequest."""
+    _check_count("bad_words", len(words), MAX_BAD_WORDS)
+    if not all(len(word.strip()) > 0 and len(word) <= MAX_BAD_WORD_CHARS for word in words):
+        text = f"bad_words: each must have 1 to {MAX_BAD_WORD_CHARS} characters that aren't all spaces"
+        raise InvalidRequest(text, "bad_words")
+
+
+def _check_allowed(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str]) -> None:
+    allowed = ask.get("allowed_token_ids")
+    if allowed is None:
+        return
+    if not allowed:
+        raise InvalidRequest("allowed_token_ids is empty: leave it out, or give at least one", "allowed_token_ids")
+    _check_count("allowed_token_ids", len(allowed), MAX_ALLOWED_TOKENS)
+    check_ids(allowed, entry.vocab_size, "allowed_token_ids")
+    if "grammar" in ask:
+        name = names.get("grammar", "grammar")
+        raise InvalidRequest(f"allowed_token_ids can't go with {name}: give one of them", "allowed_token_ids")
 
 
 def _max_tokens(asked: int | None, entry: ModelEntry, prompt_tokens: int, default: int | None, param: str) -> int:

@@ -12,10 +12,12 @@ from typing import Protocol
 
 import msgspec
 
+from baton.protos.errors import Draining
 from baton.protos.nouns import WorkerInfo, WorkerLoad
-from baton.router.links import Link, Links
+from baton.router.links import DecodeLink, Link, Links
 from baton.router.policies import Candidate, ClusterSnapshot, Decision, Option
 from baton.router.request import ServedModel
+from baton.router.throttle import Throttle
 
 POLL_S = 0.1
 TIGHT_S = 2.0  # after a refusal a worker is asked one at a time: the queue's order holds, and few ask in vain
@@ -113,9 +115,15 @@ class ClusterView:
     """Joins the roster, the links and this router's own counts; ``on_change`` tells that room may have appeared."""
 
     def __init__(
-        self, roster: Roster, links: Links, clock: Callable[[], float], settings: ViewSettings = ViewSettings()
+        self,
+        roster: Roster,
+        links: Links,
+        clock: Callable[[], float],
+        settings: ViewSettings = ViewSettings(),
+        throttle: Throttle | None = None,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self._throttle = throttle or Throttle(clock)
         self._roster, self._links, self._clock, self._settings = roster, links, clock, settings
         self._own: dict[str, _Own] = {}
         self._loads: dict[str, WorkerLoad] = {}
@@ -136,10 +144,19 @@ class ClusterView:
         seen = self._roster.snapshot()
         self._links.sync({worker_id: entry.info for worker_id, entry in seen.items()})
         self._loads = {worker_id: entry.load for worker_id, entry in seen.items()}
+        self._empty_the_leaving()
         now = self._clock()
         for link in self._links:
             self._models[link.info.model_id] = (_served(link.info), now)
         self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
+
+    def _empty_the_leaving(self) -> None:
+        """A decode worker that drains: its requests go on elsewhere, if there is somebody who can take them."""
+        for link in self._links:
+            if not isinstance(link, DecodeLink) or link.info.state != "draining":
+                continue
+            if any(k.up and _can_go_on(k.info, link.info) for k in self._links):
+                link.move_away(Draining(f"{link.info.worker_id} is draining"))
 
     def changed(self) -> None:
         """Something is no longer as it was: room may have appeared."""
@@ -206,6 +223,10 @@ class ClusterView:
         own.unread_requests += requests
         own.unread_tokens += tokens
 
+    def sequences(self, worker_id: str) -> int:
+        """This router's, on one worker."""
+        return self._of(worker_id).sequences
+
     def own_counts(self) -> dict[str, tuple[int, int, int]]:
         """worker id -> (sequences, unread requests, unread tokens) where any is not 0: empty when idle."""
         counts = {k: (o.sequences, o.unread_requests, o.unread_tokens) for k, o in self._own.items()}
@@ -216,18 +237,25 @@ class ClusterView:
 
     def _candidate(self, link: Link) -> Candidate:
         own = self._of(link.info.worker_id)
+        crowded = own.sequences >= self._throttle.cap(link.info.max_batch) and link.info.role == "decode"
         return Candidate(
             info=link.info,
             load=self._loads.get(link.info.worker_id, NO_LOAD),
             sequences=own.sequences,
             unread_requests=own.unread_requests,
             unread_tokens=own.unread_tokens,
-            full=own.is_full(self._clock()),
+            full=crowded or own.is_full(self._clock()),
         )
 
 
 def _served(info: WorkerInfo) -> ServedModel:
     return ServedModel(info.model_id, info.max_model_len, info.vocab_size, info.eos_token_ids, info.adapters)
+
+
+def _can_go_on(other: WorkerInfo, leaving: WorkerInfo) -> bool:
+    """Whether one takes the other's requests."""
+    same = (other.model_id, other.fingerprint) == (leaving.model_id, leaving.fingerprint)
+    return same and other.role == "decode" and other.state == "ready"
 
 
 def _serves(info: WorkerInfo, model_id: str, adapter_id: str) -> bool:

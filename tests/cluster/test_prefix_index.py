@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from baton.cluster.membership import connect
 from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher, index_key
 from baton.deploy.redis_server import RedisServer
+from baton.kv import prefix
 
 CHAIN = [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(9000)]
 
@@ -109,3 +110,26 @@ def test_the_set_in_redis_is_what_the_worker_holds(
     if server.pid is None:
         server.start()
     asyncio.run(play(server.url))
+
+
+async def test_a_restarted_server_is_filled_again_by_the_next_flush(redis: Redis, server: RedisServer) -> None:
+    side = publisher(redis)
+    side.publish(CHAIN[:300], [])
+    await side.flush()
+    server.stop()
+    server.start()
+    side.publish([], CHAIN[298:300])
+    with pytest.raises(RedisError):
+        await side.flush()  # over the connection that the server's end broke
+    await side.flush()
+    assert await PrefixIndex(redis, "ns").longest(["w"], CHAIN) == {"w": 298}
+
+
+async def test_one_tenants_blocks_are_invisible_to_another(redis: Redis) -> None:
+    ours, theirs = (prefix.block_hashes(prefix.root("f", "bf16", salt=s), range(160)) for s in (b"us", b"them"))
+    side = publisher(redis)
+    side.publish(ours, [])
+    await side.flush()
+    index = PrefixIndex(redis, "ns")
+    assert await index.longest(["w"], ours) == {"w": 10}
+    assert await index.longest(["w"], theirs) == {"w": 0}

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
+from baton.engine.grammar import Grammars, GrammarState
 from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
@@ -22,6 +23,7 @@ class Driver:
     pages: int
     chunk: int = 256
     seed: int = 0
+    grammars: Grammars | None = None
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -38,7 +40,10 @@ class Driver:
             request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice)
             blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
             pages = [self._free.pop() for _ in range(blocks)]
-            live[key] = Sequence(key, request, spec.eos_token_ids, spec.max_model_len), pages
+            live[key] = (
+                Sequence(key, request, spec.eos_token_ids, spec.max_model_len, self._grammar(request)),
+                pages,
+            )
         outputs: dict[int, list[int]] = {}
         while live:
             for found in self._step(live):
@@ -51,6 +56,9 @@ class Driver:
                     self._free += pages
                     del live[found.seq]
         return [outputs[key] for key in range(len(prompts))]
+
+    def _grammar(self, request: EngineRequest) -> GrammarState | None:
+        return None if self.grammars is None else self.grammars.begin(request)
 
     def _step(self, live: dict[int, tuple[Sequence, list[int]]]) -> tuple[Sampled, ...]:
         plan = StepPlan(tuple(self._item(sequence, pages) for sequence, pages in live.values()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,9 +26,13 @@ from baton.decode_worker.loop import DecodeLoop
 from baton.decode_worker.service import DecodeService
 from baton.decode_worker.session import Frame, Session
 from baton.engine.paced import PacedRunner, paced_answer
+from baton.kv.fetch import BlockFetcher
+from baton.kv.filling import Filler
 from baton.kv.memory import PageMemory
 from baton.kv.pool import PagePool
+from baton.kv.source import BlockSource, FetchedPage
 from baton.kv.transport.loopback import LoopbackTransport
+from baton.kv.warming import Warmer
 from baton.prefill_worker import service as prefill_service
 from baton.prefill_worker.handoff import Sender
 from baton.prefill_worker.loop import PrefillLoop
@@ -51,6 +55,8 @@ class Engine:
         self.spec, self.pool = runner.spec, PagePool(pages)
         self.loop = make(runner, self.pool, self)
         self.service: Any = None
+        self.source = BlockSource(self.tell, self.memory, self.spec.layout, "m")
+        self.filler = Filler(self.tell, self.memory, lambda: 0.0)
         self.inbox: list[Any] = []
         self.outbox: list[Any] = []
         self.news = asyncio.Event()
@@ -72,7 +78,11 @@ class Engine:
             await asyncio.sleep(0)
             said, self.outbox = self.outbox, []
             for message in said:
-                if not isinstance(message, (ch.Stats, ch.CacheChanged)):
+                if isinstance(message, ch.Pinned):
+                    self.source.take(message)
+                elif isinstance(message, ch.Filling):
+                    self.filler.take(message)
+                elif not isinstance(message, (ch.Stats, ch.CacheChanged)):
                     self.service.take(message)
             if not busy and not self.inbox:
                 self.news.clear()
@@ -112,6 +122,20 @@ class Router:
                     self.finished[request_id].set()
 
 
+class Fetcher(BlockFetcher):
+    """Asks an engine of the same process."""
+
+    def __init__(self, engines: dict[str, Engine], layout: Any) -> None:
+        super().__init__("m", layout)
+        self._engines, self._asked = engines, layout
+
+    async def blocks(self, address: str, hashes: tuple[bytes, ...]) -> AsyncGenerator[FetchedPage, None]:
+        if address not in self._engines:
+            raise WorkerLost(f"nobody at {address}")
+        async for page in self._engines[address].source.fetch("m", hashes, self._asked):
+            yield page
+
+
 class House:
     """Both workers, and a router's calls."""
 
@@ -123,9 +147,13 @@ class House:
         self.p = Engine(pages, lambda r, p, c: PrefillLoop(r, p, c, lambda: 0.0, chunk_tokens=64, max_batch=8))
         self.intake = Intake(self.d.memory, self.d.spec.layout, self.d.spec.fingerprint, self.d.tell)
         self.decode = DecodeService(self.d.tell, self.intake, "m", 30.0)
-        self.transport = LoopbackTransport({"decode": self.intake.serve})
+        self.transport = LoopbackTransport({"decode": self.intake.accept})
         sender = Sender("prefill-0", "m", self.p.spec.fingerprint, self.p.spec.layout)
-        self.prefill = PrefillService(self.p.tell, self.p.memory, sender, self.transport, lambda: 0.0)
+        fetcher = Fetcher({"decode": self.d}, self.p.spec.layout)
+        warmer = Warmer(self.p.filler, fetcher, self.p.spec.fingerprint, self.p.spec.layout.fidelity)
+        self.prefill = PrefillService(
+            self.p.tell, self.p.memory, sender, self.transport, lambda: 0.0, warmer=warmer
+        )
         self.d.service, self.p.service = self.decode, self.prefill
         self.router = Router(self.decode.open_session("router"))
 
@@ -374,6 +402,8 @@ async def test_spans_of_both_workers_hang_under_the_routers(monkeypatch: pytest.
     spans = {s.name: s for s in exporter.get_finished_spans()}
     assert set(spans) == {"prefill", "transfer", "decode"}
     assert all(s.parent is not None and s.parent.span_id == 0xB7AD6B7169203331 for s in spans.values())
+    transfer = spans["transfer"]
+    assert 0 < transfer.attributes["baton.kv.exposed_seconds"] * 1e9 <= transfer.end_time - transfer.start_time
 
 
 async def test_a_lost_engine_ends_everything_with_worker_lost() -> None:
@@ -403,6 +433,38 @@ async def test_fetch_gives_the_cached_blocks_and_unpins_them() -> None:
         r = request("r", prompt_of(100))
         await h.answer(r)
         hashes = tuple(h.p.pool.findable())
-        pages = [p async for p in h.prefill.fetch("m", (*hashes, b"x" * 32), h.p.spec.layout)]
+        pages = [p async for p in h.p.source.fetch("m", (*hashes, b"x" * 32), h.p.spec.layout)]
         assert len(pages) == 6
+        assert await h.settles()
+
+
+@pytest.mark.parametrize(("address", "said", "fetched"), [("decode", 9, 9), ("decode", 99, 9), ("nowhere", 9, 0)])
+async def test_a_prefill_worker_fetches_what_the_decode_worker_holds(address: str, said: int, fetched: int) -> None:
+    async with house() as h:
+        first = request("first", prompt_of(100), max_tokens=60)
+        answer = await h.answer(first, local=True)  # only the decode worker has prompt and answer
+        second = request("second", [*prompt_of(100), *answer, *prompt_of(30, 2)])
+        admitted = await h.admit(second)
+        call = msgspec.structs.replace(h.call(second, admitted), fetch_address=address, fetch_blocks=said)
+        result = await h.prefill.prefill(call)
+        assert (result.fetched_blocks, result.cached_tokens) == (fetched, 16 * fetched)
+        await h.router.finished["second"].wait()
+        assert h.router.tokens["second"] == oracle(second)
+        assert await h.settles()
+
+
+async def test_a_prefill_that_is_cancelled_while_it_fetches_leaves_nothing_behind() -> None:
+    async with house() as h:
+        await h.answer(request("first", prompt_of(400)), local=True)
+        for turns in range(1, 40, 3):
+            second = request(f"second{turns}", [*prompt_of(400), turns])
+            admitted = await h.admit(second)
+            call = msgspec.structs.replace(h.call(second, admitted), fetch_address="decode", fetch_blocks=25)
+            prefill = asyncio.ensure_future(h.prefill.prefill(call))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            prefill.cancel()
+            await asyncio.gather(prefill, return_exceptions=True)
+            h.decode.cancel(h.router.session, second.request_id, "test")
+            h.p.pool.check()
         assert await h.settles()

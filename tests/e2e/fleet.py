@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import msgspec
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.deploy.plans import model_name, resolve_model, worker_plans
@@ -43,6 +44,8 @@ def wait_for(condition, timeout_s: float = UP_S, what: str = "it"):
 
 class Fleet(contextlib.AbstractContextManager):
     """``with Fleet(prefill=2, decode=2, worker={"device": "paced:zero"}) as fleet: httpx.get(fleet.url + …)``."""
+
+    command: tuple[str, ...] = ()  # of the hosts; empty: the real one
 
     def __init__(self, prefill: int = 1, decode: int = 1, colocated: bool = False, **sections):
         self._scratch = tempfile.TemporaryDirectory(prefix="bf-")
@@ -96,6 +99,7 @@ class Fleet(contextlib.AbstractContextManager):
         slots = self.folder / "slots"
         slots.mkdir()
         for plan in worker_plans(self.config, worker.model, url, slots, self.folder / "logs"):
+            plan = msgspec.structs.replace(plan, command=self.command)
             self._supervisors.append(HostSupervisor(plan))
             self._supervisors[-1].start()
         self.start_router()

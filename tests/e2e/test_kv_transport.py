@@ -5,9 +5,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.console.workers import links_table
 from baton.cluster.membership import Roster, connect
-from tests.e2e.fleet import Fleet, wait_for
+from baton.console.workers import links_table
+from tests.e2e.fleet import Fleet
 from tests.e2e.paced import Oracle, slow_profile
 
 
@@ -27,7 +27,7 @@ async def seen(fleet: Fleet) -> dict:
 
 
 @pytest.mark.parametrize(("wanted", "expected"), [("auto", "shm"), ("tcp", "tcp")])
-async def test_kv_goes_by_the_best_way_or_by_the_one_that_is_set(tmp_path: Path, wanted: str, expected: str) -> None:
+async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wanted: str, expected: str) -> None:
     profile = slow_profile(tmp_path, fixed=0.002, prefill=0.00002)
     worker = {"device": f"paced:{profile}", "kv_transport": wanted}
     with Fleet(prefill=1, decode=1, worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
@@ -42,10 +42,27 @@ async def test_kv_goes_by_the_best_way_or_by_the_one_that_is_set(tmp_path: Path,
         assert (link.peer, link.transport, link.fallback) == ("decode-0", expected, "")
         assert link.bytes_per_s > 1e7
         shown = links_table(entries)
-        assert shown is not None and shown.row_count == 1
+        assert shown is not None
+        assert shown.row_count == 1
         metrics = httpx.get(f"http://{entries['prefill-0'].info.metrics_address}/metrics").text
         info = [line for line in metrics.splitlines() if line.startswith("baton_kv_transport_info{")]
         assert any(f'transport="{expected}"' in line and line.endswith(" 1.0") for line in info), info
         assert "baton_kv_transport_fallbacks_total{" not in metrics
         assert entries["decode-0"].info.data_addresses.keys() == ({"shm", "tcp"} if wanted == "auto" else {"tcp"})
-        wait_for(lambda: fleet.at_baseline() if hasattr(fleet, "at_baseline") else True, 5)
+        fleet.wait_for_baseline()
+
+
+async def test_a_cluster_with_a_wire_codec_answers_and_labels_its_kv(tmp_path: Path) -> None:
+    router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
+    with Fleet(prefill=1, decode=1, worker={"kv_codec": "int8"}, router=router) as fleet:
+        assert len(answer(fleet, list(range(3, 200)), 8)) == 8
+        entries = await seen(fleet)
+        layout = entries["prefill-0"].info.layout
+        assert (layout.dtype, layout.fidelity) == ("float32", "float32~int8")
+        address = entries["prefill-0"].info.metrics_address
+        metrics = httpx.get(f"http://{address}/metrics").text.splitlines()
+        (shipped,) = [
+            float(line.split()[-1]) for line in metrics if line.startswith("baton_kv_transfer_bytes_total{")
+        ]
+        assert 0 < shipped < 0.35 * 13 * layout.page_bytes, "a quarter of float32, and the scales"
+        fleet.wait_for_baseline()

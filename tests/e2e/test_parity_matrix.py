@@ -30,6 +30,9 @@ COMPLETION = {"prompt": TEXT, "max_tokens": 12, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 12, "temperature": 0}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 
+TOOLS = [{"type": "function", "function": {"name": "person", "parameters": SCHEMA}}]
+NAMED = {"type": "function", "function": {"name": "person"}}
+
 COMPLETIONS = {
     "plain": {},
     "sampled": {"temperature": 0.9, "seed": 3, "n": 3},
@@ -69,6 +72,8 @@ CHATS = {
     "json_object": {"response_format": {"type": "json_object"}, "max_tokens": 60, "temperature": 1, "seed": 9},
     "json_schema": {"response_format": FORMAT, "max_tokens": 200, "temperature": 1, "seed": 7, "n": 2},
     "prompt_logprobs": {"prompt_logprobs": 0},
+    "tool_required": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 250, "temperature": 1, "seed": 3},
+    "tool_named": {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 200, "temperature": 1, "seed": 4},
     "max_completion_tokens": {"max_completion_tokens": 3},
 }
 CASES = {f"completion-{name}": ("/v1/completions", COMPLETION | fields) for name, fields in COMPLETIONS.items()}
@@ -90,6 +95,9 @@ def answers(fleets: dict[str, Fleet], path: str, body: dict) -> dict[str, dict]:
         assert response.headers["x-baton-route"].startswith(TAKEN[way])
         found[way] = response.json()
         del found[way]["id"], found[way]["created"]
+        for choice in found[way]["choices"]:
+            for call in choice.get("message", {}).get("tool_calls", ()):
+                del call["id"]
     return found
 
 

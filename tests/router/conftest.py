@@ -6,7 +6,8 @@ import asyncio
 import functools
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import grpc
 import httpx
 import openai
 import pytest
+from redis.asyncio import Redis
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from baton.cluster.config import RouterConfig
+from baton.cluster.membership import connect
+from baton.deploy.redis_server import RedisServer
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
 from baton.router.catalog import ModelCatalog
@@ -86,6 +90,7 @@ class FakeDispatcher:
         self.refuse: BatonError | None = None
         self.fail_after: tuple[int, BatonError] | None = None
         self.is_ready = True
+        self.scores: tuple[TokenLogprobs, ...] = ()
         self.running: set[asyncio.Task[None]] = set()
         self.opened = asyncio.Event()
         self.first_token = asyncio.Event()
@@ -126,6 +131,7 @@ class FakeDispatcher:
 
     async def _run(self, request: RouterRequest, stream: ChoiceStream) -> None:
         await self.first_token.wait()
+        stream.summary.prompt_logprobs = self.scores
         stream.summary.cached_tokens = 16 if len(request.token_ids) > 16 else 0
         sampling, ids = request.sampling, self.say(request, stream.choice)
         ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})
@@ -185,10 +191,17 @@ class Clients:
 
 @asynccontextmanager
 async def router_before(
-    fake: FakeDispatcher, sources: dict[str, Path | None], **settings: object
+    fake: FakeDispatcher,
+    sources: dict[str, Path | None],
+    gate=None,
+    decisions=None,
+    batches=None,
+    **settings: object,
 ) -> AsyncIterator[Clients]:
     config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, **settings)
-    frontend = make_frontend(config, fake, ModelCatalog(fake.models, sources))
+    frontend = make_frontend(
+        config, fake, ModelCatalog(fake.models, sources), gate=gate, decisions=decisions, batches=batches
+    )
     async with running_router(config, frontend) as address:
         clients = Clients(address)
         yield clients
@@ -205,3 +218,19 @@ async def router(fake: FakeDispatcher, model_dir: Path) -> AsyncIterator[Clients
 def start_router() -> Callable[..., object]:
     """For tests with settings or models of their own: ``async with start_router(fake, sources, …) as clients``."""
     return router_before
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        running = RedisServer(Path(folder)).start()
+        yield running
+        running.stop()
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    client = connect(redis_server.url)
+    await client.flushall()
+    yield client
+    await client.aclose()

@@ -76,6 +76,8 @@ class FakeWorker(stubs.WorkerServicer):
     def __init__(self, worker_id: str, **fields) -> None:
         self.info = info(worker_id, self.role, **fields)
         self.server: grpc.aio.Server | None = None
+        self.hold_engine = asyncio.Event()
+        self.hold_engine.set()
 
     async def start(self, port: int = 0) -> None:
         self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -95,6 +97,10 @@ class FakeWorker(stubs.WorkerServicer):
 
     async def Describe(self, request, context):
         return info_to_pb(self.info)
+
+    async def Snapshot(self, request, context):
+        await self.hold_engine.wait()
+        return w.PoolSnapshot(pages=self.info.pages)
 
 
 class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
@@ -410,6 +416,7 @@ async def cluster(
         context_classes=(ContextClass("short", 64), ContextClass("long", 0)),
         max_queue=max_queue,
         local_prefill_max_tokens=local_max,
+        max_inflight_bytes=1 << 30,
     )
     async with dispatching(
         config, running.roster, index, router_id="router", rng=random.Random(1), settings=settings

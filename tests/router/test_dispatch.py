@@ -45,7 +45,6 @@ async def test_a_long_prompt_is_prefilled_elsewhere_and_every_token_comes_once()
         assert {"queue", "prefill_queue", "prefill", "transfer", "decode", "ttft"} == s.stations.keys()
         assert (s.stations["prefill"], s.stations["transfer"]) == (0.2, 0.3)
         assert s.context_class == "short"
-        assert s.decision["policy"] == "round_robin"
         await c.idle()
         assert c.d[0].cancels == []
 

@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from baton.protos.errors import WorkerLost
+from tests.router.conftest import entry
 
 SAID = "The quick brown fox jumps over the lazy dog. 日本語 and 🦊 too!"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -38,7 +39,8 @@ async def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_usage(rout
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_no_piece_of_a_stream_holds_half_a_character(router) -> None:
+async def test_no_piece_of_a_stream_holds_half_a_character(router, fake) -> None:
+    fake.pace_s = 0.006  # quicker tokens come together
     stream = await router.openai.completions.create(
         model="tiny", prompt="x", temperature=0, max_tokens=100, stream=True
     )
@@ -202,6 +204,35 @@ async def test_models_are_listed_with_their_context(router) -> None:
     models = await router.openai.models.list()
     assert [(model.id, model.max_model_len) for model in models.data] == [("tiny", 256)]
     assert (await router.openai.models.retrieve("tiny")).id == "tiny"
+
+
+async def test_continuous_usage_is_on_every_chunk_and_grows(router) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await router.openai.completions.create(
+        model="tiny", prompt="x", max_tokens=5, stream=True, extra_body={"stream_options": options}
+    )
+    counts = [chunk.usage.completion_tokens async for chunk in stream]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+
+
+async def test_echo_with_logprobs_covers_the_prompt_and_zero_tokens_cover_it_alone(router, fake, tokenizer) -> None:
+    ids = tokenizer.encode("The fox", True)
+    fake.scores = tuple(entry(i, 2) for i in ids[1:])
+    for most, stream in ((3, False), (0, False), (0, True)):
+        answer = await router.openai.completions.create(
+            model="tiny", prompt="The fox", temperature=0, logprobs=1, echo=True, max_tokens=most, stream=stream
+        )
+        parts = [c.choices[0] async for c in answer] if stream else [answer.choices[0]]
+        logprobs, text = parts[0].logprobs, parts[0].text
+        assert text.startswith("The fox")
+        assert len(logprobs.tokens) == len(ids) + most
+        assert logprobs.token_logprobs[0] is None
+        assert logprobs.top_logprobs[0] is None
+        assert logprobs.token_logprobs[1] == -0.5
+        spans = list(zip(logprobs.text_offset, logprobs.tokens, strict=True))[1:]  # the first is <|begin|>
+        assert [text[at:][: len(token)] for at, token in spans] == [token for _, token in spans]
+    assert fake.requests[-1].sampling.max_tokens == 1
 
 
 async def test_errors_are_the_clients_own_exceptions(router) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
+from baton.router import policies
 from baton.router.policies import Ask, Candidate, ClusterSnapshot, fits, has_room, load_policy, names
 
 LAYOUT = KvLayout("float32", (), 4096, "float32")
@@ -76,7 +79,8 @@ def test_a_policy_takes_only_workers_that_fit_and_have_room(name, data):
     assert has_room(by_id[taken.reader], ask.uncached(taken.reader), snap.window_tokens)
     assert (taken.way == "local") == (taken.prefill == "")
     assert taken.way == "local" or fits(by_id[taken.prefill], by_id[taken.decode])
-    assert msgspec.json.encode(decision.record())
+    assert taken in decision.options
+    assert msgspec.json.encode(decision)
 
 
 @pytest.mark.parametrize("name", names())
@@ -156,7 +160,8 @@ def test_least_loaded_believes_whichever_source_knows_of_more():
 
 
 def test_cost_prefers_a_cached_prefix_to_an_idle_worker():
-    prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=200)]
+    far = WorkerLoad(step_curve=CURVE, transfer_curve=TransferCurve(1e-3, 1e-9), fetch_curve=TransferCurve(1.0, 0))
+    prefill = [worker("p0", "prefill", load=far), worker("p1", "prefill", unread_requests=1, unread_tokens=200)]
     snap = snapshot(prefill, [worker("d0", "decode")])
     assert load_policy("cost")(snap, Ask(4000, 64)).taken.prefill == "p0"
     assert load_policy("cost")(snap, Ask(4000, 64, {"p1": 243})).taken.prefill == "p1"
@@ -196,3 +201,21 @@ def test_cost_says_what_each_way_would_cost():
     assert {"queue", "read", "ship", "write", "harm"} == decision.taken.terms.keys()
     assert len(decision.options) == 4
     assert decision.options[0].cost == decision.taken.cost
+
+
+def test_cost_pays_for_what_an_slo_would_miss():
+    """Alone it would share p1's cached prefix; with little time it goes where nobody waits."""
+    prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=1900)]
+    snap = snapshot(prefill, [worker("d0", "decode")])
+    ask = Ask(2000, 64, {"p1": 12})
+    assert load_policy("cost")(snap, ask).taken.prefill == "p0"
+    late = load_policy("cost")(snap, msgspec.structs.replace(ask, slo_ttft_s=0.1, slo_tpot_s=1e-4)).taken
+    assert late.prefill == "p0"
+    assert late.terms["late"] > 0
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_policy_has_a_page_of_its_own(name):
+    page = (Path(policies.__path__[0]) / f"{name}.md").read_text()
+    assert page.startswith(f"# {name}\n")
+    assert all(word in page for word in ("**Inputs.", "**Formula", "**Intent.", "**Example."))

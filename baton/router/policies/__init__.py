@@ -67,18 +67,25 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 class Ask(msgspec.Struct, frozen=True):
     """The request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by worker.
 
-    Workers in ``avoid`` failed this request before: they are taken only if there is nobody else.
+    Workers in ``avoid`` failed this request before: they are taken only if there is nobody else. SLOs are what
+    is left of them, in seconds; 0: none.
     """
 
     tokens: int
     max_new_tokens: int
     hits: Mapping[str, int] = {}
     avoid: frozenset[str] = frozenset()
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
 
     @property
     def blocks(self) -> int:
         """Blocks the prompt takes, the partial tail included."""
         return -(-self.tokens // BLOCK_TOKENS)
+
+    def cached(self, worker_id: str) -> int:
+        """Tokens the worker is said to hold already."""
+        return self.tokens - self.uncached(worker_id)
 
     def uncached(self, worker_id: str) -> int:
         """Tokens the worker would have to compute; one at least."""
@@ -86,12 +93,22 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Option(msgspec.Struct, frozen=True):
-    """A way that could be taken, with what it would cost: ``terms`` in seconds (or in the policy's own unit)."""
+    """A way that could be taken, with what it would cost: ``terms`` in seconds (or in the policy's own unit).
+
+    ``cached_tokens``: of the prompt, what its reader is said to hold. ``fetch_from`` (a worker, at
+    ``fetch_address``) holds ``fetch_blocks`` leading blocks that are cheaper for it to fetch than to compute;
+    fetching is given up after ``fetch_limit_s``.
+    """
 
     way: Way
     decode: str
     prefill: str = ""
     terms: Mapping[str, float] = {}
+    cached_tokens: int = 0
+    fetch_from: str = ""
+    fetch_address: str = ""
+    fetch_blocks: int = 0
+    fetch_limit_s: float = 0.0
 
     @property
     def reader(self) -> str:
@@ -105,15 +122,17 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The option taken and those that were weighed against it."""
+    """The option taken and those that were weighed against it, the taken one among them.
+
+    ``in_seconds``: terms predict seconds, so that they can be held against what is observed. ``more`` options
+    were weighed and not listed.
+    """
 
     policy: str
     taken: Option
     options: tuple[Option, ...] = ()
-
-    def record(self) -> dict[str, object]:
-        """As plain data, for a log line or the request's summary."""
-        return msgspec.to_builtins(self)
+    in_seconds: bool = False
+    more: int = 0
 
 
 Policy = Callable[[ClusterSnapshot, Ask], Decision | None]

@@ -1,72 +1,122 @@
 """cost: the way that is predicted to cost the fewest seconds, to this request and to those it would slow down.
 
-Inputs: each worker's fitted curves, tokens that wait, sequences in its batch, cached blocks, KV bytes per block.
-Terms of a way, in seconds, summed:
-
-    queue  prompts ahead of ours at the worker that reads
-    read   our uncached tokens there, in chunks
-    ship   what is left of the transfer when the last chunk ends (blocks are pushed while later ones compute)
-    write  our first WRITE_TOKENS outputs in the decode batch as it would be with us
-    harm   how much longer everybody in that batch waits, over the same outputs: by one more sequence, and on
-           the local way by our prompt's chunks in between
-
-Intent: a cached prefix is worth exactly what it saves; a busy batch isn't interrupted by a long prompt; a short
-uncached rest stays local. Example: 4,000 tokens, 3,900 cached at p1, p0 idle and p1 with 200 tokens to read:
-p1 computes 300 and wins over p0's 4,000.
+Inputs, formula, intent and an example are in cost.md. Everything that depends on one worker alone is computed once
+per worker, so that a decision over P x D pairs costs P + D predictions.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
 from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, least, local_ways, pairs
+from baton.router.policies._fetch import best_fetch
 
 WRITE_TOKENS = 64
 CHUNK_TOKENS = 512
-RECORDED = 8
+LATE = 4.0  # a second beyond an SLO costs as much as this many within it
+RECORDED = 64
 # Until a worker has reported its own: a small model on a few CPU cores.
 UNKNOWN_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
 UNKNOWN_TRANSFER = TransferCurve(1e-3, 1e-9)
 
 
+class _Reader(NamedTuple):
+    """A worker that would compute the prompt: seconds until it begins, seconds it takes."""
+
+    queue: float
+    read: float
+
+
+class _Writer(NamedTuple):
+    """A worker that would write the answer: seconds per step with us, and what we add to everybody's."""
+
+    step: float
+    crowding: float
+
+
 def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
     """The cheapest way; equals take turns."""
-    options = [Option("local", d.id, terms=_local(d, ask)) for d in local_ways(snapshot, ask)]
-    options += [Option("prefill", d.id, p.id, _disaggregated(p, d, ask)) for p, d in pairs(snapshot, ask)]
+    readers: dict[str, _Reader] = {}
+    writers: dict[str, _Writer] = {}
+    options = [
+        Option(
+            "local", d.id, "", _local(d, ask, _reader(readers, d, ask), _writer(writers, d, ask)), ask.cached(d.id)
+        )
+        for d in local_ways(snapshot, ask)
+    ]
+    for p, d in pairs(snapshot, ask):
+        terms = _disaggregated(p, d, ask, _fetcher(readers, snapshot, p, ask), _writer(writers, d, ask))
+        options.append(Option("prefill", d.id, p.id, terms, ask.cached(p.id)))
     if not options:
         return None
     taken = least(options, snapshot.turn)
-    return Decision("cost", taken, tuple(sorted(options, key=lambda o: o.cost)[:RECORDED]))
+    options.sort(key=lambda o: o.cost)
+    listed = tuple(options[:RECORDED])
+    return Decision("cost", taken, listed, in_seconds=True, more=len(options) - len(listed))
 
 
-def _local(worker: Candidate, ask: Ask) -> dict[str, float]:
-    read = _read_seconds(worker, ask)
-    return {
-        "queue": _queue_seconds(worker),
-        "read": read,
-        "write": _write_seconds(worker, ask),
-        "harm": _crowding(worker, ask) + worker.running * read,
+def _local(worker: Candidate, ask: Ask, reader: _Reader, writer: _Writer) -> dict[str, float]:
+    terms = {
+        "queue": reader.queue,
+        "read": reader.read,
+        "write": _outputs(ask) * writer.step,
+        "harm": writer.crowding + worker.running * reader.read,
     }
+    return _with_lateness(terms, ask, reader.queue + reader.read, writer.step)
 
 
-def _disaggregated(reader: Candidate, writer: Candidate, ask: Ask) -> dict[str, float]:
-    read = _read_seconds(reader, ask)
-    return {
-        "queue": _queue_seconds(reader),
-        "read": read,
-        "ship": _ship_seconds(reader, writer, ask, read),
-        "write": _write_seconds(writer, ask),
-        "harm": _crowding(writer, ask),
+def _disaggregated(
+    prefill: Candidate, decode: Candidate, ask: Ask, reader: _Reader, writer: _Writer
+) -> dict[str, float]:
+    ship = _ship_seconds(prefill, decode, ask, reader.read)
+    terms = {
+        "queue": reader.queue,
+        "read": reader.read,
+        "ship": ship,
+        "write": _outputs(ask) * writer.step,
+        "harm": writer.crowding,
     }
+    return _with_lateness(terms, ask, reader.queue + reader.read + ship, writer.step)
 
 
-def _queue_seconds(worker: Candidate) -> float:
-    return prefill_seconds(_curve(worker), worker.waiting_tokens)
+def _with_lateness(terms: dict[str, float], ask: Ask, first_s: float, step_s: float) -> dict[str, float]:
+    """What is predicted to come after an SLO weighs more; without SLOs there is no such term."""
+    late = 0.0
+    if ask.slo_ttft_s:
+        late += max(0.0, first_s - ask.slo_ttft_s)
+    if ask.slo_tpot_s:
+        late += _outputs(ask) * max(0.0, step_s - ask.slo_tpot_s)
+    if late:
+        terms["late"] = LATE * late
+    return terms
 
 
-def _read_seconds(worker: Candidate, ask: Ask) -> float:
-    uncached = ask.uncached(worker.id)
-    return prefill_seconds(_curve(worker), uncached, ask.tokens - uncached)
+def _reader(known: dict[str, _Reader], worker: Candidate, ask: Ask) -> _Reader:
+    found = known.get(worker.id)
+    if found is None:
+        curve, uncached = _curve(worker), ask.uncached(worker.id)
+        queue = prefill_seconds(curve, worker.waiting_tokens)
+        found = known[worker.id] = _Reader(queue, prefill_seconds(curve, uncached, ask.tokens - uncached))
+    return found
+
+
+def _fetcher(known: dict[str, _Reader], snapshot: ClusterSnapshot, worker: Candidate, ask: Ask) -> _Reader:
+    """A prefill worker may take blocks that others hold."""
+    if worker.id not in known:
+        computing, fetch = _reader(known, worker, ask), best_fetch(snapshot, ask, worker)
+        if fetch is not None:
+            known[worker.id] = computing._replace(read=max(0.0, computing.read - fetch.saved))
+    return known[worker.id]
+
+
+def _writer(known: dict[str, _Writer], worker: Candidate, ask: Ask) -> _Writer:
+    found = known.get(worker.id)
+    if found is None:
+        step, before = _step_seconds(worker, ask, 1), _step_seconds(worker, ask, 0)
+        found = known[worker.id] = _Writer(step, worker.running * _outputs(ask) * (step - before))
+    return found
 
 
 def _ship_seconds(reader: Candidate, writer: Candidate, ask: Ask, read: float) -> float:
@@ -75,15 +125,6 @@ def _ship_seconds(reader: Candidate, writer: Candidate, ask: Ask, read: float) -
     last = min(blocks, CHUNK_TOKENS // BLOCK_TOKENS)
     block_bytes = writer.info.layout.page_bytes
     return exposed_seconds(curve, blocks * block_bytes, last * block_bytes, read)
-
-
-def _write_seconds(worker: Candidate, ask: Ask) -> float:
-    return _outputs(ask) * _step_seconds(worker, ask, 1)
-
-
-def _crowding(worker: Candidate, ask: Ask) -> float:
-    """Everybody's wait for our share of each step."""
-    return worker.running * _outputs(ask) * (_step_seconds(worker, ask, 1) - _step_seconds(worker, ask, 0))
 
 
 def _step_seconds(worker: Candidate, ask: Ask, added: int) -> float:

@@ -1,0 +1,200 @@
+"""Files and batch jobs, kept in Redis so that every router serves them and any router can go on with a job.
+
+Knows nothing of HTTP or of what a line asks for. Unlike the rest of this folder it is no hint: a job's state
+lives here alone, so a Redis that can't be reached is an error the caller hears of.
+
+    job: open ──claim (a lease, renewed)──> lines answered one by one ──> closed
+                 └ the router dies: the lease runs out, another one claims and answers what is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.protos.errors import Unavailable
+
+KEPT_S = 7 * 86_400
+# KEYS: owner; ARGV: who, lease ms. 1 when it is (still) theirs.
+_CLAIM = """
+local owner = redis.call('GET', KEYS[1])
+if owner and owner ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+# KEYS: owner; ARGV: who.
+_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """What is known of a file beside its bytes. ``created`` in seconds of the wall clock."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created: int
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One batch. Times in seconds of the wall clock, 0: not yet. ``key`` is the caller's key as JSON, or empty."""
+
+    id: str
+    tenant: str
+    endpoint: str
+    input_file: str
+    window: str
+    total: int
+    created: int
+    key: str = ""
+    metadata: dict[str, str] = {}
+    status: str = "validating"
+    completed: int = 0
+    failed: int = 0
+    started: int = 0
+    ended: int = 0
+    cancelled: int = 0
+    output_file: str = ""
+    error_file: str = ""
+    errors: tuple[dict[str, Any], ...] = ()
+
+
+class BatchStore:
+    """Under ``{namespace}:file:`` and ``{namespace}:batch:``. Every method raises Unavailable without Redis."""
+
+    def __init__(self, redis: Redis, namespace: str, kept_s: int = KEPT_S) -> None:
+        self._redis, self._kept_s = redis, kept_s
+        self._files, self._jobs = f"{{{namespace}}}:file:", f"{{{namespace}}}:batch:"
+        self._claim = redis.register_script(_CLAIM)
+        self._release = redis.register_script(_RELEASE)
+
+    # ---- files -------------------------------------------------------------------------------------
+
+    async def add_file(self, file: StoredFile, content: bytes) -> None:
+        """Keep a file."""
+        async with _reached():
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hset(self._files + file.id, mapping={"about": msgspec.json.encode(file), "content": content})
+            pipe.expire(self._files + file.id, self._kept_s)
+            pipe.zadd(self._files + "all", {file.id: file.created})
+            await pipe.execute()
+
+    async def file(self, file_id: str) -> StoredFile | None:
+        """What is known of a file; None for no such file."""
+        async with _reached():
+            found: Any = await self._redis.hget(self._files + file_id, "about")  # type: ignore[misc]
+        return msgspec.json.decode(found, type=StoredFile) if found else None
+
+    async def content(self, file_id: str) -> bytes:
+        """A file's bytes; none for no such file."""
+        async with _reached():
+            found: Any = await self._redis.hget(self._files + file_id, "content")  # type: ignore[misc]
+        return found or b""
+
+    async def files(self) -> list[StoredFile]:
+        """Every file, the youngest first."""
+        found = [await self.file(i) for i in await self._ids(self._files)]
+        return [file for file in found if file is not None]
+
+    async def drop_file(self, file_id: str) -> None:
+        """Forget a file."""
+        async with _reached():
+            await self._redis.delete(self._files + file_id)
+            await self._redis.zrem(self._files + "all", file_id)
+
+    # ---- jobs --------------------------------------------------------------------------------------
+
+    async def put(self, job: Job, is_open: bool) -> None:
+        """Keep a job's state; an open one is found by ``open_jobs``."""
+        async with _reached():
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.set(self._jobs + job.id, msgspec.json.encode(job), ex=self._kept_s)
+            pipe.zadd(self._jobs + "all", {job.id: job.created})
+            (pipe.sadd if is_open else pipe.srem)(self._jobs + "open", job.id)
+            await pipe.execute()
+
+    async def job(self, job_id: str) -> Job | None:
+        """A job; None for no such job."""
+        async with _reached():
+            found = await self._redis.get(self._jobs + job_id)
+            answered: Any = await self._redis.hgetall(f"{self._jobs}{job_id}:counts")  # type: ignore[misc]
+        if not found:
+            return None
+        counts = {name.decode(): int(value) for name, value in answered.items()}
+        return msgspec.structs.replace(msgspec.json.decode(found, type=Job), **counts)
+
+    async def jobs(self) -> list[Job]:
+        """Every job, the youngest first."""
+        found = [await self.job(i) for i in await self._ids(self._jobs)]
+        return [job for job in found if job is not None]
+
+    async def open_jobs(self) -> list[str]:
+        """Ids of jobs that still have lines to answer, or to be ended."""
+        async with _reached():
+            found: Any = await self._redis.smembers(self._jobs + "open")  # type: ignore[misc]
+        return sorted(member.decode() for member in found)
+
+    async def ask_cancel(self, job_id: str) -> None:
+        """Say to whoever has the job that it is to end."""
+        async with _reached():
+            await self._redis.set(f"{self._jobs}{job_id}:cancel", b"1", ex=self._kept_s)
+
+    async def cancel_asked(self, job_id: str) -> bool:
+        """Whether somebody did."""
+        async with _reached():
+            return bool(await self._redis.exists(f"{self._jobs}{job_id}:cancel"))
+
+    # ---- answers -----------------------------------------------------------------------------------
+
+    async def claim(self, job_id: str, owner: str, lease_s: float) -> bool:
+        """Have the job for ``lease_s`` more seconds, unless another one has it."""
+        async with _reached():
+            keys = [f"{self._jobs}{job_id}:owner"]
+            return bool(await self._claim(keys=keys, args=[owner, int(lease_s * 1000)]))
+
+    async def release(self, job_id: str, owner: str) -> None:
+        """Let go of it."""
+        async with _reached():
+            await self._release(keys=[f"{self._jobs}{job_id}:owner"], args=[owner])
+
+    async def answer(self, job_id: str, line: int, answer: bytes, good: bool) -> None:
+        """Keep a line's answer, once."""
+        async with _reached():
+            key = f"{self._jobs}{job_id}:{'output' if good else 'errors'}"
+            if await self._redis.hsetnx(key, str(line), answer):  # type: ignore[misc,arg-type]
+                pipe = self._redis.pipeline(transaction=True)
+                pipe.hincrby(f"{self._jobs}{job_id}:counts", "completed" if good else "failed", 1)
+                pipe.expire(key, self._kept_s)
+                pipe.expire(f"{self._jobs}{job_id}:counts", self._kept_s)
+                await pipe.execute()
+
+    async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
+        """What was answered so far, by line."""
+        async with _reached():
+            key = f"{self._jobs}{job_id}:{'output' if good else 'errors'}"
+            found: Any = await self._redis.hgetall(key)  # type: ignore[misc]
+        return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}
+
+    async def drop_answers(self, job_id: str) -> None:
+        """They are in files now; the counts stay in the job."""
+        async with _reached():
+            await self._redis.delete(*(f"{self._jobs}{job_id}:{part}" for part in ("output", "errors", "counts")))
+
+    async def _ids(self, prefix: str) -> list[str]:
+        async with _reached():
+            found: Any = await self._redis.zrevrange(prefix + "all", 0, -1)
+        return [member.decode() for member in found]
+
+
+@asynccontextmanager
+async def _reached() -> AsyncIterator[None]:
+    try:
+        yield
+    except (TimeoutError, RedisError, OSError) as error:
+        raise Unavailable(f"the store of batch jobs can't be reached: {error}", retry_after_s=1.0) from None

@@ -1,0 +1,74 @@
+"""Token buckets that every router of a cluster draws from, kept in Redis and timed by its clock alone.
+
+Knows nothing of what is counted. A bucket may be overdrawn (what an answer cost is known only at its end); it
+then refuses until it has filled up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+WAIT_S = 0.1
+
+# KEYS: buckets; ARGV: per bucket capacity, refill per second, cost. Taken from all of them, or from none.
+# -> {1} or {0, milliseconds until there would be enough}
+_TAKE = """
+local now = redis.call('TIME')
+local at = now[1] * 1000 + math.floor(now[2] / 1000)
+local levels, wait = {}, 0
+for i = 1, #KEYS do
+  local capacity, rate, cost = tonumber(ARGV[i*3-2]), tonumber(ARGV[i*3-1]), tonumber(ARGV[i*3])
+  local held = redis.call('HMGET', KEYS[i], 'level', 'at')
+  local level = capacity
+  if held[1] then level = math.min(capacity, tonumber(held[1]) + (at - tonumber(held[2])) / 1000 * rate) end
+  levels[i] = level
+  local need = math.min(cost, capacity)
+  if level < need then wait = math.max(wait, math.ceil((need - level) / rate * 1000)) end
+end
+if wait > 0 then return {0, wait} end
+for i = 1, #KEYS do
+  redis.call('HSET', KEYS[i], 'level', levels[i] - tonumber(ARGV[i*3]), 'at', at)
+  redis.call('PEXPIRE', KEYS[i], 180000)
+end
+return {1, 0}
+"""
+# KEYS: bucket; ARGV: cost. Overdraws; a bucket that isn't there is full and unknown, so it stays away.
+_SPEND = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HINCRBYFLOAT', KEYS[1], 'level', -ARGV[1]) end
+return 1
+"""
+
+
+class Buckets:
+    """``take`` and ``spend`` on ``{namespace}:bucket:NAME``."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis, self._prefix = redis, f"{{{namespace}}}:bucket:"
+        self._take, self._spend = redis.register_script(_TAKE), redis.register_script(_SPEND)
+
+    async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
+        """name -> (per minute, cost): 0.0 when all were taken, else the seconds to wait; None: Redis is away."""
+        args: list[float | str] = []
+        for per_min, cost in costs.values():
+            args += [per_min, per_min / 60, cost]
+        try:
+            async with asyncio.timeout(WAIT_S):
+                taken, wait_ms = await self._take(keys=[self._prefix + k for k in costs], args=args)
+        except (TimeoutError, RedisError, OSError):
+            return None
+        return 0.0 if taken else max(0.001, wait_ms / 1000)
+
+    async def spend(self, costs: Mapping[str, float]) -> None:
+        """Take what was already used; lost when Redis is away."""
+        pipe = self._redis.pipeline(transaction=False)
+        for name, cost in costs.items():
+            await self._spend(keys=[self._prefix + name], args=[cost], client=pipe)
+        try:
+            async with asyncio.timeout(1.0):
+                await pipe.execute()
+        except (TimeoutError, RedisError, OSError):
+            return

@@ -1,0 +1,32 @@
+"""How fast memory can be read: the ceiling of decoding. Knows nothing of engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I64, P
+
+BYTES = 256 << 20  # far beyond any cache
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long one call takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+class MemoryRead:
+    """Reads a buffer larger than the caches with all of the pool's threads."""
+
+    def __init__(self) -> None:
+        self._read = native.function("ceiling_read", P, I64)
+        self._buffer = torch.ones(BYTES, dtype=torch.uint8)
+
+    def rate(self) -> float:
+        """Bytes per second, once."""
+        return BYTES / seconds(lambda: self._read(self._buffer.data_ptr(), BYTES))

@@ -1,0 +1,141 @@
+"""The other process of the benchmark: a decode worker's intake behind every transport, and the bare peers.
+
+Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with one:
+its CPU seconds so far. It ends with its stdin.
+
+    python -m baton.console.kvbench.receiver PAGE_BYTES PAGES SKIP_CHECKSUMS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvloop
+
+from baton.console.kvbench import setting
+from baton.decode_worker.intake import Intake
+from baton.kv.memory import PageMemory
+from baton.kv.transport import shm, tcp
+from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
+from baton.protos.channel import Commit, ReceiveClosed
+
+
+class Receiver:
+    """Pages, an intake that always has a lease for each number of blocks, and an engine that commits at once."""
+
+    def __init__(self, page_bytes: int, pages: int) -> None:
+        self.memory = PageMemory.create(pages, page_bytes)
+        setting.touch(self.memory.view())
+        layout = setting.layout(page_bytes)
+        self.intake = Intake(self.memory, layout, setting.FINGERPRINT, self._tell)
+        self._hashes = setting.hashes(pages)
+        for count in {1, *setting.chunk_counts(pages), pages}:
+            self._admit(count)
+
+    def _admit(self, count: int) -> None:
+        self.intake.register(count, setting.lease(count), 1, range(count), self._hashes[:count], 0)
+
+    def _tell(self, message: Any) -> None:
+        if isinstance(message, Commit):
+            self.intake.on_committed(message.key, message.epoch)
+        elif isinstance(message, ReceiveClosed):
+            self.intake.close(message.key)
+            self._admit(message.key)
+
+
+async def serve(page_bytes: int, pages: int) -> None:
+    """Until stdin ends."""
+    receiver = Receiver(page_bytes, pages)
+    with tempfile.TemporaryDirectory(prefix="bkv-") as folder:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((handoff_handler(receiver.intake.accept), bare_aio()))
+        addresses = {"grpc": f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"}
+        await server.start()
+        data, addresses["tcp"] = tcp.listen("127.0.0.1", receiver.intake.accept)
+        local, addresses["shm"] = shm.listen(f"{folder}/kv", receiver.intake.accept)
+        addresses["bare tcp"] = bare_tcp(receiver.memory.view())
+        threads, addresses["bare grpc"] = bare_sync()
+        print(json.dumps(addresses), flush=True)
+        await _answer_until_the_end()
+        data.close()
+        local.close()
+        threads.stop(0)
+        await server.stop(0)
+
+
+def bare_tcp(view: memoryview) -> str:
+    """A thread that fills ``view`` with blocking ``recv_into`` again and again, one byte back for each filling."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def fill() -> None:
+        while True:
+            peer, _ = listening.accept()
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            got = 0
+            while count := peer.recv_into(view[got:]):
+                got += count
+                if got == len(view):
+                    got = 0
+                    peer.send(b"!")
+
+    threading.Thread(target=fill, daemon=True).start()
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def bare_aio() -> grpc.GenericRpcHandler:
+    """A raw stream on an asyncio server that reads and drops; one answer at the end. And a unary round trip."""
+
+    async def drop(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        async for _ in messages:
+            pass
+        return b"!"
+
+    async def echo(message: bytes, context: Any) -> bytes:
+        return message
+
+    return grpc.method_handlers_generic_handler(
+        setting.BARE,
+        {"Drop": grpc.stream_unary_rpc_method_handler(drop), "Echo": grpc.unary_unary_rpc_method_handler(echo)},
+    )
+
+
+def bare_sync() -> tuple[grpc.Server, str]:
+    """The same on a server with threads."""
+
+    def drop(messages: Iterator[bytes], context: Any) -> bytes:
+        for _ in messages:
+            pass
+        return b"!"
+
+    server = grpc.server(ThreadPoolExecutor(2), options=SERVER_OPTIONS)
+    methods = {"Drop": grpc.stream_unary_rpc_method_handler(drop)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(setting.BARE, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def _answer_until_the_end() -> None:
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(os.dup(0), "rb"))
+    while await lines.readline():
+        print(json.dumps(time.process_time()), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[3] == "1":
+        setting.skip_checksums()
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2])))

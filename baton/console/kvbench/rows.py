@@ -1,0 +1,112 @@
+"""What a benchmark says: rows, as a table, as JSON and as a plot. Knows nothing of how they were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure. ``peer`` says what it is compared with, ``ratio`` is value over peer, or peer's bound on it.
+
+    ``spread`` is (largest - smallest) / median over the rounds. ``target`` (0: none) is a floor for ``ratio``, or
+    for ``value`` where there is no peer; with ``ceiling`` it is the most that is allowed.
+    """
+
+    name: str
+    value: float
+    unit: str
+    peer: str = ""
+    ratio: float = 0.0
+    spread: float = 0.0
+    target: float = 0.0
+    ceiling: bool = False
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the target is met; None without one."""
+        if not self.target:
+            return None
+        judged = self.ratio if self.peer else self.value
+        return judged <= self.target if self.ceiling else judged >= self.target
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    return sorted(values)[len(values) // 2]
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far apart, as a share of the median."""
+    middle = median(values)
+    return (max(values) - min(values)) / middle if middle else 0.0
+
+
+def paired(values: Sequence[float], peers: Sequence[float]) -> float:
+    """The median over rounds of value / peer: what slows a whole round cancels out."""
+    return median([value / peer for value, peer in zip(values, peers, strict=True)])
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """For a terminal."""
+    shown = Table("what", "value", "beside", "ratio", "spread", "target", box=None)
+    for row in rows:
+        bound = f"{'<=' if row.ceiling else '>='} {row.target:g}" if row.target else ""
+        verdict = {None: "", True: " [green]reached[/]", False: " [red]missed[/]"}[row.reached]
+        ratio = f"{row.ratio:.3g}" if row.ratio else ""
+        shown.add_row(
+            row.name, f"{row.value:.4g} {row.unit}", row.peer, ratio, f"{row.spread:.0%}", bound + verdict
+        )
+    return shown
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """Every row with the commit and the machine it was measured on."""
+    where = {"commit": commit(), "machine": machine()}
+    return json.dumps([msgspec.to_builtins(row) | where for row in rows], indent=1)
+
+
+def plot(rows: Sequence[Row], path: str) -> None:
+    """Bars of the ratios that have a floor, each with its target. Needs matplotlib (the dev extra)."""
+    from matplotlib import pyplot
+
+    shown = [row for row in rows if row.target and row.ratio and not row.ceiling]
+    figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(shown) + 1.2))
+    axes.barh([row.name for row in shown], [row.ratio for row in shown], color="#4a7")
+    for place, row in enumerate(shown):
+        axes.plot([row.target] * 2, [place - 0.4, place + 0.4], color="#c33")
+    axes.set_xlabel("share of the peer measured in the same run (red: target)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def commit() -> str:
+    """Of the checkout this runs from; empty for an installed package."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+            capture_output=True, text=True, timeout=5,
+        )  # fmt: skip
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def machine() -> str:
+    """Cores and kind of CPU."""
+    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return f"{len(os.sched_getaffinity(0))} x {names[0] if names else platform.machine()}"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

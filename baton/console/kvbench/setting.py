@@ -1,0 +1,87 @@
+"""What both processes of the benchmark agree on. Knows nothing of how anything is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from baton.kv.layout import layout_for
+from baton.kv.memory import PageMemory
+from baton.kv.transport import frames
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+
+FINGERPRINT = "f" * 64
+BARE = "baton.bench.Bare"
+CHUNKS = 8  # of the paced prefill, in one handoff
+BIG_BYTES = 16 << 10  # what is hashed at this size is a block
+
+
+def layout(page_bytes: int) -> KvLayout:
+    """Pages of ``page_bytes`` that hold nothing in particular."""
+    return layout_for("bytes", 1, page_bytes // (2 * BLOCK_TOKENS), 1)
+
+
+def hashes(count: int) -> list[bytes]:
+    """A stand-in for the chain hashes of ``count`` blocks."""
+    return [number.to_bytes(frames.HASH_BYTES, "little") for number in range(count)]
+
+
+def lease(count: int) -> bytes:
+    """The lease of a handoff of ``count`` blocks."""
+    return count.to_bytes(frames.LEASE_BYTES, "little")
+
+
+def chunk_counts(pages: int) -> list[int]:
+    """Blocks of one chunk, and of the whole paced prompt."""
+    return [max(1, pages // CHUNKS), max(1, pages // CHUNKS) * CHUNKS]
+
+
+def source(page_bytes: int, pages: int) -> PageMemory:
+    """Pages full of random bytes, each beginning with its place."""
+    memory = PageMemory.create(pages, page_bytes)
+    view, noise = memory.view(), os.urandom(1 << 20)
+    for at in range(0, len(view), len(noise)):
+        view[at : at + len(noise)] = noise[: len(view) - at]
+        view[at : at + 8] = at.to_bytes(8, "little")
+    return memory
+
+
+def touch(view: memoryview) -> None:
+    """Have the kernel give every page of memory now, as a worker's are after its first minutes."""
+    for at in range(0, len(view), 4096):
+        view[at] = 1
+
+
+def remember_checksums() -> Callable[[], None]:
+    """The sender's cost taken away: checksums of whole pages are looked up. Call the result to undo it."""
+    plain, known = frames.checksum, dict[bytes, int]()
+
+    def checksum(data: frames.Bytes) -> int:
+        if len(data) < BIG_BYTES:
+            return plain(data)
+        key = bytes(data[:8])  # every page of ``source`` begins with its place
+        if key not in known:
+            known[key] = plain(data)
+        return known[key]
+
+    frames.checksum = checksum
+    return lambda: setattr(frames, "checksum", plain)
+
+
+def skip_checksums() -> None:
+    """The receiver's cost taken away, for good: blocks are neither hashed nor compared. Headers still are."""
+    plain = frames.checksum
+
+    class Nothing:
+        def update(self, data: frames.Bytes) -> None:
+            """Not looked at."""
+
+        def reset(self) -> None:
+            """Nothing to forget."""
+
+        def intdigest(self) -> int:
+            return 0
+
+    frames.checksum = lambda data: 0 if len(data) >= BIG_BYTES else plain(data)
+    frames.digest = Nothing
+    frames.check_blocks = lambda frame, checksums: None

@@ -1,0 +1,284 @@
+"""The lower tiers: lifting a prompt's blocks against computing them, and what a decode step next door feels.
+
+The model RANDOM is a checkpoint of Qwen2.5-0.5B's shape with random weights, written to a temporary folder (1 GB;
+needs transformers). Lifting is the real path (pool, fill, tier, verify), without the two processes' channel.
+Computing is measured on the first COMPUTED tokens and scaled by length, which flatters it: attention grows.
+The disk is read twice: from the page cache, and after its pages were dropped from it. The decode step is that of
+the demo model in a process of its own on one thread, with and without lifting here in turn: one after
+the other, at the pace that a decode worker keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.console.kvbench.rows import Row, median, spread
+from baton.deploy.plans import DEMO
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
+from baton.engine.sharing import Sharing
+from baton.kv.filling import Filler
+from baton.kv.memory import PageMemory
+from baton.kv.pool import PagePool
+from baton.kv.tiers.disk import HEADER_BYTES, DiskTier
+from baton.kv.tiers.memory import host_slab
+from baton.kv.tiers.slab import RECORD_BYTES
+from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
+from baton.protos import channel as ch
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, Sampling
+
+RANDOM = "random-0.5b"
+COMPUTED = 1024
+HOST_TARGET, DISK_TARGET, STEP_TARGET = 20.0, 5.0, 2.0
+CHUNK = 512
+SHAPE: dict[str, Any] = {
+    "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+    "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def write_shape(folder: Path) -> Path:
+    """A random checkpoint of Qwen2.5-0.5B's shape."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(folder)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return folder
+
+
+# ---- computing ---------------------------------------------------------------------------------------
+
+
+def compute_seconds(runner: Runner, tokens: int) -> float:
+    """To read a prompt of ``tokens``, in chunks, alone."""
+    pages = list(range(-(-tokens // BLOCK_TOKENS)))
+    memory = PageMemory.create(len(pages), runner.spec.layout.page_bytes)
+    runner.bind(memory.view(), len(pages))
+    rng = random.Random(5)
+    began = time.perf_counter()
+    for start in range(0, tokens, CHUNK):
+        prompt = [rng.randrange(runner.spec.vocab_size) for _ in range(min(CHUNK, tokens - start))]
+        runner.run(StepPlan((SequenceStep(1, prompt, start, pages, None, True),)))
+    return time.perf_counter() - began
+
+
+# ---- lifting -----------------------------------------------------------------------------------------
+
+
+class Device:
+    """A pool that holds nothing yet, with the filler over it."""
+
+    def __init__(self, blocks: int, page_bytes: int) -> None:
+        self.memory = PageMemory.create(blocks * 2, page_bytes)
+        self.memory.view()[:] = bytes(
+            len(self.memory.view())
+        )  # touched: a fresh mapping's faults aren't the tier's
+        self.empty()
+
+    def empty(self) -> None:
+        """As if everything had been evicted."""
+        self._sharing = Sharing(PagePool(self.memory.pages))
+        self.filler = Filler(self._tell, self.memory, time.perf_counter)
+
+    def _tell(self, message: Any) -> None:
+        answer = getattr(self._sharing, type(message).__name__.lower())(message)
+        if isinstance(answer, ch.Filling):
+            asyncio.get_running_loop().call_soon(self.filler.take, answer)
+
+
+def chain(blocks: int) -> list[bytes]:
+    """Hashes of a prompt."""
+    return [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(blocks)]
+
+
+async def stored(tier: Tier, hashes: Sequence[bytes], page_bytes: int) -> float:
+    """Fill the tier; seconds to write it back."""
+    rng = np.random.default_rng(3)
+    pages = [memoryview(rng.bytes(page_bytes)) for _ in hashes]
+    began = time.perf_counter()
+    await Tiers([tier]).store(hashes, pages)
+    return time.perf_counter() - began
+
+
+async def lifted(tier: Tier, device: Device, hashes: Sequence[bytes], duty: float = 1.0) -> float:
+    """Seconds to bring all of it to an empty device."""
+    device.empty()
+    tiers = Tiers([tier])
+    tiers.duty = duty
+    report = await device.filler.load(hashes, tiers.load)
+    assert report.blocks == len(hashes), "the tier did not give everything"
+    return report.seconds
+
+
+def drop_page_cache(folder: Path) -> None:
+    """What the kernel keeps of the files' pages; they must not be mapped."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+async def lift_times(layout: KvLayout, tokens: int, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds per round by name; "memcpy" is of as many bytes."""
+    hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
+    device, room = Device(len(hashes), size), len(hashes) * (size + RECORD_BYTES) + HEADER_BYTES
+    slab = host_slab(room, size)
+    assert slab is not None
+    host, disk = Tier("host", slab), DiskTier(folder, room, layout, "bench")
+    below = Tier("disk", disk.slab)
+    times: dict[str, list[float]] = {n: [] for n in ("host", "host, beside decode", "disk", "disk, cold", "memcpy")}
+    for tier in (host, below):
+        await stored(tier, hashes, size)
+    for _ in range(rounds):
+        times["memcpy"].append(copied(device.memory.view(), len(hashes) * size))
+        times["host"].append(await lifted(host, device, hashes))
+        times["host, beside decode"].append(await lifted(host, device, hashes, BESIDE_DECODE))
+        times["disk"].append(await lifted(below, device, hashes))
+        below.close()
+        disk.close()
+        del below, disk
+        drop_page_cache(folder)
+        disk = DiskTier(folder, room, layout, "bench")
+        below = Tier("disk", disk.slab)
+        times["disk, cold"].append(await lifted(below, device, hashes))
+    for closing in (host, below):
+        closing.close()
+    disk.close()
+    return times
+
+
+def copied(memory: memoryview, size: int) -> float:
+    """Seconds of one memcpy of ``size`` bytes from the first half of ``memory`` to the second."""
+    whole = np.frombuffer(memory, np.uint8)
+    began = time.perf_counter()
+    np.copyto(whole[size : 2 * size], whole[:size])
+    return time.perf_counter() - began
+
+
+# ---- next door ---------------------------------------------------------------------------------------
+
+
+def decode_steps(sequences: int = 8, context: int = 512) -> None:
+    """The child: decode steps for ever; on each line of stdin, the median of those since the last one, in us."""
+    runner = load_runner(EngineConfig(model=str(DEMO), threads=1))
+    per = context // BLOCK_TOKENS + 1
+    memory = PageMemory.create(sequences * per, runner.spec.layout.page_bytes)
+    runner.bind(memory.view(), sequences * per)
+    sampling, history = Sampling(temperature=0.0, max_tokens=8), [7] * context
+    items = tuple(
+        SequenceStep(
+            i, [7], context, list(range(i * per, (i + 1) * per)), SampleSpec(sampling, 0, context, history, 1)
+        )
+        for i in range(sequences)
+    )
+    os.set_blocking(sys.stdin.fileno(), False)
+    took: list[float] = []
+    while True:
+        began = time.perf_counter()
+        runner.run(StepPlan(items))
+        took.append(time.perf_counter() - began)
+        asked = sys.stdin.buffer.read(64)
+        if asked == b"":
+            return
+        if asked:
+            print(f"{median(took) * 1e6:.1f}", flush=True)
+            took = took[-1:]
+
+
+@contextmanager
+def neighbour() -> Any:
+    """The child, warm; gives a function that asks it."""
+    command = [sys.executable, "-m", "baton.console.kvbench.tiers"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    to, back = child.stdin, child.stdout
+
+    def asked() -> float:
+        to.write(b"?\n")
+        return float(back.readline())
+
+    try:
+        asked()
+        yield asked
+    finally:
+        to.close()
+        child.wait(10)
+
+
+async def step_ratio(layout: KvLayout, tokens: int, rounds: int, seconds: float) -> float:
+    """Median over rounds of: decode step with the host tier lifting all the time, over the step without."""
+    hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
+    slab = host_slab(len(hashes) * (size + RECORD_BYTES), size)
+    assert slab is not None
+    tier, device = Tier("host", slab), Device(len(hashes), size)
+    await stored(tier, hashes, size)
+    ratios = []
+    with neighbour() as asked:
+        for turn in range(2 * rounds):
+            first, second = (_pause, _lifting) if turn % 2 else (_lifting, _pause)
+            found = {}
+            for work in (first, second):
+                asked()
+                await work(lambda: lifted(tier, device, hashes, BESIDE_DECODE), seconds)
+                found[work] = asked()
+            ratios.append(found[_lifting] / found[_pause])
+    tier.close()
+    return median(ratios)
+
+
+async def _pause(lift: Callable[[], Awaitable[float]], seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def _lifting(lift: Callable[[], Awaitable[float]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        await lift()
+
+
+# ---- the table ---------------------------------------------------------------------------------------
+
+
+def rows(
+    model: str, tokens: int = 8192, rounds: int = 5, computed: int = COMPUTED, half_s: float = 2.0
+) -> list[Row]:
+    """Host and disk tier against computing, and the neighbour's step."""
+    with tempfile.TemporaryDirectory(prefix="bk-") as folder:
+        path = str(write_shape(Path(folder, "model"))) if model == RANDOM else model
+        runner = load_runner(EngineConfig(model=path, dtype="bfloat16"))
+        layout, scaled = runner.spec.layout, compute_seconds(runner, computed) * tokens / computed
+        times = asyncio.run(lift_times(layout, tokens, rounds, Path(folder, "tier")))
+    memcpy = median(times.pop("memcpy"))
+    made = [Row(f"computing {tokens:,} tokens, at least", scaled, "s")]
+    for name, taken in times.items():
+        middle, target = median(taken), HOST_TARGET if name.startswith("host") else DISK_TARGET
+        size = tokens // BLOCK_TOKENS * layout.page_bytes / 1e6
+        made.append(
+            Row(f"{name}: {size:.0f} MB lifted", middle * 1e3, "ms", "memcpy", memcpy / middle, spread(taken))
+        )
+        made.append(Row(f"{name}: faster than computing by", scaled / middle, "x", target=target))
+    slower = (asyncio.run(step_ratio(layout, tokens, rounds, half_s)) - 1) * 100
+    made.append(Row("decode step while lifting, slower by", slower, "%", target=STEP_TARGET, ceiling=True))
+    return made
+
+
+if __name__ == "__main__":
+    decode_steps()

@@ -1,0 +1,172 @@
+"""Clients that cost little: HTTP/1.1 over raw sockets, one answer at a time each, times taken as bytes come.
+
+Knows nothing of what is measured. A client beside the router on the same two cores must not be what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+TAIL = 2048
+
+
+class Outcome(msgspec.Struct):
+    """One request. Seconds from its sending; ``tokens`` by the router's own usage."""
+
+    status: int = 0
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    tokens: int = 0
+    events: int = 0
+    retry_after_s: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Answered to its end."""
+        return self.status == 200 and self.tokens > 0
+
+
+class _Reader(asyncio.Protocol):
+    """Collects one response at a time."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome()
+        self._sent = 0.0
+        self._head = b""
+        self._tail = b""
+        self._in_body = False
+        self._left = -1
+        self._over: asyncio.Future[None] | None = None
+        self.transport: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def ask(self, raw: bytes) -> asyncio.Future[None]:
+        """Send it; done when its answer is complete."""
+        self.outcome, self._head, self._tail, self._in_body, self._left = Outcome(), b"", b"", False, -1
+        self._over = asyncio.get_running_loop().create_future()
+        self._sent = time.perf_counter()
+        self.transport.write(raw)
+        return self._over
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter() - self._sent
+        if not self._in_body:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._in_body = True
+            self._read_head(head)
+        if data:
+            self._read_body(data, now)
+
+    def _read_head(self, head: bytes) -> None:
+        lines = head.split(b"\r\n")
+        self.outcome.status = int(lines[0].split()[1])
+        for line in lines[1:]:
+            name, _, value = line.partition(b":")
+            if name.lower() == b"retry-after":
+                self.outcome.retry_after_s = float(value)
+            elif name.lower() == b"content-length":
+                self._left = int(value)
+
+    def _read_body(self, data: bytes, now: float) -> None:
+        outcome = self.outcome
+        events = data.count(b"data: {")
+        if events and not outcome.events:
+            outcome.ttft_s = now
+        outcome.events += events
+        self._tail = (self._tail + data)[-TAIL:]
+        self._left -= len(data)
+        if self._left == 0 or self._tail.endswith(LAST_CHUNK):
+            outcome.total_s = now
+            outcome.tokens = _usage(self._tail)
+            if self._over is not None and not self._over.done():
+                self._over.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+
+def _usage(tail: bytes) -> int:
+    at = tail.rfind(b'"completion_tokens":')
+    if at < 0:
+        return 0
+    digits = tail[at + 20 : at + 32].lstrip()
+    return int(digits[: next(i for i, c in enumerate(digits) if not 48 <= c <= 57)])
+
+
+@asynccontextmanager
+async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awaitable[Outcome]]]:
+    """A connection: call it with a request's bytes."""
+    _, reader = await asyncio.get_running_loop().create_connection(_Reader, host, port)
+
+    async def ask(raw: bytes) -> Outcome:
+        await reader.ask(raw)
+        return reader.outcome
+
+    try:
+        yield ask
+    finally:
+        reader.transport.close()
+
+
+def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> bytes:
+    """A streamed completion as HTTP/1.1, ``headers`` with their line ends."""
+    body = json.dumps(
+        {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+        | {"stream_options": {"include_usage": True}}
+    ).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n{headers}"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def closed_loop(
+    host: str, port: int, clients: int, make: Callable[[int], bytes], count: int
+) -> list[Outcome]:
+    """``count`` requests by ``clients`` that each send the next one as soon as the last is answered."""
+    outcomes: list[Outcome] = []
+    numbers = iter(range(count))
+
+    async def client() -> None:
+        async with connected(host, port) as ask:
+            outcomes.extend([await ask(make(number)) for number in numbers])
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return outcomes
+
+
+async def open_loop(
+    host: str, port: int, rate: float, seconds: float, make: Callable[[int], bytes], seed: int = 1
+) -> list[Outcome]:
+    """Poisson arrivals at ``rate`` per second, whatever becomes of those before; a connection each."""
+    rng, outcomes, tasks = random.Random(seed), [], []
+
+    async def one(number: int) -> None:
+        async with connected(host, port) as ask:
+            outcomes.append(await ask(make(number)))
+
+    end, number = time.perf_counter() + seconds, 0
+    at = time.perf_counter()
+    while at < end:
+        at += rng.expovariate(rate)
+        await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        tasks.append(asyncio.create_task(one(number)))
+        number += 1
+    await asyncio.gather(*tasks)
+    return outcomes

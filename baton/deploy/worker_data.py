@@ -1,0 +1,53 @@
+"""Where a decode worker's I/O process takes KV in besides gRPC: a TCP port and a unix socket in the slot's folder.
+
+Knows nothing of frames or claims; senders learn the addresses by Describe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from baton.deploy.worker_spec import WorkerSpec
+from baton.kv.transport import shm, tcp
+from baton.kv.transport.auto import AUTO
+from baton.kv.transport.base import Accept
+from baton.kv.transport.receiving import SocketServer
+from baton.protos.errors import ConfigError
+
+log = logging.getLogger("baton.worker")
+
+
+def open_data_ports(spec: WorkerSpec, accept: Accept, stack: AsyncExitStack) -> dict[str, str]:
+    """Listen by every transport that ``spec`` allows, until ``stack`` closes: transport -> address.
+
+    What can't be had is left out with a warning, so that senders see it is not offered; but it is a ConfigError
+    where it is the one that was asked for.
+    """
+    path = Path(spec.slot_dir) / f"{spec.slot}.kv"
+    ways: dict[str, Callable[[], tuple[SocketServer, str]]] = {
+        "tcp": lambda: tcp.listen(spec.host, accept),
+        "shm": lambda: shm.listen(str(path), accept),
+    }
+    opened: dict[str, str] = {}
+    for name, listen in ways.items():
+        if spec.kv_transport not in (AUTO, name):
+            continue
+        try:
+            server, opened[name] = listen()
+        except ConfigError as error:
+            if spec.kv_transport == name:
+                raise
+            log.warning("KV can't be received by %s: %s", name, error.message)
+            continue
+        stack.callback(server.close)
+    stack.callback(_remove, path)
+    return opened
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,145 @@
+"""The cost-first lane: answers batch jobs' requests when nobody waits, and goes on where another router stopped.
+
+Knows nothing of HTTP. One task finds jobs and claims them by a lease; each line is one low-priority request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import orjson
+
+from baton.cluster.batch_store import BatchStore, Job, StoredFile
+from baton.protos.errors import BatonError
+from baton.router.batch_lines import Line, answer_line, read_lines
+from baton.router.caller import CALLER, Caller
+from baton.router.generation import Frontend
+from baton.router.keys import Key
+
+LEASE_S = 10.0
+LOOK_EVERY_S = 0.5
+ROOM_EVERY_S = 0.05
+AT_ONCE = 8
+TRIES = 5
+LOWEST_PRIORITY = 1000  # behind everybody who asks for an answer now
+log = logging.getLogger(__name__)
+
+
+class BatchLane:
+    """``queued``: requests that wait for a place; while there is one, the lane starts none of its own."""
+
+    def __init__(self, frontend: Frontend, store: BatchStore, owner: str, queued: Callable[[], int]) -> None:
+        self._frontend, self._store, self._owner, self._queued = frontend, store, owner, queued
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work, while the block runs; what is unfinished then is somebody else's at once."""
+        task = asyncio.create_task(self._run(), name="batch lane")
+        try:
+            yield
+        finally:
+            while not task.done():  # a cancellation that meets a failing line is lost in the line's failure
+                task.cancel()
+                await asyncio.wait([task], timeout=ROOM_EVERY_S)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                for job_id in await self._store.open_jobs():
+                    await self.work(job_id)
+            except BatonError as error:
+                log.warning("batch lane: %s", error.message)
+            except Exception:
+                log.exception("the batch lane failed on a job")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def work(self, job_id: str) -> None:
+        """Answer a job's lines, unless another router has it."""
+        if not await self._store.claim(job_id, self._owner, LEASE_S):
+            return
+        keeping = asyncio.create_task(self._keep(job_id))
+        try:
+            job = await self._store.job(job_id)
+            if job is not None:
+                await self._answer(job)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await self._store.release(job_id, self._owner)
+
+    async def _keep(self, job_id: str) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            await self._store.claim(job_id, self._owner, LEASE_S)
+
+    async def _answer(self, job: Job) -> None:
+        lines, _ = read_lines(await self._store.content(job.input_file), job.endpoint)
+        if not job.started:
+            job = msgspec.structs.replace(job, status="in_progress", started=int(self._frontend.wall_clock()))
+            await self._store.put(job, is_open=True)
+        answered = {*await self._store.answers(job.id, True), *await self._store.answers(job.id, False)}
+        places = asyncio.Semaphore(AT_ONCE)
+        async with asyncio.TaskGroup() as scope:
+            for number, line in enumerate(lines):
+                if number in answered:
+                    continue
+                await self._room(places)
+                if await self._store.cancel_asked(job.id):
+                    places.release()
+                    break
+                scope.create_task(self._line(job, number, line, places))
+        await self._close(job)
+
+    async def _room(self, places: asyncio.Semaphore) -> None:
+        """Wait until we may start another one."""
+        await places.acquire()
+        while self._queued() or not self._frontend.serving.ready():  # noqa: ASYNC110 (room has many causes)
+            await asyncio.sleep(ROOM_EVERY_S)
+
+    async def _line(self, job: Job, number: int, line: Line, places: asyncio.Semaphore) -> None:
+        request_id = self._frontend.new_id()
+        key = msgspec.json.decode(job.key, type=Key) if job.key else None
+        CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
+        urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
+        try:
+            for attempt in range(TRIES):
+                try:
+                    answer, good = await answer_line(self._frontend, urgent, request_id)
+                    break
+                except BatonError as error:
+                    answer, good = _gave_up(line, request_id, error), False
+                    await asyncio.sleep(min(2.0**attempt, max(error.retry_after_s, ROOM_EVERY_S)))
+            await self._store.answer(job.id, number, orjson.dumps(answer), good)
+        finally:
+            places.release()
+
+    async def _close(self, job: Job) -> None:
+        """Make files of the answers and end the job."""
+        now, cancelled = int(self._frontend.wall_clock()), await self._store.cancel_asked(job.id)
+        counted = await self._store.job(job.id) or job
+        files = {"output_file": await self._file(job, True, now), "error_file": await self._file(job, False, now)}
+        status = "cancelled" if cancelled else "completed"
+        done = msgspec.structs.replace(
+            counted, status=status, ended=now, cancelled=now if cancelled else 0, **files
+        )
+        await self._store.put(done, is_open=False)
+        await self._store.drop_answers(job.id)
+
+    async def _file(self, job: Job, good: bool, now: int) -> str:
+        answers = await self._store.answers(job.id, good)
+        if not answers:
+            return ""
+        content = b"".join(answer + b"\n" for answer in answers.values())
+        file_id, name = f"file-{self._frontend.new_id()}", "output" if good else "errors"
+        file = StoredFile(file_id, job.tenant, f"{job.id}_{name}.jsonl", "batch_output", len(content), now)
+        await self._store.add_file(file, content)
+        return file_id
+
+
+def _gave_up(line: Line, request_id: str, error: BatonError) -> dict[str, object]:
+    told = {"code": error.label, "message": error.message}
+    return {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": None, "error": told}

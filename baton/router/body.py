@@ -1,0 +1,62 @@
+"""JSON bodies: strict types, and the first field at fault named as OpenAI names it.
+
+Knows nothing of what any body means.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from baton.protos.errors import InvalidRequest
+
+SCHEMA_REF = "#/components/schemas/{model}"
+B = TypeVar("B", bound="Body")
+_UNION_ARMS = frozenset({"str", "int", "bool", "float", "dict", "[key]"})
+
+
+class Body(BaseModel):
+    """Strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def body_docs(kind: type[Body]) -> dict[str, Any]:
+    """An endpoint's part of the OpenAPI document; ``app.py`` adds the schema it points to."""
+    schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def parse_body(kind: type[B], raw: bytes) -> B:
+    """``raw`` as JSON of ``kind``. Raises InvalidRequest naming the first field at fault."""
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def read_body_of(kind: type[B], fields: dict[str, Any]) -> B:
+    """As ``parse_body``, of what is no JSON text any more."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = _path(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    return InvalidRequest(f"{param}: {message}" if param else message, param)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """A field's path as OpenAI writes it: messages[0].content."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in _UNION_ARMS and not part.startswith(("list[", "dict[")):
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,96 @@
+"""The outermost layer of both surfaces: who calls, under which id; the rest of the house reads it from CALLER.
+
+Knows nothing of endpoints or keys: the gate says who somebody is, or why they may not come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.protos.errors import BatonError
+from baton.router.caller import CALLER, NOBODY, with_call
+from baton.router.generation import Frontend, clean_request_id
+from baton.router.grpc_errors import grpc_errors
+from baton.router.openai_errors import error_response
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
+REQUEST_ID = "x-request-id"
+
+
+class Border:
+    """Every response carries ``x-request-id``: the caller's, or ours; ``explain`` takes either."""
+
+    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
+        self._app, self._frontend = app, frontend
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a known caller in; answer anybody else with the reason."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, own_id = Headers(scope=scope), self._frontend.new_id()
+        asked_id = clean_request_id(headers.get(REQUEST_ID))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = asked_id or own_id
+            await send(message)
+
+        try:
+            is_open = scope["path"] in OPEN_PATHS
+            caller = NOBODY if is_open else self._frontend.gate.identify(headers.get("authorization"))
+            CALLER.set(with_call(caller, own_id, asked_id, headers.get))
+        except BatonError as error:
+            await error_response(error)(scope, receive, send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+class GrpcBorder(grpc.aio.ServerInterceptor):
+    """The same for gRPC, by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``. Health stays open."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Set CALLER for the handler, or put one in its place that ends the call with the reason."""
+        if details.method.startswith(OPEN_SERVICES):
+            return await continuation(details)
+        metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
+        try:
+            caller = self._frontend.gate.identify(metadata.get("authorization"))
+            asked_id = clean_request_id(metadata.get(REQUEST_ID))
+            CALLER.set(with_call(caller, self._frontend.new_id(), asked_id, metadata.get))
+        except BatonError as error:
+            return _refusing(await continuation(details), error)
+        return await continuation(details)
+
+
+def _refusing(handler: Any, error: BatonError) -> Any:
+    """A handler of the same kind that raises ``error``."""
+    if handler is None:
+        return None
+
+    async def refuse(request: Any, context: Any) -> Any:
+        async with grpc_errors(context):
+            raise error
+
+    async def refuse_stream(request: Any, context: Any) -> Any:
+        async with grpc_errors(context):
+            raise error
+        yield  # the handler's kind: it yields nothing
+
+    streams_in, codec = handler.request_streaming, (handler.request_deserializer, handler.response_serializer)
+    if handler.response_streaming:
+        stream = grpc.stream_stream_rpc_method_handler if streams_in else grpc.unary_stream_rpc_method_handler
+        return stream(refuse_stream, *codec)
+    unary = grpc.stream_unary_rpc_method_handler if streams_in else grpc.unary_unary_rpc_method_handler
+    return unary(refuse, *codec)

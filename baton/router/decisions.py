@@ -1,0 +1,277 @@
+"""Why each request went where it went, kept for a while: every candidate, every term, and what was then observed.
+
+Knows nothing of how a policy chooses, nor of HTTP. This process's own requests are in a ring that is bounded in
+entries and bytes; a shared store (Redis, with a TTL) lets any router answer for any other. The store is a hint:
+when it is slow or away, records are dropped from the way to it, and nothing else changes.
+
+    opened ──> Trail (live, written to by its choices) ──flush──> JSON in the ring and, batched, in the store
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.protos.errors import BatonError
+from baton.router.policies import Decision, Option
+from baton.router.request import RouterRequest, Summary
+
+FLUSH_S = 0.25
+KEPT_REQUESTS = 4096
+KEPT_BYTES = 16 << 20
+MAX_UNSENT = 4096
+# What a term of the cost model predicts -> the station whose seconds it can be held against.
+OBSERVED_AT = {"queue": "prefill_queue", "read": "prefill", "ship": "transfer"}
+NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
+
+log = logging.getLogger("baton.router")
+
+
+class RecordStore(Protocol):
+    """Where every router of a cluster finds every record; cluster.records.RecordStore is the real one."""
+
+    async def put(self, records: Mapping[str, bytes]) -> None:
+        """Keep them for the store's TTL; never raises, and never waits long."""
+
+    async def get(self, key: str) -> bytes | None:
+        """One of them; None when it is gone or the store is away."""
+
+
+class Placement(msgspec.Struct):
+    """One answer of the policy. Times in seconds after the request was opened, by the router's clock."""
+
+    at_s: float
+    waited_s: float
+    decision: Decision
+    left_for: str = ""
+
+
+class Trail(msgspec.Struct):
+    """One choice's way so far."""
+
+    choice: int
+    summary: Summary
+    placements: list[Placement] = []
+    error: str = ""
+    over: bool = False
+
+    def placed(self, decision: Decision, at_s: float, waited_s: float) -> None:
+        """The policy took a way."""
+        self.placements.append(Placement(at_s, waited_s, decision))
+
+    def left(self, reason: str) -> None:
+        """It goes elsewhere: why."""
+        if self.placements:
+            self.placements[-1].left_for = reason
+
+    def failed(self, error: BatonError) -> None:
+        """It ended without an answer."""
+        self.error = f"{error.label}: {error.message}"
+
+
+class Record:
+    """A request that runs, or ended a moment ago: what its JSON is made of."""
+
+    def __init__(self, request: RouterRequest, context_class: str, router_id: str, opened: float) -> None:
+        self.request, self.context_class, self.router_id, self.opened = request, context_class, router_id, opened
+        self.trails: list[Trail] = []
+
+    @property
+    def over(self) -> bool:
+        """Every choice has ended."""
+        return all(t.over for t in self.trails)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON would show it."""
+        request = self.request
+        return {
+            "request_id": request.request_id,
+            "asked_id": request.asked_id,
+            "router": self.router_id,
+            "tenant": request.tenant,
+            "model": request.model_id,
+            "context_class": self.context_class,
+            "priority": request.priority,
+            "prompt_tokens": len(request.token_ids),
+            "max_tokens": request.sampling.max_tokens,
+            "slo": {"ttft_s": request.slo_ttft_s, "tpot_s": request.slo_tpot_s},
+            "state": "over" if self.over else "running",
+            "choices": [_choice(t) for t in self.trails],
+        }
+
+
+class DecisionLog:
+    """The records. ``run`` writes them out; without it they stay live until the ring is full."""
+
+    def __init__(
+        self,
+        router_id: str,
+        clock: Callable[[], float],
+        store: RecordStore | None = None,
+        kept: int = KEPT_REQUESTS,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._router_id, self._clock, self._store = router_id, clock, store
+        self._kept, self._kept_bytes = kept, kept_bytes
+        self._live: OrderedDict[str, Record] = OrderedDict()
+        self._ring: OrderedDict[str, bytes] = OrderedDict()
+        self._ring_bytes = 0
+        self._dirty: dict[str, None] = {}
+        self._aliases: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._ring)
+
+    # ---- dispatch's side -----------------------------------------------------------------------------
+
+    def opened(self, request: RouterRequest, context_class: str) -> Record:
+        """A request came in; its trails are added by ``trail``."""
+        record = Record(request, context_class, self._router_id, self._clock())
+        self._live[request.request_id] = record
+        if len(self._live) > self._kept:
+            self._live.popitem(last=False)
+        if request.asked_id:
+            self._aliases[request.asked_id] = request.request_id
+            if len(self._aliases) > self._kept:
+                self._aliases.popitem(last=False)
+        return record
+
+    def trail(self, record: Record, choice: int, summary: Summary) -> Trail:
+        """One more choice of it."""
+        trail = Trail(choice, summary, [])
+        record.trails.append(trail)
+        return trail
+
+    def changed(self, record: Record) -> None:
+        """It is to be written out again, soon."""
+        self._dirty[record.request.request_id] = None
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    async def find(self, request_id: str) -> bytes | None:
+        """The record as JSON: a live one, one of the ring, or another router's. None when nobody knows it."""
+        for name in (request_id, bare_id(request_id)):
+            known = self._aliases.get(name, name)
+            if known in self._live:
+                return msgspec.json.encode(self._live[known].plain())
+            if known in self._ring:
+                return self._ring[known]
+        return None if self._store is None else await self._of_store(request_id)
+
+    async def _of_store(self, request_id: str) -> bytes | None:
+        assert self._store is not None
+        found = await self._store.get(request_id) or await self._store.get(bare_id(request_id))
+        if found is not None and found.startswith(b"@"):  # an alias
+            found = await self._store.get(found[1:].decode())
+        return found
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write out what changed, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Encode what changed; what is over moves to the ring; the store gets all of it in one batch."""
+        dirty, self._dirty = self._dirty, {}
+        unsent: dict[str, bytes] = {}
+        for request_id in dirty:
+            record = self._live.get(request_id)
+            if record is None:
+                continue
+            encoded = msgspec.json.encode(record.plain())
+            if record.over:
+                del self._live[request_id]
+                self._keep(request_id, encoded)
+            if self._store is not None and len(unsent) < MAX_UNSENT:
+                unsent[request_id] = encoded
+                if record.request.asked_id:
+                    unsent[record.request.asked_id] = b"@" + request_id.encode()
+        if self._store is not None and unsent:
+            await self._store.put(unsent)
+
+    def _keep(self, request_id: str, encoded: bytes) -> None:
+        self._ring[request_id] = encoded
+        self._ring_bytes += len(encoded)
+        while len(self._ring) > self._kept or self._ring_bytes > self._kept_bytes:
+            _, dropped = self._ring.popitem(last=False)
+            self._ring_bytes -= len(dropped)
+
+
+def bare_id(text: str) -> str:
+    """``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc`` name the request ``abc``."""
+    for prefix in ("chatcmpl-", "cmpl-", "resp_"):
+        if text.startswith(prefix):
+            return text.removeprefix(prefix)
+    return text
+
+
+# ---- as plain data -----------------------------------------------------------------------------------
+
+
+def _choice(trail: Trail) -> dict[str, Any]:
+    summary = trail.summary
+    return {
+        "choice": trail.choice,
+        "way": summary.way,
+        "prefill_worker": summary.prefill_worker,
+        "decode_worker": summary.decode_worker,
+        "attempts": summary.attempts,
+        "cached_tokens": summary.cached_tokens,
+        "completion_tokens": summary.completion_tokens,
+        "finish_reason": summary.finish_reason,
+        "error": trail.error,
+        "placements": [_placement(p) for p in trail.placements],
+        "observed_s": summary.stations,
+        "predicted_against_observed": predicted_against_observed(trail),
+    }
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    decision = placement.decision
+    others = [o for o in decision.options if o is not decision.taken]
+    return {
+        "at_s": placement.at_s,
+        "waited_s": placement.waited_s,
+        "policy": decision.policy,
+        "unit": "seconds" if decision.in_seconds else "none",
+        "taken": _option(decision.taken),
+        "not_taken": [_option(o) for o in others],
+        "not_listed": decision.more,
+        "left_for": placement.left_for,
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "way": option.way,
+        "prefill": option.prefill,
+        "decode": option.decode,
+        "cost": option.cost,
+        "terms": option.terms,
+        "cached_tokens": option.cached_tokens,
+        "fetch": {"from": option.fetch_from, "blocks": option.fetch_blocks} if option.fetch_from else None,
+    }
+
+
+def predicted_against_observed(trail: Trail) -> dict[str, dict[str, float | None]]:
+    """Of the first placement, when its policy predicts seconds: queue, prefill, transfer and TTFT."""
+    if not trail.placements or not trail.placements[0].decision.in_seconds:
+        return {}
+    first, seen = trail.placements[0], trail.summary.stations
+    terms = first.decision.taken.terms
+    compared = {
+        NAMES[term]: {"predicted_s": terms[term], "observed_s": seen.get(OBSERVED_AT[term])}
+        for term in NAMES
+        if term in terms
+    }
+    predicted = first.at_s + sum(terms.get(term, 0.0) for term in NAMES)
+    compared["ttft"] = {"predicted_s": predicted, "observed_s": seen.get("ttft")}
+    return compared

@@ -1,0 +1,148 @@
+"""API keys: made once and shown once, kept as hashes in a file, looked up in constant time.
+
+Knows nothing of HTTP or quotas' counting. A key is ``bt-ID-SECRET`` with 256 random bits of secret, so that a plain
+SHA-256 is a safe hash at rest (there is nothing to guess); ID finds the entry without comparing secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from baton.protos.errors import ConfigError, Unauthenticated
+
+_KEY = re.compile(r"bt-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NO_HASH = "0" * 64
+LOOK_EVERY_S = 1.0
+SALT_BYTES = 16
+
+
+class Key(msgspec.Struct, frozen=True):
+    """One key. Rates per minute, 0: no limit. ``weight``: the tenant's share when the queue is full.
+
+    ``priority`` is the least that its requests have (lower is sooner); ``models`` empty allows all; ``admin`` may
+    look at everybody's requests.
+    """
+
+    id: str
+    tenant: str
+    hash: str
+    name: str = ""
+    created: float = 0.0
+    revoked: bool = False
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    weight: float = 1.0
+    priority: int = 0
+    models: tuple[str, ...] = ()
+    admin: bool = False
+
+    @property
+    def salt(self) -> bytes:
+        """What keeps the tenant's cached blocks apart from every other tenant's; the same on every router."""
+        return hashlib.sha256(b"baton tenant salt\0" + self.tenant.encode()).digest()[:SALT_BYTES]
+
+
+class _File(msgspec.Struct):
+    keys: list[Key] = []
+
+
+def read_keys(path: Path) -> list[Key]:
+    """Every key of the file, revoked ones too. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_File).keys
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; make it with `baton keys add TENANT`", "router.keys_file"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path}: {error}", "router.keys_file") from None
+
+
+def write_keys(path: Path, keys: list[Key]) -> None:
+    """Replace the file whole; readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(_File(keys)), indent=2) + b"\n")
+    os.replace(name, path)
+
+
+def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
+    """A new key of ``tenant``; it is returned here and can't be had again. Raises ConfigError."""
+    if not _TENANT.fullmatch(tenant):
+        raise ConfigError(f"tenant {tenant!r}: use 1 to 64 letters, digits, '.', '_' or '-'", "tenant")
+    keys = read_keys(path) if path.exists() else []
+    key_id = secrets.token_hex(6)
+    text = f"bt-{key_id}-{secrets.token_urlsafe(32)}"
+    entry = msgspec.convert({"id": key_id, "tenant": tenant, "hash": hash_of(text), "created": now, **fields}, Key)
+    if not entry.weight > 0 or entry.requests_per_min < 0 or entry.tokens_per_min < 0:
+        raise ConfigError("a weight is over 0, and rates are 0 (no limit) or more", "weight")
+    write_keys(path, [*keys, entry])
+    return text
+
+
+def revoke_key(path: Path, key_id: str) -> Key:
+    """It opens nothing any more, within a second on every router. Raises ConfigError."""
+    keys = read_keys(path)
+    found = next((k for k in keys if k.id == key_id), None)
+    if found is None:
+        raise ConfigError(f"no key {key_id!r} in {path}; `baton keys list` shows them", "id")
+    write_keys(path, [msgspec.structs.replace(k, revoked=True) if k is found else k for k in keys])
+    return found
+
+
+def hash_of(text: str) -> str:
+    """Hex SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class KeyRing:
+    """The keys of a file, read again when it changes; an unreadable change keeps the keys as they were."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path, self._clock = path, clock
+        self._keys = {k.id: k for k in read_keys(path)}
+        self._stamp = _stamp(path)
+        self._looked = clock()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, text: str) -> Key:
+        """The key's entry. Raises Unauthenticated for one that is malformed, unknown, wrong or revoked."""
+        self._look()
+        match = _KEY.fullmatch(text)
+        entry = self._keys.get(match[1]) if match else None
+        matches = hmac.compare_digest(hash_of(text), entry.hash if entry else _NO_HASH)
+        if entry is None or not matches or entry.revoked:
+            raise Unauthenticated("the API key is not valid; `baton keys add TENANT` makes one", "authorization")
+        return entry
+
+    def _look(self) -> None:
+        if self._clock() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked, stamp = self._clock(), _stamp(self._path)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._keys = {k.id: k for k in read_keys(self._path)}
+            except ConfigError:
+                return
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,80 @@
+"""Whether a prefill worker should fetch leading blocks from another worker's cache instead of computing them.
+
+Knows nothing of connections: like a policy, a pure function of the snapshot. Both sides of the comparison are
+measured: the reader's own step curve against its own fetches (its handoffs, until it has fetched something).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from baton.cost.curves import prefill_seconds, transfer_seconds
+from baton.cost.fit import PRIOR_STEP, PRIOR_TRANSFER
+from baton.protos.nouns import BLOCK_TOKENS
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, fits
+
+LEAST_LIMIT_S = 0.1  # the first fetch from a worker connects first
+
+
+class Fetch(NamedTuple):
+    """Leading blocks that ``source`` is said to hold, and what taking them saves, in seconds (above 0)."""
+
+    source: Candidate
+    blocks: int
+    seconds: float
+    saved: float
+
+
+def best_fetch(snapshot: ClusterSnapshot, ask: Ask, reader: Candidate) -> Fetch | None:
+    """The fullest worker as a source; None when computing is as quick, or nobody holds more."""
+    own = ask.hits.get(reader.id, 0)
+    source = _fullest(snapshot, ask, reader, own)
+    if source is None:
+        return None
+    blocks = min(ask.hits[source.id], (ask.tokens - 1) // BLOCK_TOKENS)
+    seconds = _fetch_seconds(reader, (blocks - own) * source.info.layout.page_bytes)
+    saved = _compute_seconds(reader, own, blocks) - seconds
+    return Fetch(source, blocks, seconds, saved) if saved > 0 else None
+
+
+def with_fetch(snapshot: ClusterSnapshot, ask: Ask, decision: Decision) -> Decision:
+    """``decision`` with the fetch that its reader should make first, if any."""
+    reader = next((p for p in snapshot.prefill if p.id == decision.taken.prefill), None)
+    fetch = None if reader is None else best_fetch(snapshot, ask, reader)
+    if fetch is None:
+        return decision
+    taken = msgspec.structs.replace(
+        decision.taken,
+        fetch_from=fetch.source.id,
+        fetch_address=fetch.source.info.address,
+        fetch_blocks=fetch.blocks,
+        fetch_limit_s=max(LEAST_LIMIT_S, fetch.seconds + fetch.saved),
+    )
+    options = tuple(taken if o is decision.taken else o for o in decision.options)
+    return msgspec.structs.replace(decision, taken=taken, options=options)
+
+
+def uncached(ask: Ask, option: Option) -> int:
+    """Tokens that the option's reader will compute."""
+    return min(ask.uncached(option.reader), max(1, ask.tokens - option.fetch_blocks * BLOCK_TOKENS))
+
+
+def _fullest(snapshot: ClusterSnapshot, ask: Ask, reader: Candidate, own: int) -> Candidate | None:
+    """Who holds the most, if that is more than ``own``; equals by id."""
+    most, found = own, None
+    for worker in (*snapshot.prefill, *snapshot.decode):
+        held = ask.hits.get(worker.id, 0)
+        if held > most and worker.id != reader.id and fits(worker, reader):
+            most, found = held, worker
+    return found
+
+
+def _fetch_seconds(reader: Candidate, size: int) -> float:
+    return transfer_seconds(reader.load.fetch_curve or reader.load.transfer_curve or PRIOR_TRANSFER, size)
+
+
+def _compute_seconds(reader: Candidate, own: int, blocks: int) -> float:
+    curve = reader.load.step_curve or PRIOR_STEP
+    return prefill_seconds(curve, (blocks - own) * BLOCK_TOKENS, own * BLOCK_TOKENS)

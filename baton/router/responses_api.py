@@ -1,0 +1,60 @@
+"""OpenAI's Responses API over REST, stateless.
+
+Knows nothing of how a response is worded (``responses_shape``) or generated (``openai_calls``).
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from baton.router.disconnect import until_disconnect
+from baton.router.generation import Frontend
+from baton.router.limits import read_body
+from baton.router.openai_calls import CHAT_NAMES, Call, Headers, chat_generation, respond
+from baton.router.openai_errors import error_json
+from baton.router.responses_schemas import Json, ResponsesBody
+from baton.router.responses_shape import ResponsesShape
+from baton.router.schemas import body_docs, parse_body
+from baton.router.sse import EventStyle, named_event_bytes
+
+NAMES = CHAT_NAMES | {"prompt": "input", "max_tokens": "max_output_tokens"}
+
+
+def responses_routes(frontend: Frontend) -> APIRouter:
+    """``/v1/responses``."""
+    routes = APIRouter()
+
+    @routes.post("/v1/responses", openapi_extra=body_docs(ResponsesBody))
+    async def responses(request: Request) -> Response:
+        body = parse_body(ResponsesBody, await read_body(request, frontend.limits.max_body_bytes))
+        return await until_disconnect(request.receive, _respond(frontend, request, body))
+
+    return routes
+
+
+async def _respond(frontend: Frontend, request: Request, body: ResponsesBody) -> Response:
+    return await respond(frontend, await responses_call(frontend, request.headers, body))
+
+
+async def responses_call(frontend: Frontend, headers: Headers, body: ResponsesBody) -> Call:
+    """Of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
+    chat = body.chat()
+    generation, text, reading = await chat_generation(frontend, headers, chat, NAMES)
+    shape = ResponsesShape(generation, text.tokenizer, int(frontend.wall_clock()), body, reading)
+    return Call(generation, text, shape, chat, STYLE)
+
+
+def _error(error: BaseException) -> Json:
+    """An error in the middle of a stream."""
+    told = error_json(error)["error"]
+    return {
+        "type": "error",
+        "sequence_number": 0,
+        "code": told["code"],
+        "message": told["message"],
+        "param": told["param"],
+    }
+
+
+STYLE = EventStyle(named_event_bytes, _error, b"")

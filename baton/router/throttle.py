@@ -1,0 +1,82 @@
+"""What the cluster manages just now, measured: seconds from placement to first token, seconds per output token.
+
+Knows nothing of queues or workers. Admission asks how much of an SLO may be spent waiting; the view asks how many
+sequences a decode worker may have so that p95 of the time per token stays within what was promised.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+SAMPLES = 256
+FRESH_S = 30.0
+ENOUGH = 8
+LOOK_EVERY_S = 0.5
+SHRINK, LEAST_CAP = 0.9, 2
+
+
+class Quantile:
+    """p95 of the last SAMPLES values that are not older than FRESH_S; None until there are ENOUGH."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._values: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+        self._known: float | None = None
+        self._looked = float("-inf")
+
+    def add(self, value: float) -> None:
+        """One more."""
+        self._values.append((self._clock(), value))
+
+    def p95(self) -> float | None:
+        """At most LOOK_EVERY_S old."""
+        now = self._clock()
+        if now - self._looked >= LOOK_EVERY_S:
+            self._looked = now
+            while self._values and now - self._values[0][0] > FRESH_S:
+                self._values.popleft()
+            values = sorted(v for _, v in self._values)
+            self._known = values[int(0.95 * (len(values) - 1))] if len(values) >= ENOUGH else None
+        return self._known
+
+
+class Throttle:
+    """Fed with each answer's figures as it ends."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._service: dict[str, Quantile] = {}
+        self._excess = Quantile(clock)
+        self._cap: float | None = None
+        self._adjusted = float("-inf")
+
+    def answered(self, context_class: str, service_s: float, tpot_s: float, slo_tpot_s: float, most: int) -> None:
+        """``service_s`` from placement to first token; ``most`` sequences were on its decode worker at once."""
+        if context_class not in self._service:
+            self._service[context_class] = Quantile(self._clock)
+        self._service[context_class].add(service_s)
+        if slo_tpot_s and tpot_s:
+            self._excess.add(tpot_s / slo_tpot_s)
+            self._adjust(most)
+
+    def queue_budget(self, context_class: str, slo_ttft_s: float) -> float:
+        """Seconds of ``slo_ttft_s`` that may pass in the queue: what p95 of the way after it leaves."""
+        service = self._service.get(context_class)
+        p95 = service.p95() if service else None
+        return slo_ttft_s if p95 is None else max(0.0, slo_ttft_s - p95)
+
+    def cap(self, max_batch: int) -> int:
+        """Sequences a decode worker may have."""
+        return max_batch if self._cap is None else max(LEAST_CAP, min(max_batch, int(self._cap)))
+
+    def _adjust(self, most: int) -> None:
+        """Additive increase, multiplicative decrease: a tenth less when p95 is over its SLO, else one more."""
+        now, p95 = self._clock(), self._excess.p95()
+        if p95 is None or now - self._adjusted < LOOK_EVERY_S:
+            return
+        self._adjusted = now
+        if p95 > 1.0:
+            self._cap = max(LEAST_CAP, (self._cap or most) * SHRINK)
+        elif self._cap is not None:
+            self._cap += 1

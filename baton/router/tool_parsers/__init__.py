@@ -1,0 +1,67 @@
+"""Tool calls in a model's text, found as the text comes: one file per format, its name is the format's.
+
+Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is ``Said`` as it is.
+A file has ``make() -> ToolParser`` and ``MARKS`` (what of it a chat template mentions).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Protocol
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+
+AUTO = "auto"
+USUAL = "hermes"  # for a template that names none of the marks
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Text for the reader."""
+
+    text: str
+
+
+class Called(msgspec.Struct, frozen=True):
+    """The call number ``index`` begins."""
+
+    index: int
+    name: str
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """More of the JSON text that the call number ``index`` passes."""
+
+    index: int
+    text: str
+
+
+Event = Said | Called | Arguments
+
+
+class ToolParser(Protocol):
+    """One answer's text -> events."""
+
+    def push(self, text: str) -> list[Event]:
+        """What became certain with ``text``."""
+
+    def flush(self) -> list[Event]:
+        """The end: what was held back."""
+
+
+def names() -> list[str]:
+    """The formats there are."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def load(name: str, template: str = "") -> ModuleType:
+    """The format's module; "auto" takes the first whose marks ``template`` mentions. Raises ConfigError."""
+    if name == AUTO:
+        modules = [load(format_name) for format_name in names()]
+        return next((m for m in modules if any(mark in template for mark in m.MARKS)), load(USUAL))
+    if name not in names():
+        raise ConfigError(f"no tool parser {name!r}; choose one of {', '.join(names())}", "router.tool_parser")
+    return importlib.import_module(f"{__name__}.{name}")

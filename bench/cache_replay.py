@@ -1,0 +1,165 @@
+"""Hit rate of the real page pool on a recorded load, against an LRU written here and the best that is possible.
+
+    .venv/bin/python -m bench.cache_replay TRACE.jsonl [--plot docs/figures/cache_replay.svg]
+
+TRACE is Mooncake's format: one JSON object per line with ``input_length`` (tokens) and ``hash_ids`` (one per block
+of 512 tokens, equal ids for equal prefixes). Only block ids are replayed, one request after the other, no KV. A
+page of the pool is one such block. Hits are input tokens of leading blocks that are found.
+
+    pool   kv.pool.PagePool: open, seal, close
+    lru    a dict in order of last use, a request's tail older than its head; no code in common with the pool
+    best   Belady's rule (drop what is needed last), which nobody can follow online: an upper bound in practice
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from baton.console.kvbench.rows import Row, table
+from baton.kv.pool import PagePool
+
+TRACE_BLOCK_TOKENS = 512
+CAPACITIES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+TARGET_POINTS = 2.0
+
+
+class Request(NamedTuple):
+    """``tokens`` of input in ``blocks``."""
+
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+Replay = Callable[[Sequence[Request], int], float]
+
+
+def load_trace(path: Path) -> list[Request]:
+    """Every request of the file, in order."""
+    with path.open() as lines:
+        rows = (json.loads(line) for line in lines if line.strip())
+        return [Request(row["input_length"], tuple(row["hash_ids"])) for row in rows]
+
+
+def hit_tokens(request: Request, leading: int) -> int:
+    """Input tokens in the first ``leading`` blocks; the last block may be partial."""
+    return min(leading * TRACE_BLOCK_TOKENS, request.tokens)
+
+
+def pool_rate(trace: Sequence[Request], capacity: int) -> float:
+    """Share of input tokens that a PagePool of ``capacity`` pages finds."""
+    pool, hits = PagePool(capacity), 0
+    for request in trace:
+        hashes = [block.to_bytes(16, "little") for block in request.blocks]
+        hashes = hashes[:capacity]  # a request larger than the cache keeps what fits
+        with pool.open(hashes, len(hashes)) as lease:
+            hits += hit_tokens(request, lease.held)
+            for index in range(lease.held, len(hashes)):
+                lease.seal(index, hashes[index])
+    pool.check()
+    return hits / sum(r.tokens for r in trace)
+
+
+def lru_rate(trace: Sequence[Request], capacity: int) -> float:
+    """The same by the textbook: a dict whose first key was used least recently."""
+    cache: dict[int, None] = {}
+    hits = 0
+    for request in trace:
+        hits += hit_tokens(request, _leading(request.blocks, cache))
+        for block in reversed(request.blocks[:capacity]):
+            cache.pop(block, None)
+            cache[block] = None
+        while len(cache) > capacity:
+            del cache[next(iter(cache))]
+    return hits / sum(r.tokens for r in trace)
+
+
+def best_rate(trace: Sequence[Request], capacity: int) -> float:
+    """With knowledge of the future: what is needed last is dropped first."""
+    uses: dict[int, list[int]] = defaultdict(list)
+    for at, request in reversed(list(enumerate(trace))):
+        for block in request.blocks:
+            uses[block].append(at)
+    cached: dict[int, int] = {}  # block -> its next use
+    heap: list[tuple[int, int, int]] = []
+    hits = 0
+    for request in trace:
+        hits += hit_tokens(request, _leading(request.blocks, cached))
+        for place, block in enumerate(request.blocks):
+            uses[block].pop()
+            cached[block] = uses[block][-1] if uses[block] else len(trace)
+            heapq.heappush(heap, (-cached[block], -place, block))
+        while len(cached) > capacity:
+            negated, _, block = heapq.heappop(heap)
+            if cached.get(block) == -negated:
+                del cached[block]
+    return hits / sum(r.tokens for r in trace)
+
+
+def _leading(blocks: Iterable[int], cache: dict[int, int] | dict[int, None]) -> int:
+    count = 0
+    for block in blocks:
+        if block not in cache:
+            break
+        count += 1
+    return count
+
+
+REPLAYS: dict[str, Replay] = {"pool": pool_rate, "lru": lru_rate, "best": best_rate}
+
+
+def rates(trace: Sequence[Request], capacities: Sequence[int]) -> dict[str, list[float]]:
+    """Hit rates by replay, one per capacity; the last entry of each is for a cache that never evicts."""
+    endless = len({block for request in trace for block in request.blocks})
+    return {name: [replay(trace, c) for c in (*capacities, endless)] for name, replay in REPLAYS.items()}
+
+
+def rows(path: Path, capacities: Sequence[int] = CAPACITIES) -> list[Row]:
+    """Ours, LRU's and the best at each capacity, how far ours is from LRU's, and what the trace holds."""
+    found, unit, made = rates(load_trace(path), capacities), "% of input tokens", list[Row]()
+    for place, capacity in enumerate(capacities):
+        pool, lru, best = (found[name][place] * 100 for name in REPLAYS)
+        name = f"{capacity * TRACE_BLOCK_TOKENS:,} tokens"
+        made.append(Row(name, pool, unit, f"best {best:.2f} %", pool / best))
+        made.append(
+            Row(f"{name}: from LRU's {lru:.2f} %", abs(pool - lru), "points", target=TARGET_POINTS, ceiling=True)
+        )
+    return [*made, Row("endless cache: what the trace holds", found["pool"][-1] * 100, unit)]
+
+
+def plot(path: Path, target: Path) -> None:
+    """Hit rate over capacity."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = rates(load_trace(path), CAPACITIES)
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    tokens = [c * TRACE_BLOCK_TOKENS / 1e6 for c in CAPACITIES]
+    for name, style in (("best", "k--"), ("lru", "C1-"), ("pool", "C0o")):
+        axes.plot(tokens, [r * 100 for r in found[name][:-1]], style, label=name)
+    axes.axhline(found["pool"][-1] * 100, color="grey", linewidth=0.8, label="endless")
+    axes.set(xscale="log", xlabel="capacity, millions of tokens", ylabel="input tokens found, %", ylim=(0, None))
+    axes.set_title(f"Prefix cache on {path.stem}")
+    axes.legend()
+    figure.tight_layout()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    Console(width=120).print(table(rows(args.trace)))
+    if args.plot:
+        plot(args.trace, args.plot)

@@ -1,0 +1,350 @@
+"""Which routing policy answers more requests in time? A real trace, the real policies, workers on a virtual clock.
+
+    .venv/bin/python bench/policies.py [--trace FILE] [--rates 8 12] [--prefill 3] [--decode 2] [--profile NAME]
+
+The policies are router/policies' own files, asked with the snapshots that the router would make: its exact counts
+of what it placed, and workers' loads that are up to a beat old. The trace is a sample of whole conversations of an
+hour (so that their reuse of prefixes is whole too), replayed faster. Workers step by a profile's cost curve
+(continuous batching, chunks, shortest rest first, an LRU prefix cache in 512-token blocks, pages); a decode worker
+without pages refuses, and is asked again after 0.25 s. Knows nothing of processes, sockets or tokens.
+
+A request is good when its first token comes within 1 s + 2 x the time of reading it alone, and its time per output
+token is 30 ms or less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds, transfer_seconds
+from baton.cost.profiles import PacedProfile, load_profile
+from baton.prefill_worker.scheduler import AGING_TOKENS_PER_S
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Policy, load_policy, names
+from baton.router.policies._fetch import uncached, with_fetch
+
+TRACE = Path(__file__).resolve().parent.parent / "tests/data/mooncake_conversation_sessions.jsonl"
+HASHED = 512  # tokens of a block of the trace
+PER_HASHED = HASHED // BLOCK_TOKENS
+BEAT_S, FULL_S, LOOK_AHEAD = 0.5, 0.25, 8
+LOCAL_CHUNK = 512
+SLO_FLOOR_S, SLO_READS, SLO_TPOT_S = 1.0, 2.0, 0.030
+
+
+class Call(msgspec.Struct):
+    """A request of the trace on its way. Times on the virtual clock."""
+
+    arrived: float
+    tokens: int
+    outputs: int
+    hashes: list[int]
+    slo_ttft_s: float
+    placed: float = 0.0
+    uncached: int = 0
+    read_s: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+    left: int = 0
+    written: int = 0
+
+    @property
+    def good(self) -> bool:
+        """Both SLOs were met."""
+        tpot = (self.ended - self.first) / max(1, self.outputs - 1)
+        return self.first - self.arrived <= self.slo_ttft_s and tpot <= SLO_TPOT_S
+
+
+class Worker:
+    """One worker's batch, line of prompts, pages and cache."""
+
+    def __init__(self, name: str, role: str, profile: PacedProfile) -> None:
+        layout = KvLayout("bytes", (), BLOCK_TOKENS * profile.kv_bytes_per_token, "bytes")
+        self.info = WorkerInfo(
+            name, "1", role, "a:1", "m", "f", layout, profile.max_model_len, profile.vocab_size, (), profile.pages
+        )
+        self.profile = profile
+        self.cache: OrderedDict[int, None] = OrderedDict()
+        self.reading: list[Call] = []
+        self.writing: list[Call] = []
+        self.placed: dict[int, Decision] = {}
+        self.busy = False
+        self.pages = 0
+        self.full_until = -1.0
+        self.sequences = self.unread_requests = self.unread_tokens = 0
+        self.load = WorkerLoad()
+
+    def beat(self) -> None:
+        """What it tells the world."""
+        self.load = WorkerLoad(
+            running=len(self.writing),
+            waiting=len(self.reading),
+            waiting_tokens=sum(c.left for c in self.reading),
+            leased_pages=self.pages,
+            step_curve=self.profile.step,
+            transfer_curve=self.profile.transfer,
+        )
+
+    def candidate(self, now: float) -> Candidate:
+        """As the router's view would show it."""
+        return Candidate(
+            self.info, self.load, self.sequences, self.unread_requests, self.unread_tokens, self.full_until > now
+        )
+
+    def held(self, call: Call) -> int:
+        """Leading blocks (of 16) of the prompt in its cache."""
+        count = next((i for i, h in enumerate(call.hashes) if h not in self.cache), len(call.hashes))
+        return min(count * PER_HASHED, (call.tokens - 1) // BLOCK_TOKENS)
+
+    def keep(self, call: Call) -> None:
+        """The prompt's blocks are cached now; the oldest give way."""
+        for block in call.hashes:
+            self.cache[block] = None
+            self.cache.move_to_end(block)
+        room = max(0, self.info.pages - self.pages) // PER_HASHED
+        while len(self.cache) > room:
+            self.cache.popitem(last=False)
+
+    def step(self, now: float) -> tuple[float, list[Call], list[Call]]:
+        """Seconds of the next step; prompts it finishes, sequences that advance. Shortest rest first, aged."""
+        curve, budget = self.profile.step, LOCAL_CHUNK if self.writing else self.profile.prefill_chunk
+        seconds, done = 0.0, []
+        for call in sorted(self.reading, key=lambda c: c.left - AGING_TOKENS_PER_S * (now - c.placed)):
+            if not budget:
+                break
+            taken = min(budget, call.left)
+            before = call.tokens - call.left
+            seconds += curve.prefill_token * taken + curve.prefill_pair * taken * (before + taken / 2)
+            call.left, budget = call.left - taken, budget - taken
+            if not call.left:
+                self.reading.remove(call)
+                done.append(call)
+        context = sum(c.tokens + c.written for c in self.writing)
+        return seconds + decode_seconds(curve, len(self.writing), context), done, list(self.writing)
+
+
+class Replay:
+    """One policy before one cluster."""
+
+    def __init__(self, policy: Policy, profile: PacedProfile, prefill: int, decode: int) -> None:
+        self._policy, self._now, self._turn = policy, 0.0, 0
+        self._prefill = {f"p{i}": Worker(f"p{i}", "prefill", profile) for i in range(prefill)}
+        self._decode = {f"d{i}": Worker(f"d{i}", "decode", profile) for i in range(decode)}
+        self._workers = self._prefill | self._decode
+        self._profile = profile
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+        self._queue: deque[Call] = deque()
+        self._left = 0
+        self.computed = 0
+
+    def run(self, calls: list[Call]) -> None:
+        """To the last token."""
+        self._left = len(calls)
+        for call in calls:
+            self._at(call.arrived, lambda call=call: self._arrive(call))
+        self._beat()
+        while self._left:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._serial), event))
+
+    def _beat(self) -> None:
+        for worker in self._workers.values():
+            worker.beat()
+        self._pump()
+        self._at(self._now + BEAT_S, self._beat)
+
+    def _arrive(self, call: Call) -> None:
+        self._queue.append(call)
+        self._pump()
+
+    def _pump(self) -> None:
+        """The router's queue: in order, a few may pass one that finds no room."""
+        misses, at = 0, 0
+        while at < len(self._queue) and misses < LOOK_AHEAD:
+            if self._place(self._queue[at]):
+                del self._queue[at]
+            else:
+                misses, at = misses + 1, at + 1
+
+    def _place(self, call: Call) -> bool:
+        hits = {k: w.held(call) for k, w in self._workers.items()}
+        left = max(1e-3, call.slo_ttft_s - (self._now - call.arrived))
+        ask = Ask(call.tokens, call.outputs, hits, slo_ttft_s=left, slo_tpot_s=SLO_TPOT_S)
+        snapshot = self._snapshot()
+        decision = self._policy(snapshot, ask)
+        if decision is None:
+            return False
+        decision = with_fetch(snapshot, ask, decision)
+        taken = decision.taken
+        writer, reader = self._decode[taken.decode], self._workers[taken.reader]
+        if writer.pages + _pages(call) > writer.info.pages:
+            writer.full_until = self._now + FULL_S  # PoolExhausted
+            return False
+        self._turn += 1
+        call.placed = self._now
+        call.uncached = call.left = uncached(ask, taken)
+        self.computed += call.uncached
+        call.read_s = prefill_seconds(self._profile.step, call.uncached, call.tokens - call.uncached)
+        writer.pages += _pages(call)
+        writer.sequences += 1
+        reader.unread_requests += 1
+        reader.unread_tokens += call.uncached
+        reader.placed[id(call)] = decision
+        fetched = taken.fetch_blocks * BLOCK_TOKENS - ask.cached(taken.reader) if taken.fetch_blocks else 0
+        delay = transfer_seconds(self._profile.transfer, fetched * self._profile.kv_bytes_per_token)
+        self._at(self._now + delay, lambda: self._read(reader, call))
+        return True
+
+    def _read(self, reader: Worker, call: Call) -> None:
+        """It has what it fetches: the rest is to be computed."""
+        reader.reading.append(call)
+        self._step(reader)
+
+    def _snapshot(self) -> ClusterSnapshot:
+        prefill = tuple(w.candidate(self._now) for w in self._prefill.values())
+        return ClusterSnapshot(prefill, tuple(w.candidate(self._now) for w in self._decode.values()), self._turn)
+
+    def _step(self, worker: Worker) -> None:
+        if worker.busy or not (worker.reading or worker.writing):
+            return
+        worker.busy = True
+        seconds, read, wrote = worker.step(self._now)
+        self._at(self._now + seconds, lambda: self._stepped(worker, read, wrote))
+
+    def _stepped(self, worker: Worker, read: list[Call], wrote: list[Call]) -> None:
+        worker.busy = False
+        for call in wrote:
+            call.written += 1
+            if call.written >= call.outputs:
+                self._end(worker, call)
+        for call in read:
+            self._has_read(worker, call)
+        self._step(worker)
+
+    def _has_read(self, reader: Worker, call: Call) -> None:
+        """The prompt is computed; from a prefill worker what is left of its blocks is shipped first."""
+        writer = self._decode[reader.placed.pop(id(call)).taken.decode]
+        reader.keep(call)
+        delay = 0.0
+        if writer is not reader:
+            size = self._profile.kv_bytes_per_token * max(1, call.tokens - writer.held(call) * BLOCK_TOKENS)
+            last = min(size, self._profile.kv_bytes_per_token * self._profile.prefill_chunk)
+            delay = exposed_seconds(self._profile.transfer, size, last, call.read_s)
+        self._at(self._now + delay, lambda: self._begin(reader, writer, call))
+
+    def _begin(self, reader: Worker, writer: Worker, call: Call) -> None:
+        reader.unread_requests -= 1
+        reader.unread_tokens -= call.uncached
+        call.first, call.written = self._now, 1
+        writer.keep(call)
+        if call.outputs <= 1:
+            self._end(writer, call, in_batch=False)
+        else:
+            writer.writing.append(call)
+            self._step(writer)
+        self._pump()
+
+    def _end(self, worker: Worker, call: Call, in_batch: bool = True) -> None:
+        if in_batch:
+            worker.writing.remove(call)
+        call.ended = self._now
+        worker.pages -= _pages(call)
+        worker.sequences -= 1
+        self._left -= 1
+        self._pump()
+
+
+def _pages(call: Call) -> int:
+    return -(-(call.tokens + call.outputs) // BLOCK_TOKENS)
+
+
+def calls_of(
+    trace: Path, rate: float, profile: PacedProfile, turned: float = 0.0, count: int = 1 << 30
+) -> list[Call]:
+    """The trace's requests, ``rate`` times as fast, begun at ``turned`` of its length (0..1), going round."""
+    rows = [json.loads(line) for line in trace.read_text().splitlines()[:count]]
+    span, start = rows[-1]["timestamp"] / 1000, turned * rows[-1]["timestamp"] / 1000
+    found = []
+    for row in rows:
+        tokens, outputs = row["input_length"], max(1, row["output_length"])
+        slo = SLO_FLOOR_S + SLO_READS * prefill_seconds(profile.step, tokens)
+        arrived = (row["timestamp"] / 1000 - start) % (span + 1e-9) / rate
+        found.append(Call(arrived, tokens, outputs, row["hash_ids"], slo))
+    return sorted(found, key=lambda c: c.arrived)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one policy made of one load. Seconds; ``goodput`` in requests per second of the trace's own time."""
+
+    policy: str
+    rate: float
+    goodput: float
+    good: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p99: float
+    computed: float
+
+
+def replay(
+    policy: str, rate: float, prefill: int, decode: int, profile: PacedProfile, trace: Path = TRACE,
+    count: int = 1 << 30, repeats: int = 1,
+) -> Result:  # fmt: skip
+    """Deterministic. ``repeats`` replays begin at as many points of the trace, and count as one."""
+    calls: list[Call] = []
+    span = computed = 0.0
+    for repeat in range(repeats):
+        some = calls_of(trace, rate, profile, repeat / repeats, count)
+        run = Replay(load_policy(policy), profile, prefill, decode)
+        run.run(some)
+        calls += some
+        span += some[-1].arrived - some[0].arrived
+        computed += run.computed
+    good = sum(c.good for c in calls)
+    ttft = sorted(c.first - c.arrived for c in calls)
+    tpot = sorted((c.ended - c.first) / max(1, c.outputs - 1) for c in calls)
+    p99 = int(0.99 * len(calls))
+    share = computed / sum(c.tokens for c in calls)
+    return Result(policy, rate, good / span, good / len(calls), ttft[len(ttft) // 2], ttft[p99], tpot[p99], share)
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", type=Path, default=TRACE)
+    parser.add_argument("--rates", type=float, nargs="+", default=[9.0, 12.0, 15.0, 18.0])
+    parser.add_argument("--prefill", type=int, default=3)
+    parser.add_argument("--decode", type=int, default=2)
+    parser.add_argument("--profile", default="h100-llama3-8b")
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    profile, results = load_profile(given.profile), []
+    print(f"{given.prefill}P{given.decode}D {given.profile}, {given.trace.name}")
+    print("rate  policy         goodput req/s   good   TTFT p50   TTFT p99   TPOT p99   computed")
+    for rate in given.rates:
+        for policy in names():
+            r = replay(policy, rate, given.prefill, given.decode, profile, given.trace, repeats=given.repeats)
+            results.append(r)
+            print(
+                f"{rate:4.1f}  {policy:13s} {r.goodput:14.2f} {r.good:6.1%} {r.ttft_p50:9.2f}s {r.ttft_p99:9.2f}s "
+                f"{r.tpot_p99 * 1000:7.1f}ms {r.computed:9.0%}"
+            )
+    if given.json:
+        given.json.write_bytes(msgspec.json.encode(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

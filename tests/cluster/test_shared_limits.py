@@ -1,0 +1,47 @@
+"""Buckets and records that every router shares, against a real server; and none when it is away."""
+
+from baton.cluster.buckets import Buckets
+from baton.cluster.membership import connect
+from baton.cluster.records import RecordStore
+
+
+async def test_two_routers_draw_from_one_bucket(redis):
+    first, second = Buckets(redis, "ns"), Buckets(redis, "ns")
+    assert await first.take({"requests:k": (2, 1)}) == 0.0
+    assert await second.take({"requests:k": (2, 1)}) == 0.0
+    wait = await first.take({"requests:k": (2, 1)})
+    assert wait is not None
+    assert 28 < wait <= 30
+
+
+async def test_taking_is_all_or_nothing_and_spending_overdraws(redis):
+    buckets = Buckets(redis, "ns")
+    both = {"requests:k": (1, 1), "tokens:k": (600, 500)}
+    assert await buckets.take(both) == 0.0
+    await buckets.spend({"tokens:k": 200})
+    wait = await buckets.take({"tokens:k": (600, 100)})
+    assert wait is not None
+    assert 19 < wait <= 20.1  # 100 overdrawn and 100 asked, 10 a second
+    refused = await buckets.take({"fresh:k": (10, 1), "tokens:k": (600, 100)})
+    assert refused
+    assert not await redis.exists("{ns}:bucket:fresh:k")
+    await buckets.spend({"tokens:nobody": 1})
+    assert not await redis.exists("{ns}:bucket:tokens:nobody")
+
+
+async def test_records_are_kept_for_a_while(redis):
+    store = RecordStore(redis, "ns", kept_s=60)
+    await store.put({"a": b"1", "b": b"2"})
+    assert (await store.get("a"), await store.get("b"), await store.get("c")) == (b"1", b"2", None)
+    assert 0 < await redis.pttl("{ns}:request:a") <= 60_000
+    assert await store.get("x" * 1000) is None
+
+
+async def test_a_store_that_is_away_costs_nothing_but_its_answers(tmp_path):
+    client = connect(f"unix://{tmp_path}/none")
+    buckets, store = Buckets(client, "ns"), RecordStore(client, "ns")
+    assert await buckets.take({"k": (1, 1)}) is None
+    await buckets.spend({"k": 1})
+    await store.put({"a": b"1"})
+    assert await store.get("a") is None
+    await client.aclose()

@@ -1,0 +1,75 @@
+"""Two router processes on one port: any of them explains, counts quotas, and shows the metrics of both."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.router.keys import add_key
+from tests.e2e.fleet import Fleet, wait_for
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    keys = Path(tmp_path_factory.mktemp("keys")) / "keys.json"
+    found = {"boss": add_key(keys, "boss", 0.0, admin=True), "few": add_key(keys, "few", 0.0, requests_per_min=6)}
+    router = {"processes": 2, "keys_file": str(keys)}
+    with Fleet(0, 1, colocated=True, worker={"device": "paced:zero"}, router=router) as running:
+        yield running, found
+
+
+async def ask(fleet: Fleet, key: str, **fields) -> httpx.Response:
+    """On a connection of its own, so that the kernel picks a process."""
+    async with httpx.AsyncClient(timeout=20, headers={"authorization": f"Bearer {key}"}) as http:
+        return await http.post(fleet.url + "/v1/completions", json={"prompt": "hello", "max_tokens": 4} | fields)
+
+
+async def explained(fleet: Fleet, key: str, request_id: str) -> dict:
+    async with httpx.AsyncClient(timeout=20, headers={"authorization": f"Bearer {key}"}) as http:
+        found = await http.get(f"{fleet.url}/v1/requests/{request_id}/explain")
+        return found.json() if found.status_code == 200 else {}
+
+
+async def test_any_process_explains_any_request(fleet):
+    running, keys = fleet
+    answers = await asyncio.gather(*(ask(running, keys["boss"]) for _ in range(12)))
+    ids = [answer.json()["id"] for answer in answers]
+    await asyncio.sleep(0.6)
+    for _ in range(3):
+        records = await asyncio.gather(*(explained(running, keys["boss"], i) for i in ids))
+        assert all(record.get("state") == "over" for record in records)
+    assert len({record["router"] for record in records}) == 2
+
+
+async def test_a_rate_is_one_for_all_processes(fleet):
+    running, keys = fleet
+    statuses = [
+        answer.status_code for answer in await asyncio.gather(*(ask(running, keys["few"]) for _ in range(20)))
+    ]
+    assert statuses.count(200) == 6
+    assert statuses.count(429) == 14
+
+
+def total(fleet: Fleet) -> float:
+    lines = httpx.get(fleet.url + "/metrics", timeout=5).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("baton_requests_total{"))
+
+
+def test_metrics_are_those_of_both_and_a_killed_process_comes_back(fleet):
+    running, keys = fleet
+    before = total(running)
+    assert {total(running) for _ in range(10)} == {before}
+    assert before >= 18
+    children = Path(f"/proc/{running.router.pid}/task/{running.router.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[0]), signal.SIGKILL)
+
+    def back() -> bool:
+        now = Path(f"/proc/{running.router.pid}/task/{running.router.pid}/children").read_text().split()
+        return len(now) == 2 and children[0] not in now
+
+    wait_for(back, 20, "the second process")
+    wait_for(lambda: asyncio.run(ask(running, keys["boss"])).status_code == 200, 20, "an answer")

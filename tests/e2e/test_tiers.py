@@ -1,0 +1,66 @@
+"""Lower tiers in real workers: what the device evicted is found again, also after kill -9."""
+
+import os
+import signal
+
+import httpx
+import pytest
+
+from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.paced import Oracle, slow_profile
+
+PAGES, PROMPT = 48, 500
+MANY = 5  # prompts of 32 blocks each: more than the device holds
+
+
+def ask(fleet: Fleet, prompt: list[int]) -> tuple[list[int], int]:
+    """Tokens, and how many of the prompt's were found."""
+    body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answer = httpx.post(fleet.url + "/v1/completions", json=body, timeout=60).json()
+    return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def tier_blocks(fleet: Fleet, slot: str, tier: str) -> float:
+    """What the worker says its tier holds."""
+    text = httpx.get(f"http://{fleet.record(slot).metrics_address}/metrics", timeout=5).text
+    lines = (x for x in text.splitlines() if x.startswith("baton_kv_tier_blocks{") and f'tier="{tier}"' in x)
+    return sum(float(x.split()[-1]) for x in lines)
+
+
+@pytest.mark.parametrize("shape", [{"prefill": 1, "decode": 1}, {"decode": 1, "colocated": True}], ids=str)
+def test_what_the_device_evicted_is_found_in_the_tiers_also_after_a_kill(tmp_path, shape):
+    profile = slow_profile(tmp_path, fixed=0.001, prefill=0.0001, kv=1024)
+    worker = {
+        "device": f"paced:{profile}",
+        "pages": PAGES,
+        "host_tier_bytes": 4 << 20,
+        "disk_tier_bytes": 8 << 20,
+        "disk_tier_dir": str(tmp_path / "tiers"),
+    }
+    slot = "decode-0" if shape.get("colocated") else "prefill-0"
+    oracle = Oracle(profile)
+    prompts = [oracle.prompt(seed, PROMPT) for seed in range(MANY)]
+    with Fleet(**shape, worker=worker, redis={"beat_s": 0.05}) as fleet:
+        for number, prompt in enumerate(prompts, 1):
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), 0)
+            wanted = number * (PROMPT // 16)
+            wait_for(lambda wanted=wanted: tier_blocks(fleet, slot, "disk") >= wanted, 10, "write-back")
+        for prompt in prompts:
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+
+        before = fleet.record(slot)
+        os.kill(before.pid, signal.SIGKILL)
+        wait_for(lambda: fleet.record(slot).incarnation != before.incarnation, what="another life")
+        wait_for(lambda: fleet.record(slot).state == "ready" and fleet.answers(), what="being back")
+        assert tier_blocks(fleet, slot, "disk") >= MANY * (PROMPT // 16)
+        for prompt in prompts:
+            assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
+        fleet.wait_for_baseline()
+
+
+def test_a_disk_tier_without_a_place_is_a_clear_mistake(tmp_path):
+    from baton.cluster.config import load_config
+    from baton.protos.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"set worker\.disk_tier_dir"):
+        load_config(flags={"worker": {"disk_tier_bytes": 1 << 20}}, search=tmp_path)

@@ -1,0 +1,192 @@
+"""Files and batches with the unmodified client against a real Redis: answered, cancelled, resumed, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from baton.cluster.batch_store import BatchStore
+from baton.cluster.config import RouterConfig
+from baton.cluster.membership import connect
+from baton.protos.errors import Overloaded, Unavailable
+from baton.router.batch_lane import BatchLane
+from baton.router.catalog import ModelCatalog
+from baton.router.server import make_frontend, running_router
+from tests.router.conftest import SAID, Clients
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+
+
+class Bench:
+    """A router with a store; lanes are started by the tests."""
+
+    def __init__(self, clients: Clients, frontend, store: BatchStore) -> None:
+        self.openai, self.http, self.frontend, self.store = clients.openai, clients.http, frontend, store
+        self.queued = 0
+
+    def lane(self, owner: str = "one") -> BatchLane:
+        return BatchLane(self.frontend, self.store, owner, lambda: self.queued)
+
+    async def submit(self, *bodies: dict, endpoint: str = "/v1/chat/completions"):
+        lines = [
+            {"custom_id": f"r{i}", "method": "POST", "url": endpoint, "body": body} for i, body in enumerate(bodies)
+        ]
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = await self.openai.files.create(file=("in.jsonl", content), purpose="batch")
+        return await self.openai.batches.create(
+            input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"}
+        )
+
+    async def ended(self, batch_id: str):
+        async with asyncio.timeout(10):
+            while (batch := await self.openai.batches.retrieve(batch_id)).status not in ("completed", "cancelled"):
+                await asyncio.sleep(0.02)
+        return batch
+
+    async def lines(self, file_id: str) -> list[dict]:
+        content = await self.openai.files.content(file_id)
+        return [json.loads(line) for line in content.text.splitlines()]
+
+
+@pytest.fixture
+async def bench(fake, model_dir, redis) -> AsyncIterator[Bench]:
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0)
+    store = BatchStore(redis, "t")
+    frontend = make_frontend(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}), batches=store)
+    async with running_router(config, frontend) as address:
+        clients = Clients(address)
+        yield Bench(clients, frontend, store)
+        await clients.close()
+
+
+async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) -> None:
+    batch = await bench.submit(CHAT, CHAT | {"temperature": 9}, CHAT | {"max_tokens": 2})
+    assert (batch.status, batch.request_counts.total) == ("validating", 3)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 2, 1)
+    assert done.metadata == {"a": "b"}
+    good, bad = await bench.lines(done.output_file_id), await bench.lines(done.error_file_id)
+    assert [line["custom_id"] for line in good] == ["r0", "r2"]
+    assert good[0]["response"]["body"]["choices"][0]["message"]["content"] == SAID
+    assert (bad[0]["custom_id"], bad[0]["response"]["status_code"]) == ("r1", 400)
+    assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
+    assert {request.priority for request in fake.requests} == {1000}
+    assert [b.id async for b in bench.openai.batches.list()] == [batch.id]
+    assert {f.purpose async for f in bench.openai.files.list()} == {"batch", "batch_output"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "temperature": 0}),
+        ("/v1/responses", {"input": "x", "temperature": 0}),
+    ],
+)
+async def test_each_endpoint_has_its_batches(bench, endpoint, body) -> None:
+    batch = await bench.submit(body, endpoint=endpoint)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert done.request_counts.completed == 1
+
+
+async def test_a_job_goes_on_where_another_router_left_it(bench, fake) -> None:
+    fake.pace_s = 0.01
+    batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 30)
+    async with bench.lane("one").running():
+        while (await bench.store.job(batch.id)).completed < 5:
+            await asyncio.sleep(0.01)
+    before = (await bench.store.job(batch.id)).completed
+    assert before < 30
+    async with bench.lane("two").running():
+        done = await bench.ended(batch.id)
+    assert done.request_counts.completed == 30
+    assert len(await bench.lines(done.output_file_id)) == 30
+    assert len(fake.requests) <= 30 + 8  # only what was in flight is asked again
+
+
+async def test_two_lanes_never_have_one_job(bench, fake) -> None:
+    batch = await bench.submit(*[CHAT | {"max_tokens": 2}] * 20)
+    async with bench.lane("one").running(), bench.lane("two").running():
+        await bench.ended(batch.id)
+    assert len(fake.requests) == 20
+
+
+async def test_the_lane_waits_while_somebody_waits(bench, fake) -> None:
+    bench.queued = 1
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        await asyncio.sleep(0.2)
+        assert fake.requests == []
+        bench.queued = 0
+        await bench.ended(batch.id)
+
+
+async def test_a_cancelled_batch_keeps_what_it_had(bench, fake) -> None:
+    fake.pace_s = 0.01
+    batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 60)
+    async with bench.lane().running():
+        while not fake.requests:
+            await asyncio.sleep(0.01)
+        assert (await bench.openai.batches.cancel(batch.id)).status == "cancelling"
+        done = await bench.ended(batch.id)
+    assert (done.status, bool(done.cancelled_at)) == ("cancelled", True)
+    assert 0 < done.request_counts.completed < 60
+
+
+async def test_what_may_pass_is_tried_again(bench, fake) -> None:
+    opened, full = fake.open, [Overloaded("full", retry_after_s=0.01)] * 2
+
+    def open_later(request):
+        if full:
+            raise full.pop()
+        return opened(request)
+
+    fake.open = open_later
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        assert (await bench.ended(batch.id)).request_counts.completed == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no requests"),
+        (b"{", "line 1"),
+        (b'{"custom_id": "a", "method": "GET", "url": "/x", "body": {}}', "POST"),
+    ],
+)
+async def test_a_bad_file_fails_its_batch_before_anything_runs(bench, content, says) -> None:
+    file = await bench.openai.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = await bench.openai.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    assert batch.status == "failed"
+    assert says in batch.errors.data[0].message
+    await bench.openai.files.delete(file.id)
+    with pytest.raises(openai.NotFoundError):
+        await bench.openai.files.retrieve(file.id)
+
+
+async def test_bad_uploads_and_pages_are_refused_by_name(bench, router) -> None:
+    post = bench.http.post
+    for response, param in (
+        (await post("/v1/files", data={"purpose": "vision"}, files={"file": b"x"}), "purpose"),
+        (await post("/v1/files", data={"purpose": "batch"}), "file"),
+        (await post("/v1/files", content=b"x", headers={"content-type": "multipart/form-data"}), "file"),
+        (await bench.http.get("/v1/batches?limit=0"), "limit"),
+        (await post("/v1/batches", json={"input_file_id": "x", "endpoint": "/v1/edits"}), "endpoint"),
+    ):
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (await bench.http.get("/v1/batches/none")).status_code == 404
+    assert (await router.http.get("/v1/files")).status_code == 503
+
+
+async def test_a_store_out_of_reach_is_an_error_that_says_so() -> None:
+    store = BatchStore(connect("unix:///nowhere/redis.sock"), "t")
+    with pytest.raises(Unavailable, match="can't be reached"):
+        await store.jobs()

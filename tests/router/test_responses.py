@@ -1,0 +1,120 @@
+"""The Responses API with the unmodified client: text, streams, tools, thoughts, forms, and what is refused."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from baton.protos.errors import WorkerLost
+from tests.router.conftest import EOS, SAID
+
+ASK = {"model": "tiny", "input": "Hello", "temperature": 0}
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+
+
+@pytest.fixture
+def says(fake, tokenizer):
+    def say(text: str) -> None:
+        ids = [*tokenizer.encode(text, False), EOS]
+        fake.say = lambda request, choice: ids
+
+    return say
+
+
+async def test_a_response_has_text_usage_and_a_status(router) -> None:
+    answer = await router.openai.responses.create(**ASK, instructions="Be brief.")
+    assert (answer.output_text, answer.status) == (SAID, "completed")
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    assert answer.store is False
+
+
+async def test_a_stream_tells_each_item_from_begin_to_end_in_order(router) -> None:
+    kinds, text, numbers = [], "", []
+    async for event in await router.openai.responses.create(**ASK, stream=True):
+        kinds.append(event.type)
+        numbers.append(event.sequence_number)
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert text == SAID
+    assert numbers == list(range(len(numbers)))
+    assert [kind for kind in kinds if not kind.endswith("delta")] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+async def test_the_clients_own_stream_helper_assembles_calls_and_thoughts(
+    start_router, fake, model_dir, says
+) -> None:
+    says('<think>Hm.</think><tool_call>{"name": "weather", "arguments": {"at": "Ulm"}}</tool_call>')
+    async with start_router(fake, {"tiny": model_dir}, reasoning_parser="think") as clients:
+        whole = await clients.openai.responses.create(**ASK, tools=[TOOL])
+        async with clients.openai.responses.stream(**ASK, tools=[TOOL]) as stream:
+            final = await stream.get_final_response()
+    for answer in (whole, final):
+        thought, call = answer.output
+        assert (thought.type, thought.content[0].text) == ("reasoning", "Hm.")
+        assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"at": "Ulm"}')
+        assert answer.usage.output_tokens_details.reasoning_tokens > 0
+
+
+async def test_a_form_is_demanded_by_grammar_and_parsed_by_the_client(router, fake, says) -> None:
+    class Fruit(BaseModel):
+        name: str
+
+    says('{"name": "fig"}')
+    answer = await router.openai.responses.parse(**ASK, text_format=Fruit)
+    assert answer.output_parsed == Fruit(name="fig")
+    assert fake.requests[0].sampling.grammar.kind == "json_schema"
+
+
+async def test_an_answer_that_is_cut_is_incomplete(router) -> None:
+    answer = await router.openai.responses.create(**ASK, max_output_tokens=3)
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+async def test_earlier_turns_are_given_as_items(router, fake, tokenizer) -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "reasoning", "summary": [], "id": "r"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Look:"}]},
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "fine"},
+    ]
+    await router.openai.responses.create(**ASK | {"input": items})
+    text = tokenizer.decode(fake.requests[0].token_ids, skip_special_tokens=False)
+    assert text == "<|begin|><|user|>Weather?<|end|><|assistant|>Look:<|end|><|tool|>fine<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"temperature": 9}, "temperature"),
+    ],
+)
+async def test_what_cannot_be_done_is_a_400_that_names_it(router, fields, param) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        await router.openai.responses.create(**ASK | {"extra_body": fields})
+    assert bad.value.param == param
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_an_event(router, fake) -> None:
+    fake.fail_after = (3, WorkerLost("decode-0 is gone"))
+    response = await router.http.post("/v1/responses", json=ASK | {"stream": True})
+    events = response.text.strip().split("\n\n")
+    assert events[0].startswith("event: response.created\n")
+    assert events[-1].startswith("event: error\n")
+    assert "decode-0 is gone" in events[-1]

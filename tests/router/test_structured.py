@@ -1,0 +1,108 @@
+"""What clients may ask of an answer's form, and what becomes of a bad ask, over REST."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.protos.errors import InvalidRequest, Overloaded
+from baton.protos.nouns import Grammar
+from baton.router import structured
+from baton.router.structured import GrammarCheck
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
+SCHEMA_TEXT = '{"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}'
+
+
+def json_schema(schema: dict) -> dict:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type": "object"}')),
+        (json_schema(SCHEMA), Grammar("json_schema", SCHEMA_TEXT)),
+        ({"structured_outputs": {"json": SCHEMA}}, Grammar("json_schema", SCHEMA_TEXT)),
+        ({"structured_outputs": {"json_object": True}}, Grammar("json_schema", '{"type": "object"}')),
+        ({"structured_outputs": {"regex": "a+"}}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a", "é"]}}, Grammar("choice", '["a", "é"]')),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar("grammar", 'root ::= "a"')),
+        ({"guided_json": SCHEMA_TEXT}, Grammar("json_schema", SCHEMA_TEXT)),
+        ({"guided_regex": "[0-9]"}, Grammar("regex", "[0-9]")),
+        ({"guided_choice": ["x"]}, Grammar("choice", '["x"]')),
+        ({"guided_grammar": 'start: "a"'}, Grammar("grammar", 'start: "a"')),
+    ],
+)
+async def test_each_way_to_ask_for_a_form_reaches_dispatch_as_one_grammar(router, fake, fields, grammar) -> None:
+    assert (await router.http.post("/v1/chat/completions", json=CHAT | fields)).status_code == 200
+    assert (await router.http.post("/v1/completions", json={"prompt": "x"} | fields)).status_code == 200
+    assert [request.sampling.grammar for request in fake.requests] == [grammar, grammar]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "(a"}, "guided_regex"),
+        (json_schema({"type": "nonsense"}), "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "a", "allowed_token_ids": [3]}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [99999]}, "allowed_token_ids"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"bad_words": ["x"] * 200}, "bad_words"),
+    ],
+)
+async def test_a_bad_form_is_a_400_that_names_its_field(start_router, fake, model_dir, fields, param) -> None:
+    async with start_router(fake, {"tiny": model_dir}) as clients:
+        response = await clients.http.post("/v1/chat/completions", json=CHAT | fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert fake.requests == []
+
+
+async def test_the_clients_own_parse_helper_works(router, fake, tokenizer) -> None:
+    from pydantic import BaseModel
+
+    class Fruit(BaseModel):
+        name: str
+        count: int
+
+    said = [*tokenizer.encode('{"name": "fig", "count": 3}', False), 1]
+    fake.say = lambda request, choice: said
+    answer = await router.openai.chat.completions.parse(
+        model="tiny", messages=CHAT["messages"], response_format=Fruit, temperature=0
+    )
+    assert answer.choices[0].message.parsed == Fruit(name="fig", count=3)
+    assert fake.requests[0].sampling.grammar.kind == "json_schema"
+
+
+async def test_bad_words_and_allowed_tokens_reach_dispatch_as_ids(router, fake, tokenizer) -> None:
+    body = CHAT | {"bad_words": ["fox"], "allowed_token_ids": [7, 8]}
+    assert (await router.http.post("/v1/chat/completions", json=body)).status_code == 200
+    sampling = fake.requests[0].sampling
+    assert sampling.allowed_token_ids == (7, 8)
+    assert {tokenizer.decode(word) for word in sampling.bad_words} == {"fox", " fox"}
+
+
+async def test_a_verdict_is_kept_and_a_crowd_of_new_grammars_is_turned_away(monkeypatch) -> None:
+    monkeypatch.setattr(structured, "MOST_WAITING", 2)
+    check, bad = GrammarCheck(), Grammar("regex", "(")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="field: the grammar"):
+            await check.check(bad, "field")
+    assert list(check._known) == [bad]
+    crowd = [check.check(Grammar("regex", f"a{i}"), "field") for i in range(5)]
+    found = await asyncio.gather(*crowd, return_exceptions=True)
+    assert sum(isinstance(one, Overloaded) for one in found) == 3

@@ -1,0 +1,134 @@
+"""A request outlives its workers: drained, stalled and slow ones. The answer is the same, to the token."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from baton.router.dispatch import DispatchSettings
+from tests.router.fake_workers import answer_of, cluster, collect, until
+
+PROMPT = tuple(range(40))
+SOON = DispatchSettings(worker_wait_s=3.0, full_wait_s=0.05, stall_s=0.2)
+
+
+async def _begin(c, count: int = 1, **fields) -> tuple[list, list[list[int]]]:
+    """Requests that have some tokens."""
+    streams, got = [], []
+    for i in range(count):
+        found = c.open(PROMPT, 20, request_id=f"r{i}", **fields)
+        streams += found
+    for stream in streams:
+        run = await anext(stream)
+        got.append(list(run.token_ids))
+    return streams, got
+
+
+async def _rest(streams, got) -> list[list[int]]:
+    for stream, ids in zip(streams, got, strict=True):
+        async for run in stream:
+            ids += run.token_ids
+    return got
+
+
+async def test_draining_a_decode_worker_moves_its_requests_and_none_fails():
+    async with cluster(1, 2) as c:
+        for d in c.d:
+            d.pace_s = 0.02
+        streams, got = await _begin(c, 4)
+        left = c.d[0]
+        moved = len(left.leases)
+        assert moved > 0
+        left.info = msgspec.structs.replace(left.info, state="draining")
+        c.roster.join(left)
+        await until(lambda: not left.leases)
+        assert await _rest(streams, got) == [answer_of(PROMPT, 20)] * 4
+        assert len(left.cancels) == moved
+        assert {s.summary.decode_worker for s in streams} == {"d1"}
+        assert all(s.summary.attempts <= 2 for s in streams)
+        await c.idle()
+
+
+async def test_a_lone_decode_worker_that_drains_finishes_what_it_has():
+    async with cluster(1, 1) as c:
+        c.d[0].pace_s = 0.02
+        streams, got = await _begin(c)
+        c.d[0].info = msgspec.structs.replace(c.d[0].info, state="draining")
+        c.roster.join(c.d[0])
+        assert await _rest(streams, got) == [answer_of(PROMPT, 20)]
+        assert c.d[0].cancels == []
+
+
+async def test_every_choice_of_a_request_moves():
+    async with cluster(1, 2) as c:
+        for d in c.d:
+            d.pace_s = 0.02
+        streams, got = await _begin(c, 1, n=3)
+        [home] = [d for d in c.d if d.leases]
+        home.info = msgspec.structs.replace(home.info, state="draining")
+        c.roster.join(home)
+        assert await _rest(streams, got) == [answer_of(PROMPT, 20, choice) for choice in range(3)]
+        await c.idle()
+
+
+async def test_a_decode_worker_whose_engine_stands_still_is_left_within_its_limit():
+    async with cluster(1, 2, settings=SOON) as c:
+        for d in c.d:
+            d.pace_s = 0.02
+        streams, got = await _begin(c, 2)
+        still = next(d for d in c.d if d.leases)
+        still.hold_engine.clear()
+        still.hold_tokens.clear()
+        assert await _rest(streams, got) == [answer_of(PROMPT, 20)] * 2
+        assert c.view.reachable("decode") == 1
+        await c.idle()
+        still.hold_tokens.set()
+        still.hold_engine.set()
+        await until(lambda: c.view.reachable("decode") == 2)
+
+
+async def test_a_prefill_worker_whose_engine_stands_still_is_left_within_its_limit():
+    async with cluster(2, 1, settings=SOON) as c:
+        c.p[0].hold.clear()
+        c.p[0].hold_engine.clear()
+        c.p[1].hold.clear()
+        c.p[1].hold_engine.clear()
+        streams = c.open(PROMPT, 8)
+        await until(lambda: c.p[0].running + c.p[1].running == 1)
+        still, other = (c.p[0], c.p[1]) if c.p[0].running else (c.p[1], c.p[0])
+        other.hold.set()
+        other.hold_engine.set()
+        assert await collect(streams[0]) == answer_of(PROMPT, 8)
+        assert streams[0].summary.prefill_worker == other.info.worker_id
+        still.hold.set()
+        still.hold_engine.set()
+        await c.idle()
+
+
+async def test_a_slow_prefill_is_taken_over_by_another_worker_once():
+    hedging = DispatchSettings(worker_wait_s=1.0, hedge_factor=2.0, hedge_least_s=0.05)
+    async with cluster(2, 1, settings=hedging, policy="cost", local_max=0) as c:
+        c.p[0].hold.clear()
+        c.p[1].hold.clear()
+        [stream] = c.open(PROMPT, 8)
+        await until(lambda: c.p[0].running + c.p[1].running == 1)
+        slow, other = (c.p[0], c.p[1]) if c.p[0].running else (c.p[1], c.p[0])
+        await until(lambda: other.running == 1)
+        assert slow.running == 0
+        assert len(c.d[0].rearms) == 1
+        await asyncio.sleep(0.15)
+        assert other.running == 1  # once: however long this one takes
+        other.hold.set()
+        assert await collect(stream) == answer_of(PROMPT, 8)
+        assert (stream.summary.prefill_worker, stream.summary.attempts) == (other.info.worker_id, 2)
+        await c.idle()
+
+
+async def test_without_another_worker_a_slow_prefill_is_waited_for():
+    hedging = DispatchSettings(worker_wait_s=1.0, hedge_factor=1.0, hedge_least_s=0.02)
+    async with cluster(1, 1, settings=hedging, policy="cost", local_max=0) as c:
+        c.p[0].reply_after_s = 0.2
+        [stream] = c.open(PROMPT, 8)
+        assert await collect(stream) == answer_of(PROMPT, 8)
+        assert c.d[0].rearms == []
