@@ -1,6 +1,6 @@
 """A conversation of many turns: is the time to first token flat, because only the new suffix is computed?
 
-    .venv/bin/python -m bench.multi_turn [--turns 30] [--url http://…] [--plot docs/figures/multi_turn.svg] \
+    .venv/bin/python -m bench.multi_turn [--turns 30] [--url http://…] [--plot docs/figures/multi_turn.svg]
         [--user 256 --answer 64 --serve "--device paced:h100-llama3-8b"]
 
 Each turn sends the whole conversation so far (earlier prompts *and answers*) and some new tokens. Beside it, every

@@ -28,7 +28,7 @@ import msgspec
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds, transfer_seconds
 from baton.cost.profiles import PacedProfile, load_profile
 from baton.prefill_worker.scheduler import AGING_TOKENS_PER_S
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, StepCurve, WorkerInfo, WorkerLoad
 from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Policy, load_policy, names
 from baton.router.policies._fetch import uncached, with_fetch
 
@@ -134,9 +134,10 @@ class Worker:
 class Replay:
     """One policy before one cluster."""
 
-    def __init__(self, policy: Policy, profile: PacedProfile, prefill: int, decode: int) -> None:
+    def __init__(self, policy: Policy, profile: PacedProfile, prefill: int, decode: int, slow: float = 1.0) -> None:
         self._policy, self._now, self._turn = policy, 0.0, 0
         self._prefill = {f"p{i}": Worker(f"p{i}", "prefill", profile) for i in range(prefill)}
+        self._prefill["p0"].profile = _slower(profile, slow)
         self._decode = {f"d{i}": Worker(f"d{i}", "decode", profile) for i in range(decode)}
         self._workers = self._prefill | self._decode
         self._profile = profile
@@ -266,6 +267,11 @@ class Replay:
         self._pump()
 
 
+def _slower(profile: PacedProfile, times: float) -> PacedProfile:
+    step = StepCurve(*(value * times for value in msgspec.structs.astuple(profile.step)))
+    return msgspec.structs.replace(profile, step=step)
+
+
 def _pages(call: Call) -> int:
     return -(-(call.tokens + call.outputs) // BLOCK_TOKENS)
 
@@ -300,14 +306,17 @@ class Result(msgspec.Struct, frozen=True):
 
 def replay(
     policy: str, rate: float, prefill: int, decode: int, profile: PacedProfile, trace: Path = TRACE,
-    count: int = 1 << 30, repeats: int = 1,
+    count: int = 1 << 30, repeats: int = 1, slow: float = 1.0,
 ) -> Result:  # fmt: skip
-    """Deterministic. ``repeats`` replays begin at as many points of the trace, and count as one."""
+    """Deterministic. ``repeats`` replays begin at as many points of the trace, and count as one.
+
+    The first prefill worker is ``slow`` times as slow as the others.
+    """
     calls: list[Call] = []
     span = computed = 0.0
     for repeat in range(repeats):
         some = calls_of(trace, rate, profile, repeat / repeats, count)
-        run = Replay(load_policy(policy), profile, prefill, decode)
+        run = Replay(load_policy(policy), profile, prefill, decode, slow)
         run.run(some)
         calls += some
         span += some[-1].arrived - some[0].arrived
@@ -328,15 +337,26 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=3)
     parser.add_argument("--decode", type=int, default=2)
     parser.add_argument("--profile", default="h100-llama3-8b")
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--slow", type=float, default=1.0, help="the first prefill worker is so many times slower")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     profile, results = load_profile(given.profile), []
-    print(f"{given.prefill}P{given.decode}D {given.profile}, {given.trace.name}")
+    mixed = f", p0 {given.slow:g} x slower" if given.slow != 1 else ""
+    print(f"{given.prefill}P{given.decode}D {given.profile}{mixed}, {given.trace.name}, {given.repeats} replays")
     print("rate  policy         goodput req/s   good   TTFT p50   TTFT p99   TPOT p99   computed")
     for rate in given.rates:
         for policy in names():
-            r = replay(policy, rate, given.prefill, given.decode, profile, given.trace, repeats=given.repeats)
+            r = replay(
+                policy,
+                rate,
+                given.prefill,
+                given.decode,
+                profile,
+                given.trace,
+                repeats=given.repeats,
+                slow=given.slow,
+            )
             results.append(r)
             print(
                 f"{rate:4.1f}  {policy:13s} {r.goodput:14.2f} {r.good:6.1%} {r.ttft_p50:9.2f}s {r.ttft_p99:9.2f}s "

@@ -1,4 +1,4 @@
-"""What quantization costs: a model's loss on held-out text, in bits per byte, for each scheme, through the engine itself.
+"""What quantization costs: a model's loss on held-out text, in bits per byte, by scheme, through the engine itself.
 
 Knows nothing of how weights are rounded. Documents are separated by a form feed and cut into windows of the model's
 context; every token but a window's first is predicted once (as examples/demo_model/evaluate.py does).

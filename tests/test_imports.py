@@ -10,7 +10,9 @@ TORCH_FREE = (
     "baton.router", "baton.cost", "baton.cluster", "baton.protos", "baton.prefill_worker", "baton.decode_worker",
     "baton.kv", "baton.console", "baton.deploy", "baton.planner",
 )  # fmt: skip
-TORCH_FREE_ENGINE = ("baton.engine.sequence", "baton.engine.plan", "baton.engine.paced", "baton.engine.load")
+TORCH_FREE_ENGINE = (
+    "baton.engine.sequence", "baton.engine.plan", "baton.engine.sharing", "baton.engine.paced", "baton.engine.load",
+)  # fmt: skip
 
 PROBE = """
 import importlib, pkgutil, sys

@@ -71,6 +71,8 @@ class RouterConfig(Section):
     local_prefill_max_tokens: int = Field(
         default=64, ge=0, description="uncached prompt tokens up to which the decode worker runs a prompt itself"
     )
+    trace_file: str = Field(default="", description="redacted trace of what was served (.jsonl); empty: none")
+    trace_file_bytes: int = Field(default=64 << 20, ge=1024, description="a trace file that long is rotated")
     tool_parser: str = Field(default="auto", description="format of tool calls: auto, hermes, llama3, mistral")
     reasoning_parser: str = Field(default="auto", description="format of the model's thinking: auto, none, think")
 
@@ -103,6 +105,9 @@ class WorkerConfig(Section):
     max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
     max_batch: int = Field(default=64, ge=1)
     prefill_chunk_tokens: int = Field(default=512, ge=16)
+    itl_target_s: float = Field(
+        default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
+    )
     lease_ttl_s: float = Field(default=30.0, gt=0)
     drain_grace_s: float = Field(default=2.0, ge=0)
     metrics: bool = True

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 KEPT_S = 3600
-MAX_ID = 160
+MAX_ID = 256
 log = logging.getLogger("baton.cluster")
 
 

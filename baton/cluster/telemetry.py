@@ -49,6 +49,9 @@ class RouterMetrics:
             ["way", "worker"], registry=registry,
         )  # fmt: skip
         self.retries = Counter("baton_request_retries", "Second tries, by cause", ["cause"], registry=registry)
+        self.refused = Counter(
+            "baton_requests_refused", "Calls without a good key or over its rate", ["cause"], registry=registry
+        )
         self.workers = Gauge("baton_workers", "Workers the router can reach", ["role"], registry=registry)
 
     def _seconds(self, name: str, text: str, labels: list[str]) -> Histogram:

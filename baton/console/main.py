@@ -62,7 +62,8 @@ def serve(
     }  # fmt: skip
     worker = {
         "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
-        "quantization": quantization, "device": device, "seed": seed, "max_model_len": max_model_len, "pages": pages,
+        "quantization": quantization, "device": device, "seed": seed,
+        "max_model_len": max_model_len, "pages": pages,
     }  # fmt: skip
     flags: dict[str, dict[str, Any]] = {
         "router": router,
@@ -182,6 +183,23 @@ def bench_router(
     if unknown := set(chosen) - set(FIGURES):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose of {', '.join(FIGURES)}")
     raise typer.Exit(_guarded(lambda: show(chosen, rounds, requests, seconds, json)))
+
+
+@bench_app.command("engine")
+def bench_engine(
+    size: Annotated[list[str] | None, _flag("150M or 0.5B, random weights; may be given again (150M)")] = None,
+    scheme: Annotated[list[str] | None, _flag("bf16, int8 or int4; may be given again (all)")] = None,
+    kv: Annotated[str, typer.Option(help="What K and V are stored in: float32, bf16, int8 or fp8")] = "bf16",
+    batch: Annotated[list[int] | None, _flag("Sequences that decode together; may be given again (1 4 16)")] = None,
+    json: Annotated[str | None, _flag("Write the rows to this file, as JSON")] = None,
+    plot: Annotated[str | None, _flag("Write a picture of the ratios to this file (needs matplotlib)")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each thing is measured")] = 7,
+) -> None:
+    """The CPU engine's attention, decode and prompt rates, beside what memory gives in the same round."""
+    from baton.console.enginebench.report import SCHEMES, show
+
+    chosen, batches = tuple(scheme or SCHEMES), tuple(batch or (1, 4, 16))
+    raise typer.Exit(_guarded(lambda: show(tuple(size or ("150M",)), chosen, kv, batches, rounds, json, plot)))
 
 
 planning.register(app)

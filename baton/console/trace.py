@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, write_file, write_json
 
 app = typer.Typer(no_args_is_help=True, help="Traces of load: Mooncake JSONL, Azure CSV.")
 
@@ -31,6 +31,26 @@ def stats_command(
 ) -> None:
     """Lengths, arrivals, reuse, and the demand ratio over time."""
     raise typer.Exit(guarded(lambda: _stats(trace, window, skip_bad, json)))
+
+
+@app.command("export")
+def export_command(
+    files: Annotated[list[str], typer.Argument(help="Files that routers recorded (router.trace_file)")],
+    out: Annotated[str, typer.Option(help="The .jsonl to write")],
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that can't be read")] = False,
+) -> None:
+    """Join recorded files into one trace: by arrival, times and block ids from 0, no text."""
+    raise typer.Exit(guarded(lambda: _export(files, out, skip_bad)))
+
+
+def _export(files: list[str], out: str, skip_bad: bool) -> int:
+    from baton.planner.traces import joined, read_trace, to_mooncake
+
+    trace = joined([read_trace(file, skip_bad, from_zero=False) for file in files])
+    write_file(out, to_mooncake(trace))
+    told = f"{out}: {len(trace.requests):,} requests, {len(trace.skipped)} lines skipped"
+    Console(highlight=False, stderr=True).print(told, markup=False)
+    return 0
 
 
 def _stats(path: str, window: float, skip_bad: bool, json: str | None) -> int:

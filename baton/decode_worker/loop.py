@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from baton.decode_worker.budget import StepBudget
 from baton.decode_worker.leases import Receive
 from baton.decode_worker.scheduler import DecodeScheduler, Decoding
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
@@ -51,10 +52,12 @@ class DecodeLoop(StepLoop):
         max_batch: int = 64,
         chunk_tokens: int = 512,
         ttl_s: float = 30.0,
+        itl_target_s: float = 0.0,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
+        self.budget = StepBudget(itl_target_s)
+        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget)
         self.entropy = entropy
         self.ttl_s = ttl_s
         self.answers: dict[int, Answer] = {}
@@ -70,6 +73,7 @@ class DecodeLoop(StepLoop):
         plan = self.scheduler.plan()
         if plan.items:
             outcome = self.compute(plan)
+            self.budget.observe(plan.shape(outcome.seconds))
             for item in plan.items:
                 self._advance(item, outcome)
         starved = not plan.items and self._fail_starved()

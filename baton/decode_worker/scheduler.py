@@ -1,7 +1,8 @@
 """Who advances in a decode step: continuous batching, prompts in chunks, growth, preemption. Torch-free and pure.
 
-Knows nothing of leases' ids, handoffs, channels or time. The oldest sequence is never preempted; a preempted
-one gives its pages back and is computed again from its tokens (what stayed in the cache is found, not computed).
+Knows nothing of leases' ids, handoffs, channels or time. Order is by priority (lower first), then age. The first
+sequence is never preempted; a preempted one gives its pages back and is computed again from its tokens (what stayed
+in the cache is found, not computed).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterator
 
+from baton.decode_worker.budget import StepBudget
 from baton.engine.checks import blocks_for, holdable
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
@@ -42,16 +44,22 @@ class Decoding:
         self.sequence.computed = pages.held * BLOCK_TOKENS
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the order: less is sooner."""
+        return self.sequence.request.priority, self.age
+
+    @property
     def reading(self) -> bool:
         """Whether more than the next token's KV is missing: a prompt, or a recompute."""
         return self.sequence.pending > 1 or self.sequence.computed < len(self.sequence.request.token_ids)
 
 
 class DecodeScheduler:
-    """``running`` sequences hold pages, oldest first; ``waiting`` ones were preempted."""
+    """``running`` sequences hold pages, in order; ``waiting`` ones were preempted."""
 
-    def __init__(self, pool: PagePool, max_batch: int, chunk_tokens: int):
+    def __init__(self, pool: PagePool, max_batch: int, chunk_tokens: int, budget: StepBudget | None = None):
         self.pool = pool
+        self.budget = budget or StepBudget()
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
         self.running: list[Decoding] = []
@@ -64,8 +72,8 @@ class DecodeScheduler:
         return min(len(self.running), self.pool.pages // 8)
 
     def add(self, decoding: Decoding) -> None:
-        """Join the batch, in order of age."""
-        insort(self.running, decoding, key=lambda d: d.age)
+        """Join the batch, in order."""
+        insort(self.running, decoding, key=lambda d: d.rank)
 
     def remove(self, decoding: Decoding) -> None:
         """Leave, in whatever state; the pages go back."""
@@ -78,16 +86,19 @@ class DecodeScheduler:
         """The next step: one token for each sequence that writes, chunks for those that read."""
         self._resume()
         items: list[SequenceStep] = []
-        budget = self.chunk_tokens
-        for decoding in self._oldest_first():
+        writers, budget = self._limits()
+        for decoding in self._in_order():
             if len(items) == self.max_batch:
                 break
+            if not decoding.reading and writers == 0:
+                continue
             take = min(decoding.sequence.pending, budget) if decoding.reading else 1
             waits = take == decoding.sequence.pending and not decoding.sequence.ready
             if take == 0 or waits or not self._grow(decoding, take):
                 continue
             items.append(_step(decoding, take))
             budget -= take if decoding.reading else 0
+            writers -= not decoding.reading
         return StepPlan(tuple(items))
 
     def starved(self) -> Decoding | None:
@@ -96,8 +107,18 @@ class DecodeScheduler:
             return None
         return next(iter(self.running or self.waiting), None)
 
-    def _oldest_first(self) -> Iterator[Decoding]:
-        """The running ones; whoever is preempted meanwhile is younger than the last one given."""
+    def _limits(self) -> tuple[int, int]:
+        """How many answers this step advances, and how many prompt tokens it reads, within the step's budget."""
+        writing = [d.sequence.computed + 1 for d in self.running if not d.reading]
+        writers = self.budget.batch(writing, self.max_batch)
+        first = next((d for d in self.running if d.reading), None)
+        if first is None:
+            return writers, self.chunk_tokens
+        beside = writing[:writers]
+        return writers, self.budget.chunk(self.chunk_tokens, first.sequence.computed, len(beside), sum(beside))
+
+    def _in_order(self) -> Iterator[Decoding]:
+        """The running ones; whoever is preempted meanwhile comes after the last one given."""
         at = 0
         while at < len(self.running):
             yield self.running[at]
@@ -117,7 +138,7 @@ class DecodeScheduler:
             self.add(self.waiting.pop(0))
 
     def _grow(self, decoding: Decoding, take: int) -> bool:
-        """Pages for ``take`` more tokens, preempting the youngest; False when ``decoding`` must wait itself."""
+        """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
         short = blocks_for(decoding.sequence.computed + take) - len(decoding.pages.pages)
         while short > 0:
             try:
@@ -136,7 +157,7 @@ class DecodeScheduler:
         self.running.remove(decoding)
         decoding.pages.close()
         decoding.sequence.computed = 0
-        insort(self.waiting, decoding, key=lambda d: d.age)
+        insort(self.waiting, decoding, key=lambda d: d.rank)
         self.preemptions += 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import msgspec
 
@@ -16,7 +17,7 @@ from baton.protos import channel as ch
 from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import TokenRun
 
-GAP_S = 0.002
+GAP_S = 0.005
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -114,7 +115,10 @@ class Session:
         loop = asyncio.get_running_loop()
         early = self._framed_at + GAP_S - loop.time()
         if early > 0 and not self._over:
-            await asyncio.sleep(early)
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(early):
+                    await self._news.wait()  # an answer, or the end: what is next goes out at once
         self._framed_at = loop.time()
 
     def _put(self, item: Reply | Frame) -> None:

@@ -161,6 +161,7 @@ def make_loop(
         max_batch=spec.max_batch,
         chunk_tokens=spec.prefill_chunk_tokens,
         ttl_s=spec.lease_ttl_s,
+        itl_target_s=spec.itl_target_s,
         grammars=grammars,
     )
 

@@ -35,7 +35,7 @@ class EngineProcess:
         fd, told = theirs.fileno(), msgspec.structs.replace(spec, redis_url="")
         command = [sys.executable, "-m", "baton.deploy.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
         command += ["--parent", str(os.getpid())]
-        # A session of its own: the kernel's autogroups then share the cores between engine and I/O, whatever else runs.
+        # A session of its own: autogroup scheduling then shares the cores between engine and I/O.
         return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
 
     @classmethod

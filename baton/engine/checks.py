@@ -21,7 +21,7 @@ def holdable(tokens: int) -> int:
 
 
 def holdable_of(request: EngineRequest) -> int:
-    """Blocks that ``request`` may take from the cache of whoever reads it: none when each of its tokens is wanted."""
+    """Blocks that ``request`` may take from the cache of whoever reads it: none when it wants every token."""
     wanted = request.sampling.prompt_logprobs is not None or request.sampling.pooling == "mean"
     return 0 if wanted else holdable(len(request.token_ids))
 

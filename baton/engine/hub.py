@@ -6,6 +6,7 @@ Knows nothing of what the files hold.
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from baton.protos.errors import CheckpointError
@@ -30,6 +31,7 @@ def _looks_like_path(model: str) -> bool:
     return model.startswith((".", "~", os.sep)) or model.count("/") != 1 or model.endswith("/")
 
 
+@cache
 def _from_hub(model: str) -> Path:
     """The hub's newest snapshot, else the cached one where the hub can't be reached."""
     from huggingface_hub import snapshot_download  # slow to import, needed for hub ids only

@@ -94,7 +94,8 @@ class PacedRunner:
         """In place of hidden states: the digest in each token's row, as 16 numbers around 0."""
         at = np.arange(item.start, item.start + len(item.tokens))
         pages = np.asarray(item.pages, np.int64)[at // BLOCK_TOKENS]
-        return self._rows[pages, at % BLOCK_TOKENS, :DIGEST_BYTES].astype(np.float32) / 255 - 0.5
+        digests = self._rows[pages, at % BLOCK_TOKENS, :DIGEST_BYTES]
+        return (digests / 255 - 0.5).astype(np.float32)
 
     def _scores(self, item: SequenceStep) -> tuple[TokenLogprobs, ...]:
         found = (_likelihood(token, item.score_top, self.spec.vocab_size) for token in item.targets)

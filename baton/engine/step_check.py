@@ -136,8 +136,8 @@ class StepCheck:
         seen = (at <= asked) & ((at > asked - op.window) if op.window else (at >= 0))
         rows = q[first : first + queries].transpose(0, 1)
         group = m.heads // m.kv_heads
-        wide = (plane.repeat_interleave(group, 0) for plane in (keys, values))
-        found = F.scaled_dot_product_attention(rows, *wide, attn_mask=seen, scale=m.head_dim**-0.5)
+        keys, values = (plane.repeat_interleave(group, 0) for plane in (keys, values))
+        found = F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=m.head_dim**-0.5)
         return found.transpose(0, 1).reshape(queries, -1)
 
     def _lm_head(self, op: p.LmHead, state: State) -> Callable[[], Named]:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 
 import msgspec
@@ -45,6 +45,9 @@ class FillReport(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
+NOTHING = FillReport(0, 0, 0, 0.0)
+
+
 class Filler:
     """Every fill of this worker. ``send`` never blocks; ``take`` gets the engine's answers."""
 
@@ -59,6 +62,7 @@ class Filler:
         self._send, self._memory, self._clock, self._stall_s = send, memory, clock, stall_s
         self._keys = itertools.count(-2, -1)  # downwards: never a request's key
         self._asked: dict[int, asyncio.Future[ch.Filling]] = {}
+        self._flying: dict[bytes, asyncio.Event] = {}  # by the last block's hash
         self._lost = False
 
     async def fill(self, hashes: Sequence[bytes], source: Source, limit_s: float | None = None) -> FillReport:
@@ -66,10 +70,29 @@ class Filler:
         return await self.load(hashes, partial(self._verified, source), limit_s)
 
     async def load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None) -> FillReport:
-        """The same with a ``bring`` that writes verified blocks to pages itself."""
+        """The same with a ``bring`` that writes verified blocks to pages itself.
+
+        Of several that want the same blocks at once one brings them, and the others find them.
+        """
+        if not hashes or not await self._our_turn(hashes[-1], limit_s):
+            return NOTHING
+        self._flying[hashes[-1]] = landed = asyncio.Event()
+        try:
+            return await self._load(hashes, bring, limit_s)
+        finally:
+            del self._flying[hashes[-1]]
+            landed.set()
+
+    async def _our_turn(self, last: bytes, limit_s: float | None) -> bool:
+        """Wait for whoever brings the same blocks; False when that took too long, or the engine is gone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while (landed := self._flying.get(last)) is not None:
+                    await landed.wait()
+        return last not in self._flying and not self._lost
+
+    async def _load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None) -> FillReport:
         began, key = self._clock(), next(self._keys)
-        if self._lost or not hashes:
-            return FillReport(0, 0, 0, 0.0)
         self._asked[key] = asked = asyncio.get_running_loop().create_future()
         self._send(ch.Fill(key, tuple(hashes)))
         done, held, failed = 0, 0, False

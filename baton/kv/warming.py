@@ -12,13 +12,12 @@ from functools import partial
 
 from baton.kv import prefix
 from baton.kv.fetch import BlockFetcher
-from baton.kv.filling import Filler, FillReport
+from baton.kv.filling import NOTHING, Filler, FillReport
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.stack import Tiers
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
 HASH_OFF_LOOP_TOKENS = 4096
-NOTHING = FillReport(0, 0, 0, 0.0)
 
 
 class Warmer:

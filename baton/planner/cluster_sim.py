@@ -24,14 +24,15 @@ from baton.kv.pool import PageLease
 from baton.planner.costs import WorkerCosts
 from baton.planner.decode_node import CompressedDecode
 from baton.planner.flight import Flight, blocks_of
+from baton.planner.place import Place
 from baton.planner.prefill_node import PrefillNode
 from baton.planner.real_decode import StepwiseDecode
 from baton.planner.traces import Trace
 from baton.prefill_worker.scheduler import PrefillJob
 from baton.protos.errors import ConfigError, PoolExhausted
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
 from baton.router.admission import LOOK_AHEAD, PATIENCE_S
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, load_policy
+from baton.router.policies import Ask, ClusterSnapshot, Decision, Option, load_policy
 from baton.router.policies._fetch import uncached, with_fetch
 
 
@@ -50,34 +51,6 @@ class SimSettings(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-class _Place:
-    """What the router has on a worker; ``nic_free``: when its network is."""
-
-    def __init__(self, info: WorkerInfo, node: Any) -> None:
-        self.info, self.node = info, node
-        self.sequences = self.unread_requests = self.unread_tokens = 0
-        self.full = False
-        self.nic_free = 0.0
-        self.version = 0
-        self._seen: Candidate | None = None
-
-    def changed(self) -> None:
-        """What policies see of it is out of date."""
-        self._seen = None
-
-    def candidate(self, costs: WorkerCosts) -> Candidate:
-        """As the policies see it."""
-        if self._seen is None:
-            leased = self.node.pool.snapshot_counts().leased * (self.node_block // BLOCK_TOKENS)
-            load = WorkerLoad(leased_pages=leased, step_curve=costs.curve, transfer_curve=costs.transfer)
-            self._seen = Candidate(
-                self.info, load, self.sequences, self.unread_requests, self.unread_tokens, self.full
-            )
-        return self._seen
-
-    node_block = BLOCK_TOKENS
-
-
 class ClusterSim:
     """``run`` takes the whole trace through; the flights hold every time."""
 
@@ -91,6 +64,8 @@ class ClusterSim:
         ]
         self.now = 0.0
         self.placements: dict[str, int] = {"local": 0, "prefill": 0}
+        self.pages_leased: list[float] = []
+        self.seats_taken: list[float] = []
         self._costs = {"prefill": prefill, "decode": decode}
         self._choose = load_policy(settings.policy)
         self._rng = random.Random(settings.seed)
@@ -136,22 +111,20 @@ class ClusterSim:
             max_batch=self.settings.max_batch,
         )
 
-    def _prefill_place(self, name: str) -> _Place:
+    def _prefill_place(self, name: str) -> Place:
         node = PrefillNode(
             self._costs["prefill"], self.block, self.settings.prefill_chunk,
             lambda flight, computed, last: self._ship(flight, computed, last),
         )  # fmt: skip
         return self._place(name, "prefill", node)
 
-    def _decode_place(self, name: str) -> _Place:
+    def _decode_place(self, name: str) -> Place:
         kind = StepwiseDecode if self.settings.stepwise else CompressedDecode
         node = kind(self._costs["decode"], self.block, self.settings.max_batch, self.settings.decode_chunk)
         return self._place(name, "decode", node)
 
-    def _place(self, name: str, role: str, node: Any) -> _Place:
-        place = _Place(self._info(name, role), node)
-        place.node_block = self.block
-        return place
+    def _place(self, name: str, role: str, node: Any) -> Place:
+        return Place(self._info(name, role), node, self._costs[role], self.block)
 
     def _at(self, when: float, act: Callable[[], None]) -> None:
         heappush(self._events, (when, next(self._order), act))
@@ -164,7 +137,15 @@ class ClusterSim:
             flight.refused = True
             return
         self._waiting.append(flight)
+        self._look_around()
         self._pump()
+
+    def _look_around(self) -> None:
+        """What a newcomer finds: the shares of decode workers' pages and seats that are taken."""
+        counts = [d.node.pool.snapshot_counts() for d in self.decodes.values()]
+        self.pages_leased.append(sum(c.leased for c in counts) / sum(c.pages for c in counts))
+        seats = self.settings.max_batch * len(self.decodes)
+        self.seats_taken.append(sum(d.sequences for d in self.decodes.values()) / seats)
 
     def _prefill_room(self) -> int:
         return self._costs["prefill"].kv_tokens
@@ -214,8 +195,8 @@ class ClusterSim:
 
     def _snapshot(self) -> ClusterSnapshot:
         return ClusterSnapshot(
-            tuple(p.candidate(self._costs["prefill"]) for p in self.prefills.values()),
-            tuple(d.candidate(self._costs["decode"]) for d in self.decodes.values()),
+            tuple(p.candidate() for p in self.prefills.values()),
+            tuple(d.candidate() for d in self.decodes.values()),
             self._turn,
             self.settings.window_tokens,
             self.settings.local_max_tokens,
@@ -243,7 +224,7 @@ class ClusterSim:
         self._leases[flight.index] = lease
         self._at(self._fetch(flight, taken), lambda: self._enter(reader, flight))
 
-    def _reader(self, flight: Flight) -> _Place:
+    def _reader(self, flight: Flight) -> Place:
         return self.prefills[flight.prefill] if flight.prefill else self.decodes[flight.decode]
 
     def _fetch(self, flight: Flight, taken: Option) -> float:
@@ -260,10 +241,10 @@ class ClusterSim:
         self._fetched[flight.index] = blocks
         return done + costs.transfer.fixed
 
-    def _named(self, name: str) -> _Place:
+    def _named(self, name: str) -> Place:
         return self.prefills[name] if name in self.prefills else self.decodes[name]
 
-    def _enter(self, reader: _Place, flight: Flight) -> None:
+    def _enter(self, reader: Place, flight: Flight) -> None:
         blocks = self._fetched.pop(flight.index, 0)
         if blocks:
             reader.node.hold(flight.full_blocks[:blocks])
@@ -272,14 +253,14 @@ class ClusterSim:
 
     # ---- prefill and transfer ------------------------------------------------------------------------------
 
-    def _begin(self, place: _Place) -> None:
+    def _begin(self, place: Place) -> None:
         if place.node.running:
             return
         seconds = place.node.begin(self.now)
         if seconds:
             self._at(self.now + seconds, lambda: self._end_step(place))
 
-    def _end_step(self, place: _Place) -> None:
+    def _end_step(self, place: Place) -> None:
         done = place.node.finish()
         for flight, job in done:
             self._read(place, flight, job)
@@ -287,7 +268,7 @@ class ClusterSim:
         if done:
             self._pump()
 
-    def _read(self, place: _Place, flight: Flight, job: PrefillJob) -> None:
+    def _read(self, place: Place, flight: Flight, job: PrefillJob) -> None:
         """The prompt is read: its first token goes to the client, its last blocks to the decode worker."""
         place.unread_requests -= 1
         place.unread_tokens -= flight.unread
@@ -317,7 +298,7 @@ class ClusterSim:
 
     # ---- decode --------------------------------------------------------------------------------------------
 
-    def _join(self, flight: Flight, place: _Place, lease: PageLease, local: bool) -> None:
+    def _join(self, flight: Flight, place: Place, lease: PageLease, local: bool) -> None:
         self._ended(place, place.node.advance(self.now))
         if not local and flight.written >= flight.outputs:
             lease.close()
@@ -327,21 +308,21 @@ class ClusterSim:
             place.node.join(flight, lease, local, self.now)
         self._expect(place)
 
-    def _expect(self, place: _Place) -> None:
+    def _expect(self, place: Place) -> None:
         """Look at the worker again when its next event is due."""
         place.version += 1
         when, version = place.node.next_event(), place.version
         if when < math.inf:
             self._at(max(when, self.now), lambda: self._look(place, version))
 
-    def _look(self, place: _Place, version: int) -> None:
+    def _look(self, place: Place, version: int) -> None:
         if version != place.version:
             return
         ended = place.node.advance(self.now + 1e-12)
         self._expect(place)
         self._ended(place, ended)
 
-    def _ended(self, place: _Place, ended: list[Flight]) -> None:
+    def _ended(self, place: Place, ended: list[Flight]) -> None:
         unread = place.node.reading_tokens
         local_left = place.node.readers if unread else 0
         if not self.prefills or place.unread_requests:
@@ -351,5 +332,5 @@ class ClusterSim:
             place.sequences -= len(ended)
             place.full = False
             place.changed()
-        if ended or (not self.prefills and self._waiting):
+        if self._waiting and (ended or not self.prefills):
             self._pump()

@@ -21,12 +21,12 @@ from baton.protos.nouns import StepCurve, TransferCurve
 HARDWARE = Path(__file__).parent / "hardware.toml"
 MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
 STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides
-LAYER_S = 2e-5  # kernels of a layer start one after the other
-REDUCE_S = 2e-5  # of a small all-reduce over the ranks of a node
+LAYER_S = 5e-5  # kernels of a layer start one after the other
+REDUCE_S = 5e-6  # of a small all-reduce, per rank of the node that takes part
 SEQUENCE_S = 1e-5
 TRANSFER_S = 2e-3
 USABLE_MEMORY = 0.90
-ACTIVATION_BYTES_PER_TOKEN = 12  # per unit of hidden size, over the largest chunk: activations that live at once
+LIVE_ACTIVATIONS = 12  # values per token and unit of hidden size that live at once in a step
 
 
 class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     """One worker. A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
 
     ``body`` is max(weights, token x tokens) + fixed, in seconds. ``kv_tokens`` is how many tokens of KV it
-    holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``. ``accelerators`` and ``watts`` are of the whole worker.
+    holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
     """
 
     about: str
@@ -106,7 +106,7 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
     matrices = shape.num_hidden_layers * shape.layer_weights
     reduced = 2 * (tp - 1) / tp * shape.hidden_size * shape.bytes_per_value / (sheet.link_bytes_per_s * LINK_SHARE)
     reduces = 2 * shape.num_hidden_layers if tp > 1 else 0
-    activations = max_chunk * shape.hidden_size * ACTIVATION_BYTES_PER_TOKEN * shape.bytes_per_value
+    activations = activation_bytes(shape, max_chunk)
     room = tp * sheet.memory * USABLE_MEMORY - shape.weight_bytes - activations
     if room < shape.kv_bytes_per_token:
         need = (shape.weight_bytes + activations) / (sheet.memory * USABLE_MEMORY)
@@ -114,7 +114,7 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
     share_of_heads = shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
     return WorkerCosts(
         about=f"{shape.name} on {tp} x {name}, roofline",
-        fixed=STEP_S + shape.num_hidden_layers * LAYER_S + reduces * REDUCE_S,
+        fixed=STEP_S + shape.num_hidden_layers * LAYER_S + reduces * tp * REDUCE_S,
         weights=shape.weight_bytes / bandwidth,
         token=2 * matrices / (flops * MATRIX_SHARE) + reduces * reduced,
         pair=4 * share_of_heads / (flops * ATTENTION_SHARE),
@@ -126,6 +126,11 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
         accelerators=tp,
         watts=tp * sheet.power,
     )
+
+
+def activation_bytes(shape: ModelShape, max_chunk: int) -> float:
+    """What the largest step needs beside weights and KV, over all ranks."""
+    return float(max_chunk * shape.hidden_size * LIVE_ACTIVATIONS * shape.bytes_per_value)
 
 
 def from_paced(name: str) -> WorkerCosts:

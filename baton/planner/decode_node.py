@@ -1,8 +1,8 @@
 """A decode worker in compressed time: equal steps are taken many at once, pages are of any size. Torch-free.
 
 Knows nothing of routers. It follows ``decode_worker.scheduler``: oldest first, prompts in chunks mixed with
-decodes, a growth reserve for newcomers, the youngest preempted and computed again. ``real_decode.StepwiseDecode`` runs
-the scheduler itself; a test holds the two together. The pool is the real one.
+decodes, a growth reserve for newcomers, the youngest preempted and computed again.
+``real_decode.StepwiseDecode`` runs the scheduler itself; a test holds the two together. The pool is the real one.
 Times are exact: k decode steps of n sequences take
 
     k x (body(n) + sequence x n + context x C) + context x n x k (k + 1) / 2        C = tokens of KV read before

@@ -135,11 +135,17 @@ class _Tables(msgspec.Struct, frozen=True):
     per_sequence: dict[str, Axis]
 
 
-def load_operators(folder: str, tp: int | None = None, link: Link | None = None) -> OperatorProfile:
-    """Read a profile folder. ``tp`` must be among its degrees. Raises ConfigError naming the file and the row."""
+def load_operators(
+    folder: str, tp: int | None = None, link: Link | None = None, model: str | None = None
+) -> OperatorProfile:
+    """Read a profile folder. ``model`` (a config.json) gives the sizes of a model that isn't known by name.
+
+    Raises ConfigError naming the file and the row, or what doesn't fit.
+    """
     home = Path(folder)
     meta = _meta(home / "meta.yaml")
-    shape = model_shape(str(meta.get("model", "")))
+    name = str(meta.get("model", ""))
+    shape = msgspec.structs.replace(model_shape(model or name), name=name.rsplit("/", 1)[-1].lower())
     degrees = [int(d) for d in meta.get("tp_degrees") or [1]]
     tp = tp or _measured_degree(meta, shape, degrees)
     _require_fit(meta, shape, tp, home)

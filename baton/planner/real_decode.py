@@ -66,8 +66,9 @@ class StepwiseDecode:
         return self.pool.open(flight.full_blocks, blocks, self.scheduler.growth_reserve, limit)
 
     def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
-        """From the next step."""
+        """From the next step: one that was looked at ahead hasn't begun, and is planned again."""
         self.now = max(self.now, now)
+        self._planned = None
         self._ages += 1
         sampling = Sampling(max_tokens=flight.outputs, ignore_eos=True)
         request = EngineRequest("", _tokens(flight), flight.prompt, sampling)

@@ -1,7 +1,7 @@
 """What a simulated run was worth: SLOs met, and by whom not. Pure.
 
-Knows nothing of how requests were moved. Good: every SLO met. A refused request is never good; an answer of one token
-has no TPOT, so it is judged by TTFT alone and counted apart.
+Knows nothing of how requests were moved. Good: every SLO met. A refused request is never good; an answer of one
+token has no TPOT, so it is judged by TTFT alone and counted apart.
 """
 
 from __future__ import annotations

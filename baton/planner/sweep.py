@@ -18,12 +18,18 @@ from baton.planner.traces import Trace
 from baton.protos.errors import ConfigError
 
 PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's
+ALIKE = 0.01
+FULL = 0.85  # beyond it, somebody waits
 RESAMPLES = 400
 INTERVAL = (0.05, 0.95)
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """One ratio's outcome. ``prefill_busy`` and ``decode_busy`` are shares of the trace's time, mean over workers."""
+    """One ratio's outcome, means over its workers.
+
+    ``prefill_busy``, ``decode_busy``: shares of the time; ``decode_pages``, ``decode_seats``: shares that arrivals
+    found taken.
+    """
 
     prefill: int
     decode: int
@@ -32,6 +38,8 @@ class Ratio(msgspec.Struct, frozen=True):
     decode_busy: float
     preemptions: int
     hit_rate: float
+    decode_pages: float = 0.0
+    decode_seats: float = 0.0
 
     @property
     def name(self) -> str:
@@ -51,7 +59,7 @@ class Cliff(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """``ratios`` from few to many prefill workers; ``colocated`` apart. ``interval``: prefill workers of the best."""
+    """``ratios`` from few to many prefill workers; ``interval``: in how many prefill workers the best has."""
 
     ratios: tuple[Ratio, ...]
     colocated: Ratio
@@ -76,6 +84,7 @@ def _run(
     sim = ClusterSim(settings, prefill, decode, trace)
     sim.run()
     duration = max(trace.duration, 1e-9)
+    end = max(duration, *(f.last_token for f in sim.flights))
     readers = [p.node for p in sim.prefills.values()]
     writers = [d.node for d in sim.decodes.values()]
     asked = sum(f.prompt for f in sim.flights if not f.refused)
@@ -83,10 +92,12 @@ def _run(
         settings.prefill,
         settings.decode,
         score(sim.flights, slo, duration),
-        sum(n.busy for n in readers) / duration / max(1, len(readers)),
-        sum(n.busy for n in writers) / duration / len(writers),
+        sum(n.busy for n in readers) / end / max(1, len(readers)),
+        sum(n.busy for n in writers) / end / len(writers),
         sum(n.preemptions for n in writers),
         sum(f.cached for f in sim.flights if not f.refused) / max(1, asked),
+        sum(sim.pages_leased) / max(1, len(sim.pages_leased)),
+        sum(sim.seats_taken) / max(1, len(sim.seats_taken)),
     )
     return found, sim.flights
 
@@ -112,11 +123,18 @@ def sweep(
         told(found)
         ratios.append(found)
     colocated, split = ratios[0], tuple(ratios[1:])
-    best = max(split, key=lambda r: (r.score.goodput, -r.score.ttft.mean))
+    best = best_of(split)
     interval, goodputs = _bootstrap(split, flights, best, slo, trace, window_s, random.Random(settings.seed))
     plateau = plateau_of(split, best)
     cliffs = tuple(_cliffs(split, plateau, best))
     return Sweep(split, colocated, best, plateau, cliffs, interval, goodputs), flights
+
+
+def best_of(ratios: Sequence[Ratio]) -> Ratio:
+    """Of those whose goodput can't be told from the highest, the one whose answers are complete the soonest."""
+    most = max(r.score.goodput for r in ratios)
+    alike = [r for r in ratios if r.score.goodput >= (1 - ALIKE) * most]
+    return min(alike, key=lambda r: r.score.latency.mean)
 
 
 def plateau_of(ratios: Sequence[Ratio], best: Ratio) -> tuple[int, int]:
@@ -146,7 +164,7 @@ def why(ratio: Ratio) -> str:
     s = ratio.score
     parts = []
     if s.late_first:
-        parts.append(f"{s.late_first:.1%} get their first token late (prefill busy {ratio.prefill_busy:.0%})")
+        parts.append(f"{s.late_first:.1%} get their first token late ({_held_up(ratio)})")
     if s.late_tokens:
         parts.append(f"{s.late_tokens:.1%} get tokens too slowly (decode busy {ratio.decode_busy:.0%})")
     if s.refused:
@@ -154,6 +172,14 @@ def why(ratio: Ratio) -> str:
     if ratio.preemptions:
         parts.append(f"{ratio.preemptions} preemptions for want of KV pages")
     return "; ".join(parts) or "every SLO is met"
+
+
+def _held_up(ratio: Ratio) -> str:
+    """What a late first token waits for."""
+    if max(ratio.decode_pages, ratio.decode_seats) > FULL and ratio.prefill_busy < FULL:
+        pages, seats = f"{ratio.decode_pages:.0%} of decode pages", f"{ratio.decode_seats:.0%} of decode seats"
+        return f"waiting for a decode worker: {pages} and {seats} are taken, prefill busy {ratio.prefill_busy:.0%}"
+    return f"prefill busy {ratio.prefill_busy:.0%}"
 
 
 def _bootstrap(
@@ -166,23 +192,28 @@ def _bootstrap(
     rng: random.Random,
 ) -> tuple[tuple[int, int], tuple[float, float]]:
     """Windows of the trace drawn again and again: which ratio would have been best, and how good the best one."""
-    counts = {r.prefill: _good_by_window(flights[r.prefill, r.decode], slo, window_s) for r in ratios}
-    windows = max(len(c) for c in counts.values())
+    seen = {r.prefill: _by_window(flights[r.prefill, r.decode], slo, window_s) for r in ratios}
+    windows = max(len(w) for w in seen.values())
     winners, goodputs = [], []
     for _ in range(RESAMPLES):
         drawn = [rng.randrange(windows) for _ in range(windows)]
-        sums = {p: sum(c[i] for i in drawn) for p, c in counts.items()}
-        most = max(sums.values())
-        winners.append(min((p for p, s in sums.items() if s == most), key=lambda p: abs(p - best.prefill)))
-        goodputs.append(sums[best.prefill] / max(trace.duration, window_s))
-    return _middle(sorted(winners)), _middle(sorted(goodputs))
+        sums = {p: (sum(w[i][0] for i in drawn), sum(w[i][1] for i in drawn)) for p, w in seen.items()}
+        most = max(good for good, _ in sums.values())
+        winners.append(min((late, p) for p, (good, late) in sums.items() if good >= (1 - ALIKE) * most)[1])
+        goodputs.append(sums[best.prefill][0] / max(trace.duration, window_s))
+    low, high = _middle(sorted(winners))
+    return (int(low), int(high)), _middle(sorted(goodputs))
 
 
-def _good_by_window(flights: Sequence[Flight], slo: Slo, window_s: float) -> list[int]:
-    counts = [0] * (int(max(f.arrival for f in flights) / window_s) + 1)
+def _by_window(flights: Sequence[Flight], slo: Slo, window_s: float) -> list[tuple[int, float]]:
+    """Good requests and seconds of latency, by window of arrival."""
+    good = [0] * (int(max(f.arrival for f in flights) / window_s) + 1)
+    seconds = [0.0] * len(good)
     for flight in flights:
-        counts[int(flight.arrival / window_s)] += is_good(flight, slo)
-    return counts
+        window = int(flight.arrival / window_s)
+        good[window] += is_good(flight, slo)
+        seconds[window] += 0.0 if flight.refused else flight.last_token - flight.arrival
+    return list(zip(good, seconds, strict=True))
 
 
 def _middle(ordered: Sequence[float]) -> tuple[float, float]:

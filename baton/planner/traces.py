@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,11 @@ class Trace(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, requests=tuple(self.requests[i] for i in picked))
 
 
-def read_trace(path: str, skip_bad: bool = False) -> Trace:
-    """Read a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at a bad line unless ``skip_bad``."""
+def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Trace:
+    """Read a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at a bad line unless ``skip_bad``.
+
+    Times begin with the first arrival; without ``from_zero`` they are the file's own.
+    """
     file = Path(path)
     reader = {".jsonl": _mooncake, ".csv": _azure}.get(file.suffix)
     if reader is None:
@@ -90,9 +93,39 @@ def read_trace(path: str, skip_bad: bool = False) -> Trace:
     if not found:
         raise InvalidRequest(f"{path} holds no request that can be read", "trace")
     found.sort(key=lambda r: r.arrival)
-    first = found[0].arrival
+    first = found[0].arrival if from_zero else 0.0
     moved = tuple(msgspec.structs.replace(r, arrival=r.arrival - first) for r in found)
     return Trace(file.name, moved, skipped=tuple(skipped))
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """Several files of one cluster as one trace, as ``baton trace export`` writes it: by arrival, ids from 0."""
+    requests = sorted((r for t in traces for r in t.requests), key=lambda r: r.arrival)
+    first = requests[0].arrival
+    dense: dict[int, int] = {}
+    renumbered = tuple(
+        msgspec.structs.replace(
+            r, arrival=r.arrival - first, hash_ids=tuple(dense.setdefault(i, len(dense)) for i in r.hash_ids)
+        )
+        for r in requests
+    )
+    return Trace(
+        "+".join(t.source for t in traces), renumbered, skipped=tuple(s for t in traces for s in t.skipped)
+    )
+
+
+def to_mooncake(trace: Trace) -> bytes:
+    """The trace as Mooncake JSONL, times in ms from 0."""
+    lines = (
+        {
+            "timestamp": round(r.arrival * 1e3),
+            "input_length": r.input_length,
+            "output_length": r.output_length,
+            "hash_ids": list(r.hash_ids),
+        }
+        for r in trace.requests
+    )
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 Parsed = tuple[int, Callable[[], TraceRequest]]

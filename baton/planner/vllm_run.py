@@ -52,10 +52,21 @@ def load_run(folder: str) -> VllmRun:
     try:
         instance = config["nodes"][0]["instances"][0]
         model, tp = str(meta["model"]), int(meta["engine_kwargs"].get("tensor_parallel_size") or 1)
+        _require_one_engine(meta["engine_kwargs"], instance)
         link = Link(float(config["link_bw"]) * 1e9, float(config["link_latency"]) * 1e-9) if tp > 1 else None
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(f"{home}: meta.json or config.json lacks {error}", "run") from error
     return VllmRun(model, tp, _requests(home / "requests.jsonl"), meta, instance, link)
+
+
+def _require_one_engine(asked: dict[str, Any], instance: dict[str, Any]) -> None:
+    for field, value, alone in (
+        ("data_parallel_size", asked.get("data_parallel_size") or 1, 1),
+        ("pipeline_parallel_size", asked.get("pipeline_parallel_size") or 1, 1),
+        ("pd_type", instance.get("pd_type"), None),
+    ):
+        if value != alone:
+            raise ConfigError(f"the run has {field} {value}; only runs of one engine can be given back", "run")
 
 
 def settings_of(run: VllmRun, shape: ModelShape) -> VllmSettings:

@@ -16,9 +16,10 @@ from baton.cluster.telemetry import Attributes, open_span
 from baton.engine.checks import blocks_for
 from baton.kv import prefix
 from baton.kv.bridge import bridge
+from baton.kv.filling import NOTHING, FillReport
 from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Transport
-from baton.kv.warming import NOTHING, FillReport, Warmer
+from baton.kv.warming import Warmer
 from baton.prefill_worker.handoff import Destination, Handoff, HandoffReport, Sender, Wire
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info

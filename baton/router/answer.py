@@ -215,7 +215,7 @@ def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> 
     try:
         for prompt, request in enumerate(generation.requests()):
             for stream in frontend.serving.open(request):
-                meter = frontend.meter(generation, stream)
+                meter = frontend.meter(generation, stream, prompt)
                 choices.append(Choice(len(choices), stream, generation, prompt, text, meter))
                 if generation.samplings[prompt].prompt_logprobs is not None:
                     choices[-1].score_prompt(partial(_scores_of, choices[prompt * generation.ask.n].stream))

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from baton.protos.errors import BatonError
 from baton.router.batch_api import batch_routes
 from baton.router.border import Border
+from baton.router.embeddings_api import embeddings_routes
 from baton.router.explain_api import explain_routes
 from baton.router.generation import Frontend
 from baton.router.open_inference_rest import open_inference_routes
@@ -29,7 +30,15 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def make_app(frontend: Frontend, registry: CollectorRegistry) -> ASGIApp:
     """The application. ``registry`` is what /metrics shows."""
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
-    surfaces = (openai_routes, responses_routes, batch_routes, model_routes, explain_routes, open_inference_routes)
+    surfaces = (
+        openai_routes,
+        responses_routes,
+        embeddings_routes,
+        batch_routes,
+        model_routes,
+        explain_routes,
+        open_inference_routes,
+    )
     for routes in (*(surface(frontend) for surface in surfaces), ops_routes(frontend, registry)):
         app.include_router(routes)
     app.add_exception_handler(BatonError, _ours)

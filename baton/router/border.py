@@ -47,6 +47,7 @@ class Border:
             caller = NOBODY if is_open else self._frontend.gate.identify(headers.get("authorization"))
             CALLER.set(with_call(caller, own_id, asked_id, headers.get))
         except BatonError as error:
+            self._frontend.metrics.refused.labels(error.label).inc()
             await error_response(error)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
@@ -70,6 +71,7 @@ class GrpcBorder(grpc.aio.ServerInterceptor):
             asked_id = clean_request_id(metadata.get(REQUEST_ID))
             CALLER.set(with_call(caller, self._frontend.new_id(), asked_id, metadata.get))
         except BatonError as error:
+            self._frontend.metrics.refused.labels(error.label).inc()
             return _refusing(await continuation(details), error)
         return await continuation(details)
 

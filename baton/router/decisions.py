@@ -136,7 +136,7 @@ class DecisionLog:
         if len(self._live) > self._kept:
             self._live.popitem(last=False)
         if request.asked_id:
-            self._aliases[request.asked_id] = request.request_id
+            self._aliases[_alias(request.tenant, request.asked_id)] = request.request_id
             if len(self._aliases) > self._kept:
                 self._aliases.popitem(last=False)
         return record
@@ -153,22 +153,25 @@ class DecisionLog:
 
     # ---- reading -------------------------------------------------------------------------------------
 
-    async def find(self, request_id: str) -> bytes | None:
-        """The record as JSON: a live one, one of the ring, or another router's. None when nobody knows it."""
-        for name in (request_id, bare_id(request_id)):
-            known = self._aliases.get(name, name)
-            if known in self._live:
-                return msgspec.json.encode(self._live[known].plain())
-            if known in self._ring:
-                return self._ring[known]
-        return None if self._store is None else await self._of_store(request_id)
+    async def find(self, request_id: str, tenant: str = "") -> bytes | None:
+        """The record as JSON: a live one, one of the ring, or another router's. None when nobody knows it.
 
-    async def _of_store(self, request_id: str) -> bytes | None:
-        assert self._store is not None
-        found = await self._store.get(request_id) or await self._store.get(bare_id(request_id))
-        if found is not None and found.startswith(b"@"):  # an alias
-            found = await self._store.get(found[1:].decode())
-        return found
+        By its own id; or by the one that ``tenant`` gave it, which is no other tenant's business.
+        """
+        alias = _alias(tenant, request_id)
+        for name in (request_id, bare_id(request_id), self._aliases.get(alias, "")):
+            if name in self._live:
+                return msgspec.json.encode(self._live[name].plain())
+            if name in self._ring:
+                return self._ring[name]
+        return None if self._store is None else await self._of_store(self._store, request_id, alias)
+
+    async def _of_store(self, store: RecordStore, request_id: str, alias: str) -> bytes | None:
+        found = await store.get(bare_id(request_id))
+        if found is not None:
+            return found
+        named = await store.get(alias)
+        return None if named is None else await store.get(named.decode())
 
     # ---- writing -------------------------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class DecisionLog:
             if self._store is not None and len(unsent) < MAX_UNSENT:
                 unsent[request_id] = encoded
                 if record.request.asked_id:
-                    unsent[record.request.asked_id] = b"@" + request_id.encode()
+                    unsent[_alias(record.request.tenant, record.request.asked_id)] = request_id.encode()
         if self._store is not None and unsent:
             await self._store.put(unsent)
 
@@ -211,6 +214,11 @@ def bare_id(text: str) -> str:
         if text.startswith(prefix):
             return text.removeprefix(prefix)
     return text
+
+
+def _alias(tenant: str, asked_id: str) -> str:
+    """A key that no id of ours can be."""
+    return f"asked:{tenant}:{asked_id}"
 
 
 # ---- as plain data -----------------------------------------------------------------------------------

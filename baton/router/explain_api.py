@@ -42,4 +42,4 @@ def explain_routes(frontend: Frontend) -> APIRouter:
 async def _record(frontend: Frontend, request_id: str) -> bytes | None:
     if frontend.decisions is None or len(request_id) > MAX_ID:
         return None
-    return await frontend.decisions.find(request_id)
+    return await frontend.decisions.find(request_id, CALLER.get().tenant)

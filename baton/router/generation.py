@@ -13,12 +13,14 @@ import msgspec
 
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.telemetry import RouterMetrics
+from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling
 from baton.router.caller import CALLER, NOBODY, Caller
 from baton.router.catalog import ModelCatalog, ModelEntry
 from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
 from baton.router.metering import Meter
+from baton.router.recorder import TraceRecorder
 from baton.router.request import ChoiceStream, RouterRequest, Serving
 from baton.router.structured import GrammarCheck
 from baton.router.validate import (
@@ -122,6 +124,7 @@ class Frontend(msgspec.Struct, frozen=True):
     gate: Gate = msgspec.field(default_factory=Gate)
     decisions: DecisionLog | None = None
     exposition: Callable[[], Awaitable[bytes]] | None = None
+    recorder: TraceRecorder | None = None
 
     def new_id(self) -> str:
         """Unique; a caller's own id is only echoed, since two calls may carry the same."""
@@ -148,14 +151,23 @@ class Frontend(msgspec.Struct, frozen=True):
         for ids in prompts:
             check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
         caller = CALLER.get()
-        await self.gate.charge(caller, entry.model_id, len(prompts) * ask.n, sum(map(len, prompts)))
+        await self.charge(caller, entry.model_id, len(prompts) * ask.n, sum(map(len, prompts)))
         request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, ask, prompts)
         return Generation(request_id, entry, ask, prompts, samplings, arrived, caller)
 
-    def meter(self, generation: Generation, stream: ChoiceStream) -> Meter:
-        """For one choice of ``generation``."""
+    async def charge(self, caller: Caller, model_id: str, requests: int, tokens: int) -> None:
+        """Count it against the caller's key. Raises Forbidden, QuotaExceeded."""
+        try:
+            await self.gate.charge(caller, model_id, requests, tokens)
+        except BatonError as error:
+            self.metrics.refused.labels(error.label).inc()
+            raise
+
+    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter:
+        """For one choice of ``generation.prompts[prompt]``."""
         model_id, first = generation.entry.model_id, stream.choice == 0
-        return Meter(self.metrics, self.clock, generation.arrived, model_id, stream.summary, counts_prompt=first)
+        record = None if self.recorder is None else self.recorder.of(generation.prompts[prompt])
+        return Meter(self.metrics, self.clock, generation.arrived, model_id, stream.summary, first, record)
 
     def _samplings(self, entry: ModelEntry, ask: Ask, prompts: Sequence[Sequence[int]]) -> tuple[Sampling, ...]:
         """Without a seed of the client's, each prompt gets its own: equal prompts of a batch then differ."""

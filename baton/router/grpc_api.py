@@ -77,6 +77,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         prompt = request.WhichOneof("prompt")
         if prompt is None:
             raise InvalidRequest("give one of text, tokens and chat", "prompt")
+        if request.sampling.pooling:
+            raise InvalidRequest("pooling is for /v1/embeddings: leave it out", "pooling")
 
         async def prompts() -> list[Sequence[int]]:
             return [await _prompt_ids(request, prompt, text)]

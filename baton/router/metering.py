@@ -14,7 +14,10 @@ _OWN_METRIC = "ttft"  # the one station that has a histogram of its own
 
 
 class Meter:
-    """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing."""
+    """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
+
+    ``record`` is told, at the end, of seconds since arrival and of tokens.
+    """
 
     def __init__(
         self,
@@ -24,10 +27,12 @@ class Meter:
         model_id: str,
         summary: Summary,
         counts_prompt: bool,
+        record: Callable[[float, int], None] | None = None,
     ) -> None:
         self._metrics, self._clock, self._arrived, self._summary = metrics, clock, arrived, summary
         self._labels = (model_id, summary.context_class)
         self._counts_prompt = counts_prompt
+        self._record = record
         self._tokens = 0
         self._first_at = self._last_at = 0.0
         self._open = True
@@ -58,6 +63,8 @@ class Meter:
             metrics.tpot.labels(*labels).observe((self._last_at - self._first_at) / (self._tokens - 1))
         if self._counts_prompt:
             self._count_prompt()
+        if self._record is not None:
+            self._record(self._clock() - self._arrived, self._tokens)
         for station, seconds in self._summary.stations.items():
             if station != _OWN_METRIC:
                 metrics.station.labels(*labels, station).observe(seconds)

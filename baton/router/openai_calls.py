@@ -159,12 +159,12 @@ def _ask(
         continues=continues,
         tenant_salt=(body.cache_salt or "").encode(),
         priority=body.priority or 0,
-        deadline=frontend.deadline(_timeout_s(headers)),
+        deadline=frontend.deadline(timeout_s(headers)),
         traceparent=clean_traceparent(headers.get("traceparent")),
     )
 
 
-def _timeout_s(headers: Headers) -> float | None:
+def timeout_s(headers: Headers) -> float | None:
     """Seconds that the client gives us, if it says so."""
     said = headers.get(TIMEOUT_HEADER)
     try:

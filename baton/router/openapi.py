@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from baton.router.batch_api import BatchBody
 from baton.router.body import SCHEMA_REF, Body
+from baton.router.embeddings_api import EmbeddingsBody
 from baton.router.open_inference_rest import GenerateBody, InferBody
 from baton.router.responses_schemas import ResponsesBody
 from baton.router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -21,6 +22,7 @@ BODIES: tuple[type[Body], ...] = (
     CompletionBody,
     ChatBody,
     ResponsesBody,
+    EmbeddingsBody,
     BatchBody,
     TokenizeBody,
     DetokenizeBody,

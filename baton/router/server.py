@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import grpc
 import msgspec
@@ -34,6 +35,7 @@ from baton.router.gate import Gate
 from baton.router.generation import Formats, Frontend
 from baton.router.grpc_api import InferenceService
 from baton.router.open_inference_grpc import OpenInferenceService
+from baton.router.recorder import TraceRecorder
 from baton.router.request import Serving
 from baton.router.validate import Limits
 
@@ -90,7 +92,20 @@ def make_frontend(
         decisions=decisions,
         batches=batches,
         exposition=exposition,
+        recorder=_recorder(config, wall_clock, entropy),
     )
+
+
+def _recorder(
+    config: RouterConfig, wall_clock: Callable[[], float], entropy: Callable[[int], bytes]
+) -> TraceRecorder | None:
+    """Each router process writes a file of its own."""
+    if not config.trace_file:
+        return None
+    path = Path(config.trace_file)
+    if config.processes > 1:
+        path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
+    return TraceRecorder(str(path), config.trace_file_bytes, wall_clock, entropy)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.protos.errors import ContextTooLong, InvalidRequest
-from baton.protos.nouns import MAX_LOGPROBS, Sampling
+from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
 from baton.router.catalog import ModelEntry
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
@@ -89,6 +89,8 @@ def check_ask(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str
     _check_biases(ask.get("logit_bias", {}), entry.vocab_size)
     _check_count("stop_token_ids", len(ask.get("stop_token_ids", ())), MAX_STOP_TOKENS)
     check_ids(ask.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
+    if ask.get("pooling", "") not in ("", *POOLINGS):
+        raise InvalidRequest(f"pooling is {ask['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
     _check_allowed(ask, entry, shown)
     for word in ask.get("bad_words", ()):  # from gRPC, where they come as ids
         _check_count("bad_words", len(ask["bad_words"]), 2 * MAX_BAD_WORDS)

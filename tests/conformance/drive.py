@@ -24,6 +24,7 @@ class Driver:
     chunk: int = 256
     seed: int = 0
     grammars: Grammars | None = None
+    read: dict[int, tuple[list[TokenLogprobs], bytes]] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,7 +65,12 @@ class Driver:
         plan = StepPlan(tuple(self._item(sequence, pages) for sequence, pages in live.values()))
         result = self.runner.run(plan)
         for item in plan.items:
-            live[item.seq][0].computed += len(item.tokens)
+            sequence = live[item.seq][0]
+            sequence.score(item.start, result.scored.get(item.seq, ()))
+            sequence.computed += len(item.tokens)
+            sequence.pool(item.start, result.pooled.get(item.seq))
+            if sequence.scores or item.pool:
+                self.read[item.seq] = sequence.scores, sequence.pooled()
         return result.sampled
 
     def _item(self, sequence: Sequence, pages: list[int]) -> SequenceStep:
@@ -72,4 +78,15 @@ class Driver:
         last = count == sequence.pending
         tokens = sequence.tokens[start : start + count]
         sample = sequence.sample_spec() if last else None
-        return SequenceStep(sequence.seq, tokens, start, pages, sample, is_prefill=count > 1)
+        targets, top = sequence.targets(count), sequence.request.sampling.prompt_logprobs or 0
+        return SequenceStep(
+            sequence.seq,
+            tokens,
+            start,
+            pages,
+            sample,
+            count > 1,
+            targets=targets,
+            score_top=top,
+            pool=sequence.pools,
+        )

@@ -403,7 +403,7 @@ async def test_spans_of_both_workers_hang_under_the_routers(monkeypatch: pytest.
     assert set(spans) == {"prefill", "transfer", "decode"}
     assert all(s.parent is not None and s.parent.span_id == 0xB7AD6B7169203331 for s in spans.values())
     transfer = spans["transfer"]
-    assert 0 < transfer.attributes["baton.kv.exposed_seconds"] * 1e9 <= transfer.end_time - transfer.start_time
+    assert 0 <= transfer.attributes["baton.kv.exposed_seconds"] * 1e9 <= transfer.end_time - transfer.start_time
 
 
 async def test_a_lost_engine_ends_everything_with_worker_lost() -> None:

@@ -77,7 +77,8 @@ async def kill_once(fleet: Fleet, oracle: Oracle, run: int, step: str, victim: s
     """Some streams, one kill; None when the step was never reached that often."""
     rng, slots = random.Random(run), fleet.folder / "slots"
     nth = {"blocks": rng.randrange(1, 4), "tokens": rng.randrange(1, 12)}.get(step, rng.randrange(1, STREAMS))
-    prompts = [oracle.prompt(run * 10 + i, rng.choice([90, 250, 400]), shared=i % 2) for i in range(STREAMS)]
+    seeds = [rng.choice([run * 10 + i, rng.randrange(40)]) for i in range(STREAMS)]  # some were asked before
+    prompts = [oracle.prompt(seed, rng.choice([90, 250, 400]), shared=seed % 2) for seed in seeds]
     wanted = [oracle.answer(prompt, TOKENS) for prompt in prompts]
     watched_host.arm(slots, step, victim, nth, rng.random() < 0.5, f"prefill-{rng.randrange(2)}", run)
     async with httpx.AsyncClient(timeout=60) as http:
@@ -107,7 +108,13 @@ def cluster(tmp_path_factory):
     patched = pytest.MonkeyPatch()
     patched.setattr(supervise, "HEALTHY_S", 0.0)  # every death is a first one: no growing pause
     profile = slow_profile(Path(tmp_path_factory.mktemp("paced")), fixed=0.004, prefill=0.0001, kv=1024)
-    worker = {"device": f"paced:{profile}"}
+    worker = {
+        "device": f"paced:{profile}",
+        "pages": 160,  # so few that old blocks go down to the tiers and come up again
+        "host_tier_bytes": 2 << 20,
+        "disk_tier_bytes": 16 << 20,
+        "disk_tier_dir": str(tmp_path_factory.mktemp("tiers")),
+    }
     with WatchedFleet(2, 2, worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
         yield fleet, Oracle(profile)
     patched.undo()

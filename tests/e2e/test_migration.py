@@ -1,7 +1,7 @@
 """A decode worker dies, drains or stops mid-answer: the client gets the unbroken answer, to the token.
 
 Each request is asked for twice: once in peace, once with its worker killed under it. Seeded sampling, several
-choices, penalties and logprobs are all in the draw.
+choices, penalties, logprobs and grammars are all in the draw.
 """
 
 import asyncio
@@ -77,6 +77,8 @@ def drawn(rng: random.Random, vocab: int) -> dict:
         body |= {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
     if rng.random() < 0.5:
         body["logprobs"] = rng.randrange(0, 4)
+    if rng.random() < 0.3:
+        body |= {"guided_regex": "[a-z0-9 ]{150,200}", "ignore_eos": False}
     return body
 
 

@@ -3,12 +3,14 @@
 Real processes, the demo model; one fleet per way, every case asked on each.
 """
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 
 import httpx
 import jsonschema
+import openai
 import pytest
 
 from tests.e2e.fleet import Fleet
@@ -22,7 +24,10 @@ TAKEN = {"colocated": "way=local", "disaggregated": "way=prefill", "local": "way
 TEXT = "Once upon a time there was a small village by the sea, and in it lived a fisherman who "
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -77,6 +82,10 @@ CHATS = {
     "max_completion_tokens": {"max_completion_tokens": 3},
 }
 CASES = {f"completion-{name}": ("/v1/completions", COMPLETION | fields) for name, fields in COMPLETIONS.items()}
+CASES |= {
+    "embeddings-mean": ("/v1/embeddings", {"input": [TEXT * 9, "The"]}),
+    "embeddings-last": ("/v1/embeddings", {"input": TEXT, "pooling": "last", "encoding_format": "base64"}),
+}
 CASES |= {f"chat-{name}": ("/v1/chat/completions", CHAT | fields) for name, fields in CHATS.items()}
 
 
@@ -94,8 +103,9 @@ def answers(fleets: dict[str, Fleet], path: str, body: dict) -> dict[str, dict]:
         assert response.status_code == 200, (way, response.text)
         assert response.headers["x-baton-route"].startswith(TAKEN[way])
         found[way] = response.json()
-        del found[way]["id"], found[way]["created"]
-        for choice in found[way]["choices"]:
+        for name in ("id", "created"):
+            found[way].pop(name, None)
+        for choice in found[way].get("choices", ()):
             for call in choice.get("message", {}).get("tool_calls", ()):
                 del call["id"]
     return found
@@ -121,7 +131,7 @@ def test_every_way_gives_the_same_json(fleets: dict[str, Fleet], case: str) -> N
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_answer_of_a_schema_is_valid_and_ends_with_stop(fleets: dict[str, Fleet], seed: int) -> None:
-    body = CHAT | {"response_format": FORMAT, "max_tokens": 300, "temperature": 1.3, "seed": seed}
+    body = CHAT | {"response_format": FORMAT, "max_tokens": 900, "temperature": 1.3, "seed": seed}
     choice = answers(fleets, "/v1/chat/completions", body)["disaggregated"]["choices"][0]
     assert choice["finish_reason"] == "stop"
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
@@ -148,6 +158,25 @@ def test_a_stream_of_a_grammar_is_the_whole_answer_in_pieces(fleets: dict[str, F
                 ends += [choice["index"]] if choice["finish_reason"] == "stop" else []
         assert [texts[0], texts[1]] == [choice["text"] for choice in whole]
         assert sorted(ends) == [0, 1]
+
+
+async def test_a_batch_is_answered_by_the_cluster_with_what_a_call_answers(fleets: dict[str, Fleet]) -> None:
+    fleet = fleets["disaggregated"]
+    body = CHAT | {"cache_salt": "batch"}
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/chat/completions", "body": body} for i in range(3)]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    async with openai.AsyncOpenAI(base_url=fleet.url + "/v1", api_key="none", max_retries=0) as client:
+        file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        async with asyncio.timeout(30):
+            while (batch := await client.batches.retrieve(batch.id)).status != "completed":
+                await asyncio.sleep(0.1)
+        answered = (await client.files.content(batch.output_file_id)).text.splitlines()
+    found = [json.loads(line)["response"]["body"]["choices"] for line in answered]
+    called = httpx.post(fleet.url + "/v1/chat/completions", json=body, timeout=60).json()["choices"]
+    assert found == [called] * 3
 
 
 def test_afterwards_no_page_is_held(fleets: dict[str, Fleet]) -> None:

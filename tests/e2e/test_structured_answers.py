@@ -3,13 +3,14 @@
 import asyncio
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import httpx
 import jsonschema
 import pytest
 
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import slow_profile
 
 AT_ONCE = 16
@@ -91,11 +92,24 @@ async def test_random_schemas_are_answered_validly_every_one(count: int) -> None
         fleet.wait_for_baseline()
 
 
-async def test_a_killed_decode_worker_changes_no_structured_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+async def test_a_killed_decode_worker_changes_no_structured_answer(tmp_path: Path, kills: int) -> None:
+    rng = random.Random(kills)
     profile = slow_profile(tmp_path, fixed=0.004, prefill=0.0001, kv=1024)
     with Fleet(1, 2, worker={"device": f"paced:{profile}"}, router={"local_prefill_max_tokens": 16}) as fleet:
         unbroken = await ask_all(fleet.url, range(24))
-        asking = asyncio.create_task(ask_all(fleet.url, range(24)))
-        await asyncio.sleep(0.5)
-        await asyncio.to_thread(fleet.kill, "decode-1", "engine")
-        assert await asking == unbroken
+        for _ in range(kills):
+            asking = asyncio.create_task(ask_all(fleet.url, range(24)))
+            await asyncio.sleep(rng.uniform(0.2, 0.7))
+            slot, part = rng.choice(["decode-0", "decode-1"]), rng.choice(["engine", "io"])
+            before = fleet.record(slot).incarnation
+            await asyncio.to_thread(fleet.kill, slot, part)
+            assert await asking == unbroken
+            await asyncio.to_thread(wait_for, partial(back, fleet, slot, before), 30, f"{slot} being back")
+        fleet.wait_for_baseline()
+
+
+def back(fleet: Fleet, slot: str, before: str) -> bool:
+    """Whether another incarnation of ``slot`` serves, and everybody is reached."""
+    record = fleet.record(slot)
+    return record.incarnation != before and record.state == "ready" and fleet.reachable() == 3

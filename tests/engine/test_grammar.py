@@ -28,7 +28,10 @@ SHAPE = {"kv_bytes_per_token": 32, "vocab_size": 400, "max_model_len": 4096}
 SPEC = paced_spec("test", **SHAPE)
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }

@@ -1,4 +1,4 @@
-"""The native step through its runner: bits that don't depend on company, the op-by-op check, KV dtypes, fall-backs."""
+"""The native step through its runner: bits free of company, the op-by-op check, KV dtypes, fall-backs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,10 @@ def test_stored_kv_takes_less_room_and_says_so_in_its_fidelity(model: Path, stor
     group = whole.groups[0]
     row = {"bf16": 2 * group.head_dim, "int8": group.head_dim + 4, "fp8": group.head_dim + 4}[stored]
     assert small.page_bytes * 4 * group.head_dim == whole.page_bytes * row
-    assert small.fidelity not in (whole.fidelity, load(model, dtype="bfloat16", kv_cache_dtype=stored).spec.layout.fidelity)
+    assert small.fidelity not in (
+        whole.fidelity,
+        load(model, dtype="bfloat16", kv_cache_dtype=stored).spec.layout.fidelity,
+    )
 
 
 def test_likelihoods_of_stored_kv_are_near(model: Path) -> None:

@@ -1,4 +1,4 @@
-"""Weights rounded on load: the engine's answers, what tells them apart from plain ones, and the start from the cache."""
+"""Weights rounded on load: the engine's answers, what tells them from plain ones, the start from the cache."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_second_start_rounds_nothing(model: Path, tmp_path: Path, monkeypatc
 
 
 def test_an_unknown_scheme_is_refused_with_the_list(model: Path) -> None:
-    with pytest.raises(ConfigError, match="int3.* use none, int8 or int4"):
+    with pytest.raises(ConfigError, match=r"int3.* use none, int8 or int4"):
         load_runner(EngineConfig(str(model), quantization="int3"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="none, int8, int4"):
         on_load("int3")

@@ -1,4 +1,4 @@
-"""The checks of native rope_append and paged_attention, as functions of a library: run on the real one and on mutants.
+"""The checks of native rope_append and paged_attention, as functions of a library: the real one or a mutant.
 
 Knows nothing of pytest. Each check raises AssertionError where the library is wrong.
 """
@@ -66,7 +66,9 @@ class Case:
     def stored(self, at: int) -> tuple[Tensor, Tensor]:
         """K and V of a sequence as they lie in the pages."""
         pages = torch.tensor(self.items[at][0])
-        planes = read_layer(self.kv.memory, pages, self.layer, self.layers, self.kv_heads, self.head_dim, self.dtype)
+        planes = read_layer(
+            self.kv.memory, pages, self.layer, self.layers, self.kv_heads, self.head_dim, self.dtype
+        )
         end = len(self.qkv[at])
         return planes[0][:end], planes[1][:end]
 
@@ -83,7 +85,9 @@ def oracle(case: Case, window: int) -> Tensor:
     """Attention in float64 over the very bytes in the pages."""
     found, first = [], 0
     for at, (_, start, queries) in enumerate(case.items):
-        keys, values = (plane.double().repeat_interleave(case.heads // case.kv_heads, 1) for plane in case.stored(at))
+        keys, values = (
+            plane.double().repeat_interleave(case.heads // case.kv_heads, 1) for plane in case.stored(at)
+        )
         q = case.q[first : first + queries].double()
         scores = torch.einsum("qhd,khd->hqk", q, keys) * case.head_dim**-0.5
         key, query = torch.arange(len(keys)), torch.arange(start, start + queries)[:, None]
@@ -114,7 +118,9 @@ def appended_rows_read_back(library: ctypes.CDLL, dtype: str, shape: tuple[int, 
     assert bool((layers[:, [0, 2]] == 0xFF).all())
 
 
-def attention_is_the_oracles(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int], window: int = 0) -> None:
+def attention_is_the_oracles(
+    library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int], window: int = 0
+) -> None:
     """Ragged mixed batches over permuted tables, unused slots NaN."""
     for seed in range(2):
         case = Case(seed, dtype, shape, mixed(seed + 11 * window))
@@ -132,7 +138,9 @@ def company_changes_no_bit(library: ctypes.CDLL, dtype: str, window: int = 0) ->
     whole = attend(library, case.q, case.kv, case.items, window)
     pages = case.items[0][0]
     for start, queries in ((0, 16), (255, 2), (256, 1), (529, 1), (400, 5), (201, 64)):
-        part = attend(library, case.q[start : start + queries].contiguous(), case.kv, [(pages, start, queries)], window)
+        part = attend(
+            library, case.q[start : start + queries].contiguous(), case.kv, [(pages, start, queries)], window
+        )
         assert torch.equal(part, whole[start : start + queries]), (start, queries)
     poisoned = case.q.clone()
     poisoned[530] = torch.nan

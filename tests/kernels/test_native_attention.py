@@ -24,7 +24,9 @@ def library() -> ctypes.CDLL:
 
 @pytest.mark.parametrize("shape", suite.SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", suite.DTYPES)
-def test_attention_is_that_of_the_float64_oracle(library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int]) -> None:
+def test_attention_is_that_of_the_float64_oracle(
+    library: ctypes.CDLL, dtype: str, shape: tuple[int, int, int]
+) -> None:
     suite.attention_is_the_oracles(library, dtype, shape)
 
 

@@ -23,9 +23,14 @@ ISAS = [isa for isa, needs in native._NEEDS.items() if needs <= native._cpu_flag
 BUGS = ("LINEAR_GROUP", "LINEAR_ZERO", "LINEAR_GUARD", "LINEAR_BATCH", "LINEAR_TILE", "LINEAR_ABSMAX", "LINEAR_PAD")
 
 
+def sound(isa: str) -> ctypes.CDLL:
+    """The op alone without a bug, for any ISA: the other ops' sources are not compiled."""
+    return mutant("NONE", ["linear"], isa)
+
+
 @pytest.fixture(scope="module", params=ISAS)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    return native.load(build.built(request.param))
+    return sound(request.param)
 
 
 @pytest.mark.parametrize("check", suite.CHECKS, ids=lambda check: check.__name__)
@@ -33,7 +38,7 @@ def test_it_holds_on_every_isa(library: ctypes.CDLL, check) -> None:
     check(library)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     form=st.sampled_from(sorted(suite.FORMS)),
     n=st.integers(1, 150),
@@ -59,9 +64,8 @@ from baton.kernels.abi import native
 from tests.kernels import linear_suite
 linear_suite.threads_finish_before_it_returns(native.load({mutant("THREADS_EARLY", ["linear"])._name!r}))
 """
-    assert subprocess.run(
-        [sys.executable, "-c", code], cwd=build.KERNELS.parents[1], stderr=subprocess.DEVNULL
-    ).returncode
+    command, root = [sys.executable, "-c", code], build.KERNELS.parents[1]
+    assert subprocess.run(command, cwd=root, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_the_isas_agree() -> None:
     x = torch.randn(9, 500)
     for form, make in suite.FORMS.items():
         weight = make(torch.randn(130, 500))
-        found = [cpu.run(suite.bound(native.load(build.built(isa))), x, weight) for isa in ISAS]
+        found = [cpu.run(suite.bound(sound(isa)), x, weight) for isa in ISAS]
         for other in found[1:]:
             assert suite.off(other, found[0].double()) < 1e-5, form
 

@@ -45,7 +45,9 @@ def dense(library: ctypes.CDLL, weight: PackedWeight, x: Tensor, bias: Tensor | 
 def rms_norm(library: ctypes.CDLL, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     call = declare(library, "rms_norm", P, P, P, F, I64, I64, P)
     out = torch.full_like(x, torch.nan)
-    call(x.data_ptr(), None if delta is None else delta.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr())
+    call(
+        x.data_ptr(), None if delta is None else delta.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr()
+    )
     return out
 
 

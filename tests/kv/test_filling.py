@@ -124,6 +124,31 @@ async def test_nobody_at_the_address_is_a_failed_fill_only():
     await fetcher.close()
 
 
+async def test_many_that_want_the_same_blocks_fetch_them_once():
+    holder, asker = Sharer(), Sharer()
+    holder.compute(CHAIN[:20])
+    reports = await asyncio.gather(*(asker.filler.fill(CHAIN[:20], of(holder)) for _ in range(8)))
+    await settle()
+    assert sorted(report.blocks for report in reports) == [0] * 7 + [20]
+    assert holder.source.served_blocks == 20
+    assert asker.holds(CHAIN) == 20
+    assert asker.at_baseline()
+
+
+async def test_the_next_one_tries_itself_when_the_first_was_cancelled():
+    holder, asker = Sharer(), Sharer()
+    holder.compute(CHAIN[:20])
+    first = asyncio.create_task(asker.filler.fill(CHAIN[:20], of(holder)))
+    second = asyncio.create_task(asker.filler.fill(CHAIN[:20], of(holder)))
+    await asyncio.sleep(0)
+    first.cancel()
+    report = await second
+    assert report.held + report.blocks == 20
+    await settle()
+    assert asker.at_baseline()
+    assert holder.at_baseline()
+
+
 async def test_a_full_pool_takes_nothing_and_nothing_is_evicted_for_it():
     holder, asker = Sharer(), Sharer(pages=16)
     holder.compute(CHAIN[:10])

@@ -1,5 +1,6 @@
 """vLLM's schedule, and two recorded runs given back."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,3 +107,20 @@ def test_the_command_writes_json(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, flags)
     assert done.exit_code == 0
     assert '"scheduled_to_first"' in done.stdout
+
+
+def test_runs_of_several_engines_and_unknown_models_are_refused_by_name(tmp_path: Path) -> None:
+    shutil.copytree(RUNS / "rtx4090_llama-3.1-8b", tmp_path / "run")
+    meta, profile = tmp_path / "run" / "meta.json", tmp_path / "run" / "profile" / "meta.yaml"
+    meta.write_text(meta.read_text().replace('"data_parallel_size": 1', '"data_parallel_size": 2', 1))
+    with pytest.raises(ConfigError, match="data_parallel_size 2"):
+        load_run(str(tmp_path / "run"))
+    profile.write_text(profile.read_text().replace("meta-llama/Llama-3.1-8B", "us/our-8b"))
+    with pytest.raises(ConfigError, match="our-8b"):
+        load_operators(str(profile.parent))
+    config = {
+        "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_operators(str(profile.parent), model=str(tmp_path / "config.json")).shape.name == "our-8b"

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import json
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -132,6 +133,8 @@ class FakeDispatcher:
     async def _run(self, request: RouterRequest, stream: ChoiceStream) -> None:
         await self.first_token.wait()
         stream.summary.prompt_logprobs = self.scores
+        if request.sampling.pooling:
+            stream.summary.pooled = struct.pack("<4f", 3.0, 4.0, 0.0, float(len(request.token_ids)))
         stream.summary.cached_tokens = 16 if len(request.token_ids) > 16 else 0
         sampling, ids = request.sampling, self.say(request, stream.choice)
         ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {EOS})

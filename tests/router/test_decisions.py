@@ -69,14 +69,14 @@ async def test_a_moved_request_tells_why_it_left():
     async with cluster(1, 2) as c:
         for d in c.d:
             d.pace_s = 0.01
-        c.d[0].die_after = c.d[1].die_after = None
-        c.d[0].die_after = 3
+        c.d[0].die_after = 3  # the first turn's
         [stream] = c.open(PROMPT)
         assert await collect(stream) == answer_of(PROMPT, 8)
         await c.idle()
         [choice] = (await found(c.dispatcher.decisions, "r"))["choices"]
-        if choice["decode_worker"] == "d1" and len(choice["placements"]) == 2:
-            assert choice["placements"][0]["left_for"].startswith("d0: worker_lost")
+        assert choice["decode_worker"] == "d1"
+        assert [p["taken"]["decode"] for p in choice["placements"]] == ["d0", "d1"]
+        assert choice["placements"][0]["left_for"].startswith("d0: worker_lost")
 
 
 async def test_running_requests_are_counted_past_the_queue():
@@ -150,3 +150,21 @@ async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, 
         assert seen == {"a": 200, "b": 404, "boss": 200}
         unknown = await c.http.get("/v1/requests/nobody/explain", headers=keys["boss"])
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_unknown")
+
+
+async def test_a_callers_own_id_shadows_nobody_elses_request():
+    """x-request-id is any text: also somebody else's id."""
+    store = Store()
+    log, other = (DecisionLog(name, lambda: 0.0, store) for name in ("r1", "r2"))
+    decided(log, "victim")
+    decided(log, "mine", asked="victim")
+    for _ in range(2):
+        for one in (log, other):
+            if await one.find("victim") is not None:
+                assert (await found(one, "victim"))["request_id"] == "victim"
+        await log.flush()
+    assert await other.find("victim", "stranger") is not None
+    decided(log, "again", asked="own")
+    await log.flush()
+    assert await other.find("own") is not None
+    assert await other.find("own", "stranger") is None

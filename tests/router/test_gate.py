@@ -120,6 +120,10 @@ async def test_rest_wants_a_key_and_says_so_as_openai_does(fake, model_dir, star
         other = openai.AsyncOpenAI(base_url=f"{c.address.url}/v1", api_key=made["other"], max_retries=0)
         with pytest.raises(openai.PermissionDeniedError):
             await other.completions.create(**COMPLETION)
+        shown = (await c.http.get("/metrics")).text
+        refused = {"unauthenticated": 4, "quota_exceeded": 1, "forbidden": 1}
+        for cause, count in refused.items():
+            assert f'baton_requests_refused_total{{cause="{cause}"}} {count}.0' in shown
 
 
 async def test_grpc_wants_the_same_key(fake, model_dir, start_router, keys):

@@ -11,8 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.protos.errors import Overloaded
+from baton.protos.nouns import Grammar
 from baton.protos.v1 import common_pb2, inference_pb2_grpc, worker_pb2
 from baton.protos.v1 import inference_pb2 as pb
+from tests.router.conftest import entry
 
 SAID = "The quick brown fox jumps over the lazy dog. 日本語 and 🦊 too!"
 GREEDY = common_pb2.Sampling(temperature=0)
@@ -67,6 +69,21 @@ async def test_logprobs_and_stop_strings_work(stub, fake) -> None:
     answer = await stub.Generate(pb.GenerateRequest(text="x", sampling=sampling, stop=["brown"]))
     assert answer.choices[0].text == "The quick "
     assert [len(entry.top) for entry in answer.choices[0].logprobs] == [2] * answer.usage.completion_tokens
+
+
+async def test_grammars_bad_words_and_prompt_logprobs_work(stub, fake) -> None:
+    words = [common_pb2.TokenSequence(ids=[7, 8])]
+    grammar = common_pb2.Grammar(kind="regex", spec="[a-z]+")
+    sampling = common_pb2.Sampling(temperature=0, grammar=grammar, bad_words=words, prompt_logprobs=2)
+    fake.scores = (entry(5, 2), entry(6, 2))
+    answer = await stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=[4, 5, 6]), sampling=sampling))
+    assert fake.requests[0].sampling.grammar == Grammar("regex", "[a-z]+")
+    assert fake.requests[0].sampling.bad_words == ((7, 8),)
+    assert [found.chosen.token_id for found in answer.choices[0].prompt_logprobs] == [5, 6]
+    for bad in ({"grammar": common_pb2.Grammar(kind="regex", spec="(")}, {"pooling": "mean"}):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Generate(pb.GenerateRequest(text="x", sampling=common_pb2.Sampling(**bad)))
+        assert details(refused.value)["BadRequest"].field_violations[0].field == next(iter(bad))
 
 
 async def test_a_bad_field_is_a_rich_invalid_argument(stub) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.console.enginebench.memory import MemoryRead, seconds
 from baton.console.kvbench.rows import Row, median, paired, spread
 from baton.kernels.abi import native
-from baton.kernels.paged_attention.native import Item, Pages, attend, page_bytes
+from baton.kernels.paged_attention.native import Item, Pages, page_bytes, prepared
 from baton.kernels.paged_attention.stored import ELEMENTS, PAGE, SCALED
 
 SHAPES = {"12/4 heads of 64": (12, 4, 64, 12), "32/8 heads of 128": (32, 8, 128, 8)}  # heads, kv_heads, dim, layers
@@ -38,11 +38,16 @@ def _row(
     table = list(range(len(pages)))
     random.Random(0).shuffle(table)
     item: Item = (table, context - 1, 1)
-    q = torch.randn(1, heads, head_dim)
+    q, library = torch.randn(1, heads, head_dim), native.library()
+    assert library is not None
+    layer_calls = [
+        prepared(library, q, Pages(pages, dtype, kv_heads, head_dim, layers, layer), [item], torch.empty_like(q))
+        for layer in range(layers)
+    ]
     rates, ceilings = [], []
     for _ in range(rounds + 1):
         ceilings.append(memory.rate())
-        rates.append(pages.nbytes / seconds(lambda: _step(q, pages, dtype, shape, item)))
+        rates.append(pages.nbytes / seconds(lambda: [call() for call in layer_calls]))
     rates, ceilings = rates[1:], ceilings[1:]
     return Row(
         name,
@@ -53,14 +58,6 @@ def _row(
         spread=spread(rates),
         target=TARGETS.get(dtype, 0.0),
     )
-
-
-def _step(q: Tensor, pages: Tensor, dtype: str, shape: tuple[int, int, int, int], item: Item) -> None:
-    _, kv_heads, head_dim, layers = shape
-    library = native.library()
-    assert library is not None
-    for layer in range(layers):
-        attend(library, q, Pages(pages, dtype, kv_heads, head_dim, layers, layer), [item])
 
 
 def _pages(dtype: str, kv_heads: int, head_dim: int, layers: int, context: int) -> Tensor:

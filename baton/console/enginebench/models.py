@@ -1,4 +1,4 @@
-"""Llamas of random weights, made in memory: speed doesn't depend on what weights say. Knows nothing of measuring."""
+"""Llamas of random weights, in memory: speed doesn't depend on what weights say. Knows nothing of measuring."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _weights(program: Program, scheme: str) -> tuple[dict[str, Any], int]:
     found: dict[str, Any] = {}
     for weight in program.weights:
         shape = (sum(part[0] for part in weight.shapes), *weight.shapes[0][1:])
-        value = torch.randn(shape) * 0.02 if len(shape) == 2 else torch.ones(shape)
+        value: Any = torch.randn(shape) * 0.02 if len(shape) == 2 else torch.ones(shape)
         if weight.name in linear or weight.name == head:
             value = _packed(value, scheme, weight.name == head)
         found[weight.name] = value.bfloat16() if isinstance(value, torch.Tensor) and value.dim() == 2 else value

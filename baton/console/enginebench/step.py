@@ -41,7 +41,7 @@ def rows(size: str, scheme: str, kv: str, batches: tuple[int, ...], rounds: int)
 
 def _decode(name: str, runner: NativeRunner, memory: MemoryRead, batch: int, read: int, rounds: int) -> Row:
     steps, ceilings = [], []
-    for turn in range(rounds):
+    for _ in range(rounds):
         ceilings.append(memory.rate())
         steps.append(seconds(lambda: _steps(runner, batch)) / STEPS)
     rates = [read / step for step in steps]

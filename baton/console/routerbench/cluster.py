@@ -105,7 +105,9 @@ class BenchCluster(contextlib.AbstractContextManager["BenchCluster"]):
     @property
     def worker_address(self) -> str:
         """Of the first decode worker."""
-        return str(Slot(self._folder / "slots", "decode-0").read().address)
+        record = Slot(self._folder / "slots", "decode-0").read()
+        assert record is not None
+        return record.address
 
     def cpu_seconds(self) -> float:
         """User and system time of the router's process so far."""

@@ -57,9 +57,8 @@ async def throughput(cluster: BenchCluster, rounds: int, tokens: int, streams: i
     merged: list[float] = []
     for number in range(rounds):
         cpu, began = cluster.cpu_seconds(), time.perf_counter()
-        outcomes = await closed_loop(
-            cluster.host, cluster.port, streams, lambda i, n=number: request(f"round {n} of {i}", tokens), streams
-        )
+        raws = [request(f"round {number} of {i}", tokens) for i in range(streams)]
+        outcomes = await closed_loop(cluster.host, cluster.port, streams, raws.__getitem__, streams)
         done = sum(o.tokens for o in outcomes)
         rates.append(done / (time.perf_counter() - began))
         merged.append(done / sum(o.events for o in outcomes))

@@ -56,7 +56,7 @@ void work(Pool& p) {
     if ((found & kField) >= (found >> 20 & kField)) return;
 #ifdef BATON_MUTATION_THREADS_EARLY
     p.done.fetch_add(1, std::memory_order_release);  // a planted bug: said before it is done
-    usleep(found & 1 ? 3000 : 400);
+    usleep(found & 1 ? 40000 : 20000);
     p.task(p.context, int32_t(found & kField));
 #else
     p.task(p.context, int32_t(found & kField));  // the caller waits for this task, so both fields are the job's

@@ -1,6 +1,6 @@
 // linear on a CPU: quantize or round the rows once, then panels of 64 outputs over the threads. Knows nothing of models.
 //
-//   per panel:  for each block of rows, for each chunk of K:  [unpack int4 to bytes]  for each tile of rows: tiles.h
+//   per panel:  for each block of rows, for each chunk of K:  [unpack int4]  for each tile of rows: tiles.h
 //
 // A chunk is a few hundred inputs, whole groups of the weights' scales: its weights stay in the L1 cache for all the
 // block's rows, and the rows' float sums in the L2 cache from chunk to chunk. The activations lie as they are read,
@@ -84,9 +84,13 @@ void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t dtype, 
   }
 }
 
+// With AVX-512 int4 is taken apart in registers, beside the dot products; else a chunk's bytes are made first.
+bool in_registers(const PackedLinear& w) { return BATON_AVX512 && w.kind == LINEAR_W4; }
+
 Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t x_stride, int64_t m) {
   Rows rows;
-  rows.m = m, rows.tiles = (m + kRows - 1) / kRows, rows.k = w.k;
+  int64_t per_tile = in_registers(w) ? kRowsW4 : kRows;
+  rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
   rows.padded = up(w.k, w.group ? w.group : 8);
   rows.unit = w.kind == LINEAR_BF16 ? 2 : 4;
   rows.chunk = w.group ? up(kChunk, w.group) : kChunk;
@@ -150,7 +154,7 @@ void chunk_integers(const Call& call, const Work& work) {
                       w.scales ? w.scales + scale_at : nullptr,
                       w.mins ? w.mins + scale_at : nullptr};
 #if BATON_AVX512
-  if (w.kind == LINEAR_W4 && rows.m <= 4) {
+  if (in_registers(w)) {
     weights.steps /= 2;
     return each_tile(rows, work, [&](auto size, const TileRows& tile) { tile_w4<size>(weights, tile); });
   }

@@ -26,7 +26,8 @@ struct TileWeights {
 
 #if BATON_AVX512
 
-constexpr int kRows = 6;  // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
+constexpr int kRows = 6;    // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
+constexpr int kRowsW4 = 4;  // 16 accumulators, 8 of weights, 2 broadcasts, 1 mask
 
 template <int R>
 BATON_INLINE void begin(__m512i (&acc)[R][4], const TileRows& rows, int64_t group, int32_t zero) {
@@ -36,16 +37,21 @@ BATON_INLINE void begin(__m512i (&acc)[R][4], const TileRows& rows, int64_t grou
   });
 }
 
-template <int R>
+enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS };
+
+template <Scales S, int R>
 BATON_INLINE void finish(const __m512i (&acc)[R][4], const TileRows& rows, int64_t group, const TileWeights& w) {
   unroll<4>([&](auto j) BATON_LAMBDA {
-    int64_t at = group * kPanel + 16 * j;
-    __m512 scale = w.scales ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.scales + at))) : _mm512_set1_ps(1);
-    __m512 low = w.mins ? _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(w.mins + at))) : _mm512_setzero_ps();
+    const fp16 *scales = w.scales + group * kPanel + 16 * j, *mins = w.mins + group * kPanel + 16 * j;
+    __m512 scale = _mm512_setzero_ps(), low = scale;
+    if (S != NO_SCALES) scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)scales));
+    if (S == SCALES_AND_MINS) low = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)mins));
     unroll<R>([&](auto r) BATON_LAMBDA {
       float* out = rows.out + r * kPanel + 16 * j;
-      __m512 sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][j]), scale, _mm512_loadu_ps(out));
-      if (w.mins) sum = _mm512_fnmadd_ps(low, _mm512_set1_ps(float(rows.sums[r * rows.sums_stride + group])), sum);
+      __m512 whole = _mm512_cvtepi32_ps(acc[r][j]), sum = _mm512_loadu_ps(out);
+      sum = S == NO_SCALES ? _mm512_add_ps(whole, sum) : _mm512_fmadd_ps(whole, scale, sum);
+      if (S == SCALES_AND_MINS)
+        sum = _mm512_fnmadd_ps(low, _mm512_set1_ps(float(rows.sums[r * rows.sums_stride + group])), sum);
       _mm512_storeu_ps(out, sum);
     });
   });
@@ -60,51 +66,77 @@ BATON_INLINE __m512i broadcast(const void* four_bytes) {
 // acc += w · x by fours. Written out, since g++ 12 copies the accumulator around its intrinsic.
 BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
-// Steps of [64][4] bytes.
-template <int R>
-inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
+// step(acc, w, x) for each of the chunk's steps, `w` and `x` moved on by it, between begin and finish for each group.
+// Both structs come by value: a store of a vector may alias anything that is read through a reference.
+template <Scales S, int R, class Step>
+BATON_INLINE void each_group(const TileWeights weights, const TileRows rows, Step&& step) {
   const uint8_t* w = weights.w;
   const char* x = rows.x;
   unroll<R * 4>([&](auto line) BATON_LAMBDA { _mm_prefetch((const char*)(rows.out + 16 * line), _MM_HINT_T0); });
   for (int64_t g = 0; g < weights.groups; ++g) {
     __m512i acc[R][4];
     begin<R>(acc, rows, g, weights.zero);
-    for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 4 * R) {
-      __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64), w2 = _mm512_loadu_si512(w + 128),
-              w3 = _mm512_loadu_si512(w + 192);
-      unroll<R>([&](auto r) BATON_LAMBDA {
-        __m512i b = broadcast(x + 4 * r);
-        dot(acc[r][0], w0, b);
-        dot(acc[r][1], w1, b);
-        dot(acc[r][2], w2, b);
-        dot(acc[r][3], w3, b);
-      });
-    }
-    finish<R>(acc, rows, g, weights);
+    for (int64_t s = 0; s < weights.steps; ++s) step(acc, w, x);
+    finish<S, R>(acc, rows, g, weights);
+    asm volatile("" ::: "memory");  // else g++ keeps 24 sums on the stack too, from group to group
   }
 }
 
-// Steps of [64][4] bytes with two nibbles each.
+// Steps of [64][4] bytes.
+template <int R>
+struct StepW8 {
+  BATON_INLINE void operator()(__m512i (&acc)[R][4], const uint8_t*& w, const char*& x) const {
+    __m512i w0 = _mm512_loadu_si512(w), w1 = _mm512_loadu_si512(w + 64), w2 = _mm512_loadu_si512(w + 128),
+            w3 = _mm512_loadu_si512(w + 192);
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      __m512i b = broadcast(x + 4 * r);
+      dot(acc[r][0], w0, b);
+      dot(acc[r][1], w1, b);
+      dot(acc[r][2], w2, b);
+      dot(acc[r][3], w3, b);
+    });
+    w += 256, x += 4 * R;
+  }
+};
+
+// Steps of [64][4] bytes with two nibbles each, taken apart in registers: free beside four rows' dot products.
+template <int R>
+struct StepW4 {
+  BATON_INLINE void operator()(__m512i (&acc)[R][4], const uint8_t*& w, const char*& x) const {
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512i both[4], first[4], second[4];
+    unroll<4>([&](auto j) BATON_LAMBDA {
+      both[j] = _mm512_loadu_si512(w + 64 * j);
+      first[j] = _mm512_and_si512(both[j], low);
+      second[j] = _mm512_and_si512(_mm512_srli_epi16(both[j], 4), low);
+    });
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      __m512i b = broadcast(x + 4 * r), c = broadcast(x + 4 * (R + r));
+      unroll<4>([&](auto j) BATON_LAMBDA { dot(acc[r][j], first[j], b); });
+      unroll<4>([&](auto j) BATON_LAMBDA { dot(acc[r][j], second[j], c); });
+    });
+    w += 256, x += 8 * R;
+  }
+};
+
+template <int R, class Step>
+BATON_INLINE void with_scales(const TileWeights& weights, const TileRows& rows, Step&& step) {
+  if (weights.mins)
+    each_group<SCALES_AND_MINS, R>(weights, rows, step);
+  else if (weights.scales)
+    each_group<SCALES, R>(weights, rows, step);
+  else
+    each_group<NO_SCALES, R>(weights, rows, step);
+}
+
+template <int R>
+inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
+  with_scales<R>(weights, rows, StepW8<R>());
+}
+
 template <int R>
 inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
-  const uint8_t* w = weights.w;
-  const char* x = rows.x;
-  const __m512i low = _mm512_set1_epi8(15);
-  for (int64_t g = 0; g < weights.groups; ++g) {
-    __m512i acc[R][4];
-    begin<R>(acc, rows, g, weights.zero);
-    for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 8 * R) {
-      unroll<4>([&](auto j) BATON_LAMBDA {
-        __m512i both = _mm512_loadu_si512(w + 64 * j);
-        __m512i w0 = _mm512_and_si512(both, low), w1 = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-        unroll<R>([&](auto r) BATON_LAMBDA {
-          dot(acc[r][j], w0, broadcast(x + 4 * r));
-          dot(acc[r][j], w1, broadcast(x + 4 * (R + r)));
-        });
-      });
-    }
-    finish<R>(acc, rows, g, weights);
-  }
+  with_scales<R>(weights, rows, StepW4<R>());
 }
 
 // w: `steps` of [64][2] bf16. The sum goes on where `out` left off, so chunks don't show in it.
@@ -133,7 +165,7 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
 
 #elif BATON_AVX2
 
-constexpr int kRows = 4;
+constexpr int kRows = 4, kRowsW4 = 4;
 
 // No VNNI: bytes widen to 16 bits, whose products add up in pairs without saturating. An accumulator holds two partial
 // sums per output.
@@ -198,7 +230,7 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
 
 #else
 
-constexpr int kRows = 1;
+constexpr int kRows = 1, kRowsW4 = 1;
 
 template <int R>
 inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
@@ -232,19 +264,8 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
 
 // `steps` of [64][4] bytes with two nibbles each -> twice as many steps of [64][4] bytes.
 inline void unpack_w4(const uint8_t* w, int64_t steps, uint8_t* out) {
-  for (int64_t s = 0; s < steps; ++s, w += 256, out += 512) {
-#if BATON_AVX512
-    const __m512i low = _mm512_set1_epi8(15);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      __m512i both = _mm512_loadu_si512(w + 64 * j);
-      _mm512_store_si512(out + 64 * j, _mm512_and_si512(both, low));
-      _mm512_store_si512(out + 256 + 64 * j, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
-    }
-#else
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 512)
     for (int i = 0; i < 256; ++i) out[i] = w[i] & 15, out[256 + i] = w[i] >> 4;
-#endif
-  }
 }
 
 }  // namespace baton

@@ -6,7 +6,7 @@ The engine's way to them is the native step; here one sequence is a tuple (pages
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,7 @@ class Pages:
         """kv.h: PagedKv."""
         size = self.memory.shape[1]
         at = self.layer * (size // self.layers)
-        return PagedKv(
-            self.memory.data_ptr(), size, at, KV_TYPES[self.dtype], self.kv_heads, self.head_dim
-        )
+        return PagedKv(self.memory.data_ptr(), size, at, KV_TYPES[self.dtype], self.kv_heads, self.head_dim)
 
 
 def page_bytes(dtype: str, kv_heads: int, head_dim: int, layers: int = 1) -> int:
@@ -51,14 +49,27 @@ def page_bytes(dtype: str, kv_heads: int, head_dim: int, layers: int = 1) -> int
 
 def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], window: int = 0) -> Tensor:
     """q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
-    call = declare(library, "paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64)
     out = torch.full_like(q, torch.nan)
-    table, kept = _table(items)
-    width = q.stride(0)
-    call(ctypes.byref(kv.struct), table.ctypes.data, len(items), q.shape[1], window, kv.head_dim**-0.5,
-         q.data_ptr(), width, out.data_ptr(), out.stride(0))  # fmt: skip
-    del kept
+    prepared(library, q, kv, items, out, window)()
     return out
+
+
+def prepared(
+    library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], out: Tensor, window: int = 0
+) -> Callable[[], None]:
+    """The call of ``attend`` with everything at hand, to be timed without what it takes to get it together."""
+    call = declare(library, "paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64)
+    table, kept = _table(items)
+    struct, scale = kv.struct, kv.head_dim**-0.5
+    arguments = (
+        *(ctypes.addressof(struct), table.ctypes.data, len(items), q.shape[1], window, scale),
+        *(q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0)),
+    )
+
+    def run(alive: tuple[object, ...] = (struct, table, kept, q, out)) -> None:
+        call(*arguments)
+
+    return run
 
 
 def append(

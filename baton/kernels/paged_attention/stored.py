@@ -1,6 +1,6 @@
-"""K and V as they are stored in pages, read back as float32: the spec of kv.h's formats. Knows nothing of sequences.
+"""K and V as they lie in pages, read back as float32: the spec of kv.h's formats. Knows nothing of sequences.
 
-    plane = [token 0..15][kv_head][head_dim] elements, then for int8 and fp8 [token 0..15][kv_head] float32 scales
+plane = [token 0..15][kv_head][head_dim] elements, then for int8 and fp8 [token 0..15][kv_head] float32 scales
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOPS = {"int8": 127.0, "fp8_e4m3": 448.0}
 def read_layer(
     memory: Tensor, pages: Tensor, layer: int, layers: int, kv_heads: int, head_dim: int, dtype: str
 ) -> tuple[Tensor, Tensor]:
-    """memory (pages, page_bytes) uint8, pages (n,) -> K and V of ``layer``, each (16 n, kv_heads, head_dim) float32."""
+    """memory (pages, page_bytes) uint8, pages (n,) -> ``layer``'s K and V, (16 n, kv_heads, head_dim) float32."""
     planes = memory.view(len(memory), layers, 2, -1)[pages.long(), layer]
     keys, values = (_read(planes[:, which], kv_heads, head_dim, dtype) for which in (0, 1))
     return keys, values

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from baton.kv.transport.base import Transport
 
 IN_PROCESS = {"loopback"}
-_PARTS = {"__init__", "base", "frames", "control", "sending", "receiving", "inlet", "preflight"}
+_PARTS = {"__init__", "base", "frames", "control", "sending", "receiving", "inlet", "poller", "preflight"}
 
 
 def names() -> list[str]:

@@ -77,23 +77,21 @@ class Inlet:
         self.session: Session | None = None
         self.sock = sock
         self._server = server
-        self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(4096)
         self._got, self._want = 0, HELLO.size
         self._landing: Landing | None = None
         self._held: Frame | None = None
         self._fds: list[int] = []
         self._closed = False
-        self._loop.add_reader(sock.fileno(), self._readable)
-        self._loop.call_later(HELLO_S, self._expect_hello)
+        self._server.poller.reads(sock.fileno(), self._readable)
+        asyncio.get_running_loop().call_later(HELLO_S, self._expect_hello)
 
     def close(self, reset: bool = False) -> None:
         """Now; with ``reset`` the peer sees a broken stream even where nothing was in flight."""
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self.sock.fileno())
-        self._loop.remove_writer(self.sock.fileno())
+        self._server.poller.forget(self.sock.fileno())
         if reset:
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -113,7 +111,7 @@ class Inlet:
             return
         if self.session.landed >= frame.sequence:
             self._held = None
-            self._loop.add_reader(self.sock.fileno(), self._readable)
+            self._server.poller.reads(self.sock.fileno(), self._readable)
             self.session.sink.take(frame)
 
     def _readable(self) -> None:
@@ -190,7 +188,7 @@ class Inlet:
         if frame.kind not in frames.WITH_BLOCKS:
             if session.landed < frame.sequence:
                 self._held = frame  # nothing is read over its body: the reader is off until release
-                self._loop.remove_reader(self.sock.fileno())
+                self._server.poller.reads(self.sock.fileno(), None)
             else:
                 session.sink.take(frame)
             return 0

@@ -15,6 +15,7 @@ from baton.kv.transport import frames
 from baton.kv.transport.base import Accept
 from baton.kv.transport.frames import Frame, Kind
 from baton.kv.transport.inlet import Inlet
+from baton.kv.transport.poller import Poller
 from baton.kv.transport.sending import ANCHOR, HELLO, MAGIC, VERSION
 from baton.protos.errors import CorruptFrame
 
@@ -33,7 +34,6 @@ class Session:
         self.stream = stream
         self._server = server
         self._out = bytearray()
-        self._loop = asyncio.get_running_loop()
         self.sink = accept(self)
 
     def join(self, inlet: Inlet, lane: int) -> None:
@@ -67,7 +67,7 @@ class Session:
         self._out += frames.encode(Frame(Kind.END))
         self.ended = True
         self._flush()
-        self._loop.call_later(LINGER_S, self._forget, False)
+        asyncio.get_running_loop().call_later(LINGER_S, self._forget, False)
 
     def abort(self) -> None:
         """The stream is broken, or over at the sender's end: no goodbye."""
@@ -91,11 +91,11 @@ class Session:
             while self._out:
                 del self._out[: self.primary.sock.send(self._out)]
         except BlockingIOError:
-            self._loop.add_writer(fd, self._flush)
+            self._server.poller.writes(fd, self._flush)
             return
         except OSError:
             self._out.clear()  # the reader finds out
-        self._loop.remove_writer(fd)
+        self._server.poller.writes(fd, None)
 
 
 class SocketServer:
@@ -108,17 +108,19 @@ class SocketServer:
         self._sock = sock
         self._inlets: set[Inlet] = set()
         sock.setblocking(False)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._incoming)
+        self.poller = Poller()
+        self.poller.reads(sock.fileno(), self._incoming)
 
     def close(self) -> None:
         """Stop listening and break every stream."""
         if self._sock.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self.poller.forget(self._sock.fileno())
             self._sock.close()
         for session in tuple(self.sessions.values()):
             session.abort()
         for inlet in tuple(self._inlets):
             inlet.close(reset=True)
+        self.poller.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
         """A connection said hello. Raises CorruptFrame."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from baton.kv.transport import frames
 from baton.kv.transport.frames import HEADER_BYTES, Bytes, Frame, Kind
+from baton.kv.transport.poller import Poller
 from baton.protos.errors import CorruptFrame, WorkerLost
 
 T = TypeVar("T")
@@ -29,8 +30,9 @@ READ_BYTES = 64 << 10
 class Lane:
     """One connected, non-blocking socket."""
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
+    def __init__(self, sock: socket.socket, name: str, poller: Poller) -> None:
         self._sock = sock
+        self._poller = poller
         self._fd = sock.fileno()
         self._name = name
         self._waits: dict[bool, asyncio.Future[None]] = {}
@@ -55,9 +57,7 @@ class Lane:
         if self._closed:
             return
         self._closed = True
-        loop = asyncio.get_running_loop()
-        loop.remove_writer(self._fd)
-        loop.remove_reader(self._fd)
+        self._poller.forget(self._fd)
         for waiting in self._waits.values():
             if not waiting.done():
                 waiting.set_exception(self.lost("the transport was closed"))
@@ -78,14 +78,14 @@ class Lane:
         raise self.lost("it was closed")
 
     async def _ready(self, write: bool) -> None:
-        loop = asyncio.get_running_loop()
-        self._waits[write] = waiting = loop.create_future()
-        (loop.add_writer if write else loop.add_reader)(self._fd, _wake, waiting)
+        self._waits[write] = waiting = asyncio.get_running_loop().create_future()
+        watch = self._poller.writes if write else self._poller.reads
+        watch(self._fd, lambda: _wake(waiting))
         try:
             await waiting
         finally:
             if not self._closed:
-                (loop.remove_writer if write else loop.remove_reader)(self._fd)
+                watch(self._fd, None)
 
 
 class SocketStream:
@@ -131,9 +131,7 @@ class SocketStream:
         return None
 
     async def close(self) -> None:
-        """Close every lane."""
-        for task in self._writing.values():
-            task.cancel()
+        """Close every lane: what is being written ends with WorkerLost, nobody is cancelled."""
         for lane in self._lanes:
             lane.close()
         await asyncio.gather(*self._writing.values(), return_exceptions=True)

@@ -22,12 +22,14 @@ from baton.kv.memory import PageMemory
 from baton.kv.transport import frames
 from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.frames import Frame
+from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import Session, SocketServer
 from baton.kv.transport.sending import ANCHOR, Lane, SocketStream, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 MAX_PATH = 107
+QUEUED_BYTES = 32 << 10  # of frames whose blocks wait to be fetched: some tens; a slow receiver must be felt
 
 
 class ShmTransport:
@@ -37,11 +39,13 @@ class ShmTransport:
         self._fd = _read_only(memory.fd)
         self._streams: set[SocketStream] = set()
         self._anchors: dict[str, socket.socket] = {}
+        self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream to the socket at path ``address``."""
         self._anchor(address)
-        stream = _ShmStream(Lane(self._dial(address, 0), address), self._streams)
+        self._poller = self._poller or Poller()
+        stream = _ShmStream(Lane(self._dial(address, 0), address, self._poller), self._streams)
         self._streams.add(stream)
         return stream
 
@@ -52,6 +56,9 @@ class ShmTransport:
         for anchor in self._anchors.values():
             anchor.close()
         self._anchors.clear()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -68,6 +75,7 @@ class ShmTransport:
 
     def _dial(self, address: str, lane: int) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUED_BYTES)
         try:
             sock.connect(address)
             if not same_user(sock):

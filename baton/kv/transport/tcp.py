@@ -13,6 +13,7 @@ import socket
 
 from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Accept, HandoffStream, Transport
+from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import SocketServer
 from baton.kv.transport.sending import Lane, SocketStream, hello
 from baton.protos.errors import ConfigError, WorkerLost
@@ -32,11 +33,14 @@ class TcpTransport:
     def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
         self._streams: set[SocketStream] = set()
+        self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream; every lane is connected before this returns."""
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
-        lanes = list(await asyncio.gather(*(_connect(address, number, stream_id) for number in range(count))))
+        self._poller = self._poller or Poller()
+        sockets = await asyncio.gather(*(_connect(address, number, stream_id) for number in range(count)))
+        lanes = [Lane(sock, address, self._poller) for sock in sockets]
         stream = _TcpStream(lanes, self._streams)
         self._streams.add(stream)
         return stream
@@ -45,6 +49,9 @@ class TcpTransport:
         """Close every stream."""
         for stream in tuple(self._streams):
             await stream.close()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
 
 
 class _TcpStream(SocketStream):
@@ -107,7 +114,7 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _connect(address: str, lane: int, stream_id: bytes) -> Lane:
+async def _connect(address: str, lane: int, stream_id: bytes) -> socket.socket:
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -124,4 +131,4 @@ async def _connect(address: str, lane: int, stream_id: bytes) -> Lane:
                 raise
     except OSError as error:  # a timeout is one
         raise WorkerLost(f"nobody answers at {address}: {error}", "decode_address") from error
-    return Lane(sock, address)
+    return sock

@@ -149,13 +149,14 @@ class PrefillRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., lease: _Optional[bytes] = ..., epoch: _Optional[int] = ..., decode_address: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., held_blocks: _Optional[int] = ..., received_blocks: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., priority: _Optional[int] = ..., router_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., fetch_address: _Optional[str] = ..., fetch_blocks: _Optional[int] = ..., fetch_limit_s: _Optional[float] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("first", "cached_tokens", "shipped_blocks", "shipped_bytes", "stations", "prompt_logprobs", "fetched_blocks")
+    __slots__ = ("first", "cached_tokens", "shipped_blocks", "shipped_bytes", "stations", "prompt_logprobs", "pooled", "fetched_blocks")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     first: _common_pb2.TokenRun
     cached_tokens: int
@@ -163,8 +164,9 @@ class PrefillResponse(_message.Message):
     shipped_bytes: int
     stations: _containers.RepeatedCompositeFieldContainer[_common_pb2.Station]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    pooled: bytes
     fetched_blocks: int
-    def __init__(self, first: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., shipped_blocks: _Optional[int] = ..., shipped_bytes: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., fetched_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, first: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., shipped_blocks: _Optional[int] = ..., shipped_bytes: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., pooled: _Optional[bytes] = ..., fetched_blocks: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("model_id", "adapter_id", "tenant_salt", "hashes", "layout")
@@ -335,18 +337,20 @@ class Ended(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., error: _Optional[_Union[WireError, _Mapping]] = ...) -> None: ...
 
 class RequestTokens(_message.Message):
-    __slots__ = ("request_id", "run", "cached_tokens", "stations", "prompt_logprobs")
+    __slots__ = ("request_id", "run", "cached_tokens", "stations", "prompt_logprobs", "pooled")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STATIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     run: _common_pb2.TokenRun
     cached_tokens: int
     stations: _containers.RepeatedCompositeFieldContainer[_common_pb2.Station]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
-    def __init__(self, request_id: _Optional[str] = ..., run: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    pooled: bytes
+    def __init__(self, request_id: _Optional[str] = ..., run: _Optional[_Union[_common_pb2.TokenRun, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., stations: _Optional[_Iterable[_Union[_common_pb2.Station, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., pooled: _Optional[bytes] = ...) -> None: ...
 
 class TokenFrame(_message.Message):
     __slots__ = ("step", "outputs")

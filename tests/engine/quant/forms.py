@@ -1,7 +1,7 @@
 """Tiny checkpoints in the forms that quantized ones come in, packed by loops that share nothing with the readers.
 
-Knows nothing of the readers. ``write(directory, form)`` makes a quantized checkpoint and, beside it, its plain twin:
-the same values in float32, read the ordinary way.
+Knows nothing of the readers. ``write(base, directory, form)`` makes a quantized checkpoint of ``base``
+and, beside it, its plain twin: the same values in float32, read the ordinary way.
 """
 
 from __future__ import annotations
@@ -31,11 +31,22 @@ class Form(NamedTuple):
     pack: Callable[[Tensor], tuple[Tensors, Tensor]]
 
 
-def write(directory: Path, form: Form) -> tuple[Path, Path]:
+def base(directory: Path) -> Path:
+    """What ``write`` starts from."""
+    return make(directory, "qwen2", hidden_size=128, intermediate_size=256, head_dim=32)
+
+
+def gguf_base(directory: Path) -> Path:
+    """What ``write_gguf`` starts from: a llama, whose q and k rows GGUF reorders."""
+    size = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return make(directory, "llama2", head_dim=64, vocab_size=128, **size)
+
+
+def write(base: Path, directory: Path, form: Form) -> tuple[Path, Path]:
     """The quantized checkpoint and its twin."""
-    plain = make(directory / "plain", "qwen2", hidden_size=128, intermediate_size=256, head_dim=32)
-    coded = directory / "coded"
-    shutil.copytree(plain, coded)
+    plain, coded = directory / "plain", directory / "coded"
+    shutil.copytree(base, plain)
+    shutil.copytree(base, coded)
     tensors = load_file(plain / "model.safetensors")
     stored: Tensors = {}
     for name, tensor in list(tensors.items()):
@@ -68,7 +79,7 @@ def rounded(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Ten
 
 
 def packed(columns: np.ndarray, bits: int, order: tuple[int, ...]) -> Tensor:
-    """(rows, columns) of small integers -> (rows, columns x bits / 32) int32; ``order[i]`` sits in the i-th bits."""
+    """(rows, columns) of small integers -> (rows, columns x bits / 32); ``order[i]`` sits in the i-th bits."""
     per = 32 // bits
     out = np.zeros((columns.shape[0], columns.shape[1] // per), np.uint32)
     for at in range(out.shape[1]):
@@ -141,11 +152,10 @@ def compressed(kind: str, strategy: str, group: int = 32) -> Form:
     return Form(settings, pack)
 
 
-def write_gguf(directory: Path, kind: str) -> tuple[Path, Path]:
+def write_gguf(base: Path, directory: Path, kind: str) -> tuple[Path, Path]:
     """A llama with its matrices in ``kind`` (random blocks), its twin holding what the gguf package reads there."""
-    size = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
-    plain = make(directory / "plain", "llama2", head_dim=64, vocab_size=128, **size)
-    coded = directory / "coded"
+    plain, coded = directory / "plain", directory / "coded"
+    shutil.copytree(base, plain)
     coded.mkdir()
     shutil.copy(plain / "config.json", coded)
     tensors = load_file(plain / "model.safetensors")

@@ -37,6 +37,16 @@ CASES = {
 KINDS = {"Q4_0": (W4, 1e-6), "Q8_0": (W8, 1e-6), "Q4_K": (W4, HALF), "Q6_K": (W8, HALF)}
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return forms.base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def gguf_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return forms.gguf_base(tmp_path_factory.mktemp("gguf"))
+
+
 def loaded(directory: Path, cache: Path, **settings: object) -> Loaded:
     config = EngineConfig(str(directory), cache_dir=str(cache), **settings)  # type: ignore[arg-type]
     read = ModelConfig.read(directory)
@@ -60,15 +70,15 @@ def same_values(coded: Path, plain: Path, cache: Path, kind: int, most: float) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_holds_its_twins_values(tmp_path: Path, case: str) -> None:
+def test_a_checkpoint_holds_its_twins_values(base: Path, tmp_path: Path, case: str) -> None:
     form, kind, most = CASES[case]
-    coded, plain = forms.write(tmp_path, form)
+    coded, plain = forms.write(base, tmp_path, form)
     same_values(coded, plain, tmp_path, kind, most)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_holds_its_twins_values(tmp_path: Path, kind: str) -> None:
-    coded, plain = forms.write_gguf(tmp_path, kind)
+def test_a_gguf_holds_its_twins_values(gguf_base: Path, tmp_path: Path, kind: str) -> None:
+    coded, plain = forms.write_gguf(gguf_base, tmp_path, kind)
     same_values(coded, plain, tmp_path, *KINDS[kind])
 
 
@@ -84,9 +94,9 @@ def test_a_gguf_holds_its_twins_values(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_a_variant_that_is_not_known_is_refused_by_name(
-    tmp_path: Path, change: dict[str, object], message: str
+    base: Path, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
-    coded, _ = forms.write(tmp_path, forms.gptq())
+    coded, _ = forms.write(base, tmp_path, forms.gptq())
     config = json.loads((coded / "config.json").read_text())
     config["quantization_config"] |= change
     (coded / "config.json").write_text(json.dumps(config))
@@ -94,16 +104,16 @@ def test_a_variant_that_is_not_known_is_refused_by_name(
         loaded(coded, tmp_path)
 
 
-def test_a_quantized_checkpoint_is_not_rounded_again(tmp_path: Path) -> None:
-    coded, _ = forms.write(tmp_path, forms.gptq())
+def test_a_quantized_checkpoint_is_not_rounded_again(base: Path, tmp_path: Path) -> None:
+    coded, _ = forms.write(base, tmp_path, forms.gptq())
     with pytest.raises(ConfigError, match="quantized already"):
         loaded(coded, tmp_path, quantization="int8")
 
 
 def test_a_gguf_of_another_kind_or_damaged_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coded, _ = forms.write_gguf(tmp_path, "Q8_0")
+    coded, _ = forms.write_gguf(gguf_base, tmp_path, "Q8_0")
     whole = (coded / "model.gguf").read_bytes()
     (coded / "model.gguf").write_bytes(whole[:100])
     with pytest.raises(CheckpointError, match=r"model\.gguf \(100 bytes\) is damaged"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, names
@@ -311,3 +312,26 @@ async def test_streams_side_by_side_dont_mix(rig: Rigged) -> None:
     assert [await answer(stream) for stream in streams] == [b"number %d" % n for n in range(8)]
     for stream in streams:
         await stream.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+def test_a_sender_that_resets_its_connection_is_noticed_under_uvloop(
+    kind: str, memory: PageMemory, tmp_path: Path
+) -> None:
+    """Closing with replies unread resets the connection; libuv stops watching such a socket without a word."""
+
+    async def pour_and_leave() -> None:
+        peer = Peer()
+        made = await RIGS[kind](peer.accept, memory, tmp_path)
+        rig = Rigged(made.transport, made.address, peer, made.stop, memory)
+        stream = await rig.connect()
+        for _ in range(30):
+            await stream.send(*rig.pages(1))
+        while not peer.got:
+            await asyncio.sleep(0.001)
+        await stream.close()
+        await asyncio.wait_for(peer.ended.wait(), 10)
+        await made.transport.close()
+        await made.stop()
+
+    uvloop.run(pour_and_leave())

@@ -116,11 +116,11 @@ async def test_a_receiver_lets_go_of_its_pages_when_its_sender_was_killed(
     for _ in range(runs):
         there.admit()
         there.told.clear()
+        wanted = there.intake.received_blocks + rng.randrange(BLOCKS)
         command = [sys.executable, "-c", SENDING, name, there.rig.address]
         child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert child.stdout is not None
         await child.stdout.readline()
-        wanted = there.intake.received_blocks + rng.randrange(BLOCKS)
         await until(lambda wanted=wanted: there.intake.received_blocks >= wanted and bool(there.told))
         child.kill()
         await child.wait()

@@ -1,0 +1,56 @@
+"""Run the engine's benchmark and show it: a table, and files when asked for. Knows nothing of measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from baton.console.enginebench import attention, linear, step
+from baton.console.enginebench.models import SIZES
+from baton.console.kvbench import rows
+from baton.console.kvbench.rows import Row
+from baton.kernels.abi import native
+from baton.protos.errors import ConfigError
+
+SCHEMES = ("bf16", "int8", "int4")
+
+
+def show(
+    sizes: Sequence[str],
+    schemes: Sequence[str],
+    kv: str,
+    batches: tuple[int, ...],
+    rounds: int,
+    json_file: str | None,
+    plot_file: str | None,
+) -> int:
+    """Measure, print, write. Raises ConfigError for an unknown size or scheme, or without native kernels."""
+    _require_known("size", sizes, SIZES)
+    _require_known("scheme", schemes, SCHEMES)
+    if native.library() is None:
+        raise ConfigError("the engine's benchmark needs the native kernels: install a C++ compiler", "device")
+    found = list(_rows(sizes, schemes, kv, batches, rounds))
+    Console(highlight=False, width=150).print(rows.table(found))
+    if json_file:
+        Path(json_file).write_text(rows.to_json(found) + "\n")
+    if plot_file:
+        rows.plot(found, plot_file)
+    return 0
+
+
+def _rows(
+    sizes: Sequence[str], schemes: Sequence[str], kv: str, batches: tuple[int, ...], rounds: int
+) -> Iterator[Row]:
+    yield from linear.rows(rounds)
+    yield from attention.rows(rounds)
+    for size in sizes:
+        for scheme in schemes:
+            yield from step.rows(size, scheme, kv, batches, rounds)
+
+
+def _require_known(what: str, given: Sequence[str], known: Collection[str]) -> None:
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigError(f"--{what} {', '.join(unknown)} is unknown; choose of {', '.join(known)}", what)

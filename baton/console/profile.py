@@ -1,0 +1,47 @@
+"""`baton profile`: what a worker costs, from operator timings or a data sheet, as one small file.
+
+Knows nothing of how costs are found; it reads flags and writes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from baton.console.output import guarded, write_file, write_json
+
+app = typer.Typer(no_args_is_help=True, help="Cost curves of workers: from operator timings or data sheets.")
+
+
+@app.callback()
+def _group() -> None:
+    """Cost curves of workers."""
+
+
+@app.command("import")
+def import_command(
+    source: Annotated[str, typer.Argument(help="roofline:MODEL@GPUxN, or a folder of operator timings")],
+    out: Annotated[str | None, typer.Option(help="Write a paced profile (.toml) there")] = None,
+    vocab_size: Annotated[int, typer.Option(min=1, help="Of the paced engine")] = 128256,
+    max_model_len: Annotated[int, typer.Option(min=1, help="Of the paced engine")] = 131072,
+    chunk: Annotated[int, typer.Option(min=16, help="Prompt tokens per prefill step")] = 2048,
+    json: Annotated[str | None, typer.Option("--json", help="Write the costs there; - prints them")] = None,
+) -> None:
+    """Show what a worker costs, and write it as a profile for the simulator and `--device paced:FILE`."""
+
+    def run() -> int:
+        from baton.planner.costs import worker_costs
+        from baton.planner.paced_file import to_toml
+
+        costs = worker_costs(source, chunk)
+        text = to_toml(costs, vocab_size, max_model_len, chunk)
+        if out is not None:
+            write_file(out, text.encode())
+        if not write_json(json, msgspec.to_builtins(costs)):
+            Console(highlight=False).print(text, markup=False, end="")
+        return 0
+
+    raise typer.Exit(guarded(run))

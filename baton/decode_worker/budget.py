@@ -1,0 +1,66 @@
+"""How much of a prompt, and how many answers, one step may hold so that answers keep their pace. Torch-free.
+
+Knows nothing of sequences or pages: it predicts a step's time from the curve fitted on the steps so far. Without a
+target, and until enough steps were seen, it limits nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from baton.cost.curves import decode_seconds
+from baton.cost.fit import StepFit
+from baton.protos.nouns import BLOCK_TOKENS, StepCurve, StepSample
+
+REFIT_EVERY = 16  # steps; a fit costs about a millisecond
+# Where decoding alone takes as long as the target, a prompt still gets on: its chunk may add so much to the step.
+LEAST_SHARE = 0.25
+
+
+class StepBudget:
+    """``target_s`` is the time between two tokens of an answer that is wanted; 0 for none."""
+
+    def __init__(self, target_s: float = 0.0) -> None:
+        self._target = target_s
+        self._fit = StepFit()
+        self._curve: StepCurve | None = None
+
+    def observe(self, sample: StepSample) -> None:
+        """One step was run."""
+        if not self._target:
+            return
+        self._fit.observe(sample)
+        if self._fit.samples % REFIT_EVERY == 0:
+            self._curve = self._fit.curve
+
+    def chunk(self, most: int, start: int, sequences: int, context: int) -> int:
+        """Prompt tokens, a block at least and ``most`` at most, that follow ``start`` ones in a step.
+
+        ``sequences`` decode beside them and read ``context`` tokens; with none, nobody waits and ``most`` it is.
+        """
+        curve = self._curve
+        if curve is None or not sequences:
+            return most
+        decode = decode_seconds(curve, sequences, context)
+        fits = _tokens_in(curve, start, max(self._target - decode, LEAST_SHARE * decode))
+        return min(most, max(BLOCK_TOKENS, fits // BLOCK_TOKENS * BLOCK_TOKENS))
+
+    def batch(self, contexts: Sequence[int], most: int) -> int:
+        """How many of the answers, which read ``contexts``, may advance in one step: one at least."""
+        curve, context = self._curve, 0
+        if curve is None:
+            return most
+        for count, tokens in enumerate(contexts[:most], 1):
+            context += tokens
+            if count > 1 and decode_seconds(curve, count, context) > self._target:
+                return count - 1
+        return most
+
+
+def _tokens_in(curve: StepCurve, start: int, seconds: float) -> int:
+    """The most tokens t whose cost, t x token + t (start + t / 2) x pair, is within ``seconds``."""
+    square, linear = curve.prefill_pair / 2, curve.prefill_token + curve.prefill_pair * start
+    if square <= 0:
+        return int(seconds / linear) if linear > 0 else 1 << 30
+    return int((math.sqrt(linear * linear + 4 * square * seconds) - linear) / (2 * square))

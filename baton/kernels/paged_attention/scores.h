@@ -1,0 +1,254 @@
+// The scores of a tile of keys: K turned so that keys lie in lanes, then q · k for every row. Included by cpu.cpp alone.
+#pragma once
+#include "attention.h"
+
+#include "../abi/threads.h"
+
+namespace baton {
+namespace {
+
+constexpr int SPLIT = 256;
+constexpr int TILE = 32;       // keys scored together
+constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
+constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
+constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
+constexpr int SCORE_ROWS = 8, VALUE_ROWS = 6, VALUE_VECTORS = 4;
+
+struct Call {
+  const PagedKv& kv;
+  int heads, group, window, padded;  // padded: head_dim in whole vectors
+  float scale;
+  const float* q;
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+};
+
+// Some queries of one item against some KV heads: the working set of a task.
+struct Rows {
+  const AttentionItem* item;
+  int query, queries, head, heads;  // heads: KV heads
+  float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
+  int32_t *high, *low;  // q in 15 bits, four int8 of each half in a word, with q = step x (256 high + low)
+  int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, and with low
+
+  int rows(const Call& c) const { return queries * c.group; }
+  int last() const { return item->start + query + queries - 1; }
+};
+
+size_t carve(Rows& r, const Call& c, char* at) {
+  const size_t rows = size_t(r.heads) * r.rows(c), d = c.kv.head_dim;
+  size_t used = 0;
+  auto take = [&](float*& p, size_t floats) {
+    p = (float*)(at + used);
+    used += (floats * 4 + 63) & ~size_t(63);
+  };
+  take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
+  take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE), take(r.scales, TILE);
+  float *high, *low, *offsets;
+  const size_t words = rows * ((d + 3) / 4);
+  take(r.steps, rows), take(high, words), take(low, words), take(offsets, 2 * rows);
+  r.high = (int32_t*)high, r.low = (int32_t*)low, r.offsets = (int32_t*)offsets;
+  return used;
+}
+
+template <int T>
+const char* plane(const Call& c, const Rows& r, int block, bool values) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  return c.kv.pages + int64_t(r.item->pages[block]) * c.kv.page_bytes + c.kv.layer_offset +
+       (values ? shape.bytes<T>() : 0);
+}
+
+// A KV head's share of a plane that will be read soon. Shares are runs of bytes, not the head's own rows: taken head
+// after head they make one rising stream, which the hardware's prefetcher follows far deeper than we could ask for.
+template <int T>
+void prefetch(const Call& c, const Rows& r, int block, int head, bool values) {
+  const size_t bytes = size_t(PAGE) * c.kv.head_dim * kv_bytes<T>();
+  const char* p = plane<T>(c, r, block, values) + head * bytes;
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
+inline float scale_at(const char* p) {
+  float x;
+  std::memcpy(&x, p, 4);
+  return x;
+}
+
+#if BATON_AVX512
+inline bool has_nan(const float* x, int n) {
+  bool found = false;
+  for (int i = 0; i < n; i++) found |= x[i] != x[i];
+  return found;
+}
+
+// int8 keys meet q in integers: 15 bits of q are far finer than the keys' 8, and the sums are exact.
+void split_queries(const Call& c, Rows& r) {
+  const int d = c.kv.head_dim, words = (d + 3) / 4;
+  for (int i = 0; i < r.heads * r.rows(c); i++) {
+    const float* q = r.q + size_t(i) * d;
+    int8_t *high = (int8_t*)(r.high + size_t(i) * words), *low = (int8_t*)(r.low + size_t(i) * words);
+    std::memset(high, 0, size_t(words) * 4), std::memset(low, 0, size_t(words) * 4);
+    vf peak{};
+    for (int k = 0; k < d; k += LANES) {
+      const vf x = load_part(q + k, d - k);
+      peak = maximum(maximum(x, vf{} - x), peak);
+    }
+    const float most = largest(peak);
+    r.steps[i] = most / 32512.0f;
+    const vf inverse = splat(most > 0 ? 32512.0f / most : 0);
+    vi ups{}, lows{};
+    for (int k = 0; k < d; k += LANES) {
+      const int n = d - k < LANES ? d - k : LANES;
+      const vi x = __builtin_convertvector(nearest(load_part(q + k, n) * inverse), vi), up = (x + 128) >> 8;
+      const __m128i high8 = _mm512_cvtepi32_epi8((__m512i)up), low8 = _mm512_cvtepi32_epi8((__m512i)(x - 256 * up));
+      std::memcpy(high + k, &high8, n), std::memcpy(low + k, &low8, n);
+      ups += up, lows += x - 256 * up;
+    }
+    r.offsets[2 * i] = 128 * _mm512_reduce_add_epi32((__m512i)ups);
+    r.offsets[2 * i + 1] = 128 * _mm512_reduce_add_epi32((__m512i)lows);
+    if (!(sum(peak) < INFINITY) || has_nan(q, d)) r.steps[i] = NAN;
+  }
+}
+
+// One page's K of one head as words of four int8 + 128, keys in lanes: turned[word][column …].
+void turn_words(const Call& c, const char* keys, int head, int32_t* turned) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const int bytes = c.kv.head_dim;
+  for (int at = 0; at < bytes; at += 64) {
+    vi words[LANES];
+    for (int j = 0; j < LANES; j++)
+      words[j] = load_bytes(keys + shape.row<KV_INT8>(j, head) + at, bytes - at) ^ splat_word(int32_t(0x80808080));
+    transpose(words);
+    for (int w = 0; w < LANES && at + 4 * w < bytes; w++) std::memcpy(turned + (at / 4 + w) * TILE, &words[w], 64);
+  }
+}
+
+struct Words {
+  const int32_t *high, *low, *offsets;
+  const float* steps;
+  int count;
+
+  Words past(int rows) const { return {high + rows * count, low + rows * count, offsets + 2 * rows, steps + rows, count}; }
+};
+
+template <int R>
+void score_words(const int32_t* turned, const Words& q, float* scores) {
+  __m512i up[R][2], down[R][2];
+  for (int r = 0; r < R; r++) up[r][0] = up[r][1] = down[r][0] = down[r][1] = _mm512_setzero_si512();
+  for (int w = 0; w < q.count; w++) {
+    const __m512i a = _mm512_loadu_si512(turned + w * TILE), b = _mm512_loadu_si512(turned + w * TILE + LANES);
+    for (int r = 0; r < R; r++) {
+      const __m512i x = _mm512_set1_epi32(q.high[r * q.count + w]), y = _mm512_set1_epi32(q.low[r * q.count + w]);
+      up[r][0] = _mm512_dpbusd_epi32(up[r][0], a, x), up[r][1] = _mm512_dpbusd_epi32(up[r][1], b, x);
+      down[r][0] = _mm512_dpbusd_epi32(down[r][0], a, y), down[r][1] = _mm512_dpbusd_epi32(down[r][1], b, y);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int half = 0; half < 2; half++) {
+      const vf coarse = to_float((vi)up[r][half] - splat_word(q.offsets[2 * r]));
+      const vf fine = to_float((vi)down[r][half] - splat_word(q.offsets[2 * r + 1]));
+      store(scores + r * SPLIT + half * LANES, fma(coarse, splat(256.0f), fine) * splat(q.steps[r]));
+    }
+}
+
+template <int R = 4>
+void score_word_rows(int rows, const int32_t* turned, Words q, float* scores) {
+  if constexpr (R > 0) {
+    for (; rows >= R; rows -= R, q = q.past(R), scores += R * SPLIT) score_words<R>(turned, q, scores);
+    score_word_rows<R - 1>(rows, turned, q, scores);
+  }
+}
+#endif
+
+template <int T>
+constexpr bool in_words() {
+  return BATON_AVX512 && T == KV_INT8;
+}
+
+template <int T>
+void load_queries(const Call& c, Rows& r) {
+  const int d = c.kv.head_dim;
+  float* to = r.q;
+  for (int h = r.head; h < r.head + r.heads; h++)
+    for (int i = 0; i < r.queries; i++)
+      for (int g = 0; g < c.group; g++, to += d) {
+        const float* from = c.q + (r.item->first + r.query + i) * c.q_stride + (h * c.group + g) * d;
+        for (int k = 0; k < d; k++) to[k] = from[k] * kv_unit<T>();
+      }
+#if BATON_AVX512
+  if constexpr (in_words<T>()) split_queries(c, r);
+#endif
+}
+
+// One page's K of one head, keys in lanes: turned[d][column …] of TILE columns.
+template <int T>
+void turn_page(const Call& c, const char* keys, int head, float* turned) {
+  constexpr int per = 4 / kv_bytes<T>();
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const int d = c.kv.head_dim, bytes = d * kv_bytes<T>();
+  for (int at = 0; at < bytes; at += 64) {
+    vi words[LANES];
+    for (int j = 0; j < LANES; j++) words[j] = load_bytes(keys + shape.row<T>(j, head) + at, bytes - at);
+    transpose(words);
+    const int first = at / kv_bytes<T>();
+    for (int w = 0; w < LANES && first + w * per < d; w++)
+      for (int part = 0; part < per; part++) store(turned + (first + w * per + part) * TILE, unpack<T>(words[w], part));
+  }
+}
+
+// scores[r][0..31] = q[r] · the tile's keys, summed over d in order.
+template <int R>
+void score(const float* turned, const float* q, int d, float* scores) {
+  vf low[R], high[R];
+  for (int r = 0; r < R; r++) low[r] = high[r] = vf{};
+  for (int k = 0; k < d; k++) {
+    const vf a = load(turned + k * TILE), b = load(turned + k * TILE + LANES);
+    for (int r = 0; r < R; r++) {
+      const vf x = splat(q[r * d + k]);
+      low[r] = fma(x, a, low[r]), high[r] = fma(x, b, high[r]);
+    }
+  }
+  for (int r = 0; r < R; r++) store(scores + r * SPLIT, low[r]), store(scores + r * SPLIT + LANES, high[r]);
+}
+
+template <int R = SCORE_ROWS>
+void score_rows(int rows, const float* turned, const float* q, int d, float* scores) {
+  if constexpr (R > 0) {
+    for (; rows >= R; rows -= R, q += R * d, scores += R * SPLIT) score<R>(turned, q, d, scores);
+    score_rows<R - 1>(rows, turned, q, d, scores);
+  }
+}
+
+// Scores of keys first … first + 31 (up to `end`) for one KV head.
+template <int T>
+void score_tile(const Call& c, Rows& r, int h, int first, int column, int end) {
+  const int rows = r.rows(c), at = h - r.head;
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  float* scores = r.scores + size_t(at) * rows * SPLIT + column;
+  const int pages = end - first > PAGE ? 2 : 1;
+  for (int p = 0; p < pages; p++) {
+    const int block = first / PAGE + p;
+    const char* keys = plane<T>(c, r, block, false);
+#if BATON_AVX512
+    if constexpr (in_words<T>()) turn_words(c, keys, h, (int32_t*)r.turned + p * LANES);
+#endif
+    if constexpr (!in_words<T>()) turn_page<T>(c, keys, h, r.turned + p * LANES);
+    if constexpr (kv_scaled<T>())
+      for (int j = 0; j < PAGE; j++) r.scales[p * PAGE + j] = scale_at(keys + shape.scale<T>(j, h)) * (c.scale * kv_unit<T>());
+  }
+#if BATON_AVX512
+  const int words = (c.kv.head_dim + 3) / 4;
+  if constexpr (in_words<T>())
+    score_word_rows(rows, (const int32_t*)r.turned, Words{r.high, r.low, r.offsets, r.steps, words}.past(at * rows), scores);
+#endif
+  if constexpr (!in_words<T>())
+    score_rows(rows, r.turned, r.q + size_t(at) * rows * c.kv.head_dim, c.kv.head_dim, scores);
+  const vf low = kv_scaled<T>() ? load(r.scales) : splat(c.scale), high = kv_scaled<T>() ? load(r.scales + LANES) : low;
+  for (int i = 0; i < rows; i++) {
+    store(scores + i * SPLIT, load(scores + i * SPLIT) * low);
+    store(scores + i * SPLIT + LANES, load(scores + i * SPLIT + LANES) * high);
+  }
+}
+
+}  // namespace
+}  // namespace baton

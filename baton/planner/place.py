@@ -1,0 +1,41 @@
+"""A simulated worker as the simulated router knows it: what it has placed there, and what policies are shown.
+
+Knows nothing of events or of how the worker computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.planner.costs import WorkerCosts
+from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
+from baton.router.policies import Candidate
+
+
+class Place:
+    """What the router has on a worker; ``nic_free``: when its network is."""
+
+    def __init__(self, info: WorkerInfo, node: Any, costs: WorkerCosts, block_tokens: int) -> None:
+        self.info, self.node = info, node
+        self._costs, self._scale = costs, block_tokens // BLOCK_TOKENS
+        self.sequences = self.unread_requests = self.unread_tokens = 0
+        self.full = False
+        self.nic_free = 0.0
+        self.version = 0
+        self._seen: Candidate | None = None
+
+    def changed(self) -> None:
+        """What policies see of it is out of date."""
+        self._seen = None
+
+    def candidate(self) -> Candidate:
+        """As the policies see it."""
+        if self._seen is None:
+            leased = self.node.pool.snapshot_counts().leased * self._scale
+            load = WorkerLoad(
+                leased_pages=leased, step_curve=self._costs.curve, transfer_curve=self._costs.transfer
+            )
+            self._seen = Candidate(
+                self.info, load, self.sequences, self.unread_requests, self.unread_tokens, self.full
+            )
+        return self._seen

@@ -1,0 +1,54 @@
+"""What a prompt itself gives, its logprobs and its pooled hidden state, against Hugging Face transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.checkpoint import Checkpoint
+from baton.engine.config import ModelConfig
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.models import program_for
+from baton.engine.plan import Runner
+from baton.engine.runner import TorchRunner
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make, prompts, reference
+from tests.conformance.drive import Driver
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("prompt") / "llama3", "llama3")
+
+
+def runners(home: Path) -> dict[str, Runner]:
+    """The runner that serves here, and the oracle that runs op by op."""
+    served = load_runner(EngineConfig(str(home), threads=1))
+    program = program_for(ModelConfig.read(home))
+    weights = Checkpoint(home).weights(program.weights, torch.float32, "cpu")
+    return {"served": served, "oracle": TorchRunner(served.spec, program, weights)}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("which", ["served", "oracle"])
+def test_logprobs_and_pooled_states_of_prompts_are_those_of_transformers(
+    home: Path, which: str, pooling: str
+) -> None:
+    ours, model = runners(home)[which], reference(home)
+    asked = prompts(ours.spec.vocab_size, count=9)
+    driver = Driver(ours, pages=300, chunk=97)
+    driver.answer(asked, Sampling(temperature=0.0, max_tokens=1, prompt_logprobs=2, pooling=pooling))
+    for key, prompt in enumerate(asked):
+        with torch.inference_mode():
+            found = model(torch.tensor([prompt]), output_hidden_states=True)
+        states, logprobs = found.hidden_states[-1][0], found.logits[0].log_softmax(-1)
+        scores, pooled = driver.read[key]
+        wanted = states.mean(0) if pooling == "mean" else states[-1]
+        assert np.frombuffer(pooled, "<f4") == pytest.approx(wanted.numpy(), abs=1e-4)
+        assert [score.chosen.token_id for score in scores] == prompt[1:]
+        own = logprobs[:-1].gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0]
+        assert [score.chosen.logprob for score in scores] == pytest.approx(own.tolist(), abs=1e-4)
+        assert all(len(score.top) == 2 and score.top[0].rank == 1 for score in scores)

@@ -1,0 +1,84 @@
+"""Grammars in the decode loop: who waits for one holds nobody up, and who has a bad one fails alone."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from baton.engine import grammar
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest, Grammar, Sampling
+from tests.decode_worker.test_loop import Bench
+
+
+def admit(key: int, spec: str | None, emitted: bytes = b"", seed: int = 7) -> ch.Admit:
+    sampling = Sampling(seed=seed, max_tokens=40, grammar=None if spec is None else Grammar("regex", spec))
+    prompt = tuple(range(3, 40))
+    return ch.Admit(key, EngineRequest(str(key), (*prompt, *emitted), len(prompt), sampling), True, 0.0)
+
+
+def outputs(messages: list[Any], key: int) -> list[int]:
+    runs = [o.run for m in messages if isinstance(m, ch.Tokens) for o in m.outputs if o.key == key]
+    return [token for run in runs for token in run.token_ids]
+
+
+def until_ended(bench: Bench, *keys: int, most: int = 2000) -> list[Any]:
+    """What the loop says until each of ``keys`` ended."""
+    said: list[Any] = []
+    left = set(keys)
+    for _ in range(most):
+        said += (news := bench.say())
+        left -= {o.key for m in news if isinstance(m, ch.Tokens) for o in m.outputs if o.run.finish_reason}
+        left -= {m.key for m in news if isinstance(m, ch.Ended)}
+        if not left:
+            return said
+        time.sleep(0.001)  # a grammar may still compile
+    raise AssertionError(f"{left} never ended")
+
+
+def test_a_completed_grammar_ends_the_choice_with_stop() -> None:
+    bench = Bench()
+    said = bench.say(admit(1, "[ab]{5}!")) + until_ended(bench, 1)
+    assert re.fullmatch(rb"[ab]{5}!", bytes(outputs(said, 1)))
+    last = [o.run for m in said if isinstance(m, ch.Tokens) for o in m.outputs][-1]
+    assert (last.finish_reason, last.stop_token_id) == ("stop", None)
+    assert bench.pool.snapshot_counts().leases == 0
+
+
+def test_an_answer_goes_on_elsewhere_in_the_middle_of_its_grammar() -> None:
+    whole = Bench()
+    answer = outputs(whole.say(admit(1, "[ab]{9}")) + until_ended(whole, 1), 1)
+    for cut in (1, 5, 8):
+        other = Bench()
+        said = other.say(admit(1, "[ab]{9}", bytes(answer[:cut]))) + until_ended(other, 1)
+        assert outputs(said, 1) == answer[cut:]
+
+
+def test_a_grammar_that_still_compiles_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles, real = threading.Event(), grammar.compiled
+
+    def slowly(*args: Any) -> Any:
+        assert compiles.wait(10)
+        return real(*args)
+
+    monkeypatch.setattr(grammar, "compiled", slowly)
+    bench = Bench()
+    said = bench.say(admit(1, "[ab]{5}"), admit(2, None)) + until_ended(bench, 2)
+    assert len(outputs(said, 2)) == 40
+    assert outputs(said, 1) == []
+    assert bench.loop._wait_s() < 0.01
+    compiles.set()
+    assert len(outputs(until_ended(bench, 1), 1)) == 5
+
+
+def test_a_bad_grammar_fails_its_own_request_alone() -> None:
+    bench = Bench()
+    said = bench.say(admit(1, "(a"), admit(2, None)) + until_ended(bench, 1, 2)
+    [ended] = [m for m in said if isinstance(m, ch.Ended)]
+    assert (ended.key, ended.error.type) == (1, "InvalidRequest")
+    assert "regex" in ended.error.message
+    assert len(outputs(said, 2)) == 40

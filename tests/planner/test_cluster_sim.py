@@ -1,0 +1,116 @@
+"""The simulated cluster: nothing is lost, the same seed gives the same answer, compressed is as uncompressed."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.planner.cluster_sim import ClusterSim, SimSettings
+from baton.planner.costs import WorkerCosts, worker_costs
+from baton.planner.figures import figures
+from baton.planner.flight import Flight
+from baton.planner.score import tpot, ttft
+from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.protos.errors import ConfigError
+
+DATA = Path(__file__).parents[1] / "data"
+LARGE, SMALL = worker_costs("roofline:llama-3-70b@a800x8"), worker_costs("roofline:llama-3-8b@h100")
+
+
+def mooncake(seconds: float) -> Trace:
+    return read_trace(str(DATA / "mooncake_conversation_400.jsonl")).between(0, seconds)
+
+
+def run(trace: Trace, prefill: int, decode: int, costs: WorkerCosts = LARGE, **more: object) -> ClusterSim:
+    sim = ClusterSim(SimSettings(prefill, decode, **more), costs, costs, trace)  # type: ignore[arg-type]
+    sim.run()
+    return sim
+
+
+def check(sim: ClusterSim) -> None:
+    """Every request ended or was refused, its times in order, and every page is given back."""
+    for flight in sim.flights:
+        if not flight.refused:
+            assert flight.arrival <= flight.placed <= flight.first_token <= flight.last_token
+            assert flight.written == flight.outputs
+    for place in (*sim.prefills.values(), *sim.decodes.values()):
+        place.node.pool.check()
+        assert place.node.pool.snapshot_counts().leases == 0
+        assert (place.sequences, place.unread_requests, place.unread_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "cost"])
+def test_every_request_ends_and_every_page_comes_back(policy: str) -> None:
+    sim = run(mooncake(60), 3, 2, policy=policy)
+    check(sim)
+    assert not any(f.refused for f in sim.flights)
+    assert sim.placements["prefill"] > 0
+
+
+def test_a_colocated_cluster_reads_and_writes_everywhere() -> None:
+    sim = run(mooncake(60), 0, 4)
+    check(sim)
+    assert sim.placements["prefill"] == 0
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    trace = mooncake(60)
+    first, again = ([f.last_token for f in run(trace, 3, 2, seed=5).flights] for _ in range(2))
+    assert first == again
+
+
+def test_compressed_time_is_held_against_the_real_schedulers_step_by_step() -> None:
+    trace = mooncake(60)
+    quick, slow = run(trace, 5, 3), run(trace, 5, 3, stepwise=True)
+    check(slow)
+    for of in (ttft, tpot):
+        a, b = figures([of(f) for f in quick.flights]), figures([of(f) for f in slow.flights])
+        assert a.mean == pytest.approx(b.mean, rel=0.03)
+        assert a.p90 == pytest.approx(b.p90, rel=0.05)
+
+
+def test_without_routing_choices_compressed_decode_is_exact() -> None:
+    requests = tuple(TraceRequest(i * 0.3, 512 * (1 + i % 3), 40 + 13 * i) for i in range(12))
+    trace = Trace("made", requests)
+    quick, slow = run(trace, 1, 1), run(trace, 1, 1, stepwise=True)
+    for a, b in zip(quick.flights, slow.flights, strict=True):
+        assert a.last_token == pytest.approx(b.last_token, rel=1e-3)
+
+
+def test_reuse_shortens_what_is_read() -> None:
+    blocks = tuple(range(20))
+    alike = Trace("alike", tuple(TraceRequest(i * 5.0, 10_240, 10, blocks) for i in range(6)))
+    apart = Trace("apart", tuple(TraceRequest(i * 5.0, 10_240, 10) for i in range(6)))
+    shared, alone = run(alike, 1, 1), run(apart, 1, 1)
+    assert shared.flights[3].cached > 0
+    assert ttft(shared.flights[3]) < ttft(alone.flights[3]) / 2
+
+
+def test_a_request_that_never_fits_is_refused_and_the_others_are_served() -> None:
+    costs = msgspec.structs.replace(SMALL, kv_tokens=4096)
+    trace = Trace("t", (TraceRequest(0, 1000, 10), TraceRequest(1, 8000, 10), TraceRequest(2, 1000, 10)))
+    sim = run(trace, 1, 1, costs)
+    assert [f.refused for f in sim.flights] == [False, True, False]
+    check(sim)
+
+
+def test_a_cluster_that_cannot_be_formed_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="decode"):
+        run(mooncake(10), 3, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 3000), st.integers(1, 300)), min_size=1, max_size=25),
+    prefill=st.integers(0, 2),
+    pages=st.integers(8, 40),
+)
+def test_a_tight_pool_loses_nobody(shapes: list[tuple[float, int, int]], prefill: int, pages: int) -> None:
+    costs = msgspec.structs.replace(SMALL, kv_tokens=pages * 512)
+    requests = sorted((TraceRequest(*shape) for shape in shapes), key=lambda r: r.arrival)
+    sim = run(Trace("made", tuple(requests)), prefill, 1, costs)
+    check(sim)
+    flights: list[Flight] = sim.flights
+    assert all(f.refused == (f.prompt + f.outputs > pages * 512) for f in flights)

@@ -1,0 +1,123 @@
+"""Sweeps, plateaus, cliffs, verdicts and prices; and the command that shows them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.main import app
+from baton.planner.cluster_sim import SimSettings
+from baton.planner.costs import worker_costs
+from baton.planner.plan import Plan, helm_values, plan
+from baton.planner.score import Slo, by_class, is_good
+from baton.planner.sweep import Flights, Sweep, sweep
+from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.protos.errors import ConfigError
+
+MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl"
+CLASSES = {"short": 2048, "long": 1_000_000}
+COSTS = worker_costs("roofline:llama-3-70b@a800x8")
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return read_trace(str(MOONCAKE)).between(0, 90)
+
+
+@pytest.fixture(scope="module")
+def found(trace: Trace) -> tuple[Sweep, Flights]:
+    return sweep(9, COSTS, COSTS, trace, Slo(10.0, 0.1), SimSettings(0, 9), window_s=10.0)
+
+
+def answer(found: tuple[Sweep, Flights], trace: Trace, want: float = 0.9, slo: Slo = Slo(10.0, 0.1)) -> Plan:
+    return plan(*found, trace, slo, want, CLASSES, (COSTS, COSTS), price_per_accelerator_hour=2.0)
+
+
+def test_every_ratio_is_tried_and_the_best_is_on_its_plateau(found: tuple[Sweep, Flights]) -> None:
+    swept = found[0]
+    assert [(r.prefill, r.decode) for r in swept.ratios] == [(p, 9 - p) for p in range(1, 9)]
+    assert swept.colocated.prefill == 0
+    low, high = swept.plateau
+    assert low <= swept.best.prefill <= high
+    assert swept.interval[0] <= swept.interval[1]
+    assert swept.goodput_interval[0] <= swept.best.score.goodput * 1.3
+
+
+def test_too_few_prefill_workers_are_a_cliff_that_is_explained(found: tuple[Sweep, Flights]) -> None:
+    swept = found[0]
+    cliff = next(c for c in swept.cliffs if c.side == "few prefill")
+    assert cliff.prefill == swept.plateau[0] - 1
+    assert cliff.lost > 0.02
+    assert "first token late" in cliff.reason
+
+
+def test_a_plan_says_which_ratio_and_what_it_costs(found: tuple[Sweep, Flights], trace: Trace) -> None:
+    made = answer(found, trace)
+    assert made.accelerators == 72
+    assert {v.name for v in made.classes} <= set(CLASSES)
+    assert sum(v.requests for v in made.classes) == len(trace.requests)
+    assert made.price is not None
+    assert made.price.per_hour == 144.0
+    assert f"replicas: {made.chosen.decode}" in made.helm
+    assert "colocated: true" in helm_values(found[0].colocated)
+
+
+def test_slos_that_cannot_be_met_get_the_best_that_can(found: tuple[Sweep, Flights], trace: Trace) -> None:
+    made = answer(found, trace, want=1.0)
+    assert not made.met
+    assert "no ratio of these workers" in made.advice[0]
+
+
+def test_an_answer_of_one_token_must_still_meet_its_ttft(found: tuple[Sweep, Flights]) -> None:
+    flight = found[1][0, 9][0]
+    saved = flight.outputs, flight.first_token
+    try:
+        flight.outputs, flight.first_token = 1, flight.arrival + 11.0
+        assert not is_good(flight, Slo(10.0, 0.1))
+    finally:
+        flight.outputs, flight.first_token = saved
+
+
+def test_classes_take_each_request_once(found: tuple[Sweep, Flights]) -> None:
+    flights = found[1][0, 9]
+    groups = by_class(flights, {"short": 100, "rest": 1000})
+    assert sum(map(len, groups.values())) == len(flights)
+    assert all(f.prompt <= 100 for f in groups["short"])
+
+
+def test_one_worker_has_no_ratio() -> None:
+    made = Trace("t", (TraceRequest(0, 10, 10), TraceRequest(1, 10, 10)))
+    with pytest.raises(ConfigError, match="two workers"):
+        sweep(1, COSTS, COSTS, made, Slo(1, 1), SimSettings(0, 1))
+
+
+def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:
+    flags = ["--trace", str(MOONCAKE), "--profile", "roofline:llama-3-8b@h100", "--seconds", "20"]
+    out = {name: str(tmp_path / name) for name in ("a.json", "a.svg", "v.yaml")}
+    more = ["--workers", "3", "--json", out["a.json"], "--plot", out["a.svg"], "--helm", out["v.yaml"]]
+    done = CliRunner().invoke(app, ["plan", *flags, *more, "--price", "3"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(Path(out["a.json"]).read_text())["chosen"]["decode"] >= 1
+    assert "<svg" in Path(out["a.svg"]).read_text()
+    assert "replicas" in Path(out["v.yaml"]).read_text()
+    done = CliRunner().invoke(app, ["sim", *flags, "--prefill", "2", "--decode", "1", "--json", "-"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["result"]["score"]["requests"] > 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["sim", "--trace", "none.jsonl", "--profile", "laptop"],
+        ["sim", "--trace", str(MOONCAKE), "--profile", "none"],
+        ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--from", "9999"],
+        ["plan", "--trace", str(MOONCAKE), "--profile", "laptop", "--workers", "2", "--classes", "short"],
+        ["profile", "import", "roofline:llama-3-70b@h100"],
+        ["trace", "stats", "none.csv"],
+    ],
+)
+def test_bad_input_is_one_line_and_a_failing_exit_code(flags: list[str]) -> None:
+    done = CliRunner().invoke(app, flags)
+    assert done.exit_code == 1
+    assert done.exception is None or isinstance(done.exception, SystemExit)
