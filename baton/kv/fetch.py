@@ -16,6 +16,7 @@ from baton.kv.transport.grpc import CHANNEL_OPTIONS
 from baton.protos import convert
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import KvLayout
+from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 
@@ -49,7 +50,9 @@ class BlockFetcher:
         try:
             block = await call.read()
         except grpc.aio.AioRpcError as error:
+            heed_cancel()
             raise WorkerLost(f"Fetch from {address}: {error.code().name}: {error.details()}") from None
+        heed_cancel()
         return None if block is grpc.aio.EOF else block
 
     def _channel(self, address: str) -> grpc.aio.Channel:

@@ -111,7 +111,7 @@ class KvLayout(msgspec.Struct, frozen=True):
 class WorkerInfo(msgspec.Struct, frozen=True):
     """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
 
-    ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); two workers with
+    ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); workers with
     one ``host_id`` run under one kernel.
     """
 

@@ -6,6 +6,7 @@ other clients read status and details.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NoReturn
 
 import grpc
@@ -23,3 +24,13 @@ async def abort(context: Any, error: Exception) -> NoReturn:
     metadata = ((ERROR_METADATA, error_to_pb(info).SerializeToString()),)
     await context.abort(status, info.message, metadata)
     raise AssertionError("abort returned")
+
+
+def heed_cancel() -> None:
+    """Raise the cancellation of this task that grpc.aio swallowed, as it does when one meets a call's own end.
+
+    To be called after each await of a call.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

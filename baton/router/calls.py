@@ -1,11 +1,9 @@
-"""What the end of a gRPC call means: an error of the tree, or a cancellation that was lost on the way.
+"""What the end of a gRPC call means: an error of the tree.
 
 Knows nothing of which call it was.
 """
 
 from __future__ import annotations
-
-import asyncio
 
 import grpc
 import grpc.aio
@@ -32,16 +30,6 @@ def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(text)
     return Overloaded(text) if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else BatonError(text)
-
-
-def heed_cancel() -> None:
-    """Raise the cancellation of this task that grpc.aio swallowed, as it does when one meets a call's own end.
-
-    To be called after each await of a call.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def first_of(group: BaseExceptionGroup) -> BaseException:

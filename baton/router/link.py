@@ -18,9 +18,10 @@ import grpc.aio
 
 from baton.protos.errors import BatonError, Cancelled, WorkerLost
 from baton.protos.nouns import PROTOCOL, WorkerInfo
+from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.router.calls import from_rpc, heed_cancel, said
+from baton.router.calls import from_rpc, said
 from baton.router.session import Lease, Session, Sink
 
 log = logging.getLogger("baton.router")

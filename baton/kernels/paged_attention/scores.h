@@ -60,12 +60,17 @@ const char* plane(const Call& c, const Rows& r, int block, bool values) {
 }
 
 // A KV head's share of a plane that will be read soon. Shares are runs of bytes, not the head's own rows: taken head
-// after head they make one rising stream, which the hardware's prefetcher follows far deeper than we could ask for.
+// after head they make one rising stream. A prefetch whose address the TLB doesn't hold is dropped, so a load that
+// nobody waits for touches each 4 KiB of the pages after those (measured: 1.5 times the rate from DRAM).
 template <int T>
 void prefetch(const Call& c, const Rows& r, int block, int head, bool values) {
   const size_t bytes = size_t(PAGE) * c.kv.head_dim * kv_bytes<T>();
   const char* p = plane<T>(c, r, block, values) + head * bytes;
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
+  const int further = block + AHEAD;
+  if (head != r.head || further * PAGE > r.last()) return;
+  const char* next = plane<T>(c, r, further, values);
+  for (size_t at = 0; at < bytes * c.kv.kv_heads; at += 4096) (void)*(const volatile char*)(next + at);
 }
 
 inline float scale_at(const char* p) {

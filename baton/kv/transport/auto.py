@@ -24,6 +24,7 @@ from baton.kv.transport.preflight import Measured
 from baton.protos import convert
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLayout, KvLink, WorkerInfo
+from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 
 log = logging.getLogger("baton.kv")
@@ -256,6 +257,7 @@ async def ask_worker(address: str) -> WorkerInfo:
         try:
             answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=DESCRIBE_S)
         except grpc.aio.AioRpcError as error:
+            heed_cancel()
             said = f"{error.code().name}: {error.details()}"
             raise WorkerLost(f"the decode worker at {address} does not answer: {said}", "decode_address") from error
     return convert.info_from_pb(answer)

@@ -20,6 +20,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver
 from baton.kv.transport.frames import Frame, message
 from baton.protos.errors import WorkerLost
+from baton.protos.rpc import heed_cancel
 
 SERVICE = "baton.v1.DecodeWorker"
 METHOD = f"/{SERVICE}/Handoff"
@@ -137,6 +138,7 @@ class GrpcStream:
         """Read one message."""
         with self._translated():
             reply = await self._call.read()
+        heed_cancel()
         if reply is not grpc.aio.EOF:
             return bytes(reply)
         if await self._call.code() is not grpc.StatusCode.OK:
@@ -157,6 +159,7 @@ class GrpcStream:
         try:
             yield
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            heed_cancel()
             raise self._lost(error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
