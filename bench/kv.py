@@ -1,6 +1,6 @@
 """The KV path's transports beside their peers: the same as `baton bench kv`, from a checkout.
 
-    .venv/bin/python -m bench.kv [--json FILE] [--plot FILE] [--rounds 7]
+.venv/bin/python -m bench.kv [--json FILE] [--plot FILE] [--rounds 7]
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
 from tokenizers import Tokenizer
 
 from baton.console.kvbench.rows import Row, table
@@ -59,8 +60,7 @@ def measure(model: Path, text: Path, documents: int) -> Iterator[Row]:
     for scheme, most in MOST.items():
         found = bits_per_byte(EngineConfig(str(model), quantization=scheme), rows, size)  # type: ignore[arg-type]
         yield Row(f"loss, {scheme} weights", found, "bits/byte")
-        added = found / base - 1
-        yield Row(f"added by {scheme}", 100 * added, "%", f"<= {100 * most:g} %", added <= most)
+        yield Row(f"added by {scheme}", 100 * (found / base - 1), "%", target=100 * most, ceiling=True)
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=DEMO / "heldout.txt")
     parser.add_argument("--documents", type=int, default=40)
     args = parser.parse_args()
-    print(table(measure(args.model, args.text, args.documents)))
+    Console().print(table(list(measure(args.model, args.text, args.documents))))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ PANEL = 64
 BF16, W8, W4 = 0, 1, 2  # linear.h: LinearKind
 ZERO = {W8: 128, W4: 8}
 VERSION = 1  # of this layout: part of the name of what is cached on disk
+REACHES = (-8.0, -7.6, -7.2, -6.8, 7.4, 7.0)  # what a group's largest element may become
+_CACHED = 1 << 17  # elements rounded at a time: they stay in the cache
 _TOP = 2.0**10  # where a row's largest scale is brought to: float16 then spans 24 octaves below it
 
 
@@ -155,16 +157,21 @@ def padded(k: int, group: int) -> int:
 
 def _best_scale(parts: Tensor) -> Tensor:
     """(n, groups): of the scales that bring the largest element to -8, or near, the one of least squared error."""
-    at = parts.abs().argmax(-1, keepdim=True)
-    peak = parts.gather(-1, at).squeeze(-1)
-    best = error = None
-    for reach in (-8.0, -7.6, -7.2, -6.8, 7.4, 7.0):
+    rows = max(1, _CACHED // (parts.shape[1] * parts.shape[2]))
+    return torch.cat([_best_of_rows(some) for some in parts.split(rows)])
+
+
+def _best_of_rows(parts: Tensor) -> Tensor:
+    low, high = parts.amin(-1), parts.amax(-1)
+    peak = torch.where(-low > high, low, high)
+    best, error = torch.full_like(peak, 1e-30), torch.full_like(peak, torch.inf)
+    for reach in REACHES:
         scale = peak / reach
-        scale = torch.where(scale.abs() < 1e-30, torch.full_like(scale, 1e-30), scale)
-        off = (torch.round(parts / scale[..., None]).clamp_(-8, 7) * scale[..., None] - parts).square_().sum(-1)
-        best = scale if best is None or error is None else torch.where(off < error, scale, best)
-        error = off if error is None else torch.minimum(off, error)
-    assert best is not None
+        scale = torch.where(scale.abs() < 1e-30, 1e-30, scale)
+        wide = scale[..., None]
+        off = (parts / wide).round_().clamp_(-8, 7).mul_(wide).sub_(parts).square_().sum(-1)
+        better = off < error
+        best, error = torch.where(better, scale, best), torch.where(better, off, error)
     return best
 
 

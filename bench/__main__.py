@@ -1,0 +1,30 @@
+"""`make bench`: every benchmark of the command line, one after the other, quietly one at a time.
+
+    make bench [ARGS="kv engine"]      names: engine, kv, router; default all
+
+The others in this folder are run by name: each file's docstring says how.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+NAMES = ("engine", "kv", "router")
+
+
+def main() -> int:
+    """Run them; the first failure's exit status, or 0."""
+    wanted = sys.argv[1:] or NAMES
+    unknown = set(wanted) - set(NAMES)
+    if unknown:
+        print(f"no benchmark {', '.join(sorted(unknown))}; there is {', '.join(NAMES)}", file=sys.stderr)
+        return 2
+    baton = str(Path(sys.executable).parent / "baton")
+    results = [subprocess.run([baton, "bench", name], check=False).returncode for name in wanted]
+    return next((code for code in results if code), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
