@@ -99,7 +99,11 @@ def _back_at(fleet: Fleet, hit: dict) -> float:
         record = fleet.record(hit["slot"])
         return record.incarnation != hit["incarnation"] and record.state == "ready" and fleet.reachable() == 4
 
-    wait_for(back, 30, f"{hit['slot']} being back")
+    try:
+        wait_for(back, 30, f"{hit['slot']} being back")
+    except AssertionError as error:
+        state = f"{hit}; {fleet.record(hit['slot'])}; the router reaches {fleet.reachable()} of 4"
+        raise AssertionError(f"{error}: {state}\n{fleet.log(hit['slot'])}\n{fleet.log('router')}") from None
     return time.monotonic()
 
 
