@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import secrets
 import signal
@@ -38,6 +39,7 @@ log = logging.getLogger("baton.worker")
 
 EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
 STOP_GRACE_S = 0.3
+LEAVE_S = 8  # beyond its drain: what still hangs then is ended by the kernel, so that the slot comes free
 
 
 def main() -> int:
@@ -100,6 +102,7 @@ class Host:
             )
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
             await self._unless_stopped(worker.listen())
+            signal.alarm(LEAVE_S if worker.engine_lost else LEAVE_S + math.ceil(self.spec.drain_grace_s))
             if worker.engine_lost:
                 error = WorkerLost(f"the engine of {self.spec.slot} died ({engine.obituary()})")
                 log.error("%s", error.message)
