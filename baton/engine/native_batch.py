@@ -7,13 +7,15 @@ them in ``logits``; every other row's token is chosen inside the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate, chain
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.sampling import COLDEST, uniform
+from baton.engine.validate import require_computable
 from baton.kernels.step.structs import CHOICE, ITEM
 from baton.protos.errors import BatonError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -28,38 +30,50 @@ class NativeBatch:
         items = plan.items
         self._kept: list[Array] = []
         counts = [len(item.tokens) for item in items]
-        self.tokens = np.array([token for item in items for token in item.tokens], np.int32)
-        self.rows = len(self.tokens)
-        self.reach = max(item.start + count for item, count in zip(items, counts, strict=True))
-        self.items = self._tables(items, counts, pages)
+        self.ends = list(accumulate(counts))
+        self.rows = self.ends[-1]
+        self.tokens = np.fromiter(chain.from_iterable(item.tokens for item in items), np.int64, self.rows)
+        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
+            _explain(items, vocab_size, pages)
+        self.tokens = self.tokens.astype(np.int32)
+        self.items = self._tables(items, counts, vocab_size, pages)
         self.sampled = tuple(item for item in items if item.sample)
         self.scored = tuple(item for item in items if item.targets)
         self.wanted = self._wanted_rows(items, counts)
         self.choices = np.zeros(len(self.wanted), CHOICE)
+        self.choices["repetition"] = self.choices["top_p"] = 1.0
         self.logits, self.loud = self._logits(vocab_size)
         for row, item in enumerate(self.sampled):
-            if row not in self.loud and item.sample is not None:
+            if row not in self.loud and item.sample is not None and not item.sample.plain:
                 self._kept += fill(self.choices[row], item.sample, vocab_size)
 
-    def _tables(self, items: Sequence[SequenceStep], counts: list[int], pages: int) -> Array:
-        blocks = [-(-(item.start + count) // BLOCK_TOKENS) for item, count in zip(items, counts, strict=True)]
-        flat = np.array([page for item, n in zip(items, blocks, strict=True) for page in item.pages[:n]], np.int32)
+    def _tables(self, items: Sequence[SequenceStep], counts: list[int], vocab_size: int, pages: int) -> Array:
+        starts = [item.start for item in items]
+        reach = [start + count for start, count in zip(starts, counts, strict=True)]
+        self.reach = max(reach)
+        blocks = [-(-end // BLOCK_TOKENS) for end in reach]
+        tables = [item.pages[:n] for item, n in zip(items, blocks, strict=True)]
+        try:
+            flat = np.fromiter(chain.from_iterable(tables), np.int32, sum(blocks))
+        except (ValueError, OverflowError):
+            _explain(items, vocab_size, pages)
         if flat.min() < 0 or flat.max() >= pages:
-            raise BatonError(f"a block table names a page outside 0 … {pages - 1}")
+            _explain(items, vocab_size, pages)
         self.flat = flat
         found = np.empty(len(items), ITEM)
-        found["queries"], found["start"] = counts, [item.start for item in items]
-        found["first"] = np.cumsum(counts) - counts
-        found["pages"] = flat.ctypes.data + 4 * (np.cumsum(blocks) - blocks)
+        found["queries"], found["start"] = counts, starts
+        found["first"] = self.ends
+        found["first"] -= found["queries"]
+        base = flat.ctypes.data
+        found["pages"] = [base + 4 * (end - n) for end, n in zip(accumulate(blocks), blocks, strict=True)]
         return found
 
     def _wanted_rows(self, items: Sequence[SequenceStep], counts: list[int]) -> Array:
         """The last row of each sampled item, then the scored rows."""
-        ends = np.cumsum(counts)
-        last = [end - 1 for item, end in zip(items, ends, strict=True) if item.sample]
-        first = [end - count for end, count in zip(ends, counts, strict=True)]
-        scored = [at + i for item, at in zip(items, first, strict=True) for i in range(len(item.targets))]
-        return np.array([*last, *scored], np.int32)
+        wanted = [end - 1 for item, end in zip(items, self.ends, strict=True) if item.sample]
+        for item, count, end in zip(items, counts, self.ends, strict=True) if self.scored else ():
+            wanted += range(end - count, end - count + len(item.targets))
+        return np.array(wanted, np.int32)
 
     def _logits(self, vocab_size: int) -> tuple[Array, dict[int, int]]:
         """Room for the rows that want logits, and which row of it is whose."""
@@ -97,6 +111,13 @@ def fill(choice: Any, spec: SampleSpec, vocab_size: int) -> list[Array]:
         point("banned", np.array(spec.banned, np.int32))
         choice["banned_count"] = len(spec.banned)
     return kept
+
+
+def _explain(items: Sequence[SequenceStep], vocab_size: int, pages: int) -> NoReturn:
+    """Raise for the first item that can't be computed."""
+    for item in items:
+        require_computable(item, vocab_size, pages)
+    raise BatonError(f"a block table names a page outside 0 … {pages - 1}")
 
 
 def loud(spec: SampleSpec) -> bool:

@@ -33,6 +33,13 @@ class SampleSpec(msgspec.Struct, frozen=True):
     banned: tuple[int, ...] = ()
     allowed: Allowed | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token is the one, and nothing edits the logits or asks for them."""
+        s = self.sampling
+        asks = s.temperature or s.logprobs is not None or s.logit_bias or s.penalised
+        return not (asks or self.banned or self.allowed is not None)
+
 
 class SequenceStep(msgspec.Struct, frozen=True):
     """One sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
