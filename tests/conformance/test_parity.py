@@ -12,15 +12,71 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I64, P
+from baton.kernels.dense.packed import pack_f32
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import KINDS, make, prompts, reference
 from tests.conformance.drive import Driver
 
 TOKENS = 64
 GREEDY = Sampling(temperature=0.0, max_tokens=TOKENS, logprobs=3)
+# Shapes on which transformers' own float32 is up to 1.5e-4 … 7e-4 from float64; found by random search.
+ILL_CONDITIONED: list[tuple[str, int, dict[str, Any]]] = [
+    ("qwen2", 100, {"hidden_size": 240, "num_attention_heads": 6, "num_key_value_heads": 2}),
+    (
+        "llama3",
+        1,
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "hidden_size": 320,
+            "vocab_size": 1000,
+            "intermediate_size": 384,
+            "initializer_range": 0.4,
+        },
+    ),
+    (
+        "llama_linear",
+        13,
+        {
+            "num_attention_heads": 12,
+            "hidden_size": 384,
+            "vocab_size": 1117,
+            "num_hidden_layers": 1,
+            "intermediate_size": 384,
+            "initializer_range": 0.5,
+        },
+    ),
+    (
+        "mistral_full",
+        28,
+        {
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "hidden_size": 440,
+            "head_dim": 80,
+            "vocab_size": 512,
+            "intermediate_size": 384,
+            "initializer_range": 0.2,
+        },
+    ),
+]
+
+
+def torch_rounds_as_we_do() -> bool:
+    """Whether a layer's output has the same bits: so with MKL on the CPUs whose order ``dense`` follows."""
+    if native.library() is None:
+        return False
+    x, weight, out = torch.randn(8, 400), torch.randn(64, 400), torch.empty(8, 64)
+    packed = pack_f32(weight)
+    call = native.function("dense", P, P, I64, I64, P, P, I64)
+    call(packed.address, x.data_ptr(), 400, 8, None, out.data_ptr(), 64)
+    return torch.equal(out, F.linear(x, weight))
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +102,24 @@ def expected(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_transformers(home: Path, kind: str) -> None:
-    ours = runner(checkpoint(home, kind))
-    asked = prompts(ours.spec.vocab_size)
+    require_the_same_answers(checkpoint(home, kind), count=20)
+
+
+@pytest.mark.skipif(not torch_rounds_as_we_do(), reason="torch's matrix product rounds in other places on this CPU")
+@pytest.mark.parametrize("shape", ILL_CONDITIONED, ids=lambda shape: shape[0])
+def test_answers_are_those_of_transformers_where_float32_itself_is_off(
+    tmp_path: Path, shape: tuple[str, int, dict[str, Any]]
+) -> None:
+    """Both are 1e-4 and more from float64: only sums that round in the same places come closer to each other."""
+    kind, seed, changes = shape
+    require_the_same_answers(make(tmp_path / kind, kind, seed=seed, **changes), count=10)
+
+
+def require_the_same_answers(directory: Path, count: int) -> None:
+    ours = runner(directory)
+    asked = prompts(ours.spec.vocab_size, count)
     driver = Driver(ours, pages=420, chunk=97)
-    answers, model = driver.answer(asked, GREEDY), reference(home / kind)
+    answers, model = driver.answer(asked, GREEDY), reference(directory)
     varied = 0
     for key, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
         wanted = expected(model, prompt, answer)

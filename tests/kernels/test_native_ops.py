@@ -18,6 +18,7 @@ from baton.kernels.abi.native import I32, I64, F, P, declare
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 from baton.kernels.registry import kernels
+from baton.kernels.rms_norm.reference import normed
 from baton.kernels.step.structs import CHOICE
 from baton.protos.nouns import Sampling
 from tests.kernels.mutants import is_caught, mutant
@@ -68,6 +69,13 @@ def test_norms_are_those_of_float64(library: ctypes.CDLL) -> None:
     norms_are_right(library)
 
 
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch sums in other lanes here")
+@pytest.mark.parametrize("hidden", [8, 40, 96, 257, 1000, 2048, 5000, 16384])
+def test_norms_have_the_bits_of_the_reference(library: ctypes.CDLL, hidden: int) -> None:
+    x, weight = torch.randn(50, hidden) * 3, torch.rand(hidden) + 0.5
+    assert torch.equal(rms_norm(library, x.clone(), None, weight, 1e-5), normed(x, weight, 1e-5))
+
+
 def test_a_norm_without_its_epsilon_is_caught() -> None:
     assert is_caught(mutant("NORM", ("rms_norm",)), [norms_are_right])
 
@@ -104,6 +112,23 @@ def test_dense_float32_is_close_to_float64_and_a_rows_bits_are_its_own(
     assert float((whole - exact).norm() / exact.norm()) < 1e-6
     for begin, end in ((0, 1), (7, 13), (390, 400), (191, 194)):
         assert torch.equal(dense(library, packed, x[begin:end], bias), whole[begin:end])
+
+
+@pytest.mark.parametrize("k", [1, 192, 193, 240, 383, 384, 600, 1200])
+@pytest.mark.parametrize("biased", [False, True])
+def test_dense_float32_adds_bias_and_chains_in_order(library: ctypes.CDLL, k: int, biased: bool) -> None:
+    """Chains of 192 inputs, of fewer than 384 the half: each multiply-add rounds once, each chain is added once."""
+    weight, x = torch.randn(70, k), torch.randn(9, k)
+    bias = torch.randn(70) if biased else None
+    chain = k // 2 if 192 < k < 384 else 192
+    wanted = torch.zeros(9, 70) if bias is None else bias.expand(9, 70)
+    for begin in range(0, k, chain):
+        total = torch.zeros(9, 70)
+        for at in range(begin, min(begin + chain, k)):
+            total = (total.double() + x[:, at, None].double() * weight[:, at].double()).float()
+        wanted = wanted + total
+    same = (dense(library, pack_f32(weight), x, bias) == wanted).float().mean()
+    assert float(same) > 0.99, "rounding by way of double may differ from a fused multiply-add, hardly ever"
 
 
 # ---- the head ----

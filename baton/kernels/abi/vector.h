@@ -66,7 +66,7 @@ BATON_INLINE vi load_bytes(const char* p, int n) {
 #endif
 }
 
-// a x b + c; one rounding where the machine has fused multiply-add.
+// a x b + c, rounded once (without the instruction: by way of double, which all but never shows).
 BATON_INLINE vf fma(vf a, vf b, vf c) {
 #if BATON_AVX512
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -79,7 +79,9 @@ BATON_INLINE vf fma(vf a, vf b, vf c) {
   std::memcpy(&v, out, 64);
   return v;
 #else
-  return a * b + c;
+  typedef double vd __attribute__((vector_size(128)));
+  const vd x = __builtin_convertvector(a, vd), y = __builtin_convertvector(b, vd), z = __builtin_convertvector(c, vd);
+  return __builtin_convertvector(x * y + z, vf);
 #endif
 }
 

@@ -9,47 +9,56 @@ namespace baton {
 namespace {
 
 constexpr int ROWS = 6, VECTORS = PANEL / LANES;
-constexpr int64_t CHAIN = 256, DEPTH = 512, ROW_GROUP = 192;
+constexpr int64_t LONGEST = 192, DEPTH = 576, ROW_GROUP = 192;
 
-// Totals of up to DEPTH inputs are added to `out` chain by chain: a sum of short sums rounds less than one long one.
+// Inputs per chain. A sum that rounds where another does differs least from it, so the cuts are those of MKL's sgemm,
+// by which torch computes a float32 layer on an x86 (found by comparing bits; its bias comes first, too).
+int64_t chain_of(int64_t k) { return k <= LONGEST || k >= 2 * LONGEST ? LONGEST : k / 2; }
+
+// Up to DEPTH inputs are added to `out` chain by chain.
 template <int R>
-void block(const float* w, const float* x, int64_t x_stride, int64_t depth, bool first, float* out) {
-  for (int64_t begin = 0; begin < depth; begin += CHAIN, first = false) {
-    const int64_t end = depth - begin < CHAIN ? depth : begin + CHAIN;
+void block(const float* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
+  for (int64_t begin = 0; begin < depth; begin += chain) {
+    const int64_t end = depth - begin < chain ? depth : begin + chain;
     vf sums[R][VECTORS];
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < VECTORS; v++) sums[r][v] = vf{};
+    unroll<R>([&](auto r) BATON_LAMBDA { unroll<VECTORS>([&](auto v) BATON_LAMBDA { sums[r][v] = vf{}; }); });
     for (int64_t k = begin; k < end; k++)
-      for (int r = 0; r < R; r++) {
+      unroll<R>([&](auto r) BATON_LAMBDA {
         const vf a = splat(x[r * x_stride + k]);
-        for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(a, load(w + k * PANEL + v * LANES), sums[r][v]);
-      }
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < VECTORS; v++) {
+        unroll<VECTORS>([&](auto v) BATON_LAMBDA { sums[r][v] = fma(a, load(w + k * PANEL + v * LANES), sums[r][v]); });
+      });
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      unroll<VECTORS>([&](auto v) BATON_LAMBDA {
         float* to = out + r * PANEL + v * LANES;
-        store(to, first ? sums[r][v] : load(to) + sums[r][v]);
-      }
+        store(to, load(to) + sums[r][v]);
+      });
+    });
+    asm volatile("" ::: "memory");  // else g++ keeps copies of `out` on the stack from chain to chain
   }
 }
 
 template <int R = ROWS>
-void blocks(int64_t rows, const float* w, const float* x, int64_t x_stride, int64_t depth, bool first, float* out) {
+void blocks(int64_t rows, const float* w, const float* x, int64_t x_stride, int64_t depth, int64_t chain, float* out) {
   if constexpr (R > 0) {
-    for (; rows >= R; rows -= R, x += R * x_stride, out += R * PANEL) block<R>(w, x, x_stride, depth, first, out);
-    blocks<R - 1>(rows, w, x, x_stride, depth, first, out);
+    for (; rows >= R; rows -= R, x += R * x_stride, out += R * PANEL) block<R>(w, x, x_stride, depth, chain, out);
+    blocks<R - 1>(rows, w, x, x_stride, depth, chain, out);
   }
 }
 
 void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_stride, int64_t rows, const float* bias,
            float* out, int64_t out_stride) {
   float* sums = (float*)scratch(SCRATCH_TASK, size_t(rows) * PANEL * 4);
-  const float* weights = (const float*)w.data + which * w.k * PANEL;
-  for (int64_t k = 0; k < w.k; k += DEPTH)
-    blocks(rows, weights + k * PANEL, x + k, x_stride, w.k - k < DEPTH ? w.k - k : DEPTH, k == 0, sums);
   const int64_t n = which * PANEL, width = w.n - n < PANEL ? w.n - n : PANEL;
+  float start[PANEL] = {};
+  if (bias) std::memcpy(start, bias + n, size_t(width) * 4);
+  for (int64_t r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, start, sizeof start);
+  const float* weights = (const float*)w.data + which * w.k * PANEL;
+  const int64_t chain = chain_of(w.k), depth = chain * (DEPTH / chain);
+  for (int64_t k = 0; k < w.k; k += depth)
+    blocks(rows, weights + k * PANEL, x + k, x_stride, w.k - k < depth ? w.k - k : depth, chain, sums);
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < width; i++)
-      out[r * out_stride + n + i] = bias ? sums[r * PANEL + i] + bias[n + i] : sums[r * PANEL + i];
+    for (int64_t i = 0; i < width; i += LANES)
+      store_part(out + r * out_stride + n + i, load(sums + r * PANEL + i), int(width - i));
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // A dense layer over float32 weights, next to linear.h's bfloat16 and quantized ones. Knows nothing of models.
 //
-// Weights lie in panels of 64 outputs (the last one padded with zeros): [n / 64 up][k][64] floats. A result is a
-// sum of chains of fused multiply-adds over 256 inputs each, in order, whatever m, the row's place and the threads.
+// Weights lie in panels of 64 outputs (the last one padded with zeros): [n / 64 up][k][64] floats. A result is its
+// bias plus chains of fused multiply-adds over at most 192 inputs each, in order, whatever m, the row's place and the
+// threads.
 #pragma once
 #include "../linear/linear.h"
 
