@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from baton.kv.bridge import codec_of, land, wire_bytes
+from baton.decode_worker.claim import Claim
+from baton.kv.bridge import codec_of, land, land_part, shard_of, wire_bytes
 from baton.kv.layout import require_same
 from baton.kv.transport import control, frames
 from baton.kv.transport.base import Line
@@ -34,34 +35,14 @@ REPORT_BLOCKS = 64
 MAX_PROBE_BYTES = 8 << 20
 
 
-class Claim:
-    """What may be written for one request, and what has been."""
-
-    def __init__(
-        self, key: int, lease: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
-    ) -> None:
-        self.key = key
-        self.lease = lease
-        self.epoch = epoch
-        self.pages = tuple(pages)
-        self.hashes = tuple(hashes)
-        self.held = held
-        self.received: set[int] = set()
-        self.committing = False
-        self.stream: Arrival | None = None
-
-    @property
-    def missing(self) -> list[int]:
-        """Blocks that are still to come."""
-        return [i for i in range(self.held, len(self.hashes)) if i not in self.received]
-
-
 class Arrival:
     """A Sink: the frames of one stream. ``intake`` knows the claims, the pages and whom to tell."""
 
     def __init__(self, intake: Intake, line: Line) -> None:
         self.claim: Claim | None = None
         self.epoch = 0
+        self.rank = self.shards = 0
+        self._layout = intake.layout  # of what comes: ours, or the part of ours that the sender holds
         self._intake = intake
         self._line = line
         self._stopped = False
@@ -93,6 +74,7 @@ class Arrival:
             self.stop(error)
         self._stopped = True
         self.leave()
+        self._end_the_others()
         self._line.end()
 
     # ---- what the intake says --------------------------------------------------------------------------
@@ -107,6 +89,7 @@ class Arrival:
         self._line.reply(frames.encode(Frame(Kind.ERROR, lease, self.epoch, control.encode_error(error))))
         self._line.end()
         self.leave()
+        self._end_the_others()
 
     def committed(self) -> None:
         """The engine took over: the last acknowledgement, whatever happens next."""
@@ -120,11 +103,19 @@ class Arrival:
     def leave(self) -> None:
         """This stream writes no more; the engine hears it once."""
         claim = self.claim
-        if claim is None or claim.stream is not self:
+        if claim is None or not claim.has(self, self.rank):
             return
         self._report()
-        claim.stream = None
-        self._intake.tell(ReceiveClosed(claim.key, self.epoch))
+        if claim.leave(self, self.rank):
+            self._intake.tell(ReceiveClosed(claim.key, self.epoch))
+
+    def _end_the_others(self) -> None:
+        """Those that bring other shards of the same blocks: without ours they bring nothing whole."""
+        if self.claim is None or self.claim.committing:
+            return
+        for other in self.claim.open_streams:
+            if other.epoch == self.epoch:
+                other.stop(HandoffRefused("the stream of another shard of these blocks has ended", "shard_rank"))
 
     # ---- frames ----------------------------------------------------------------------------------------
 
@@ -147,7 +138,7 @@ class Arrival:
 
     def _find(self, frame: Frame) -> Claim:
         """The claim that the frame names, if the frame is in force."""
-        claim, layout = self._intake.claim(frame.lease), self._intake.layout
+        claim = self._intake.claim(frame.lease)
         if claim is None:
             raise LeaseUnknown(
                 "no such lease here: it ended, or is another worker's; admit the request again", "lease"
@@ -156,10 +147,10 @@ class Arrival:
             raise StaleEpoch(f"the frame is of epoch {frame.epoch}; {claim.epoch} is in force", "epoch")
         if claim.committing:
             raise AlreadyCommitted("the handoff is complete: the request is decoding", "lease")
-        if (frame.shard_rank, frame.shard_count) != (layout.shard_rank, layout.shard_count):
+        if self.claim is not None and (frame.shard_rank, frame.shard_count) != (self.rank, self.shards):
             raise LayoutMismatch(
-                f"the frame is for shard {frame.shard_rank} of {frame.shard_count}; this worker is "
-                f"{layout.shard_rank} of {layout.shard_count}",
+                f"the frame is for shard {frame.shard_rank} of {frame.shard_count}, its stream for "
+                f"{self.rank} of {self.shards}",
                 "shard_rank",
             )
         return claim
@@ -168,16 +159,15 @@ class Arrival:
         claim = self._find(frame)
         if self.claim is not claim:
             raise HandoffRefused("the frame's lease is not the one this stream was opened for", "lease")
-        assert claim.stream is self, "a stream that was stopped must not act"
+        assert claim.has(self, self.rank), "a stream that was stopped must not act"
         return claim
 
     def _open(self, frame: Frame, claim: Claim) -> None:
-        if claim.stream is not None:
-            raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
         if self.claim is not None:
             raise HandoffRefused("this stream was already opened", "kind")
-        opening = control.decode_opening(frame.body)
-        require_same(opening.layout, self._intake.layout)
+        ours, opening = self._intake.layout, control.decode_opening(frame.body)
+        layout = shard_of(ours, frame.shard_rank, frame.shard_count)
+        require_same(opening.layout, layout)
         if opening.fingerprint != self._intake.fingerprint:
             raise LayoutMismatch(
                 f"the blocks are of weights {opening.fingerprint[:16]}…, this worker runs "
@@ -189,14 +179,17 @@ class Arrival:
                 f"the sender's prompt has {opening.total_blocks} blocks, the lease {len(claim.hashes)}",
                 "total_blocks",
             )
-        self.claim, self.epoch, claim.stream = claim, claim.epoch, self
-        self._intake.tell(ReceiveOpened(claim.key, claim.epoch))
+        is_first = claim.join(self, frame.shard_rank, layout.shard_count // ours.shard_count)
+        self.claim, self.epoch, self._layout = claim, claim.epoch, layout
+        self.rank, self.shards = frame.shard_rank, frame.shard_count
+        if is_first:
+            self._intake.tell(ReceiveOpened(claim.key, claim.epoch))
         self._line.reply(frames.ack(frame))
 
     def _places(self, frame: Frame) -> list[memoryview]:
         if frame.kind is Kind.PROBE:
             return self._scratch(frame)
-        claim, unit = self._mine(frame), wire_bytes(self._intake.layout)
+        claim, unit = self._mine(frame), wire_bytes(self._layout)
         if frame.unit != unit:
             raise LayoutMismatch(f"a block has {unit} bytes on its way here, the frame's {frame.unit}", "unit")
         for block in frame.blocks:
@@ -205,7 +198,7 @@ class Arrival:
         if len(set(numbers)) != len(numbers) or not self._placed.isdisjoint(numbers):
             raise ForeignBlock(f"a block of {numbers[0]}…{numbers[-1]} came twice on one stream", "index")
         self._placed.update(numbers)
-        if codec_of(self._intake.layout):
+        if codec_of(self._layout) or self._layout is not self._intake.layout:
             self._coded.update({n: memoryview(bytearray(unit)) for n in numbers})
             return [self._coded[n] for n in numbers]
         page = self._intake.memory.page
@@ -233,25 +226,34 @@ class Arrival:
             return
         claim, numbers = self._mine(frame), [block.index for block in frame.blocks]
         for number in numbers:
-            if (coded := self._coded.pop(number, None)) is not None and number not in claim.received:
-                land(coded, self._intake.memory.page(claim.pages[number]), self._intake.layout)
-        claim.received.update(numbers)
+            if (coded := self._coded.pop(number, None)) is not None and claim.needs(number, self.rank):
+                self._land(coded, self._intake.memory.page(claim.pages[number]))
+        whole = claim.arrived(numbers, self.rank)
         self._unacked += numbers
-        self._unreported += numbers
-        self._intake.count(len(numbers), len(numbers) * frame.unit)
+        self._unreported += whole
+        self._intake.count(len(whole), len(numbers) * frame.unit)
         if frame.wants_ack or len(self._unacked) >= REPORT_BLOCKS:
             self._report()
             blocks, self._unacked = self._unacked, []
             self._line.reply(frames.ack(frame, blocks))
 
+    def _land(self, coded: memoryview, page: memoryview) -> None:
+        ours = self._intake.layout
+        if self._layout is ours:
+            land(coded, page, ours)
+        else:
+            land_part(coded, page, self._layout, ours)
+
     def _commit(self, frame: Frame, claim: Claim) -> None:
-        missing = claim.missing
+        missing = claim.missing(self.rank)
         if missing:
             raise HandoffRefused(f"{len(missing)} blocks are missing, the first is {missing[0]}", "blocks")
         closing = control.decode_closing(frame.body)
         self._report()
-        claim.committing, self._commit_frame = True, frame
-        self._intake.tell(Commit(claim.key, self.epoch, closing.first, closing.cached_tokens))
+        self._commit_frame = frame
+        said = claim.commit(self.rank, closing)
+        if said is not None:
+            self._intake.tell(Commit(claim.key, self.epoch, said.first, said.cached_tokens))
 
     def _report(self) -> None:
         if self.claim is not None and self._unreported:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.decode_worker.arrival import Arrival, Claim
+from baton.decode_worker.arrival import Arrival
+from baton.decode_worker.claim import Claim
 from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Line, Sink
 from baton.protos.errors import BatonError, LeaseUnknown, StaleEpoch
@@ -61,9 +62,9 @@ class Intake:
         claim = self._by_key.get(key)
         if claim is None or epoch <= claim.epoch:
             return
-        claim.epoch = epoch
-        if claim.stream is not None:
-            claim.stream.stop(StaleEpoch(f"epoch {epoch} took over from {claim.stream.epoch}", "epoch"))
+        claim.rearm(epoch)
+        for stream in claim.open_streams:
+            stream.stop(StaleEpoch(f"epoch {epoch} took over from {stream.epoch}", "epoch"))
 
     def close(self, key: int, error: BatonError | None = None) -> None:
         """The lease is closed: nothing is written for it from this moment. An open stream ends with ``error``."""
@@ -71,20 +72,20 @@ class Intake:
         if claim is None:
             return
         del self._by_lease[claim.lease]
-        if claim.stream is not None:  # not so once committed: that one has had its last ACK
-            claim.stream.stop(error or LeaseUnknown("the lease was closed; the request has ended here", "lease"))
+        for stream in claim.open_streams:  # none once committed: those have had their last ACK
+            stream.stop(error or LeaseUnknown("the lease was closed; the request has ended here", "lease"))
 
     def on_committed(self, key: int, epoch: int) -> None:
         """The engine took the handoff over: the sender gets its last acknowledgement, whatever happens next."""
         claim = self._by_key.get(key)
-        stream = None if claim is None else claim.stream
-        if stream is not None and stream.epoch == epoch:
-            stream.committed()
+        for stream in () if claim is None else claim.open_streams:
+            if stream.epoch == epoch:
+                stream.committed()
 
     @property
     def open_streams(self) -> int:
         """Streams that may write."""
-        return sum(claim.stream is not None for claim in self._by_key.values())
+        return sum(len(claim.open_streams) for claim in self._by_key.values())
 
     # ---- what arrivals ask -----------------------------------------------------------------------------
 

@@ -279,6 +279,11 @@ class DecodeLoop(StepLoop):
 
     # ---- counts ----
 
+    @property
+    def empty(self) -> bool:
+        """No answer is being written, and no stream may write a page."""
+        return not self.answers and not self.receives
+
     def load(self) -> tuple[int, int, int]:
         """Sequences in the batch, those that wait (preempted, or beyond the batch), prompt tokens to read."""
         running = self.scheduler.running

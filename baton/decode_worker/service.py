@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class DecodeService:
         model_id: str,
         ttl_s: float,
         warmer: Warmer | None = None,
+        keys: Iterator[int] | None = None,
     ):
         self._send = send
         self._warmer = warmer
@@ -46,7 +47,7 @@ class DecodeService:
         self._intake = intake
         self._model_id = model_id
         self._ttl_s = ttl_s
-        self._keys = itertools.count(1)
+        self._keys = keys or itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._sessions: set[Session] = set()
         self._spans: dict[int, Any] = {}
@@ -119,6 +120,22 @@ class DecodeService:
         for entry in entries:
             self._cancel(entry, reason)
         return len(entries)
+
+    def send_away(self, error: BatonError) -> int:
+        """Every request is to go on elsewhere: its router hears ``error`` now. How many that were.
+
+        They run here until they are cancelled. Doing that in the same moment would break handoffs on their way
+        here before their router has heard why, and it would hold that against the prefill workers.
+        """
+        entries = [entry for entry in self._requests.values() if not entry.cancelled]
+        for entry in entries:
+            entry.session.reply(entry, ch.Ended(entry.key, to_info(error)))
+        return len(entries)
+
+    def hang_up(self) -> None:
+        """End every session, after what is queued for its router."""
+        for session in tuple(self._sessions):
+            session.end()
 
     def lost(self, error: BatonError) -> None:
         """The engine is gone."""

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from baton.kv.codecs import CODECS, SCALE_BYTES, compress, expand, from_float32, to_float32
-from baton.kv.layout import differences, group_bytes
+from baton.kv.layout import ITEM_BYTES, differences, group_bytes
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import KvLayout, LayerGroup
 
@@ -96,6 +96,48 @@ def land(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
         to += values.nbytes
 
 
+def land_part(wire: memoryview, page: memoryview, part: KvLayout, whole: KvLayout) -> None:
+    """A block of ``part``'s heads, as it came, among the other heads of its page of ``whole``."""
+    held = memoryview(bytearray(part.page_bytes)) if codec_of(part) else wire
+    if codec_of(part):
+        land(wire, held, part)
+    item, at, to = np.dtype(f"u{ITEM_BYTES[part.dtype]}"), 0, 0
+    for some, all_of in zip(part.groups, whole.groups, strict=True):
+        size, room = group_bytes(part.dtype, some), group_bytes(whole.dtype, all_of)
+        values = np.frombuffer(held[at : at + size], item).reshape(-1, some.kv_heads, some.head_dim)
+        into = np.frombuffer(page[to : to + room], item).reshape(-1, all_of.kv_heads, all_of.head_dim)
+        first = _first_head(part, some) - _first_head(whole, all_of)
+        into[:, first : first + some.kv_heads] = values
+        at, to = at + size, to + room
+
+
+def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
+    """What shard ``rank`` of ``count`` holds of ``layout``'s heads, laid out alike. Raises LayoutMismatch."""
+    times, left = divmod(count, layout.shard_count)
+    named = f"shard {rank} of {count}, the receiver is {layout.shard_rank} of {layout.shard_count}"
+    if left or not times or rank // times != layout.shard_rank:
+        raise LayoutMismatch(f"the blocks are of {named}: no part of it", "shard_rank")
+    if times == 1:
+        return layout
+    if layout.dtype not in FLOATS or any(group.kv_heads % times for group in layout.groups):
+        heads = ", ".join(str(group.kv_heads) for group in layout.groups)
+        raise LayoutMismatch(
+            f"the blocks are of {named}: pages of {layout.dtype} with {heads} KV heads aren't gathered of {times}; "
+            "use float KV and a number of shards that divides the heads",
+            "shard_count",
+        )
+    groups = tuple(msgspec.structs.replace(group, kv_heads=group.kv_heads // times) for group in layout.groups)
+    page_bytes = sum(group_bytes(layout.dtype, group) for group in groups)
+    return msgspec.structs.replace(layout, groups=groups, page_bytes=page_bytes, shard_rank=rank, shard_count=count)
+
+
+def wire_layout(sender: KvLayout, receiver: KvLayout) -> KvLayout:
+    """How blocks of ``sender`` are laid out on their way: as ``receiver`` has them, or its part that they are."""
+    if sender.shard_count <= receiver.shard_count:
+        return receiver
+    return shard_of(receiver, sender.shard_rank, sender.shard_count)
+
+
 def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
     """What brings ``sender``'s pages to ``receiver``; None where they go as they are. Raises LayoutMismatch."""
     if sender == receiver and not codec_of(receiver):
@@ -173,5 +215,5 @@ def _group(
         yield (
             f"shards: shard {sender.shard_rank} of {sender.shard_count} holds heads {first}…{end - 1}, the "
             f"receiver (shard {receiver.shard_rank} of {receiver.shard_count}) needs {wanted}…{last - 1}; "
-            "gathering from several senders is not done"
+            "neither has all that the other has"
         )

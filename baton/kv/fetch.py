@@ -19,6 +19,7 @@ from baton.protos.nouns import KvLayout
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.tls.rpc import PLAIN, Dialer
 
 KEPT_CHANNELS = 64
 
@@ -26,7 +27,8 @@ KEPT_CHANNELS = 64
 class BlockFetcher:
     """Asks other workers; one channel to each, kept."""
 
-    def __init__(self, model_id: str, layout: KvLayout) -> None:
+    def __init__(self, model_id: str, layout: KvLayout, dialer: Dialer = PLAIN) -> None:
+        self._dialer, self._generation = dialer, dialer.generation
         self._model_id, self._layout = model_id, convert.layout_to_pb(layout)
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -56,8 +58,11 @@ class BlockFetcher:
         return None if block is grpc.aio.EOF else block
 
     def _channel(self, address: str) -> grpc.aio.Channel:
+        if self._generation != self._dialer.generation:
+            self._generation = self._dialer.generation
+            self._channels.clear()  # of the old certificate; calls in flight keep theirs
         if address not in self._channels and len(self._channels) >= KEPT_CHANNELS:
             del self._channels[next(iter(self._channels))]  # its calls in flight keep it alive until they end
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = self._dialer.channel(address, options=CHANNEL_OPTIONS)
         return self._channels[address]

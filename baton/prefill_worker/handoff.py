@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
 
+from baton.kv import copying
 from baton.kv.bridge import Bridge
 from baton.kv.memory import PageMemory
 from baton.kv.transport import control, frames
@@ -65,13 +66,15 @@ class Wire(msgspec.Struct, frozen=True):
 class HandoffReport(msgspec.Struct, frozen=True):
     """What a handoff took, on the sender's clock.
 
-    ``exposed_s`` ran after the first token was known (``commit``); ``busy_s`` is time with bytes unacknowledged.
+    ``exposed_s`` ran after the first token was known, by the engine's own word; ``busy_s`` is time with bytes
+    unacknowledged.
     """
 
     shipped_blocks: int
     shipped_bytes: int
     exposed_s: float
     busy_s: float
+    address: str = ""
 
 
 class Handoff:
@@ -114,9 +117,10 @@ class Handoff:
         for block in blocks:
             self._todo.put_nowait(block)
 
-    def commit(self, first: TokenRun, cached_tokens: int) -> None:
-        """Every block was announced; ``first`` goes with the last frame."""
-        self._committed_at = self._clock()
+    def commit(self, first: TokenRun, cached_tokens: int, at: float | None = None) -> None:
+        """Every block was announced; ``first`` goes with the last frame. It is known since ``at`` (None: now)."""
+        now = self._clock()
+        self._committed_at = now if at is None else min(at, now)
         self._todo.put_nowait(control.Closing(first, cached_tokens))
 
     def fail(self, error: BatonError) -> None:
@@ -227,8 +231,8 @@ class Handoff:
             unit=size,
             blocks=tuple(
                 [
-                    Block(block.index, self._hash(block), frames.checksum(page))
-                    for block, page in zip(batch, payload, strict=True)
+                    Block(block.index, self._hash(block), checksum)
+                    for block, checksum in zip(batch, copying.checksums(payload), strict=True)
                 ]
             ),
             offsets=() if wire.bridge is not None else tuple([block.page * size for block in batch]),
@@ -266,7 +270,7 @@ class Handoff:
         assert self._committed_at is not None, "nothing is taken over before its commit"
         assert self._taken_over_at is not None
         exposed = self._taken_over_at - self._committed_at
-        return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, self._busy_s)
+        return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, self._busy_s, self._to.address)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

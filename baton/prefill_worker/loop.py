@@ -159,9 +159,14 @@ class PrefillLoop(StepLoop):
         self._hit_tokens += job.cached_tokens
         self._asked_tokens += job.tokens
         scores, pooled = tuple(job.sequence.scores), job.sequence.pooled()
-        self.channel.send(ch.PrefillDone(key, first, job.cached_tokens, stations, scores, pooled))
+        self.channel.send(ch.PrefillDone(key, first, job.cached_tokens, stations, scores, pooled, now))
 
     # ---- counts ----
+
+    @property
+    def empty(self) -> bool:
+        """No prompt is being read, and none being shipped."""
+        return not self.scheduler.jobs and not self.shipments
 
     def load(self) -> tuple[int, int, int]:
         """Prompts being read, prompts that wait, tokens still to be computed."""

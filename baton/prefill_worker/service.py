@@ -7,7 +7,7 @@ one SendClosed, after the handoff has let go of the pages.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from baton.cluster.telemetry import Attributes, open_span
 from baton.engine.checks import blocks_for
 from baton.kv import prefix
-from baton.kv.bridge import bridge
+from baton.kv.bridge import bridge, wire_layout
 from baton.kv.filling import NOTHING, FillReport
 from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Transport
@@ -69,7 +69,7 @@ class _Job:
         self.done = done
         self.end_span()
         self.span = self._open("transfer")
-        self.handoff.commit(done.first, done.cached_tokens)
+        self.handoff.commit(done.first, done.cached_tokens, done.at)
 
     def shipped(self, report: HandoffReport) -> None:
         """What the transfer was, exactly: the span itself also holds the closing of the stream."""
@@ -102,16 +102,18 @@ class PrefillService:
         observe: Callable[[HandoffReport], None] = lambda report: None,
         warmer: Warmer | None = None,
         layout_of: Callable[[str], Awaitable[KvLayout]] | None = None,
+        keys: Iterator[int] | None = None,
+        failed: Callable[[str, BatonError], None] = lambda address, error: None,
     ):
         self._send = send
         self._memory = memory
         self._sender = sender
         self._transport = transport
         self._clock = clock
-        self._observe = observe
+        self._observe, self._failed = observe, failed
         self._layout_of = layout_of
         self._warmer = warmer
-        self._keys = itertools.count(1)
+        self._keys = keys or itertools.count(1)
         self._jobs: dict[int, _Job] = {}
         self._lost: BatonError | None = None
         self.finished = 0
@@ -131,6 +133,9 @@ class PrefillService:
             self._send(ch.Prefill(key, call.request, call.held_blocks, call.received_blocks))
             report = await handoff.run()
             job.shipped(report)
+        except BatonError as error:
+            self._failed(call.decode_address, error)
+            raise
         finally:
             self._release(key, job)
         assert job.done is not None, "a handoff can't complete before its prompt"
@@ -152,6 +157,13 @@ class PrefillService:
         for job in self._jobs.values():
             job.handoff.fail(Draining(f"the prefill worker leaves ({reason}); ask another"))
         return len(self._jobs)
+
+    def send_away(self, error: BatonError) -> int:
+        """Nothing: what is being read is better read to its end than begun again elsewhere."""
+        return 0
+
+    def hang_up(self) -> None:
+        """Nothing: calls end by themselves."""
 
     def lost(self, error: BatonError) -> None:
         """The engine is gone."""
@@ -205,6 +217,7 @@ class PrefillService:
         """How this prompt's blocks go to its decode worker. Raises LayoutMismatch before any byte moves."""
         assert self._layout_of is not None
         ours, theirs, request = self._sender.layout, await self._layout_of(call.decode_address), call.request
+        theirs = wire_layout(ours, theirs)
         made = bridge(ours, theirs)
         if ours.fidelity == theirs.fidelity:
             return Wire(theirs, made)

@@ -6,7 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.kv.bridge import Bridge, bridge, codec_of, land, wire_bytes, with_codec
+from baton.kv.bridge import (
+    Bridge,
+    bridge,
+    codec_of,
+    land,
+    land_part,
+    shard_of,
+    wire_bytes,
+    wire_layout,
+    with_codec,
+)
 from baton.kv.codecs import from_float32, to_float32
 from baton.kv.layout import layout_for
 from baton.protos.errors import ConfigError, LayoutMismatch
@@ -103,7 +113,7 @@ REFUSED = {
     "dtype: float32 pages would claim a precision": (layout("bfloat16"), layout("float32")),
     "dtype: float16 pages would claim": (layout("bfloat16"), layout("float16")),
     "holds heads 0…1, the receiver .* needs 2…3": (layout("float32", 0, 2), layout("float32", 1, 2)),
-    "gathering from several senders is not done": (layout("float32", 0, 2), layout("float32")),
+    "holds heads 0…1, the receiver .* needs 0…3; neither has all": (layout("float32", 0, 2), layout("float32")),
     "kv_heads: sender 2 x 1 shards, receiver 4 x 1": (ONE, layout_for("float32", 1, 4, 8)),
     "head_dim: sender 8, receiver 16": (ONE, layout_for("float32", 1, 2, 16)),
     r"groups\[0\].layers: sender 1, receiver 2": (ONE, layout_for("float32", 2, 2, 8)),
@@ -117,6 +127,53 @@ REFUSED = {
 def test_what_cannot_be_bridged_is_refused_by_name(text: str) -> None:
     with pytest.raises(LayoutMismatch, match=text):
         bridge(*REFUSED[text])
+
+
+def gathered(senders: list[KvLayout], receiver: KvLayout) -> memoryview:
+    """The receiver's page, of what each of its senders sent."""
+    page = memoryview(bytearray(receiver.page_bytes))
+    for sender in senders:
+        part, held = wire_layout(sender, receiver), page_of(sender, values())
+        made = bridge(sender, part)
+        wire = held if made is None else made.convert(held)
+        assert len(wire) == wire_bytes(part)
+        land_part(wire, page, part, receiver)
+    return page
+
+
+@pytest.mark.parametrize(
+    ("dtype", "receiver", "senders"),
+    [
+        ("float32", layout("float32"), [(0, 2), (1, 2)]),
+        ("bfloat16", layout("bfloat16"), [(3, 4), (1, 4), (0, 4), (2, 4)]),
+        ("float32", layout("bfloat16"), [(1, 2), (0, 2)]),
+        ("float32", layout("float32", 1, 2), [(2, 4), (3, 4)]),
+    ],
+    ids=["two to one", "four to one, in any order", "another dtype besides", "four to two"],
+)
+def test_a_page_gathered_of_shards_is_what_the_receiver_would_have_computed(
+    dtype: str, receiver: KvLayout, senders: list[tuple[int, int]]
+) -> None:
+    found = gathered([layout(dtype, *shard) for shard in senders], receiver)
+    assert bytes(found) == bytes(page_of(receiver, values()))
+
+
+def test_coded_parts_are_gathered_too() -> None:
+    receiver = with_codec(layout("bfloat16"), "int8")
+    found = to_float32(gathered([layout("float32", rank, 2) for rank in range(2)], receiver), "bfloat16")
+    assert np.max(np.abs(found - to_float32(page_of(layout("bfloat16"), values()), "bfloat16"))) < 0.05
+
+
+def test_parts_that_are_none_are_refused_by_name() -> None:
+    assert shard_of(layout(), 0, 1) == layout()
+    for rank, count in ((2, 2), (0, 3), (0, 0)):
+        whole = layout("float32", 0, 2) if count == 3 else layout()
+        with pytest.raises(LayoutMismatch, match=f"shard {rank} of {count}, the receiver is .*: no part of it"):
+            shard_of(whole, rank, count)
+    with pytest.raises(LayoutMismatch, match="with 4, 8 KV heads aren't gathered of 8"):
+        shard_of(layout(), 0, 8)
+    with pytest.raises(LayoutMismatch, match="pages of uint8"):
+        shard_of(PACED, 0, 1 << 4)
 
 
 def test_a_codec_that_does_not_fit_is_refused_by_name() -> None:

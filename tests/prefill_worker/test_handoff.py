@@ -228,6 +228,17 @@ async def test_times_are_the_senders_own(receiver: Receiver, transport: Transpor
     assert report.busy_s == pytest.approx(2.5)
 
 
+async def test_what_is_exposed_counts_from_the_engines_own_word(receiver: Receiver, transport: Transport) -> None:
+    """The message may wait in a busy process; a clock ahead of ours must not make time run backwards."""
+    for told, exposed in ((96.0, 4.0), (None, 0.0), (101.0, 0.0)):
+        source, clock = Source(), Clock()
+        clock.now = 100.0
+        handoff = source.handoff(transport, clock=clock)
+        handoff.ship(source.blocks)
+        handoff.commit(FIRST, 0, told)
+        assert (await handoff.run()).exposed_s == pytest.approx(exposed)
+
+
 @pytest.mark.parametrize("at", [1, 2, 4, 2 + BLOCKS])
 async def test_a_refusal_is_raised_as_its_own_type(receiver: Receiver, transport: Transport, at: int) -> None:
     source = Source()

@@ -1,6 +1,7 @@
 """Paged attention of one decode step, as a share of what memory gives in the same round. Knows nothing of models.
 
 All layers' pages are read one layer after another, as in a step, and together they are larger than the caches.
+They lie on huge pages where the host gives a worker's memory those (docs/kv-memory.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from baton.console.kvbench.rows import Row, median, paired, spread
 from baton.kernels.abi import native
 from baton.kernels.paged_attention.native import Item, Pages, page_bytes, prepared
 from baton.kernels.paged_attention.stored import ELEMENTS, PAGE, SCALED
+from baton.kv.memory import PageMemory
 
 SHAPES = {"12/4 heads of 64": (12, 4, 64, 12), "32/8 heads of 128": (32, 8, 128, 8)}  # heads, kv_heads, dim, layers
 CONTEXT = 4096
@@ -61,9 +63,9 @@ def _row(
 
 
 def _pages(dtype: str, kv_heads: int, head_dim: int, layers: int, context: int) -> Tensor:
-    """Random K and V of plausible size, (pages, page_bytes) uint8."""
+    """Random K and V of plausible size, (pages, page_bytes) uint8, in memory as a worker's."""
     count, size = context // PAGE, page_bytes(dtype, kv_heads, head_dim, layers)
-    memory = torch.empty(count, size, dtype=torch.uint8)
+    memory = torch.frombuffer(PageMemory.create(count, size).view(), dtype=torch.uint8).view(count, size)
     planes = memory.view(count, layers * 2, -1)
     elements = PAGE * kv_heads * head_dim * ELEMENTS[dtype].itemsize
     for plane in planes.unbind(1):

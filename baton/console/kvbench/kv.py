@@ -19,19 +19,18 @@ import grpc
 import grpc.aio
 import uvloop
 
-from baton.console.kvbench import setting
+from baton.console.kvbench import exposed, setting
 from baton.console.kvbench.rows import Row, median, paired, spread
 from baton.kv.transport import sender as transport_named
 from baton.kv.transport.base import Transport
 from baton.kv.transport.grpc import CHANNEL_OPTIONS, keep_freed_buffers
-from baton.prefill_worker.handoff import FRAME_BYTES, Destination, Handoff, HandoffReport, Sender
+from baton.prefill_worker.handoff import FRAME_BYTES, Destination, Handoff, Sender
 from baton.protos.channel import ShipBlock
 from baton.protos.nouns import TokenRun
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 TARGETS = {"shm": ("memcpy", 0.6), "tcp": ("bare recv_into", 0.7), "grpc": ("best bare gRPC stream", 0.8)}
 CHECKSUM_TARGETS = {"shm": 0.12, "tcp": 0.12, "grpc": 0.05}
-TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
 FIXED_ROUNDS = 40
 
 
@@ -74,35 +73,23 @@ class Bench:
 
     async def handoff(self, name: str, count: int) -> float:
         """Seconds of a whole handoff of ``count`` blocks that are all ready."""
-        handoff = self._handoff(name, count)
-        handoff.ship(self._blocks(range(count)))
+        handoff = self.new_handoff(name, count)
+        handoff.ship(self.blocks(range(count)))
         handoff.commit(TokenRun(0, (1,)), 0)
         begun = time.perf_counter()
         await handoff.run()
         return time.perf_counter() - begun
 
-    async def paced(self, name: str) -> HandoffReport:
-        """A handoff whose chunks become ready at the pace of a fast prefill."""
-        chunk, count = setting.chunk_counts(self.pages)
-        handoff = self._handoff(name, count)
-        running = asyncio.ensure_future(handoff.run())
-        every_s = chunk * self.page_bytes / (TOKENS_PER_S * BYTES_PER_TOKEN)
-        due = time.perf_counter()
-        for first in range(0, count, chunk):
-            due += every_s
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            handoff.ship(self._blocks(range(first, first + chunk)))
-        handoff.commit(TokenRun(0, (1,)), 0)
-        return await running
-
-    def _handoff(self, name: str, count: int) -> Handoff:
+    def new_handoff(self, name: str, count: int) -> Handoff:
+        """To the receiver by ``name``: feed it."""
         if name not in self._transports:
             self._transports[name] = transport_named(name, self.memory)
         sender = Sender("bench", "m", setting.FINGERPRINT, self._layout)
         to = Destination(self.addresses[name], setting.lease(count), 1, "r", count, 16)
         return Handoff(self._transports[name], self.memory, sender, to, time.perf_counter)
 
-    def _blocks(self, numbers: range) -> Iterator[ShipBlock]:
+    def blocks(self, numbers: range) -> Iterator[ShipBlock]:
+        """As the engine announces them."""
         return (ShipBlock(number, number, self._hashes[number], 16) for number in numbers)
 
     # ---- peers -----------------------------------------------------------------------------------------
@@ -173,7 +160,7 @@ async def _run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes:
     for size, label in ((page_bytes, ""), (small_page_bytes, f", {small_page_bytes >> 10} KiB pages")):
         bench = Bench(size, total_bytes)
         rows += await _throughput(bench, rounds, label)
-        rows += await _fixed_cost(bench) if label else await _exposed(bench, rounds)
+        rows += await _fixed_cost(bench) if label else await exposed.rows(bench, TRANSPORTS, rounds)
         await bench.close()
     return [*rows, *await _checksums(page_bytes, total_bytes, rounds)]
 
@@ -224,20 +211,6 @@ async def _fixed_cost(bench: Bench) -> list[Row]:
         rows.append(
             Row(f"{name} handoff of 1 block, p50 above a round trip", above, "ms", spread=spread(took), target=3.0,
                 ceiling=True)
-        )  # fmt: skip
-    return rows
-
-
-async def _exposed(bench: Bench, rounds: int) -> list[Row]:
-    rows, chunk = [], setting.chunk_counts(bench.pages)[0]
-    for name in TRANSPORTS:
-        exposed, alone = [], []
-        for _ in range(rounds):
-            alone.append(await bench.handoff(name, chunk))
-            exposed.append((await bench.paced(name)).exposed_s)
-        rows.append(
-            Row(f"{name}: exposed after the last chunk at {TOKENS_PER_S} tok/s", median(exposed) * 1e3, "ms",
-                "one chunk's shipping", paired(exposed, alone), spread(exposed), 1.2, ceiling=True)
         )  # fmt: skip
     return rows
 

@@ -5,6 +5,8 @@ and the compiler, so a stale one is never loaded; each source's object is cached
 compiles one file. Builders take a lock; readers need none, as files appear by an atomic rename.
 
     python -m baton.kernels.abi.build        builds for every ISA this compiler knows (make kernels)
+    python -m baton.kernels.abi.build DIR    and puts them there, for machines without a compiler: an image sets
+                                             $BATON_KERNELS_DIR to it, and it is looked at first
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {"avx512": (*AVX2, *AVX512), "avx2": AVX
 # No contraction: a multiply and an add that one path fuses and another doesn't would give a row different bits
 # in different batches. The kernels fuse by hand.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off")
-COMPILER_ENV, CACHE_ENV = "BATON_CXX", "BATON_CACHE_DIR"
+COMPILER_ENV, CACHE_ENV, PREBUILT_ENV = "BATON_CXX", "BATON_CACHE_DIR", "BATON_KERNELS_DIR"
 
 
 class BuildError(Exception):
@@ -45,8 +47,10 @@ def cache_dir() -> Path:
 
 def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
     """The library for ``isa``, built if need be. ``extra`` flags make a library of its own. Raises BuildError."""
-    compiler = _compiler()
     flags = (*FLAGS, *ISA_FLAGS[isa], *extra)
+    if (found := _prebuilt(isa, flags)) is not None:
+        return found
+    compiler = _compiler()
     tag = f"{compiler} {_version(compiler)} {flags}".encode()
     headers = b"".join(path.read_bytes() for path in _sources(".h"))
     objects = {path: _key(tag, headers, path.read_bytes()) for path in _sources(".cpp")}
@@ -60,6 +64,18 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
         except OSError as error:
             raise BuildError(f"{error}; set {CACHE_ENV} to a directory that can be written") from error
     return library
+
+
+def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:
+    """Of a library that was built elsewhere: by every source and the flags, whatever the compiler."""
+    sources = (path.read_bytes() for path in (*_sources(".h"), *_sources(".cpp")))
+    return f"baton-{isa}-prebuilt-{_key(str(flags).encode(), *sources)}.so"
+
+
+def _prebuilt(isa: str, flags: tuple[str, ...]) -> Path | None:
+    folder = os.environ.get(PREBUILT_ENV)
+    path = Path(folder, prebuilt_name(isa, flags)) if folder else None
+    return path if path is not None and path.exists() else None
 
 
 def _sources(ending: str) -> list[Path]:
@@ -129,9 +145,14 @@ def _locked(path: Path) -> Iterator[None]:
 
 def main() -> int:
     """Build every library; exit status 1 where one fails."""
-    for isa in ISA_FLAGS:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    for isa, flags in ISA_FLAGS.items():
         try:
-            print(f"{isa}: {built(isa)}")
+            library = built(isa)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                library = Path(shutil.copy(library, folder / prebuilt_name(isa, (*FLAGS, *flags))))
+            print(f"{isa}: {library}")
         except BuildError as error:
             print(f"{isa}: {error}", file=sys.stderr)
             return 1

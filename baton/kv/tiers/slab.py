@@ -17,6 +17,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from baton.kv import copying
+
 _RECORD = struct.Struct("<32sQQQQ")
 RECORD_BYTES = _RECORD.size
 _SIGNED = RECORD_BYTES - 8
@@ -65,8 +67,7 @@ class Slab:
             return None
         gone = None if self._free else self._evict()
         slot = self._free.pop()
-        self._pages[slot] = np.frombuffer(page, np.uint8)
-        self._sums[slot] = xxhash.xxh3_64_intdigest(self._pages[slot].data)
+        [self._sums[slot]] = copying.copy([self._pages[slot].data], [page])
         self._slots[block] = slot
         self._record(slot, block)
         self.stored += 1
@@ -77,8 +78,7 @@ class Slab:
         slot = self._slots.get(block)
         if slot is None:
             return False
-        np.copyto(np.frombuffer(into, np.uint8), self._pages[slot])
-        if xxhash.xxh3_64_intdigest(into) != self._sums[slot]:
+        if copying.copy([into], [self._pages[slot].data]) != [self._sums[slot]]:
             self.damaged += 1
             self.drop(block)
             return False

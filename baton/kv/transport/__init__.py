@@ -14,9 +14,13 @@ from baton.protos.errors import ConfigError
 if TYPE_CHECKING:
     from baton.kv.memory import PageMemory
     from baton.kv.transport.base import Transport
+    from baton.tls.identity import Identity, TlsFiles
 
 IN_PROCESS = {"loopback"}
+SAME_HOST = {"shm", "cuda_ipc"}  # unix sockets and shared memory: the kernel says who the peer is
+ENCRYPTED = {"grpc", "tcp"}
 _PARTS = {"__init__", "base", "frames", "control", "sending", "receiving", "inlet", "poller", "preflight"}
+_PARTS |= {"secured", "channels", "collective", "moving"}
 
 
 def names() -> list[str]:
@@ -34,7 +38,24 @@ def check_name(name: str) -> str:
     return name
 
 
-def sender(name: str, memory: PageMemory) -> Transport:
-    """Transport ``name`` for a worker that sends pages of ``memory``."""
-    made: Transport = importlib.import_module(f"{__name__}.{check_name(name)}").sender(memory)
+def check_secured(name: str, tls: TlsFiles | None) -> str:
+    """``name``, if it may carry KV under ``tls``. Raises ConfigError: it can't be encrypted."""
+    if tls is None or tls.trusted_network or name in ENCRYPTED | SAME_HOST | IN_PROCESS | {"auto"}:
+        return name
+    raise ConfigError(
+        f"worker.kv_transport {name} can't be encrypted, and TLS is on: choose one of auto, "
+        f"{', '.join(sorted(ENCRYPTED | SAME_HOST & set(names())))}, or declare the network between the workers "
+        "trusted ([tls] trusted_network = true)",
+        "worker.kv_transport",
+    )
+
+
+def sender(name: str, memory: PageMemory, identity: Identity | None = None) -> Transport:
+    """Transport ``name`` for a worker that sends pages of ``memory``; encrypted where there is an ``identity``.
+
+    Raises ConfigError for one that can't be encrypted, unless the network is declared trusted.
+    """
+    check_secured(check_name(name), identity.files if identity else None)
+    module = importlib.import_module(f"{__name__}.{name}")
+    made: Transport = module.sender(memory, identity) if name in ENCRYPTED else module.sender(memory)
     return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -26,6 +27,8 @@ from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLayout, KvLink, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
+from baton.tls.identity import Identity
+from baton.tls.rpc import PLAIN, Dialer
 
 log = logging.getLogger("baton.kv")
 
@@ -62,12 +65,14 @@ class AutoTransport:
         report: Report = lambda link, reason: None,
         describe: Describe | None = None,
         host_id: str | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self._memory = memory
         self._clock = clock
         self._wanted = wanted
         self._report = report
-        self._describe = describe or ask_worker
+        self._describe = describe or partial(ask_worker, dialer=Dialer(identity))
+        self._identity = identity
         self._host_id = this_host() if host_id is None else host_id
         self._transports: dict[str, Transport] = {}
         self._choices: dict[str, asyncio.Task[Choice]] = {}
@@ -97,6 +102,13 @@ class AutoTransport:
         except BatonError:
             self._forget(address, choosing)
             raise
+
+    def peer(self, address: str) -> str:
+        """Id of the worker at ``address``; empty while nobody asked it."""
+        choosing = self._choices.get(address)
+        if choosing is None or not choosing.done() or choosing.cancelled() or choosing.exception():
+            return ""
+        return choosing.result().info.worker_id
 
     async def close(self) -> None:
         """Close every transport."""
@@ -143,14 +155,14 @@ class AutoTransport:
             for name in names:
                 try:
                     measured[name] = await self._try(name, offered[name], memory)
-                except BatonError as error:
+                except BatonError as error:  # also that it can't be encrypted
                     failures[name] = error
         finally:
             memory.close()
         return measured, failures
 
     async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
-        probe = transports.sender(name, memory)
+        probe = transports.sender(name, memory, self._identity)
         try:
             return await preflight.measure(probe, address, memory, self._clock)
         finally:
@@ -158,7 +170,7 @@ class AutoTransport:
 
     def _transport(self, name: str) -> Transport:
         if name not in self._transports:
-            self._transports[name] = transports.sender(name, self._memory)
+            self._transports[name] = transports.sender(name, self._memory, self._identity)
         return self._transports[name]
 
     def _no_way(
@@ -250,9 +262,9 @@ def this_host() -> str:
         return ""
 
 
-async def ask_worker(address: str) -> WorkerInfo:
+async def ask_worker(address: str, dialer: Dialer = PLAIN) -> WorkerInfo:
     """The worker's own description. Raises WorkerLost."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with dialer.channel(address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         try:
             answer = await stub.Describe(worker_pb2.DescribeRequest(), timeout=DESCRIBE_S)

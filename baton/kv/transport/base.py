@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from baton.kv import copying
 from baton.kv.transport import frames
 from baton.kv.transport.frames import Bytes, Frame
 from baton.protos.errors import BatonError, CorruptFrame
@@ -87,7 +88,7 @@ def deliver(sink: Sink, data: Bytes) -> None:
     if frame.kind not in frames.WITH_BLOCKS:
         sink.take(frame)
     elif (places := sink.place(frame)) is not None:
-        sink.landed(frame, [frames.copy(place, block) for place, block in zip(places, payload, strict=True)])
+        sink.landed(frame, copying.copy(places, payload))
 
 
 class QueuedLine:

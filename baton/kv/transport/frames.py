@@ -111,19 +111,6 @@ def digest() -> Any:
     return xxhash.xxh3_64()
 
 
-def copy(place: memoryview, source: memoryview) -> int:
-    """``source`` into ``place``; the xxh3-64 of what lies there then, read while the CPU's cache holds it."""
-    if len(place) <= PIECE_BYTES:
-        place[:] = source
-        return checksum(place)
-    running = digest()
-    for at in range(0, len(place), PIECE_BYTES):
-        piece = place[at : at + PIECE_BYTES]
-        piece[:] = source[at : at + PIECE_BYTES]
-        running.update(piece)
-    return int(running.intdigest())
-
-
 def encode(frame: Frame) -> bytes:
     """Header and body; blocks' bytes are to follow unless they are ELSEWHERE."""
     count, unit, body = len(frame.blocks), frame.unit, frame.body

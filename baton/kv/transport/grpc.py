@@ -21,6 +21,8 @@ from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, Sink, Tra
 from baton.kv.transport.frames import Frame, message
 from baton.protos.errors import WorkerLost
 from baton.protos.rpc import heed_cancel
+from baton.tls.identity import Identity
+from baton.tls.rpc import PLAIN, Dialer
 
 SERVICE = "baton.v1.DecodeWorker"
 METHOD = f"/{SERVICE}/Handoff"
@@ -63,9 +65,9 @@ def keep_freed_buffers() -> None:
             mallopt(option, size)
 
 
-def sender(memory: PageMemory) -> Transport:
+def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:
     """For any worker."""
-    return GrpcTransport()
+    return GrpcTransport(Dialer(identity))
 
 
 def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
@@ -106,8 +108,8 @@ async def _read(incoming: AsyncIterator[bytes], sink: Sink, line: QueuedLine) ->
 class _Link:
     """One channel and how many streams ride on it."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, address: str, dialer: Dialer) -> None:
+        self.channel = dialer.channel(address, options=CHANNEL_OPTIONS)
         self.open_call = self.channel.stream_stream(METHOD, request_serializer=None, response_deserializer=None)
         self.streams = 0
         self.broken = False
@@ -177,10 +179,11 @@ class GrpcStream:
 
 
 class GrpcTransport:
-    """A channel per decode worker, kept while it works."""
+    """A channel per decode worker, kept while it works; a new one carries the certificate in force then."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialer: Dialer = PLAIN) -> None:
         keep_freed_buffers()
+        self._dialer = dialer
         self._links: dict[str, _Link] = {}
 
     async def connect(self, address: str) -> HandoffStream:
@@ -188,7 +191,7 @@ class GrpcTransport:
         link = self._links.get(address)
         if link is None or link.broken:
             self._links = {at: kept for at, kept in self._links.items() if not kept.broken}
-            link = self._links[address] = _Link(address)
+            link = self._links[address] = _Link(address, self._dialer)
         return GrpcStream(link, address)
 
     async def close(self) -> None:

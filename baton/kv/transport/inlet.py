@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from baton.kv.transport import frames
 from baton.kv.transport.frames import HEADER_BYTES, PIECE_BYTES, Frame
+from baton.kv.transport.secured import holds_bytes
 from baton.kv.transport.sending import HELLO
 from baton.protos.errors import BatonError, CorruptFrame
 
@@ -113,10 +114,19 @@ class Inlet:
             self._held = None
             self._server.poller.reads(self.sock.fileno(), self._readable)
             self.session.sink.take(frame)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Read on soon if bytes wait where no epoll tells of them."""
+        if not self._closed and self._held is None and holds_bytes(self.sock):
+            asyncio.get_running_loop().call_soon(self._readable)
 
     def _readable(self) -> None:
+        if self._closed:
+            return
         try:
             self._turn()
+            self.look_again()
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

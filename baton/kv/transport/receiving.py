@@ -16,8 +16,11 @@ from baton.kv.transport.base import Accept
 from baton.kv.transport.frames import Frame, Kind
 from baton.kv.transport.inlet import Inlet
 from baton.kv.transport.poller import Poller
+from baton.kv.transport.secured import Arrival
 from baton.kv.transport.sending import ANCHOR, HELLO, MAGIC, VERSION
 from baton.protos.errors import CorruptFrame
+from baton.tls.identity import Identity
+from baton.tls.sockets import TlsSocket, accepting
 
 LINGER_S = 1.0
 MAX_CONNECTIONS = 4096
@@ -99,14 +102,24 @@ class Session:
 
 
 class SocketServer:
-    """Listens on ``sock`` and makes a Session of each stream. ``admit`` says whether a peer may speak at all."""
+    """Listens on ``sock`` and makes a Session of each stream. ``admit`` says whether a peer may speak at all;
+    with an ``identity`` it must speak TLS, and show the certificate of a worker.
+    """
 
-    def __init__(self, sock: socket.socket, accept: Accept, admit: Callable[[socket.socket], bool]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        accept: Accept,
+        admit: Callable[[socket.socket], bool],
+        identity: Identity | None = None,
+    ) -> None:
         self.sessions: dict[bytes, Session] = {}
         self._accept = accept
         self._admit = admit
         self._sock = sock
+        self._identity = identity
         self._inlets: set[Inlet] = set()
+        self._arrivals: set[Arrival] = set()
         sock.setblocking(False)
         self.poller = Poller()
         self.poller.reads(sock.fileno(), self._incoming)
@@ -120,6 +133,8 @@ class SocketServer:
             session.abort()
         for inlet in tuple(self._inlets):
             inlet.close(reset=True)
+        for arrival in tuple(self._arrivals):
+            arrival.close()
         self.poller.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
@@ -148,11 +163,29 @@ class SocketServer:
 
     def _incoming(self) -> None:
         try:
-            sock, _ = self._sock.accept()
+            sock, peer = self._sock.accept()
         except OSError:
             return
         sock.setblocking(False)
-        if len(self._inlets) >= MAX_CONNECTIONS or not self._admit(sock):
+        if len(self._inlets) + len(self._arrivals) >= MAX_CONNECTIONS or not self._admit(sock):
+            sock.close()
+        elif self._identity is None:
+            self._inlets.add(Inlet(sock, self))
+        else:
+            self._secure(sock, f"{peer[0]}:{peer[1]}", self._identity)
+
+    def _secure(self, sock: socket.socket, peer: str, identity: Identity) -> None:
+        try:
+            secured = accepting(sock, identity)
+        except OSError:  # it is gone already
             sock.close()
             return
-        self._inlets.add(Inlet(sock, self))
+        arrival = Arrival(secured, peer, identity, self.poller, self._arrived, self._arrivals.discard)
+        self._arrivals.add(arrival)
+        arrival.begin()
+
+    def _arrived(self, arrival: Arrival, sock: TlsSocket) -> None:
+        self._arrivals.discard(arrival)
+        inlet = Inlet(sock, self)
+        self._inlets.add(inlet)
+        inlet.look_again()

@@ -80,7 +80,7 @@ class Lane:
     async def _ready(self, write: bool) -> None:
         self._waits[write] = waiting = asyncio.get_running_loop().create_future()
         watch = self._poller.writes if write else self._poller.reads
-        watch(self._fd, lambda: _wake(waiting))
+        watch(self._fd, lambda: wake(waiting))
         try:
             await waiting
         finally:
@@ -179,6 +179,7 @@ def hello(lane: int, stream: bytes) -> bytes:
     return HELLO.pack(MAGIC, VERSION, lane, 0, stream)
 
 
-def _wake(waiting: asyncio.Future[None]) -> None:
+def wake(waiting: asyncio.Future[None]) -> None:
+    """End the wait, if it still is one."""
     if not waiting.done():
         waiting.set_result(None)

@@ -11,6 +11,7 @@ user. A memory that could shrink under the mapping (SIGBUS) is refused: it must 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -18,8 +19,8 @@ import socket
 import struct
 from pathlib import Path
 
+from baton.kv import copying
 from baton.kv.memory import PageMemory
-from baton.kv.transport import frames
 from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.frames import Frame
 from baton.kv.transport.poller import Poller
@@ -29,7 +30,7 @@ from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 MAX_PATH = 107
-QUEUED_BYTES = 32 << 10  # of frames whose blocks wait to be fetched: some tens; a slow receiver must be felt
+QUEUED_BYTES = 8 << 10  # of frames whose blocks wait to be fetched: few, and the cache still holds them
 
 
 class ShmTransport:
@@ -142,16 +143,15 @@ class ShmSession(Session):
         self._mapping = mapping
 
     def fetch(self, frame: Frame) -> int:
-        """Copy each block into its place and hash what lies there, piece by piece."""
-        view, unit = self._mapping.view, frame.unit
-        if any(offset + unit > len(view) for offset in frame.offsets):
+        """Copy each block into its place, and hash what is written there on its way."""
+        unit = frame.unit
+        if frame.offsets and max(frame.offsets) + unit > len(self._mapping.view):
             raise CorruptFrame("a block lies beyond the sender's memory", "offsets")
         places = self.sink.place(frame)
         if places is None:
             return 1
-        sums = [frames.copy(place, view[at : at + unit]) for place, at in zip(places, frame.offsets, strict=True)]
-        self.has_landed(frame, sums)
-        return max(1, unit * len(sums))
+        self.has_landed(frame, copying.copy_from(places, [self._mapping.address + at for at in frame.offsets]))
+        return max(1, unit * len(places))
 
     def over(self) -> None:
         """No lane is left."""
@@ -168,7 +168,10 @@ class Mapping:
         self._known = known
         self._users = 0
         self._map = mmap.mmap(fd, status.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
+        self.address = copying.address(self.view)
         known[self._key] = self
 
     def enter(self) -> Mapping:

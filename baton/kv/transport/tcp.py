@@ -15,8 +15,10 @@ from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import SocketServer
+from baton.kv.transport.secured import dial_securely
 from baton.kv.transport.sending import Lane, SocketStream, hello
 from baton.protos.errors import ConfigError, WorkerLost
+from baton.tls.identity import Identity
 
 LANES = 4
 CONNECT_S = 5.0
@@ -28,19 +30,21 @@ LOOPBACK_BUFFER_BYTES = (
 
 
 class TcpTransport:
-    """Streams to data ports, ``host:port``. ``lanes`` per stream; None decides by the address."""
+    """Streams to data ports, ``host:port``. ``lanes`` per stream; None decides by the address. With an
+    ``identity`` every lane is TLS.
+    """
 
-    def __init__(self, lanes: int | None = None) -> None:
-        self._lanes = lanes
+    def __init__(self, lanes: int | None = None, identity: Identity | None = None) -> None:
+        self._lanes, self._identity = lanes, identity
         self._streams: set[SocketStream] = set()
         self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream; every lane is connected before this returns."""
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
-        self._poller = self._poller or Poller()
-        sockets = await asyncio.gather(*(_connect(address, number, stream_id) for number in range(count)))
-        lanes = [Lane(sock, address, self._poller) for sock in sockets]
+        poller = self._poller = self._poller or Poller()
+        dialled = (_connect(address, hello(number, stream_id), self._identity, poller) for number in range(count))
+        lanes = [Lane(sock, address, poller) for sock in await asyncio.gather(*dialled)]
         stream = _TcpStream(lanes, self._streams)
         self._streams.add(stream)
         return stream
@@ -66,19 +70,19 @@ class _TcpStream(SocketStream):
         await super().close()
 
 
-def sender(memory: PageMemory) -> Transport:
+def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:
     """For any worker."""
-    return TcpTransport()
+    return TcpTransport(identity=identity)
 
 
-def listen(host: str, accept: Accept, port: int = 0) -> tuple[SocketServer, str]:
+def listen(host: str, accept: Accept, port: int = 0, identity: Identity | None = None) -> tuple[SocketServer, str]:
     """The receiving side, on the running loop: the server and the address to give out."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         raise ConfigError(f"the KV data port can't be bound on {host}: {error.strerror}", "worker.host") from None
-    return SocketServer(sock, accept, _ready), f"{host}:{sock.getsockname()[1]}"
+    return SocketServer(sock, accept, _ready, identity), f"{host}:{sock.getsockname()[1]}"
 
 
 def notice_dead_peers(sock: socket.socket) -> None:
@@ -101,7 +105,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _ready(sock: socket.socket) -> bool:
-    """Anyone may connect: a lease's random id is what opens it."""
+    """Anyone may connect: a lease's random id is what opens it, and a worker's certificate where there is TLS."""
     notice_dead_peers(sock)
     return True
 
@@ -114,7 +118,7 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _connect(address: str, lane: int, stream_id: bytes) -> socket.socket:
+async def _connect(address: str, greeting: bytes, identity: Identity | None, poller: Poller) -> socket.socket:
     loop, (host, port) = asyncio.get_running_loop(), split(address)
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -125,7 +129,9 @@ async def _connect(address: str, lane: int, stream_id: bytes) -> socket.socket:
                 if is_loopback(address):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOOPBACK_BUFFER_BYTES)
                 await loop.sock_connect(sock, target)
-                sock.send(hello(lane, stream_id))
+                if identity is not None:
+                    sock = await dial_securely(sock, address, identity, poller)
+                sock.send(greeting)
             except BaseException:
                 sock.close()
                 raise

@@ -9,10 +9,13 @@ from typing import NamedTuple
 import grpc.aio
 
 from baton.kv.memory import PageMemory
-from baton.kv.transport import shm, tcp
+from baton.kv.transport import nccl, shm, tcp
 from baton.kv.transport.base import Accept, Transport
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.transport.loopback import LoopbackTransport
+from baton.kv.transport.moving import MoverClient
+from baton.tls.rpc import WORKER_CALLS, Dialer, NameGuard, add_port, names_for
+from tests.tls.papers import identity
 
 
 class Rig(NamedTuple):
@@ -58,4 +61,65 @@ async def shm_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
     return Rig(shm.ShmTransport(memory), address, stop)
 
 
-RIGS = {"grpc": grpc_rig, "loopback": loopback_rig, "tcp": tcp_rig, "tcp, 3 lanes": lanes_rig, "shm": shm_rig}
+async def secured_tcp_rig(accept: Accept, memory: PageMemory, folder: Path, lanes: int = 1) -> Rig:
+    server, address = tcp.listen("127.0.0.1", accept, identity=identity("worker", "the KV port", ("worker",)))
+
+    async def stop() -> None:
+        server.close()
+
+    return Rig(tcp.TcpTransport(lanes, identity()), address, stop)
+
+
+async def secured_lanes_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
+    return await secured_tcp_rig(accept, memory, folder, lanes=3)
+
+
+async def secured_grpc_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
+    guard = NameGuard(names_for(WORKER_CALLS, "baton.internal"))
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(guard,))
+    server.add_generic_rpc_handlers((handoff_handler(accept),))
+    port = add_port(server, "127.0.0.1:0", identity())
+    await server.start()
+    return Rig(GrpcTransport(Dialer(identity())), f"127.0.0.1:{port}", lambda: server.stop(0))
+
+
+class KeptMover(MoverClient):
+    """One process for all tests: torch takes seconds to load. ``close`` only leaves what is open."""
+
+    def close(self) -> None:
+        for channel in tuple(self._listeners):
+            self.leave(channel)
+        if self._sock is not None and self._watching is not None:
+            self._watching.remove_reader(self._sock.fileno())
+            self._watching = None
+
+    def here(self) -> MoverClient:
+        """On the running loop."""
+        if self._sock is not None and self._watching is None:
+            self._watch()
+        return self
+
+
+MOVER = KeptMover()
+
+
+async def nccl_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
+    server, address = nccl.listen("127.0.0.1", accept, MOVER.here())
+
+    async def stop() -> None:
+        server.close()
+
+    return Rig(nccl.NcclTransport(memory, MOVER.here()), address, stop)
+
+
+RIGS = {
+    "nccl": nccl_rig,
+    "grpc": grpc_rig,
+    "loopback": loopback_rig,
+    "tcp": tcp_rig,
+    "tcp, 3 lanes": lanes_rig,
+    "shm": shm_rig,
+    "grpc, TLS": secured_grpc_rig,
+    "tcp, TLS": secured_tcp_rig,
+    "tcp, 3 lanes, TLS": secured_lanes_rig,
+}

@@ -1,0 +1,79 @@
+"""How much of a transfer shows after a prompt's last chunk, when chunks come at a prefill's pace.
+
+Knows nothing of throughput's rows. The chunks are announced by a thread of their own, as an engine process does: a
+sender that keeps the event loop busy must not slow the prefill that it is measured against. Two paces: that of a
+fast GPU (45k tokens/s of 128 KB each, 5.9 GB/s), and, because no transport can hide what its link can't carry, the
+share PACE of what the transport was just measured to carry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from baton.console.kvbench import setting
+from baton.console.kvbench.rows import Row, median, paired, spread
+from baton.prefill_worker.handoff import Handoff
+from baton.protos.nouns import TokenRun
+
+if TYPE_CHECKING:
+    from baton.console.kvbench.kv import Bench
+
+TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
+PACE = 0.8
+TARGET = 1.2
+
+
+async def exposed(bench: Bench, name: str, bytes_per_s: float) -> float:
+    """Seconds from the moment that the last chunk was due until the receiver had taken over."""
+    chunk, count = setting.chunk_counts(bench.pages)
+    handoff = bench.new_handoff(name, count)
+    running = asyncio.ensure_future(handoff.run())
+    producing = threading.Thread(
+        target=_produce, args=(asyncio.get_running_loop(), bench, handoff, chunk * bench.page_bytes / bytes_per_s)
+    )
+    producing.start()
+    report = await running
+    producing.join()
+    return report.exposed_s
+
+
+def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, every_s: float) -> None:
+    chunk, count = setting.chunk_counts(bench.pages)
+    due = time.perf_counter()
+    for first in range(0, count, chunk):
+        due += every_s
+        time.sleep(max(0.0, due - time.perf_counter()))
+        blocks = list(bench.blocks(range(first, first + chunk)))
+        loop.call_soon_threadsafe(handoff.ship, blocks)
+    loop.call_soon_threadsafe(handoff.commit, TokenRun(0, (1,)), 0, due)
+
+
+async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
+    """Both paces, each beside one chunk's shipping alone in the same round."""
+    made: list[Row] = []
+    chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
+    for name in names:
+        took: dict[str, list[float]] = {"alone": [], "fast": [], "own": []}
+        rates = []
+        for number in range(rounds + 1):
+            whole = await bench.handoff(name, bench.pages)
+            rates.append(bench.pages * bench.page_bytes / whole)
+            alone = await bench.handoff(name, chunk)
+            at_fast = await exposed(bench, name, fast)
+            at_own = await exposed(bench, name, PACE * median(rates))
+            if number:
+                for key, seconds in (("alone", alone), ("fast", at_fast), ("own", at_own)):
+                    took[key].append(seconds)
+        rate = median(rates)
+        carried = "" if rate > fast else f", {rate / 1e9:.1f} of {fast / 1e9:.1f} GB/s carried"
+        texts = {"fast": (f"at {TOKENS_PER_S} tok/s", carried), "own": (f"at {PACE:.0%} of what it carries", "")}
+        made += [
+            Row(f"{name}: exposed after the last chunk {text}", median(took[key]) * 1e3, "ms",
+                f"one chunk's shipping{note}", paired(took[key], took["alone"]), spread(took[key]), TARGET,
+                ceiling=True)
+            for key, (text, note) in texts.items()
+        ]  # fmt: skip
+    return made

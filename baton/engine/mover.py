@@ -1,0 +1,144 @@
+"""The process that owns torch for the nccl transport: it joins process groups and moves bytes of staging memory.
+
+Knows nothing of frames or leases, and never sees a page. A *channel* is a torch.distributed group of two, made by
+itself (no global world: workers come and go as they like), rank 0 receives and rank 1 sends. On a channel things
+happen in order, each channel on a thread of its own. With CUDA the group is NCCL's and bytes pass through device
+memory; without, the same calls go over gloo.
+
+    python -m baton.engine.mover FD      FD: a SOCK_SEQPACKET socket to the I/O process; ends with it
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import socket
+import sys
+import threading
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from baton.kv.transport.moving import Broken, Done, Join, Joined, Leave, Move, Serve, ToMover
+
+TIMEOUT_S = 60.0  # to join: the other mover may be loading torch; and for one message
+MAX_MESSAGE = 64 << 10
+CUDA = torch.cuda.is_available() and dist.is_nccl_available()
+
+
+class Channel:
+    """One group of two, and the thread that works on it."""
+
+    def __init__(self, join: Join, staging: mmap.mmap, mover: Mover) -> None:
+        self._join, self._mover = join, mover
+        self._bytes = torch.frombuffer(staging, dtype=torch.uint8)
+        self._todo: queue.SimpleQueue[Move | None] = queue.SimpleQueue()
+        self._group: Any = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def put(self, move: Move | None) -> None:
+        """Do it after what was put before; None: leave."""
+        self._todo.put(move)
+
+    def _run(self) -> None:
+        name, move = self._join.channel, Move("", 0, 0, 0)
+        try:
+            self._group = make_group(self._join, self._mover.store_of(self._join))
+            self._mover.say(Joined(name))
+            while (next_move := self._todo.get()) is not None:
+                move = next_move
+                self._do(move)
+                self._mover.say(Done(name, move.number))
+        except RuntimeError as error:  # all that torch.distributed raises: the peer is gone, or does not come
+            self._mover.say(Broken(name, str(error).splitlines()[0][:300]))
+        finally:
+            self._group = None  # closes its connections: the peer notices
+            self._mover.gone(name)
+
+    def _do(self, move: Move) -> None:
+        part = self._bytes[move.offset : move.offset + move.size]
+        sends = self._join.rank == 1
+        held = part.cuda() if CUDA and sends else torch.empty_like(part, device="cuda") if CUDA else part
+        work = self._group.send([held], 0, 0) if sends else self._group.recv([held], 1, 0)
+        work.wait()
+        if CUDA:
+            torch.cuda.current_stream().synchronize()
+            if not sends:
+                part.copy_(held)
+
+
+class Mover:
+    """Every channel of one worker."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._channels: dict[str, Channel] = {}
+        self._stores: dict[int, Any] = {}  # ours, by port
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Until the I/O process is gone."""
+        decode = msgspec.msgpack.Decoder(ToMover).decode
+        while True:
+            data, fds, *_ = socket.recv_fds(self._sock, MAX_MESSAGE, 1)
+            if not data:
+                return
+            self._take(decode(data), fds)
+
+    def _take(self, message: Serve | Join | Move | Leave, fds: list[int]) -> None:
+        if isinstance(message, Serve):
+            self._stores[message.port] = dist.TCPStore(
+                message.host, message.port, None, True, timedelta(seconds=TIMEOUT_S),
+                wait_for_workers=False, master_listen_fd=fds[0],
+            )  # fmt: skip
+        elif isinstance(message, Join):
+            staging = mmap.mmap(fds[0], message.staging_bytes, mmap.MAP_SHARED)
+            os.close(fds[0])
+            with self._lock:
+                self._channels[message.channel] = Channel(message, staging, self)
+        else:
+            with self._lock:
+                channel = self._channels.get(message.channel)
+            if channel is not None:
+                channel.put(None if isinstance(message, Leave) else message)
+
+    def store_of(self, join: Join) -> Any:
+        """Where the two of a channel meet: the receiver's, which is in this process for a receiver."""
+        if join.rank == 0:
+            return self._stores[join.port]
+        limit = timedelta(seconds=TIMEOUT_S)
+        return dist.TCPStore(join.host, join.port, None, False, limit, wait_for_workers=False)
+
+    def gone(self, channel: str) -> None:
+        """Its thread ends."""
+        with self._lock:
+            self._channels.pop(channel, None)
+
+    def say(self, message: msgspec.Struct) -> None:
+        """To the I/O process; one message is one packet, so threads need no lock."""
+        try:
+            self._sock.send(msgspec.msgpack.encode(message))
+        except OSError:
+            os._exit(0)  # it is gone
+
+
+def make_group(join: Join, store: Any) -> Any:
+    """The two-rank group of a channel. Raises RuntimeError when the other doesn't come."""
+    named = dist.PrefixStore(join.group, store)
+    if CUDA:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=TIMEOUT_S)
+        return dist.ProcessGroupNCCL(named, join.rank, 2, options)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=join.own_host)]
+    gloo._timeout, gloo._threads = timedelta(seconds=TIMEOUT_S), 1
+    return dist.ProcessGroupGloo(named, join.rank, 2, gloo)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Mover(socket.socket(fileno=int(sys.argv[1]))).run()

@@ -1,0 +1,71 @@
+"""Blocks' bytes copied and checksummed (XXH3-64), many at a time, on native code where there is any. Torch-free.
+
+Knows nothing of frames, of pages' owners or of who wants to know. Whoever calls must not let a view go meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import xxhash
+
+from baton.kernels.abi import native
+from baton.kernels.kv_copy.cpu import kv_copy
+
+Bytes = bytes | bytearray | memoryview
+
+_BYTE = ctypes.c_char
+_get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+_get_buffer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
+_release_buffer.argtypes = [ctypes.c_void_p]
+_BUFFER_STRUCT = ctypes.c_void_p * 16  # Py_buffer: its first field is the address; 10 words, so far
+
+
+def prepare() -> None:
+    """Load the native code, building it if need be: seconds, once per machine. Else the first copy does."""
+    native.library()
+
+
+def checksum(data: Bytes) -> int:
+    """XXH3-64 of ``data``, of any length."""
+    return int(xxhash.xxh3_64_intdigest(data))
+
+
+def checksums(blocks: Sequence[memoryview]) -> list[int]:
+    """Of each of ``blocks``, which are equally long."""
+    return kv_copy(None, list(map(address, blocks)), _common_size(blocks)) if blocks else []
+
+
+def copy(places: Sequence[memoryview], blocks: Sequence[memoryview]) -> list[int]:
+    """``blocks``, which are equally long, into ``places``; the checksums of what lies there then."""
+    if blocks and _common_size(blocks) != len(places[0]):
+        raise ValueError(f"blocks of {len(blocks[0])} bytes don't fit places of {len(places[0])}")
+    return copy_from(places, list(map(address, blocks)))
+
+
+def copy_from(places: Sequence[memoryview], addresses: Sequence[int]) -> list[int]:
+    """The same from memory that the caller keeps mapped. As many bytes are read as each place has."""
+    if len(places) != len(addresses):
+        raise ValueError(f"{len(addresses)} blocks for {len(places)} places")
+    return kv_copy(list(map(address, places)), addresses, _common_size(places)) if places else []
+
+
+def address(view: Bytes) -> int:
+    """Where ``view`` begins; it stays there while the caller holds the view."""
+    if isinstance(view, memoryview) and not view.readonly:
+        return ctypes.addressof(_BYTE.from_buffer(view))
+    held = _BUFFER_STRUCT()
+    _get_buffer(view, held, 0)
+    try:
+        return held[0] or 0
+    finally:
+        _release_buffer(held)
+
+
+def _common_size(views: Sequence[memoryview]) -> int:
+    """Native code trusts what it is told: nothing may be shorter than the first."""
+    size = len(views[0])
+    if any(len(view) != size for view in views):
+        raise ValueError("blocks of one call must be equally long")
+    return size

@@ -1,0 +1,111 @@
+"""Blocks copied and checksummed in one pass: the library's own XXH3-64 as the oracle, on every ISA of this CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import xxhash
+
+from baton.kernels.abi import build, native
+from baton.kernels.abi.native import declare
+from baton.kernels.kv_copy import cpu, reference
+from tests.kernels.mutants import is_caught, mutant
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+RNG = np.random.default_rng(11)
+DATA = RNG.integers(0, 256, 200_000, dtype=np.uint8)
+# around the shortest, a stripe (64), a round of them (1024), a frame's piece; and what a page really has
+SIZES = (*range(241, 330), 1023, 1024, 1025, 1088, 1089, 2047, 2048, 2049, 4096, 65_535, 65_536, 131_072, 131_137)
+KNOWN = {256: 0x44F5D90DACDE463A, 1024: 0xE5D78BAFA45B2AA5, 4096: 0x7135FFA504F1BC71}  # of bytes i % 251
+
+
+def call(library: ctypes.CDLL) -> Callable[..., list[int]]:
+    function = declare(library, "kv_copy", *cpu.ARGUMENTS)
+    return lambda dst, src, size: cpu.run(function, dst, src, size)
+
+
+def copies_and_sums_are_right(library: ctypes.CDLL) -> None:
+    copy = call(library)
+    for size in SIZES:
+        for offset in (0, 1, 32):
+            memory = np.full(3 * (size + 128), 0xEE, np.uint8)
+            first = -memory.ctypes.data % 64 + offset
+            starts = [first + 64, first + 64 + size + 64]
+            sources = [int(RNG.integers(0, len(DATA) - size)) for _ in starts]
+            sums = copy([memory.ctypes.data + at for at in starts], [DATA.ctypes.data + at for at in sources], size)
+            left = np.ones(len(memory), bool)
+            for to, source, checksum in zip(starts, sources, sums, strict=True):
+                assert (memory[to : to + size] == DATA[source : source + size]).all(), (size, offset)
+                assert checksum == xxhash.xxh3_64_intdigest(DATA[source : source + size].data), (size, offset)
+                left[to : to + size] = False
+            assert (memory[left] == 0xEE).all(), "it wrote beside its places"
+
+
+def what_is_hashed_is_the_copy(library: ctypes.CDLL) -> None:
+    """Also where the source has changed since: here the copy itself runs over it, 16 bytes behind the reading."""
+    for size in (1089, 1135, 4000):
+        for offset in (0, 1):
+            memory = np.zeros(size + 256, np.uint8)
+            at = -memory.ctypes.data % 64 + offset
+            memory[at + 16 : at + 16 + size] = DATA[:size]
+            [checksum] = call(library)([memory.ctypes.data + at], [memory.ctypes.data + at + 16], size)
+            assert (memory[at : at + size] == DATA[:size]).all()
+            assert checksum == xxhash.xxh3_64_intdigest(DATA[:size].data), (size, offset)
+
+
+@pytest.fixture(params=list(build.ISA_FLAGS))
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    if not native._NEEDS[request.param] <= native._cpu_flags():
+        pytest.skip(f"this CPU has no {request.param}")
+    return native.load(build.built(request.param))
+
+
+def test_every_byte_is_copied_and_the_checksum_is_the_librarys(library: ctypes.CDLL) -> None:
+    copies_and_sums_are_right(library)
+
+
+def test_what_is_hashed_is_what_was_stored_though_the_source_has_changed(library: ctypes.CDLL) -> None:
+    what_is_hashed_is_the_copy(library)
+
+
+def test_without_places_it_only_hashes(library: ctypes.CDLL) -> None:
+    for size in SIZES:
+        at = [int(RNG.integers(0, len(DATA) - size)) for _ in range(3)]
+        found = call(library)(None, [DATA.ctypes.data + start for start in at], size)
+        assert found == [xxhash.xxh3_64_intdigest(DATA[start : start + size].data) for start in at]
+
+
+def test_no_blocks_are_no_work(library: ctypes.CDLL) -> None:
+    assert call(library)([], [], 4096) == []
+
+
+def test_the_values_that_are_on_the_wire_never_change() -> None:
+    for size, known in KNOWN.items():
+        data = np.array([i % 251 for i in range(size)], np.uint8)
+        assert cpu.kv_copy(None, [data.ctypes.data], size) == [known]
+        assert reference.kv_copy(None, [data.ctypes.data], size) == [known]
+
+
+@pytest.mark.parametrize("size", [1, 16, 240, 241, 4096])
+def test_the_op_is_its_reference_also_where_the_native_algorithm_does_not_reach(size: int) -> None:
+    mine, theirs = np.zeros((2, size), np.uint8), np.zeros((2, size), np.uint8)
+    src = [DATA.ctypes.data + 5, DATA.ctypes.data + 1000]
+    found = cpu.kv_copy([row.ctypes.data for row in mine], src, size)
+    assert found == reference.kv_copy([row.ctypes.data for row in theirs], src, size)
+    assert (mine == theirs).all()
+    assert (mine[0] == DATA[5 : 5 + size]).all()
+
+
+def test_the_copy_alone_copies() -> None:
+    place = np.zeros(70_000, np.uint8)
+    cpu.copy_only([place.ctypes.data], [DATA.ctypes.data + 3], len(place))
+    assert (place == DATA[3 : 3 + len(place)]).all()
+
+
+@pytest.mark.parametrize("bug", ["KV_COPY_NO_SCRAMBLE", "KV_COPY_SHORT", "KV_COPY_HASHES_SOURCE"])
+def test_planted_bugs_are_caught(bug: str) -> None:
+    broken = mutant(bug, ["kv_copy"])
+    assert is_caught(broken, [copies_and_sums_are_right, what_is_hashed_is_the_copy])

@@ -1,0 +1,47 @@
+"""A worker of another process that takes KV by nccl: prints its address, acknowledges every frame with blocks.
+
+python -m tests.kv.transport.far_receiver
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from baton.kv.transport import frames, nccl
+from baton.kv.transport.base import Line
+from baton.kv.transport.frames import Frame
+from baton.protos.errors import BatonError
+
+
+class Sink:
+    """Says back what landed: the checksums of the bytes that lie here."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def take(self, frame: Frame) -> None:
+        """Nothing."""
+
+    def place(self, frame: Frame) -> Sequence[memoryview]:
+        return [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
+
+    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+        frames.check_blocks(frame, checksums)
+        self._line.reply(frames.ack(frame, [block.index for block in frame.blocks]))
+
+    def over(self, error: BatonError | None) -> None:
+        self._line.end()
+
+
+async def serve() -> None:
+    """Until stdin ends."""
+    server, address = nccl.listen("127.0.0.1", Sink)
+    print(address, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())
