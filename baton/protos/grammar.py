@@ -20,8 +20,9 @@ from baton.protos.nouns import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, Grammar
 BYTES = 256
 # A mask takes 0.01–0.1 ms. One that takes this long holds up everybody's step: its grammar is refused.
 SLOWEST_MASK_S = 0.25
-# Between JSON tokens: whitespace as every style writes it, but never an endless run of it.
-JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
+# Between JSON tokens: a space or a line break with its indent, as every style writes it, but no run of empty lines:
+# a small model that has begun one would fill max_tokens with it.
+JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,32}"}
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 
 

@@ -10,7 +10,6 @@ when it is slow or away, records are dropped from the way to it, and nothing els
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -18,18 +17,15 @@ from typing import Any, Protocol
 import msgspec
 
 from baton.protos.errors import BatonError
-from baton.router.policies import Decision, Option
+from baton.protos.rpc import heed_cancel
 from baton.router.request import RouterRequest, Summary
+from baton.router.trail import Trail, choice_json
 
 FLUSH_S = 0.25
 KEPT_REQUESTS = 4096
 KEPT_BYTES = 16 << 20
 MAX_UNSENT = 4096
-# What a term of the cost model predicts -> the station whose seconds it can be held against.
-OBSERVED_AT = {"queue": "prefill_queue", "read": "prefill", "ship": "transfer"}
-NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
-
-log = logging.getLogger("baton.router")
+FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
 
 
 class RecordStore(Protocol):
@@ -40,38 +36,6 @@ class RecordStore(Protocol):
 
     async def get(self, key: str) -> bytes | None:
         """One of them; None when it is gone or the store is away."""
-
-
-class Placement(msgspec.Struct):
-    """One answer of the policy. Times in seconds after the request was opened, by the router's clock."""
-
-    at_s: float
-    waited_s: float
-    decision: Decision
-    left_for: str = ""
-
-
-class Trail(msgspec.Struct):
-    """One choice's way so far."""
-
-    choice: int
-    summary: Summary
-    placements: list[Placement] = []
-    error: str = ""
-    over: bool = False
-
-    def placed(self, decision: Decision, at_s: float, waited_s: float) -> None:
-        """The policy took a way."""
-        self.placements.append(Placement(at_s, waited_s, decision))
-
-    def left(self, reason: str) -> None:
-        """It goes elsewhere: why."""
-        if self.placements:
-            self.placements[-1].left_for = reason
-
-    def failed(self, error: BatonError) -> None:
-        """It ended without an answer."""
-        self.error = f"{error.label}: {error.message}"
 
 
 class Record:
@@ -100,9 +64,20 @@ class Record:
             "prompt_tokens": len(request.token_ids),
             "max_tokens": request.sampling.max_tokens,
             "slo": {"ttft_s": request.slo_ttft_s, "tpot_s": request.slo_tpot_s},
+            "session": request.session,
             "state": "over" if self.over else "running",
-            "choices": [_choice(t) for t in self.trails],
+            "choices": [choice_json(t) for t in self.trails],
         }
+
+
+class Watcher(Protocol):
+    """Who is told of requests as they come and go; router.traffic.TrafficMeter is one."""
+
+    def opened(self, record: Record) -> None:
+        """A request came in."""
+
+    def over(self, record: Record) -> None:
+        """All of its choices have ended."""
 
 
 class DecisionLog:
@@ -123,6 +98,7 @@ class DecisionLog:
         self._ring_bytes = 0
         self._dirty: dict[str, None] = {}
         self._aliases: OrderedDict[str, str] = OrderedDict()
+        self.watcher: Watcher | None = None
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ring)
@@ -133,6 +109,8 @@ class DecisionLog:
         """A request came in; its trails are added by ``trail``."""
         record = Record(request, context_class, self._router_id, self._clock())
         self._live[request.request_id] = record
+        if self.watcher is not None:
+            self.watcher.opened(record)
         if len(self._live) > self._kept:
             self._live.popitem(last=False)
         if request.asked_id:
@@ -147,9 +125,20 @@ class DecisionLog:
         record.trails.append(trail)
         return trail
 
+    def refused(self, request: RouterRequest, context_class: str, error: BatonError) -> None:
+        """A request that was turned away at the door: nobody was weighed for it, and why."""
+        record = self.opened(request, context_class)
+        trail = self.trail(record, 0, Summary(prompt_tokens=len(request.token_ids), context_class=context_class))
+        trail.failed(error)
+        self.changed(record)
+
     def changed(self, record: Record) -> None:
         """It is to be written out again, soon."""
         self._dirty[record.request.request_id] = None
+
+    def unplaced(self) -> list[Record]:
+        """Requests that wait for their first place."""
+        return [r for r in self._live.values() if not r.over and not any(t.placements for t in r.trails)]
 
     # ---- reading -------------------------------------------------------------------------------------
 
@@ -159,7 +148,8 @@ class DecisionLog:
         By its own id; or by the one that ``tenant`` gave it, which is no other tenant's business.
         """
         alias = _alias(tenant, request_id)
-        for name in (request_id, bare_id(request_id), self._aliases.get(alias, "")):
+        bare = bare_id(request_id)
+        for name in (request_id, bare, f"{bare}{FIRST_OF_SEVERAL}", self._aliases.get(alias, "")):
             if name in self._live:
                 return msgspec.json.encode(self._live[name].plain())
             if name in self._ring:
@@ -167,9 +157,11 @@ class DecisionLog:
         return None if self._store is None else await self._of_store(self._store, request_id, alias)
 
     async def _of_store(self, store: RecordStore, request_id: str, alias: str) -> bytes | None:
-        found = await store.get(bare_id(request_id))
-        if found is not None:
-            return found
+        bare = bare_id(request_id)
+        for name in (bare, f"{bare}{FIRST_OF_SEVERAL}"):
+            found = await store.get(name)
+            if found is not None:
+                return found
         named = await store.get(alias)
         return None if named is None else await store.get(named.decode())
 
@@ -180,6 +172,7 @@ class DecisionLog:
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
+            heed_cancel()
 
     async def flush(self) -> None:
         """Encode what changed; what is over moves to the ring; the store gets all of it in one batch."""
@@ -192,6 +185,8 @@ class DecisionLog:
             encoded = msgspec.json.encode(record.plain())
             if record.over:
                 del self._live[request_id]
+                if self.watcher is not None:
+                    self.watcher.over(record)
                 self._keep(request_id, encoded)
             if self._store is not None and len(unsent) < MAX_UNSENT:
                 unsent[request_id] = encoded
@@ -219,67 +214,3 @@ def bare_id(text: str) -> str:
 def _alias(tenant: str, asked_id: str) -> str:
     """A key that no id of ours can be."""
     return f"asked:{tenant}:{asked_id}"
-
-
-# ---- as plain data -----------------------------------------------------------------------------------
-
-
-def _choice(trail: Trail) -> dict[str, Any]:
-    summary = trail.summary
-    return {
-        "choice": trail.choice,
-        "way": summary.way,
-        "prefill_worker": summary.prefill_worker,
-        "decode_worker": summary.decode_worker,
-        "attempts": summary.attempts,
-        "cached_tokens": summary.cached_tokens,
-        "completion_tokens": summary.completion_tokens,
-        "finish_reason": summary.finish_reason,
-        "error": trail.error,
-        "placements": [_placement(p) for p in trail.placements],
-        "observed_s": summary.stations,
-        "predicted_against_observed": predicted_against_observed(trail),
-    }
-
-
-def _placement(placement: Placement) -> dict[str, Any]:
-    decision = placement.decision
-    others = [o for o in decision.options if o is not decision.taken]
-    return {
-        "at_s": placement.at_s,
-        "waited_s": placement.waited_s,
-        "policy": decision.policy,
-        "unit": "seconds" if decision.in_seconds else "none",
-        "taken": _option(decision.taken),
-        "not_taken": [_option(o) for o in others],
-        "not_listed": decision.more,
-        "left_for": placement.left_for,
-    }
-
-
-def _option(option: Option) -> dict[str, Any]:
-    return {
-        "way": option.way,
-        "prefill": option.prefill,
-        "decode": option.decode,
-        "cost": option.cost,
-        "terms": option.terms,
-        "cached_tokens": option.cached_tokens,
-        "fetch": {"from": option.fetch_from, "blocks": option.fetch_blocks} if option.fetch_from else None,
-    }
-
-
-def predicted_against_observed(trail: Trail) -> dict[str, dict[str, float | None]]:
-    """Of the first placement, when its policy predicts seconds: queue, prefill, transfer and TTFT."""
-    if not trail.placements or not trail.placements[0].decision.in_seconds:
-        return {}
-    first, seen = trail.placements[0], trail.summary.stations
-    terms = first.decision.taken.terms
-    compared = {
-        NAMES[term]: {"predicted_s": terms[term], "observed_s": seen.get(OBSERVED_AT[term])}
-        for term in NAMES
-        if term in terms
-    }
-    predicted = first.at_s + sum(terms.get(term, 0.0) for term in NAMES)
-    compared["ttft"] = {"predicted_s": predicted, "observed_s": seen.get("ttft")}
-    return compared

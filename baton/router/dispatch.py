@@ -15,25 +15,24 @@ from functools import partial
 
 import msgspec
 
-from baton.cluster.telemetry import RouterMetrics, current_traceparent, span
+from baton.cluster.telemetry import RouterMetrics, current_traceparent, span, trace_id_of
 from baton.protos.errors import (
     AlreadyCommitted,
     BatonError,
     DeadlineExceeded,
     Draining,
     ModelNotFound,
-    NoWorker,
-    Overloaded,
-    WorkerLost,
 )
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Admission, load_of
+from baton.router.blame import Blame, Overdue
 from baton.router.calls import first_of
 from baton.router.choice import ChoiceRun
 from baton.router.decisions import DecisionLog
 from baton.router.links import STALL_S, Links
 from baton.router.placing import Placer
 from baton.router.request import ChoiceStream, RouterRequest, ServedModel, Summary
+from baton.router.roles import RoleControl
 from baton.router.session import Lease
 from baton.router.tagging import ContextClasses
 from baton.router.view import ClusterView, Reservation
@@ -58,12 +57,6 @@ class DispatchSettings(msgspec.Struct, frozen=True):
     stall_s: float = STALL_S
 
 
-class Overdue(WorkerLost):
-    """A prefill took much longer than predicted; another worker gets it."""
-
-    label = "overdue"
-
-
 class Dispatcher:
     """Opens requests. Its parts are made and run by ``router.compose``."""
 
@@ -82,9 +75,12 @@ class Dispatcher:
         self._view, self._links, self._admission = view, links, admission
         self._classes, self._placer, self._decisions = classes, placer, decisions
         self._metrics, self._clock, self._settings = metrics, clock, settings
+        self._blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)
         self._serial = itertools.count(1)
         self._open: dict[asyncio.Task[None], ChoiceRun] = {}
         self.listeners: list[Callable[[RouterRequest, Summary], object]] = []
+        self.on_refused: Callable[[RouterRequest, str], object] = lambda request, context_class: None
+        self.roles: RoleControl | None = None
         view.on_change = admission.wake
 
     # ---- what the surfaces call ----------------------------------------------------------------------
@@ -94,9 +90,14 @@ class Dispatcher:
 
         Raises Overloaded, Draining and ModelNotFound at once; everything later is raised by the iteration.
         """
-        self._require_model(request.model_id)
         request, context_class = self._classed(request)
-        first = self._admission.join(request.model_id, context_class, load_of(request))
+        try:
+            self._require_model(request.model_id)
+            first = self._admission.join(request.model_id, context_class, load_of(request))
+        except BatonError as error:
+            self._decisions.refused(request, context_class, error)
+            self.on_refused(request, context_class)
+            raise
         tickets = [first, *(self._admission.beside(first) for _ in range(1, request.n))]
         home: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         record = self._decisions.opened(request, context_class)
@@ -114,6 +115,18 @@ class Dispatcher:
     def queued(self) -> int:
         """Requests that wait for a place."""
         return self._admission.queued
+
+    def waiting(self) -> dict[str, int]:
+        """The same, by context class."""
+        return {name: self._admission.waiting(name) for name in self._classes.names}
+
+    def reachable(self) -> frozenset[str]:
+        """Ids of the workers whose link is up."""
+        return frozenset(link.info.worker_id for link in self._links if link.up)
+
+    def reachable_in(self, role: str) -> int:
+        """How many of them play ``role``."""
+        return self._view.reachable(role)
 
     def ready(self) -> bool:
         """Whether some worker could write an answer now."""
@@ -223,31 +236,6 @@ class Dispatcher:
         predicted = sum(taken.terms.get(t, 0.0) for t in ("queue", "read", "ship"))
         return max(settings.hedge_least_s, settings.hedge_factor * predicted)
 
-    # ---- what a failure means ------------------------------------------------------------------------
-
-    def _blame(self, run: ChoiceRun, worker_id: str, error: BatonError, refused: bool) -> None:
-        """What a failure means: a worker that had no room is asked again later, a lost one is replaced.
-
-        Raises ``error`` when trying again can't help, or was tried often enough.
-        """
-        if refused and isinstance(error, Overloaded | Draining):
-            self._view.full(worker_id, self._settings.full_wait_s)
-            return
-        run.left(worker_id, error)
-        if isinstance(error, NoWorker):
-            return  # nobody failed: the way that was planned is closed, another may be open
-        if isinstance(error, Draining | Overdue):
-            run.moves += 1  # nor did one that was asked to leave, or is slow
-            run.avoid.add(worker_id)
-            self._metrics.retries.labels(error.label).inc()
-            return
-        run.failures += 1
-        if not error.retryable or run.failures >= self._settings.max_attempts:
-            raise error
-        run.avoid.add(worker_id)
-        self._metrics.retries.labels(error.label).inc()
-        log.info("%s goes elsewhere than %s: %s", run.request.request_id, worker_id, error)
-
     # ---- ends ----------------------------------------------------------------------------------------
 
     def _start(self, run: ChoiceRun) -> None:
@@ -271,7 +259,8 @@ class Dispatcher:
         """The whole way; whatever ends it ends the stream."""
         attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
         try:
-            with span("route", run.request.traceparent, attributes):
+            with span("route", run.request.traceparent, attributes) as route:
+                run.summary.trace_id = trace_id_of(route)
                 async with asyncio.timeout(self._remaining(run)) as run.timer:
                     await self._serve(run)
             run.complete()

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton.protos.errors import Forbidden, QuotaExceeded, Unauthenticated
+from baton.protos.rpc import heed_cancel
 from baton.router.caller import Caller
 from baton.router.keys import Key, KeyRing
 
@@ -120,6 +121,7 @@ class Gate:
         while True:
             await asyncio.sleep(SPEND_EVERY_S)
             await self.settle()
+            heed_cancel()
 
     async def settle(self) -> None:
         """Now."""

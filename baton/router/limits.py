@@ -1,13 +1,50 @@
-"""The body of a request, read under a limit: refused as soon as it is over, not after.
+"""The body of a request, read under two limits, its own and that of all bodies: refused as soon as it is over.
 
 Knows nothing of what a body means.
 """
 
 from __future__ import annotations
 
-from starlette.requests import ClientDisconnect, Request
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from baton.protos.errors import BodyTooLarge, Cancelled
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
+
+from baton.protos.errors import BodyTooLarge, Cancelled, Overloaded
+
+RETRY_AFTER_S = 1.0
+
+
+class BodiesInFlight:
+    """Bytes of all bodies whose requests aren't answered yet, ``most`` at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    @contextmanager
+    def counting(self, receive: Receive) -> Iterator[Receive]:
+        """``receive`` of one request; its bytes count until the block ends. Raises Overloaded over the limit."""
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            size = len(message.get("body", b""))
+            if size and self.held + size > self._most:
+                raise Overloaded(
+                    f"bodies in flight hold {self.held} bytes of router.max_inflight_bytes; try again later",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            taken += size
+            self.held += size
+            return message
+
+        try:
+            yield counted
+        finally:
+            self.held -= taken
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -12,9 +12,12 @@ from pydantic.json_schema import models_json_schema
 
 from baton.router.batch_api import BatchBody
 from baton.router.body import SCHEMA_REF, Body
+from baton.router.cluster_api import HoldBody
 from baton.router.embeddings_api import EmbeddingsBody
 from baton.router.open_inference_rest import GenerateBody, InferBody
+from baton.router.openapi_answers import COMPONENTS, event_of, schema_of
 from baton.router.responses_schemas import ResponsesBody
+from baton.router.roles_api import RatioBody, RoleBody
 from baton.router.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
@@ -28,37 +31,31 @@ BODIES: tuple[type[Body], ...] = (
     DetokenizeBody,
     InferBody,
     GenerateBody,
+    RoleBody,
+    RatioBody,
+    HoldBody,
 )
-ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
+PROBLEMS = {
+    400: "Something in the request is wrong: `param` names it",
+    401: "No API key, or one that opens nothing",
+    403: "The key is good, but not for this",
+    404: "There is nothing of that name",
+    413: "The body is over router.max_body_bytes",
+    429: "Overload or a rate that is used up: come back after Retry-After (retry-after-ms)",
+    500: "A defect of the server",
+    503: "Nobody can answer now: come back after Retry-After (retry-after-ms)",
+    504: "The deadline passed before the answer was complete",
 }
-PROTOCOL_ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"anyOf": [{"type": "string"}, ERROR["properties"]["error"]]}},
-}
+OPEN = ("/health", "/ready", "/version", "/metrics")  # as border.OPEN_PATHS
+GENERATING = (
+    "completions", "/v1/responses", "/v1/embeddings", "/infer", "/generate", "/generate_stream",
+)  # fmt: skip
 STREAM = "text/event-stream"
-MEDIA = {
-    "/v1/completions": ("application/json", STREAM),
-    "/v1/chat/completions": ("application/json", STREAM),
-    "/v1/responses": ("application/json", STREAM),
-    "/v1/files/{file_id}/content": ("application/octet-stream",),
-    "/metrics": ("text/plain",),
+BINARY: Json = {"type": "string", "format": "binary"}
+CALL_HEADERS = {
+    "x-session-id": ("the conversation: its turns go to the same decode worker", {"maxLength": 256}),
+    "x-request-id": ("the caller's own name of the call: echoed, and known to explain", {"maxLength": 128}),
 }
-INFER_MEDIA = ("application/json", "application/octet-stream")
 
 
 def describe(app: FastAPI) -> None:
@@ -68,34 +65,81 @@ def describe(app: FastAPI) -> None:
 
     def openapi() -> Json:
         document = generated()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schemas = components.setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own: our errors have another shape
             schemas.pop(name, None)
-        schemas.update(found["$defs"] | {"Error": ERROR, "ProtocolError": PROTOCOL_ERROR})
+        schemas.update(found["$defs"] | COMPONENTS)
         for path, operations in document["paths"].items():
-            for operation in operations.values():
-                _describe(path, operation)
+            for method, operation in operations.items():
+                _describe(method, path, operation)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe(path: str, operation: Json) -> None:
-    is_protocol = path.startswith("/v2")
-    schema = {"$ref": SCHEMA_REF.format(model="ProtocolError" if is_protocol else "Error")}
+def _describe(method: str, path: str, operation: Json) -> None:
+    error = {"$ref": SCHEMA_REF.format(model="ProtocolError" if path.startswith("/v2") else "Error")}
     responses = operation["responses"]
     responses.pop("422", None)
-    responses["default"] = {"description": "What went wrong", "content": {"application/json": {"schema": schema}}}
-    responses["200"]["content"] = {media: {"schema": {}} for media in _media(path)}
+    responses.pop("default", None)
+    for status in _problems(path, operation):
+        content = {"application/json": {"schema": error}}
+        responses[str(status)] = {"description": PROBLEMS[status], "content": content}
+        if status in (429, 503):
+            responses[str(status)]["headers"] = {
+                name: {"schema": {"type": "integer"}} for name in ("retry-after", "retry-after-ms")
+            }
+    responses["200"] |= {"description": "The answer", "content": _contents(method, path)}
+    if path not in OPEN:
+        operation["security"] = [{}, {"key": []}]  # keys are asked for where router.keys_file is set
+    if path.endswith(GENERATING):
+        operation["parameters"] = [*operation.get("parameters", ()), *_headers()]
+        responses["200"]["headers"] = {"x-baton-route": {"schema": {"type": "string"}}}
     _name_once(operation)
 
 
-def _media(path: str) -> tuple[str, ...]:
+def _problems(path: str, operation: Json) -> list[int]:
+    """Statuses other than 200 that can come."""
+    found = {400, 500}
+    if path not in OPEN:
+        found |= {401}
+    if "{" in path or path in ("/tokenize", "/detokenize"):
+        found |= {404}
+    if "requestBody" in operation:
+        found |= {413, 429}
+    if path.endswith(GENERATING):
+        found |= {403, 404, 429, 503, 504}
+    if path.startswith(("/v1/workers", "/v1/ratio", "/v1/cluster")):
+        found |= {403, 404, 503, 504}
+    if path.startswith(("/v1/files", "/v1/batches")) or path.endswith("/ready"):
+        found |= {404, 503}
+    if path.startswith(("/v1/models", "/tokenize", "/detokenize", "/v2/models")):
+        found |= {503}  # before the first worker came
+    return sorted(found)
+
+
+def _headers() -> list[Json]:
+    return [
+        {"name": name, "in": "header", "description": text, "schema": {"type": "string"} | limits}
+        for name, (text, limits) in CALL_HEADERS.items()
+    ]
+
+
+def _contents(method: str, path: str) -> Json:
+    """By media type."""
+    told: Json = {"application/json": {"schema": schema_of(method, path)}}
+    if path == "/metrics":
+        return {"text/plain": {"schema": {"type": "string"}}}
+    if path.endswith("/content"):
+        return {"application/octet-stream": {"schema": BINARY}}
     if path.endswith("/infer"):
-        return INFER_MEDIA
-    if path.endswith("/generate_stream"):
-        return (STREAM,)
-    return MEDIA.get(path, ("application/json",))
+        return told | {"application/octet-stream": {"schema": BINARY}}
+    if path.endswith(("/generate_stream", "/stream")):
+        told = {}
+    event = event_of(path)
+    return told if event is None else told | {STREAM: {"schema": event}}
 
 
 def _name_once(operation: Json) -> None:

@@ -6,14 +6,14 @@ that names the field; a field whose effect we can't give is refused rather than 
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
 from baton.router.body import SCHEMA_REF, Body, body_docs, parse_body
+from baton.router.messages import Message
 from baton.router.structured import StructuredBody
 from baton.router.tools import ToolsBody
 
@@ -87,6 +87,7 @@ class GenerationBody(StructuredBody):
     return_token_ids: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, max_length=256)
+    prompt_cache_key: str | None = Field(default=None, max_length=256)
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
@@ -140,11 +141,23 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _only_what_we_can_do(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise InvalidRequest("best_of other than n is not supported: leave it out", "best_of")
+        if self.best_of is not None and self.best_of < self.keeps:
+            raise InvalidRequest(f"best_of is {self.best_of}: it can't be below n, {self.keeps}", "best_of")
+        if self.picks and self.stream:
+            raise InvalidRequest("best_of over n can't be streamed: leave one of them out", "best_of")
         if self.suffix:
             raise InvalidRequest("suffix is not supported: leave it out", "suffix")
         return self
+
+    @property
+    def keeps(self) -> int:
+        """Choices of each prompt that are given out."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def picks(self) -> bool:
+        """Whether more of them are written than that."""
+        return self.best_of is not None and self.best_of > self.keeps
 
     @property
     def prompt_only(self) -> bool:
@@ -153,77 +166,11 @@ class CompletionBody(GenerationBody):
 
     def sampling(self) -> dict[str, Any]:
         """``logprobs`` is the number of alternatives, with ``echo`` the prompt's too."""
-        fields = super().sampling() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        asked = 0 if self.picks and self.logprobs is None else self.logprobs
+        fields = super().sampling() | ({} if asked is None else {"logprobs": asked})
         if self.echo and self.logprobs is not None:
             fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
         return fields | ({"max_tokens": 1} if self.prompt_only else {})
-
-
-def _content(value: Any) -> str | None:
-    """A message's content as text: a string as it is, text parts joined."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("should be a string or an array of text parts")
-    for at, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f'part {at} should be {{"type": "text", "text": …}}: this model reads text only')
-    return "".join(part["text"] for part in value)
-
-
-class TextPart(BaseModel):
-    """A part of a message's content, as the OpenAPI document has it."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
-
-
-class PastFunction(Body):
-    """What was called."""
-
-    name: str
-    arguments: str = ""
-
-
-class PastCall(Body):
-    """A call that an earlier answer made."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: PastFunction
-
-    def plain(self) -> dict[str, Any]:
-        """As templates want it: arguments as an object where they are one."""
-        try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = self.function.arguments
-        return {
-            "id": self.id,
-            "type": self.type,
-            "function": {"name": self.function.name, "arguments": arguments},
-        }
-
-
-class Message(BaseModel):
-    """One turn. Further keys (name, tool_call_id, …) go to the chat template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = None
-    tool_calls: list[PastCall] | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """As templates want it: text content, "developer" as the "system" that models were trained with."""
-        role = "system" if self.role == "developer" else self.role
-        rest = dict(self.model_extra or {})
-        if self.tool_calls:
-            rest["tool_calls"] = [call.plain() for call in self.tool_calls]
-        return {**rest, "role": role, "content": self.content or ""}
 
 
 class ChatBody(GenerationBody, ToolsBody):

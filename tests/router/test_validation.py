@@ -58,7 +58,9 @@ BAD_COMPLETION = [
     ({"prompt": None}, "prompt"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 17}, "best_of"),
     ({"suffix": "end"}, "suffix"),
 ]
 BAD_CHAT = [

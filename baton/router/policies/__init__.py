@@ -68,7 +68,7 @@ class Ask(msgspec.Struct, frozen=True):
     """The request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by worker.
 
     Workers in ``avoid`` failed this request before: they are taken only if there is nobody else. SLOs are what
-    is left of them, in seconds; 0: none.
+    is left of them, in seconds; 0: none. ``session_worker`` decoded the session's last turn; "": no session.
     """
 
     tokens: int
@@ -77,6 +77,7 @@ class Ask(msgspec.Struct, frozen=True):
     avoid: frozenset[str] = frozenset()
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    session_worker: str = ""
 
     @property
     def blocks(self) -> int:

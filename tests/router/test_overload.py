@@ -1,0 +1,163 @@
+"""Overload as a client meets it: HTTP before the real dispatcher, with workers that speak gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import httpx
+
+from baton.protos.errors import WorkerLost
+from tests.router.conftest import Clients, router_before
+from tests.router.fake_workers import Cluster, cluster, until
+
+BODY = {"model": "m", "prompt": [1] * 40, "max_tokens": 4}
+URL = "/v1/completions"
+
+
+@asynccontextmanager
+async def served(prefill: int = 0, decode: int = 1, max_queue: int = 100, inflight: int = 1 << 30, **fields):
+    """A cluster and the router's REST surface before it."""
+    async with cluster(
+        prefill, decode, policy="cost", max_queue=max_queue, max_inflight_bytes=inflight, **fields
+    ) as c:
+        sources = {"m": None}
+        async with router_before(c.dispatcher, sources, decisions=c.dispatcher.decisions) as clients:
+            yield c, clients
+
+
+def refused(response: httpx.Response, status: int, code: str) -> float:
+    """It is that refusal; the seconds after which it says to come back."""
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
+    seconds = int(response.headers["retry-after-ms"]) / 1000
+    assert int(response.headers["retry-after"]) >= seconds
+    return seconds
+
+
+async def reason(clients: Clients, response: httpx.Response) -> str:
+    """What explain says of it."""
+    found = await clients.http.get(f"/v1/requests/{response.headers['x-request-id']}/explain")
+    assert found.status_code == 200, found.text
+    record = found.json()
+    assert record["state"] == "over"
+    return record["choices"][0]["error"]
+
+
+async def fill(c: Cluster, clients: Clients, waiting: int, **fields) -> list[asyncio.Task[httpx.Response]]:
+    """One request that runs and holds on a worker with one seat, and ``waiting`` in the queue."""
+    c.d[0].hold_tokens.clear()
+    tasks = [asyncio.create_task(clients.http.post(URL, json=BODY))]
+    await until(lambda: len(c.d[0].leases) == 1)
+    for n in range(1, waiting + 1):
+        tasks.append(asyncio.create_task(clients.http.post(URL, json=BODY | fields)))
+        await until(lambda n=n: c.dispatcher.queued() == n)
+    return tasks
+
+
+async def test_a_full_queue_turns_the_next_away_with_a_time_and_a_record() -> None:
+    async with served(max_queue=2, max_batch=1) as (c, clients):
+        tasks = await fill(c, clients, 2)
+        late = await clients.http.post(URL, json=BODY)
+        assert refused(late, 429, "overloaded") >= 1
+        assert (await reason(clients, late)).startswith("overloaded: 2 short requests wait")
+        c.d[0].hold_tokens.set()
+        assert {r.status_code for r in await asyncio.gather(*tasks)} == {200}
+
+
+async def test_overload_sheds_the_least_valuable_whoever_came_first() -> None:
+    async with served(max_queue=2, max_batch=1) as (c, clients):
+        running, first, second = await fill(c, clients, 2, priority=5)
+        urgent = asyncio.create_task(clients.http.post(URL, json=BODY | {"priority": -5}))
+        shed = await second
+        refused(shed, 429, "overloaded")
+        assert "overloaded" in await reason(clients, shed)
+        c.d[0].hold_tokens.set()
+        assert [(await t).status_code for t in (running, first, urgent)] == [200] * 3
+
+
+async def test_prompts_and_answers_in_flight_are_bounded_in_bytes() -> None:
+    async with served(inflight=3 * 64 * 44, max_batch=1) as (c, clients):  # 40 tokens in and 4 out, 64 bytes each
+        tasks = await fill(c, clients, 2)
+        over = await clients.http.post(URL, json=BODY)
+        refused(over, 429, "overloaded")
+        assert "max_inflight_bytes" in await reason(clients, over)
+        c.d[0].hold_tokens.set()
+        assert {r.status_code for r in await asyncio.gather(*tasks)} == {200}
+        assert (await clients.http.post(URL, json=BODY)).status_code == 200
+
+
+async def test_bodies_count_while_they_come_in_and_until_they_are_answered(start_router, fake, model_dir) -> None:
+    async with start_router(fake, {"tiny": model_dir}, max_inflight_bytes=1 << 20) as clients:
+        fake.first_token.clear()
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1, "user": "u" * 700_000}
+        held = asyncio.create_task(clients.http.post(URL, json=body))
+        await fake.opened.wait()
+        over = await clients.http.post(URL, json=body)
+        assert refused(over, 429, "overloaded") == 1
+        assert "bodies in flight" in over.json()["error"]["message"]
+        fake.first_token.set()
+        assert (await held).status_code == 200
+        assert (await clients.http.post(URL, json=body)).status_code == 200
+
+
+async def test_one_that_would_miss_its_slo_is_refused_and_served_when_it_comes_back_as_told() -> None:
+    async with served(max_batch=1) as (c, clients):
+        c.d[0].pace_s = 0.02  # about 12 requests a second
+        load = [asyncio.create_task(clients.http.post(URL, json=BODY)) for _ in range(24)]
+        await until(lambda: 10 <= c.dispatcher.queued() <= 14, 10)  # a pace is known
+        slo = {"x-slo-ttft-ms": "400"}
+        early = await clients.http.post(URL, json=BODY, headers=slo)
+        told = refused(early, 429, "overloaded")
+        assert "would wait" in await reason(clients, early)
+        await asyncio.sleep(told)
+        begun = time.monotonic()
+        again = await clients.http.post(URL, json=BODY, headers=slo)
+        if again.status_code == 429:  # the machine was slower than its own pace: it must say how much is left
+            await asyncio.sleep(refused(again, 429, "overloaded") + 0.2)
+            again = await clients.http.post(URL, json=BODY, headers=slo)
+        assert again.status_code == 200, (told, time.monotonic() - begun, again.text)
+        assert {r.status_code for r in await asyncio.gather(*load)} == {200}
+
+
+async def test_a_deadline_that_passes_in_the_queue_is_told_and_kept() -> None:
+    async with served(max_batch=1) as (c, clients):
+        tasks = await fill(c, clients, 0)
+        late = await clients.http.post(URL, json=BODY, headers={"x-request-timeout": "0.1"})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert (await reason(clients, late)).startswith("deadline_exceeded")
+        c.d[0].hold_tokens.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_no_worker_and_a_lost_one_are_503_with_a_record() -> None:
+    async with served(prefill=1, decode=1) as (c, clients):
+        c.d[0].end_with = [WorkerLost("gone")] * 3
+        lost = await clients.http.post(URL, json=BODY)
+        refused(lost, 503, "worker_lost")
+        assert "worker_lost" in await reason(clients, lost)
+        await c.d[0].die()
+        await until(lambda: c.view.reachable("decode") == 0)
+        nobody = await clients.http.post(URL, json=BODY)
+        assert refused(nobody, 503, "no_worker") == 1
+        assert "no_worker" in await reason(clients, nobody)
+        unknown = await clients.http.post(URL, json=BODY | {"model": "no such"})
+        assert unknown.status_code == 404
+
+
+async def test_steps_over_their_slo_shrink_what_a_worker_gets_at_once() -> None:
+    async with served(max_batch=16) as (c, clients):
+        c.d[0].pace_s = 0.02
+        headers = {"x-slo-tpot-ms": "5"}
+
+        async def wave() -> int:
+            c.d[0].most = 0
+            answers = await asyncio.gather(*(clients.http.post(URL, json=BODY, headers=headers) for _ in range(12)))
+            assert {r.status_code for r in answers} == {200}
+            return c.d[0].most
+
+        assert await wave() == 12
+        seen: list[int] = []
+        while not seen or seen[-1] > 8:
+            assert len(seen) < 60, seen
+            seen.append(await wave())
