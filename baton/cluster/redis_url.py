@@ -1,0 +1,43 @@
+"""The URL that says all a client needs to reach Redis: place, user, password, certificates. And how to show it.
+
+Knows nothing of connections. redis-py reads ``ssl_…`` options from the query of a ``rediss://`` URL.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from baton.protos.errors import ConfigError
+
+
+def with_credentials(url: str, username: str, password: str, ca: str, cert: str, key: str) -> str:
+    """``url`` with what else was set. Raises ConfigError."""
+    files = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
+    if not (username or password or any(files.values())):
+        return url
+    if not url:
+        raise ConfigError("credentials for Redis without a Redis: set redis.url", "redis.url")
+    parts = urlsplit(url)
+    if any(files.values()) and parts.scheme != "rediss":
+        raise ConfigError(
+            f"redis.ca, redis.cert and redis.key are for TLS, and {shown(url)} is not: begin redis.url with rediss://",
+            "redis.url",
+        )
+    if bool(cert) != bool(key):
+        raise ConfigError("redis.cert and redis.key belong together", "redis.cert" if key else "redis.key")
+    place = parts.netloc
+    if username or password:
+        place = f"{quote(username, safe='')}:{quote(password, safe='')}@{place.rpartition('@')[2]}"
+    query = dict(parse_qsl(parts.query)) | {option: path for option, path in files.items() if path}
+    return urlunsplit(parts._replace(netloc=place, query=urlencode(query)))
+
+
+def shown(url: str) -> str:
+    """``url`` for people and logs: no password."""
+    parts = urlsplit(url)
+    if parts.password is None and "password=" not in parts.query:
+        return url
+    user = parts.netloc.rpartition("@")[0].partition(":")[0]
+    place = f"{user}:…@{parts.netloc.rpartition('@')[2]}" if parts.password is not None else parts.netloc
+    query = urlencode([(k, "…" if k == "password" else v) for k, v in parse_qsl(parts.query)])
+    return urlunsplit(parts._replace(netloc=place, query=query))

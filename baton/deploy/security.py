@@ -1,0 +1,88 @@
+"""From the config to certificates: which files a part of the cluster uses, and what it asks of its peers.
+
+Knows nothing of how TLS is spoken (``baton.tls``).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.cluster.config import LOOPBACK, BatonConfig, TlsConfig
+from baton.tls.identity import Identity, TlsFiles, only_roles
+from baton.tls.reporting import everybody
+from baton.tls.rpc import PLAIN, Dialer
+
+log = logging.getLogger("baton.tls")
+
+
+def files_of(tls: TlsConfig, role: str) -> TlsFiles | None:
+    """What a process of ``role`` shows and trusts inside the cluster; None where nothing is encrypted."""
+    if not tls.enabled:
+        return None
+    cert, key, ca = tls.cert, tls.key, tls.ca
+    if tls.dir:
+        folder = Path(tls.dir).expanduser().absolute()
+        cert, key, ca = str(folder / f"{role}.crt"), str(folder / f"{role}.key"), str(folder / "ca.crt")
+    return TlsFiles(cert, key, ca, tls.domain, tls.trusted_network)
+
+
+def identity_of(files: TlsFiles | None, where: str = "", roles: Sequence[str] = ()) -> Identity | None:
+    """None where nothing is encrypted; ``roles`` are those that may connect (empty: all). Raises ConfigError."""
+    if files is None:
+        return None
+    return Identity(files, where, only_roles(files, roles) if roles else everybody)
+
+
+def router_dialer(config: BatonConfig) -> Dialer:
+    """How the router reaches workers."""
+    identity = identity_of(files_of(config.tls, "router"))
+    return PLAIN if identity is None else Dialer(identity)
+
+
+def public_identity(config: BatonConfig) -> Identity | None:
+    """What clients of the router meet. Raises ConfigError."""
+    tls, own = config.tls, files_of(config.tls, "router")
+    if own is None:
+        return None
+    cert, key = (tls.public_cert, tls.public_key) if tls.public_cert else (own.cert, own.key)
+    ca = str(Path(tls.client_ca).expanduser()) if tls.client_ca else ""
+    return Identity(TlsFiles(cert, key, ca, tls.domain), "the router's ports", names=tls.client_names)
+
+
+def probing_context(config: BatonConfig) -> ssl.SSLContext | None:
+    """For asking a router that we started ourselves whether it is ready: who answers there is known."""
+    own = files_of(config.tls, "client" if config.tls.dir else "router")
+    if own is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if config.tls.client_ca and Path(own.cert).exists():
+        context.load_cert_chain(own.cert, own.key)
+    return context
+
+
+def ray_environment(config: BatonConfig) -> dict[str, str]:
+    """Ray's own TLS, where it was asked for; its variables must be the same on every node."""
+    ray, own = config.ray, files_of(config.tls, "ray")
+    if ray.cert:
+        files = (ray.cert, ray.key, ray.ca)
+    elif config.tls.dir and own is not None and Path(own.cert).exists():
+        files = (own.cert, own.key, own.ca)
+    else:
+        return {}
+    names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+    return {"RAY_USE_TLS": "1", **dict(zip(names, files, strict=True))}
+
+
+def warn_of_plaintext(host: str, files: TlsFiles | None) -> None:
+    """Workers that others can reach should not speak plaintext, unless somebody said that the network is safe."""
+    if files is None and host not in LOOPBACK:
+        log.warning(
+            "worker.host %s can be reached from outside, in plaintext and without authentication: set [tls], or "
+            "let nobody but routers and workers reach its ports",
+            host,
+        )

@@ -1,0 +1,239 @@
+"""A process's own certificate and whom it trusts: read from files, and read again when they change.
+
+Knows nothing of what is served. A renewed certificate is in force for the next connection, within ``LOOK_S`` and
+without a restart; files that don't fit together (a renewal under way, a damaged file) leave the old ones in force.
+Roles are names: a certificate of the cluster's CA that carries ``router.<domain>`` is a router's, wherever it runs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+from baton.tls.reporting import Permit, ReloadingContext, everybody, report_on
+
+ROLES = ("router", "worker", "client", "monitor")
+LOOK_S = 1.0
+SOON_S = 7 * 86_400.0  # a certificate that ends sooner is complained about at start
+log = logging.getLogger("baton.tls")
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class TlsFiles(msgspec.Struct, frozen=True):
+    """Paths of PEM files: a certificate (with its chain), its key, and the CAs that peers must be of.
+
+    ``ca`` empty asks no peer for a certificate (the public API). ``domain`` ends the names of roles.
+    ``trusted_network`` lets transports that can't be encrypted be used.
+    """
+
+    cert: str
+    key: str
+    ca: str = ""
+    domain: str = "baton.internal"
+    trusted_network: bool = False
+
+    def name_of(self, role: str) -> str:
+        """The DNS name that says so in a certificate."""
+        return f"{role}.{self.domain}"
+
+
+class Material(msgspec.Struct, frozen=True):
+    """What the files held, all read together, and contexts made of it."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    ends: float  # of the certificate, seconds since 1970
+
+
+class Identity:
+    """``current`` is the material to use for the next connection. Usable from any thread.
+
+    ``where`` names the port in the log; ``permit`` looks at a peer's certificate once it is verified. Raises
+    ConfigError when the files can't be used at the start.
+    """
+
+    def __init__(
+        self,
+        files: TlsFiles,
+        where: str = "",
+        permit: Permit = everybody,
+        clock: Callable[[], float] = time.monotonic,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.files, self.names = files, tuple(names)
+        permit = only_names(self.names) if self.names else permit
+        self.generation = 0
+        self.where, self.permit, self._clock = where, permit, clock
+        self._lock = threading.Lock()
+        self._stamp = _stamp(files)
+        self._material = self._read()
+        self._complaint: Stamp | None = None
+        self._looked = clock()
+        warn_of_end(files.cert, self._material.ends)
+
+    @property
+    def ends(self) -> float:
+        """When the certificate in force ends, in seconds since 1970."""
+        return self.current().ends
+
+    def current(self) -> Material:
+        """The material in force; files are looked at once in ``LOOK_S``."""
+        with self._lock:
+            if self._clock() - self._looked >= LOOK_S:
+                self._looked = self._clock()
+                self._look()
+            return self._material
+
+    def listener(self) -> ssl.SSLContext:
+        """A context for servers that keep one: every connection gets the material in force."""
+        return ReloadingContext(lambda: self.current().server)
+
+    def _look(self) -> None:
+        try:
+            stamp = _stamp(self.files)
+            if stamp in (self._stamp, self._complaint):
+                return
+            material = self._read()
+            if _stamp(self.files) != stamp:
+                return  # it changes still: next time
+        except ConfigError as error:
+            self._complaint = _stamp_or_none(self.files)
+            log.error("a new certificate can't be used, the old one stays: %s", error.message)
+            return
+        self._material, self._stamp, self._complaint = material, stamp, None
+        self.generation += 1
+        log.info("%s: a new certificate is in force%s", self.files.cert, f" on {self.where}" * bool(self.where))
+        warn_of_end(self.files.cert, material.ends)
+
+    def _read(self) -> Material:
+        files = self.files
+        material = Material(
+            _bytes(files.cert, "tls.cert"),
+            _bytes(files.key, "tls.key"),
+            _bytes(files.ca, "tls.ca") if files.ca else b"",
+            _context(files, ssl.PROTOCOL_TLS_SERVER),
+            _context(files, ssl.PROTOCOL_TLS_CLIENT),
+            certificate_end(files.cert),
+        )
+        report_on(material.server, self.where, self.permit)
+        return material
+
+
+def _context(files: TlsFiles, protocol: Any) -> ssl.SSLContext:
+    """Where certificates are asked for (``ca``) it is TLS 1.3; a port that is open to all takes 1.2 as well."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if files.ca else ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{files.cert} and {files.key} are not a certificate and its key: {error}", "tls.cert"
+        ) from None
+    if files.ca:
+        try:
+            context.load_verify_locations(files.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"{files.ca} holds no CA certificate: {error}", "tls.ca") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    elif protocol is ssl.PROTOCOL_TLS_SERVER:
+        context.verify_mode = ssl.CERT_NONE
+    if protocol is ssl.PROTOCOL_TLS_SERVER:
+        context.set_alpn_protocols(["http/1.1"])
+        context.num_tickets = 0  # unread, they would turn the end of a stream into a reset
+    return context
+
+
+def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The DNS names of a peer's certificate, as ``getpeercert`` shows it."""
+    return tuple(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS")
+
+
+def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
+    """Let in who carries one of ``roles``."""
+    wanted = {files.name_of(role) for role in roles}
+
+    def permit(certificate: Mapping[str, Any]) -> str:
+        names = names_in(certificate)
+        return (
+            ""
+            if wanted & set(names)
+            else f"its names are {', '.join(names) or 'none'}, not {' or '.join(sorted(wanted))}"
+        )
+
+    return permit
+
+
+def only_names(allowed: Sequence[str]) -> Permit:
+    """Let in who carries one of ``allowed`` names."""
+    wanted = set(allowed)
+
+    def permit(certificate: Mapping[str, Any]) -> str:
+        names = names_in(certificate)
+        return (
+            ""
+            if not wanted or wanted & set(names)
+            else f"its names are {', '.join(names) or 'none'}: not in tls.client_names"
+        )
+
+    return permit
+
+
+def certificate_end(path: str) -> float:
+    """``notAfter`` of the first certificate in ``path``, seconds since 1970."""
+    from cryptography import x509  # 20 ms to import: only where there is TLS
+
+    try:
+        return x509.load_pem_x509_certificate(Path(path).read_bytes()).not_valid_after_utc.timestamp()
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} holds no certificate: {error}", "tls.cert") from None
+
+
+def warn_of_end(path: str, ends: float) -> None:
+    """Say so when a certificate is over, or soon will be."""
+    left = ends - time.time()
+    if left < SOON_S:
+        day = datetime.datetime.fromtimestamp(ends, datetime.UTC).isoformat(timespec="minutes")
+        (log.error if left <= 0 else log.warning)(
+            "%s %s at %s: renew it (`baton certs renew`)", path, "ended" if left <= 0 else "ends", day
+        )
+
+
+def _bytes(path: str, key: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key} {path}: {error.strerror}; make it with `baton certs make DIR`", key) from None
+
+
+def _stamp(files: TlsFiles) -> Stamp:
+    found = []
+    for key, path in (("tls.cert", files.cert), ("tls.key", files.key), ("tls.ca", files.ca)):
+        if not path:
+            continue
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise ConfigError(f"{key} {path}: {error.strerror}; make it with `baton certs make DIR`", key) from None
+        found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def _stamp_or_none(files: TlsFiles) -> Stamp | None:
+    try:
+        return _stamp(files)
+    except ConfigError:
+        return None

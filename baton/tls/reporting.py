@@ -1,0 +1,106 @@
+"""TLS handshakes that fail on our side are told in the log, with the cause in words and the port's name.
+
+Knows nothing of files or roles. asyncio and uvloop drop a failed handshake in silence; both run it through an
+``SSLObject`` that the context makes, so the report is made there.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+
+log = logging.getLogger("baton.tls")
+
+Permit = Callable[[Mapping[str, Any]], str]
+"""What speaks against a peer with this verified certificate (as ``getpeercert`` shows it); "" lets it in."""
+
+WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+PLAINTEXT = "what came is not TLS: the peer speaks plaintext"
+CAUSES = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
+    "HTTP_REQUEST": PLAINTEXT,
+    "HTTPS_PROXY_REQUEST": PLAINTEXT,
+    "WRONG_VERSION_NUMBER": PLAINTEXT,
+    "UNEXPECTED_MESSAGE": PLAINTEXT,
+    "UNSUPPORTED_PROTOCOL": "the peer speaks too old a TLS",
+    "NO_SHARED_CIPHER": "the peer and we have no cipher in common",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer does not know the CA of our certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer says that our certificate has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses our certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer refuses our certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer wants a certificate and we showed none",
+}
+
+
+def everybody(certificate: Mapping[str, Any]) -> str:
+    """Lets in whoever the CA vouches for."""
+    return ""
+
+
+def cause(error: Exception) -> str:
+    """Why a handshake failed, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is refused: {error.verify_message}"
+    reason = getattr(error, "reason", None) or ""
+    return CAUSES.get(reason, f"{reason or error}")
+
+
+class NotPermitted(ssl.SSLError):
+    """The certificate is good, but not for this port."""
+
+
+def check_peer(connection: ssl.SSLObject | ssl.SSLSocket, permit: Permit) -> None:
+    """Raise NotPermitted if ``permit`` speaks against the peer, whose certificate is verified by now."""
+    against = permit(connection.getpeercert() or {})
+    if against:
+        raise NotPermitted(f"the peer's certificate is refused: {against}")
+
+
+def complain(where: str, error: Exception, peer: str = "") -> None:
+    """One line in the log."""
+    text = str(error.args[0]) if isinstance(error, NotPermitted) else cause(error)
+    log.warning("TLS refused on %s%s: %s", where or "a port", f" from {peer}" * bool(peer), text)
+
+
+def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
+    """Have ``context`` report failed handshakes of event loops, and ask ``permit``."""
+
+    class Reporting(ssl.SSLObject):
+        """One connection's TLS."""
+
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+                if self.server_side:
+                    check_peer(self, permit)
+            except WAITS:
+                raise
+            except ssl.SSLError as error:
+                complain(where, error)
+                raise
+
+    context.sslobject_class = Reporting  # type: ignore[assignment]
+
+
+class ReloadingContext(ssl.SSLContext):
+    """For servers that are given one context for life: each connection is made by the context of the moment."""
+
+    _current: Callable[[], ssl.SSLContext]
+
+    def __new__(cls, current: Callable[[], ssl.SSLContext]) -> ReloadingContext:
+        context: ReloadingContext = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        context._current = current
+        return context
+
+    def __init__(self, current: Callable[[], ssl.SSLContext]) -> None:
+        pass
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """As the context of the moment does."""
+        return self._current().wrap_bio(*args, **kwargs)
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        """As the context of the moment does."""
+        return self._current().wrap_socket(*args, **kwargs)
