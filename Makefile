@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: setup serve test soak check kernels proto proto-check bench
+.PHONY: dashboards helm-check images reference setup serve test soak soak-ray fuzz check kernels proto proto-check bench
 .DEFAULT_GOAL := serve
 
 $(STAMP): pyproject.toml
@@ -22,8 +22,14 @@ test: $(STAMP)
 soak: $(STAMP)
 	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 
+soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, a node's death, scaling under load
+	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py $(ARGS)
+
 check: $(STAMP) proto-check
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.deploy.dashboards --check
+
+fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster; make soak sends 10^6
+	@BATON_FUZZ=$${BATON_FUZZ:-100000} $(BIN)/pytest -m soak -s tests/e2e/test_fuzz.py $(ARGS)
 
 kernels: $(STAMP)  ## build the native kernels ahead of first use, for every ISA
 	@$(BIN)/python -m baton.kernels.abi.build
@@ -37,3 +43,15 @@ proto-check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench $(ARGS)
+
+helm-check: $(STAMP)  ## the chart by the real Helm engine: every profile and Kubernetes version, its pods run here
+	@$(BIN)/pytest -m "" --timeout 600 tests/deploy/helm $(ARGS)
+
+dashboards: $(STAMP)  ## write what is generated from the metrics: Grafana, alert rules, docs/metrics.md
+	@$(BIN)/python -m baton.deploy.dashboards
+
+reference: $(STAMP)  ## write what is generated from the config: docs/configuration.md, the chart's schema
+	@$(BIN)/python docs/configuration.py && $(BIN)/python deploy/helm/schema.py
+
+images:  ## router and worker images by buildah, without Docker; needs root, buildah and debootstrap
+	@bash deploy/docker/build.sh $(ARGS)

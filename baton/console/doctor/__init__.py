@@ -1,0 +1,1 @@
+"""``baton doctor``: is this machine fit for what the config asks of it?"""

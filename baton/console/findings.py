@@ -1,0 +1,45 @@
+"""What ``baton check`` and ``baton doctor`` found: one line per finding, or JSON, and the exit code.
+
+Knows nothing of what was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+
+State = Literal["ok", "warn", "fail", "skip"]
+MARKS = {"ok": "[green]ok[/]  ", "warn": "[yellow]warn[/]", "fail": "[bold red]fail[/]", "skip": "[dim]skip[/]"}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """``what`` was seen of ``subject``; ``remedy`` says what to do where it is not ok. "skip": not looked at."""
+
+    subject: str
+    state: State
+    what: str
+    remedy: str = ""
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 where something fails; warnings are for people."""
+    return int(any(finding.state == "fail" for finding in findings))
+
+
+def show(findings: Sequence[Finding], as_json: bool) -> int:
+    """Print them; the exit code."""
+    code = exit_code(findings)
+    if as_json:
+        print(msgspec.json.encode({"ok": code == 0, "findings": findings}).decode())
+        return code
+    console = Console(highlight=False, soft_wrap=True)
+    width = max((len(finding.subject) for finding in findings), default=0)
+    for finding in findings:
+        console.print(f"{MARKS[finding.state]}  {finding.subject:<{width}}  {escape(finding.what)}")
+        if finding.remedy and finding.state in ("warn", "fail"):
+            console.print(f"      {'':<{width}}  [dim]->[/] {escape(finding.remedy)}")
+    return code

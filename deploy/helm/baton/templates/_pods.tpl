@@ -1,0 +1,143 @@
+{{/* What every pod and container of ours has: nobody is root, nothing is writable but volumes, no privilege. */}}
+{{- define "baton.podSecurity" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .Values.podSecurityContext.runAsUser }}
+  runAsGroup: {{ .Values.podSecurityContext.runAsGroup }}
+  fsGroup: {{ .Values.podSecurityContext.fsGroup }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "baton.containerSecurity" -}}
+securityContext:
+  runAsNonRoot: true
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* The environment of a router or worker: where Redis is (with its password), and where may be written. */}}
+{{- define "baton.environment" -}}
+{{- if .Values.redis.enabled }}
+- name: BATON_REDIS__PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "baton.secretName.redis" . }}, key: password}}
+{{- else if .Values.redis.external.existingSecret }}
+- name: BATON_REDIS__PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: password}}
+- name: BATON_REDIS__USERNAME
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: username, optional: true}}
+{{- end }}
+- {name: HOME, value: /tmp}
+- {name: TMPDIR, value: /tmp}
+- {name: BATON_CACHE_DIR, value: /var/cache/baton}
+- {name: HF_HOME, value: /var/cache/baton/huggingface}
+{{- if ne .Values.model.source "hub" }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- else if .Values.model.hub.tokenSecret.name }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .Values.model.hub.tokenSecret.name }}, key: {{ .Values.model.hub.tokenSecret.key }}}}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.mounts" -}}
+- {name: config, mountPath: /etc/baton/config, readOnly: true}
+- {name: run, mountPath: /run/baton}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /var/cache/baton}
+{{- if has .Values.model.source (list "pvc" "hostPath" "imageVolume") }}
+- name: model
+  mountPath: {{ .Values.model.path }}
+  readOnly: true
+{{- if and (eq .Values.model.source "pvc") .Values.model.pvc.subPath }}
+  subPath: {{ .Values.model.pvc.subPath }}
+{{- end }}
+{{- end }}
+{{- if eq (include "baton.tlsOn" .) "true" }}
+- {name: tls, mountPath: /etc/baton/tls, readOnly: true}
+{{- end }}
+{{- if and (not .Values.redis.enabled) .Values.redis.external.caSecret }}
+- {name: redis-ca, mountPath: /etc/baton/redis, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* (dict "root" $ "role" "router"): the role's certificate among them. */}}
+{{- define "baton.volumes" -}}
+{{- $role := .role -}}
+{{- with .root -}}
+- name: config
+  configMap: {name: {{ include "baton.fullname" . }}-config}
+- name: run
+  emptyDir: {sizeLimit: 64Mi}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+- name: cache
+  emptyDir: {sizeLimit: {{ .Values.model.cacheSize }}}
+{{- if eq .Values.model.source "pvc" }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ .Values.model.pvc.claimName }}, readOnly: true}
+{{- else if eq .Values.model.source "hostPath" }}
+- name: model
+  hostPath: {path: {{ .Values.model.hostPath }}, type: Directory}
+{{- else if eq .Values.model.source "imageVolume" }}
+- name: model
+  image: {reference: {{ .Values.model.imageVolume.reference | quote }}, pullPolicy: {{ .Values.model.imageVolume.pullPolicy }}}
+{{- end }}
+{{- if eq (include "baton.tlsOn" .) "true" }}
+- name: tls
+  secret: {secretName: {{ include "baton.secretName.tls" (dict "root" . "role" $role) }}, defaultMode: 288}
+{{- end }}
+{{- if and (not .Values.redis.enabled) .Values.redis.external.caSecret }}
+- name: redis-ca
+  secret: {secretName: {{ .Values.redis.external.caSecret }}, items: [{key: ca.crt, path: ca.crt}], defaultMode: 288}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* Where a pod may run: (the pool, or .Values.router). */}}
+{{- define "baton.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Variables of one pool: its device and its own keys of [worker]. */}}
+{{- define "baton.poolEnvironment" -}}
+- {name: BATON_WORKER__DEVICE, value: {{ .device | quote }}}
+{{- range $key, $value := .settings }}
+- name: BATON_WORKER__{{ upper $key }}
+  value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ include "baton.tomlValue" $value | quote }}{{ end }}
+{{- end }}
+{{- if .diskTier.enabled }}
+- {name: BATON_WORKER__DISK_TIER_DIR, value: /var/lib/baton/kv}
+{{- end }}
+{{- with .extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* resources of a worker, GPUs included. */}}
+{{- define "baton.poolResources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if gt (int .gpus) 0 -}}
+{{- $_ := set $resources "limits" (mergeOverwrite (default dict $resources.limits) (dict "nvidia.com/gpu" (int .gpus))) -}}
+{{- end -}}
+{{ toYaml $resources }}
+{{- end -}}

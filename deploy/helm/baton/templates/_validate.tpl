@@ -1,0 +1,86 @@
+{{/* What a schema can't say: one message per mistake, with the key and the remedy. */}}
+{{- define "baton.refuse" -}}{{- fail (printf "\n\n  values: %s\n" .) -}}{{- end -}}
+
+{{- define "baton.validate" -}}
+{{- include "baton.validateModel" . -}}
+{{- include "baton.validatePools" . -}}
+{{- include "baton.validateAccess" . -}}
+{{- include "baton.validateConfig" . -}}
+{{- end -}}
+
+{{- define "baton.validateModel" -}}
+{{- $m := .Values.model -}}
+{{- if and (eq $m.source "pvc") (not $m.pvc.claimName) -}}{{ include "baton.refuse" "model.source is pvc but model.pvc.claimName is empty: name the claim that holds the model" }}{{- end -}}
+{{- if and (eq $m.source "hostPath") (not $m.hostPath) -}}{{ include "baton.refuse" "model.source is hostPath but model.hostPath is empty: give a directory that every node has" }}{{- end -}}
+{{- if and (eq $m.source "imageVolume") (not $m.imageVolume.reference) -}}{{ include "baton.refuse" "model.source is imageVolume but model.imageVolume.reference is empty: give the OCI image with the model's files" }}{{- end -}}
+{{- if and (eq $m.source "hub") (not $m.hub.id) -}}{{ include "baton.refuse" "model.source is hub but model.hub.id is empty: give a Hugging Face id such as Qwen/Qwen3-0.6B" }}{{- end -}}
+{{- if and (ne $m.source "hub") (ne $m.source "image") (not (hasPrefix "/" $m.path)) -}}{{ include "baton.refuse" (printf "model.path %q is where the model is mounted: give an absolute path such as /models/llama" $m.path) }}{{- end -}}
+{{- end -}}
+
+{{- define "baton.validatePools" -}}
+{{- $ratio := .Values.ratio -}}
+{{- $roles := dict "prefill" list "decode" list -}}
+{{- range $name, $pool := .Values.workers.pools -}}
+{{- if $pool -}}
+{{- if not $pool.role -}}{{ include "baton.refuse" (printf "workers.pools.%s.role is missing: say prefill or decode" $name) }}{{- end -}}
+{{- $_ := set $roles $pool.role (append (get $roles $pool.role) $name) -}}
+{{- if and (kindIs "map" $ratio) (hasKey $pool "replicas") -}}{{ include "baton.refuse" (printf "workers.pools.%s.replicas and ratio both say how many: drop one of them (ratio: null)" $name) }}{{- end -}}
+{{- if and (not $ratio) (not (hasKey $pool "replicas")) -}}{{ include "baton.refuse" (printf "workers.pools.%s.replicas is missing: say how many, or give ratio: {prefill: N, decode: M}" $name) }}{{- end -}}
+{{- $min := default $.Values.workers.defaults.minReplicas $pool.minReplicas | int -}}
+{{- $max := default $.Values.workers.defaults.maxReplicas $pool.maxReplicas | int -}}
+{{- if gt $min $max -}}{{ include "baton.refuse" (printf "workers.pools.%s.minReplicas %d is more than its maxReplicas %d: raise maxReplicas" $name $min $max) }}{{- end -}}
+{{- $device := default $.Values.workers.defaults.device $pool.device -}}
+{{- $gpus := default $.Values.workers.defaults.gpus $pool.gpus | int -}}
+{{- if and (eq $device "cuda") (eq $gpus 0) -}}{{ include "baton.refuse" (printf "workers.pools.%s.device is cuda but its gpus is 0: set gpus: 1" $name) }}{{- end -}}
+{{- if and (ne $device "cuda") (gt $gpus 0) -}}{{ include "baton.refuse" (printf "workers.pools.%s.gpus is %d but its device is %s: set device: cuda" $name $gpus $device) }}{{- end -}}
+{{- range $key, $_ := default dict $pool.settings -}}
+{{- if has $key (list "model" "host" "port" "data_port" "metrics_port" "drain_grace_s" "device") -}}{{ include "baton.refuse" (printf "workers.pools.%s.settings.%s is set by the chart: use model, workers.ports, workers.drainSeconds or the pool's device" $name $key) }}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not $roles.decode -}}{{ include "baton.refuse" "workers.pools has no pool with role: decode; add one, every answer is written by a decode worker" }}{{- end -}}
+{{- if and (not $roles.prefill) (not (default false (default dict .Values.config.cluster).colocated)) -}}{{ include "baton.refuse" "workers.pools has no pool with role: prefill: add one, or set config.cluster.colocated: true to let decode workers read prompts" }}{{- end -}}
+{{- if $ratio -}}
+{{- range $role, $names := $roles -}}
+{{- if and (kindIs "map" $ratio) (gt (len $names) 1) -}}{{ include "baton.refuse" (printf "ratio can't say how the %s pools (%s) share their workers: set ratio: null and each pool's replicas" $role (join ", " $names)) }}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.workers.autoscaling.enabled -}}
+{{- if eq .Values.workers.mode "raycluster" -}}{{ include "baton.refuse" "workers.autoscaling.enabled needs workers.mode: pods, whose StatefulSets it scales; with raycluster change ratio or each pool's replicas" }}{{- end -}}
+{{- if kindIs "string" $ratio -}}{{ include "baton.refuse" "workers.autoscaling.enabled and ratio: auto both decide how many workers a role has: disable one of them" }}{{- end -}}
+{{- end -}}
+{{- if and (kindIs "string" $ratio) (default dict .Values.config.controller).mode -}}{{ include "baton.refuse" "config.controller.mode is set by ratio: auto; drop it, or give ratio: {prefill: N, decode: M}" }}{{- end -}}
+{{- $ports := list (int .Values.workers.ports.grpc) (int .Values.workers.ports.data) (int .Values.workers.ports.metrics) -}}
+{{- if ne (len (uniq $ports)) 3 -}}{{ include "baton.refuse" "workers.ports: grpc, data and metrics must be three different ports" }}{{- end -}}
+{{- if eq (int .Values.router.ports.http) (int .Values.router.ports.grpc) -}}{{ include "baton.refuse" "router.ports: http and grpc must be two different ports" }}{{- end -}}
+{{- end -}}
+
+{{- define "baton.validateAccess" -}}
+{{- if and (not .Values.auth.enabled) (not .Values.auth.allowInsecure) -}}{{ include "baton.refuse" "auth.enabled is false, so that anybody who reaches the router may use it: set auth.allowInsecure: true if you want that" }}{{- end -}}
+{{- if and (not .Values.redis.enabled) (not .Values.redis.external.url) -}}{{ include "baton.refuse" "redis.enabled is false and redis.external.url is empty: give redis://host:6379, or enable the chart's own" }}{{- end -}}
+{{- if regexMatch "://[^/@]*:[^/@]+@" .Values.redis.external.url -}}{{ include "baton.refuse" "redis.external.url holds a password: put it in a Secret, entry `password`, and name that in redis.external.existingSecret" }}{{- end -}}
+{{- if and (eq .Values.tls.mode "certManager") (not .Values.tls.issuerRef.name) -}}{{ include "baton.refuse" "tls.mode is certManager but tls.issuerRef.name is empty: name an Issuer or ClusterIssuer that has a CA" }}{{- end -}}
+{{- range $role := include "baton.tlsRoles" . | fromYamlArray -}}
+{{- if and (eq $.Values.tls.mode "secret") (not (get $.Values.tls.existingSecrets $role)) -}}{{ include "baton.refuse" (printf "tls.mode is secret but tls.existingSecrets.%s is empty: name a Secret with tls.crt, tls.key and ca.crt" $role) }}{{- end -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}{{ include "baton.refuse" "ingress.enabled is true but ingress.host is empty: give the name that clients use" }}{{- end -}}
+{{- if and .Values.gateway.enabled (not .Values.gateway.parentRefs) -}}{{ include "baton.refuse" "gateway.enabled is true but gateway.parentRefs is empty: name the Gateway, [{name: my-gateway}]" }}{{- end -}}
+{{- if gt (int .Values.router.autoscaling.minReplicas) (int .Values.router.autoscaling.maxReplicas) -}}{{ include "baton.refuse" "router.autoscaling.minReplicas is more than router.autoscaling.maxReplicas: raise maxReplicas" }}{{- end -}}
+{{- end -}}
+
+{{- define "baton.validateConfig" -}}
+{{- $owned := dict
+  "router" (dict "host" "the pod's" "port" "router.ports.http" "grpc_port" "router.ports.grpc" "shutdown_grace_s" "router.drainSeconds" "insecure" "auth.allowInsecure" "keys_file" "auth.existingSecret")
+  "worker" (dict "model" "model" "model_name" "model.name" "host" "the pod's" "port" "workers.ports.grpc" "data_port" "workers.ports.data" "metrics_port" "workers.ports.metrics" "drain_grace_s" "workers.drainSeconds" "device" "workers.defaults.device")
+  "cluster" (dict "prefill" "ratio" "decode" "ratio" "namespace" "the release's" "run_dir" "the chart's")
+  "redis" (dict "url" "redis.external.url" "password" "redis.external.existingSecret" "username" "redis.external.existingSecret" "ca" "redis.external.caSecret" "cert" "the chart's" "key" "the chart's")
+  "telemetry" (dict "otlp_endpoint" "telemetry.otlpEndpoint" "log_level" "telemetry.logLevel")
+  "ray" (dict "address" "workers.mode" "auth_mode" "the chart's")
+-}}
+{{- range $section, $keys := .Values.config -}}
+{{- range $key, $_ := $keys -}}
+{{- if eq $section "tls" -}}{{ include "baton.refuse" (printf "config.tls.%s is set by the chart: use tls" $key) }}{{- end -}}
+{{- if hasKey (default dict (get $owned $section)) $key -}}{{ include "baton.refuse" (printf "config.%s.%s is set by the chart: use %s" $section $key (get (get $owned $section) $key)) }}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,85 @@
+{{/* The container that is a worker of one pool: (dict "root" $ "pool" $pool "name" "prefill"). */}}
+{{- define "baton.workerContainer" -}}
+{{- $root := .root -}}
+{{- $tls := eq (include "baton.tlsOn" $root) "true" -}}
+name: worker
+image: {{ include "baton.image" (dict "root" $root "image" $root.Values.image.worker) }}
+imagePullPolicy: {{ $root.Values.image.worker.pullPolicy }}
+{{ include "baton.containerSecurity" $root }}
+command: [baton]
+args: [worker, --role, {{ .pool.role }}, --config, /etc/baton/config/baton.toml, --slot, $(POD_NAME)]
+env:
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  - name: BATON_WORKER__HOST
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- include "baton.environment" $root | nindent 2 }}
+  {{- include "baton.poolEnvironment" .pool | nindent 2 }}
+ports:
+  - {name: grpc, containerPort: {{ $root.Values.workers.ports.grpc }}}
+  {{- if eq .pool.role "decode" }}
+  - {name: kv, containerPort: {{ $root.Values.workers.ports.data }}}
+  {{- end }}
+  - {name: metrics, containerPort: {{ $root.Values.workers.ports.metrics }}}
+# The host writes its state there; under mTLS a kubelet has no certificate to ask by gRPC with.
+startupProbe:
+  {{- include "baton.workerReady" . | nindent 2 }}
+  periodSeconds: 2
+  timeoutSeconds: 3
+  failureThreshold: {{ div (int $root.Values.workers.startupSeconds) 2 }}
+readinessProbe:
+  {{- if $tls }}
+  {{- include "baton.workerReady" . | nindent 2 }}
+  {{- else }}
+  grpc: {port: {{ $root.Values.workers.ports.grpc }}}
+  {{- end }}
+  periodSeconds: 5
+  timeoutSeconds: 3
+livenessProbe:
+  {{- if $tls }}
+  tcpSocket: {port: grpc}
+  {{- else }}
+  grpc: {port: {{ $root.Values.workers.ports.grpc }}}
+  {{- end }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+resources: {{- include "baton.poolResources" .pool | nindent 2 }}
+volumeMounts:
+  {{- include "baton.mounts" $root | nindent 2 }}
+  {{- if .pool.diskTier.enabled }}
+  - {name: kv, mountPath: /var/lib/baton/kv}
+  {{- end }}
+{{- end -}}
+
+{{- define "baton.workerReady" -}}
+exec:
+  command: [sh, -c, 'grep -q ''"state":"ready"'' "/run/baton/slots/$POD_NAME.json"']
+{{- end -}}
+
+{{/* Labels of a worker's pod: (dict "root" $ "pool" $pool "name" "prefill"). */}}
+{{- define "baton.workerLabels" -}}
+{{ include "baton.labels" (dict "root" .root "component" "worker") }}
+baton.dev/pool: {{ .name }}
+baton.dev/role: {{ .pool.role }}
+{{- with .pool.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Workers of one pool keep apart, so that a node takes few of them with it. */}}
+{{- define "baton.workerSpread" -}}
+topologySpreadConstraints:
+  {{- if .pool.topologySpreadConstraints }}
+  {{- toYaml .pool.topologySpreadConstraints | nindent 2 }}
+  {{- else }}
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "baton.workerSelector" (dict "root" .root "pool" .name) | nindent 8 }}
+  {{- end }}
+{{- end -}}
+
+{{/* What runs may finish, then some more to leave in order. */}}
+{{- define "baton.workerGrace" -}}{{ add .Values.workers.drainSeconds 20 }}{{- end -}}

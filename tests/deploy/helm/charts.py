@@ -1,0 +1,146 @@
+"""The chart as the real Helm engine renders it, and what is asked of a manifest. No cluster, no network."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "helm" / "baton"
+CRDS = ROOT / "tests" / "data" / "crds"
+PROFILES = ("values.yaml", "values-dev.yaml", "values-h100.yaml", "values-heterogeneous.yaml")
+EXTRAS: dict[str, dict[str, Any]] = {
+    "gateway": {"gateway": {"enabled": True, "parentRefs": [{"name": "gate"}], "hostnames": ["llm.example.com"]}},
+    "ingress": {
+        "ingress": {"enabled": True, "host": "llm.example.com", "className": "nginx", "tlsSecret": "llm-tls"}
+    },
+    "auto": {"ratio": "auto"},
+    "autoscaling": {"workers": {"autoscaling": {"enabled": True}}},
+    "external redis": {
+        "redis": {
+            "enabled": False,
+            "external": {"url": "rediss://redis.example.com:6380/0", "existingSecret": "r", "caSecret": "rc"},
+        }
+    },
+    "own certificates": {
+        "tls": {
+            "mode": "secret",
+            "existingSecrets": {"router": "a", "worker": "b", "redis": "c", "monitor": "d"},
+            "publicSecret": "public",
+        },
+        "metrics": {"serviceMonitor": {"enabled": True}},
+    },
+    "image volume": {"model": {"source": "imageVolume", "path": "/m", "imageVolume": {"reference": "models/x:1"}}},
+    "disk tier": {"workers": {"pools": {"decode": {"diskTier": {"enabled": True, "storageClass": "nvme"}}}}},
+    "settings": {
+        "config": {
+            "router": {
+                "policy": "cost",
+                "context_classes": [{"name": "short", "max_tokens": 512}, {"name": "rest"}],
+            },
+            "worker": {"kv_memory_bytes": 8589934592, "itl_target_s": 0.05},
+        }
+    },
+    "colocated": {"workers": {"pools": {"prefill": None}}, "config": {"cluster": {"colocated": True}}},
+    "monitoring": {
+        "metrics": {
+            "serviceMonitor": {"enabled": True},
+            "prometheusRule": {"enabled": True},
+            "dashboards": {"enabled": True},
+        }
+    },
+}
+Manifest = dict[str, Any]
+
+
+@cache
+def _chart():
+    import helm_python
+
+    return helm_python.Chart.load(CHART)
+
+
+def profile(name: str) -> dict[str, Any]:
+    """The values of a file of the chart."""
+    return yaml.safe_load((CHART / name).read_text()) if name != "values.yaml" else {}
+
+
+def render_text(values: dict[str, Any] | None = None) -> dict[str, str]:
+    """Template -> what it gives."""
+    return _chart().render(values or {}, name="demo", namespace="llm")
+
+
+def render(values: dict[str, Any] | None = None) -> list[Manifest]:
+    """Every manifest."""
+    found = []
+    for name, text in sorted(render_text(values).items()):
+        if not name.endswith(".txt"):
+            found += [document for document in yaml.safe_load_all(text) if document]
+    return found
+
+
+def one(manifests: list[Manifest], kind: str, name: str) -> Manifest:
+    """The manifest of that kind and name."""
+    return next(m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name)
+
+
+def pod_specs(manifests: list[Manifest]) -> list[tuple[str, Manifest]]:
+    """(where, pod spec) of everything that makes pods."""
+    found = []
+    for manifest in manifests:
+        name = f"{manifest['kind']}/{manifest['metadata']['name']}"
+        spec = manifest.get("spec", {})
+        if manifest["kind"] == "RayCluster":
+            groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+            found += [(f"{name}/{g.get('groupName', 'head')}", g["template"]["spec"]) for g in groups]
+        elif "template" in spec:
+            found.append((name, spec["template"]["spec"]))
+    return found
+
+
+def check(manifest: Manifest, version: str) -> None:
+    """Raise when ``manifest`` is not what Kubernetes ``version``, or the CRD's excerpt, allows."""
+    file = CRDS / f"{manifest['kind'].lower()}.json"
+    if file.exists():
+        check_custom(manifest, json.loads(file.read_text()))
+        for template in ray_templates(manifest):
+            check_native({"apiVersion": "v1", "kind": "PodTemplate", "metadata": {}, "template": template}, version)
+    else:
+        check_native(manifest, version)
+
+
+def check_native(manifest: Manifest, version: str) -> None:
+    """By the schemas of Kubernetes itself; unknown fields are refused."""
+    import kubernetes_validate
+
+    kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def check_custom(manifest: Manifest, crd: dict[str, Any]) -> None:
+    """By a CRD's own schema; unknown fields are refused, as the API server drops them."""
+    assert manifest["apiVersion"] == crd["apiVersion"]
+    jsonschema.validate(manifest, closed(crd["schema"]))
+
+
+def ray_templates(manifest: Manifest) -> list[Manifest]:
+    """Pod templates inside a RayCluster: its CRD's excerpt leaves them out."""
+    if manifest["kind"] != "RayCluster":
+        return []
+    return [g["template"] for g in (manifest["spec"]["headGroupSpec"], *manifest["spec"]["workerGroupSpecs"])]
+
+
+def closed(schema: Any) -> Any:
+    """The schema with every object that names its properties closed to others."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("pattern"), str):
+        found["pattern"] = schema["pattern"].replace("^(?i)", "(?i)^")  # Go's place for flags
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        found["additionalProperties"] = False
+    return found

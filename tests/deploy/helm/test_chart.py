@@ -1,0 +1,155 @@
+"""Every profile through the real Helm engine: lint, Kubernetes' own schemas, the CRDs' fields, the golden file."""
+
+import copy
+import json
+import os
+import re
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.deploy.helm.charts import CHART, EXTRAS, PROFILES, check, check_native, one, profile, render, render_text
+
+helm_python = pytest.importorskip("helm_python")
+GOLDEN = CHART.parents[2] / "tests" / "data" / "helm_default.yaml"
+VERSIONS = [f"1.{minor}.0" for minor in range(27, 38)]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_lints_and_every_manifest_of_it_is_valid(name: str) -> None:
+    report = helm_python.lint(str(CHART), profile(name), strict=True)
+    assert [m for m in report["messages"] if m["severity"] > 1] == report["errors"] == []
+    for manifest in render(profile(name)):
+        check(manifest, "1.34.0")
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_an_option_gives_valid_manifests(name: str) -> None:
+    for manifest in render(EXTRAS[name]):
+        check(manifest, "1.34.0")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_is_valid_in_every_kubernetes_version(version: str) -> None:
+    values = [profile(name) for name in PROFILES] + [v for k, v in EXTRAS.items() if k != "image volume"]
+    for manifest in (m for v in values for m in render(v)):
+        check(manifest, version)
+
+
+def test_the_checks_refuse_what_is_wrong() -> None:
+    manifests = render(profile("values-heterogeneous.yaml"))
+    ray, router = one(manifests, "RayCluster", "demo-baton"), one(manifests, "Deployment", "demo-baton-router")
+    for break_it in (
+        lambda m: m["spec"].update(workerGroupsSpecs=[]),
+        lambda m: m["spec"]["workerGroupSpecs"][0].pop("groupName"),
+        lambda m: m["spec"]["authOptions"].update(mode="password"),
+        lambda m: m["spec"]["headGroupSpec"]["template"]["spec"].update(container=[]),
+    ):
+        broken = copy.deepcopy(ray)
+        break_it(broken)
+        with pytest.raises(jsonschema.ValidationError):
+            check(broken, "1.34.0")
+    router["spec"]["template"]["spec"]["containers"][0]["image_pull"] = "x"
+    with pytest.raises(jsonschema.ValidationError):
+        check_native(router, "1.34.0")
+
+
+def test_the_default_render_is_the_golden_file() -> None:
+    """BATON_GOLDEN=1 writes it anew."""
+    text = "\n".join(f"# {name}\n{body.strip()}" for name, body in sorted(render_text().items()) if body.strip())
+    text = re.sub(r"^(  (?:password|api-key|keys\.json): )\S+$", r"\1MADE-BY-THE-CHART", text, flags=re.M)
+    text = re.sub(r"[ \t]+$", "", text, flags=re.M) + "\n"
+    if os.environ.get("BATON_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_a_generated_api_key_opens_the_router(tmp_path) -> None:
+    import base64
+    import time
+
+    from baton.router.keys import KeyRing
+
+    data = one(render(), "Secret", "demo-baton-keys")["data"]
+    (tmp_path / "keys.json").write_bytes(base64.b64decode(data["keys.json"]))
+    key = base64.b64decode(data["api-key"]).decode()
+    assert KeyRing(tmp_path / "keys.json", time.monotonic).find(key).tenant == "default"
+
+
+@pytest.mark.parametrize(("ratio", "prefill", "decode"), [({"prefill": 3, "decode": 5}, 3, 5), ("auto", 1, 1)])
+def test_a_ratio_decides_how_many_workers_there_are(ratio, prefill, decode) -> None:
+    manifests = render({"ratio": ratio})
+    for role, count in (("prefill", prefill), ("decode", decode)):
+        assert one(manifests, "StatefulSet", f"demo-baton-{role}")["spec"].get("replicas") == count
+    toml = one(manifests, "ConfigMap", "demo-baton-config")["data"]["baton.toml"]
+    assert ('[controller]\nmode = "auto"' in toml) == (ratio == "auto")
+
+
+def test_autoscaled_pools_leave_their_count_to_the_autoscaler() -> None:
+    manifests = render(EXTRAS["autoscaling"])
+    scalers = {m["metadata"]["name"]: m for m in manifests if m["kind"] == "HorizontalPodAutoscaler"}
+    assert set(scalers) == {"demo-baton-prefill", "demo-baton-decode"}
+    metric = scalers["demo-baton-decode"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    assert metric == "baton_kv_cache_usage_ratio"
+    assert all("replicas" not in one(manifests, "StatefulSet", name)["spec"] for name in scalers)
+
+
+def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:
+    ray = one(render(profile("values-heterogeneous.yaml")), "RayCluster", "demo-baton")
+    groups = {g["groupName"]: g for g in ray["spec"]["workerGroupSpecs"]}
+    assert {name: g["replicas"] for name, g in groups.items()} == {"prefill": 3, "prefill-long": 1, "decode": 4}
+    # KubeRay hands the value to a shell: JSON, quoted once more
+    resources = {name: json.loads(json.loads(g["rayStartParams"]["resources"])) for name, g in groups.items()}
+    assert resources == {
+        "prefill": {"baton_prefill": 1},
+        "prefill-long": {"baton_prefill": 1},
+        "decode": {"baton_decode": 1},
+    }
+    placer = ray["spec"]["headGroupSpec"]["template"]["spec"]["containers"][1]
+    env = {e["name"]: e.get("value") for e in placer["env"]}
+    assert (env["BATON_CLUSTER__PREFILL"], env["BATON_CLUSTER__DECODE"]) == ("4", "4")
+
+
+def test_the_rendered_config_is_one_the_product_takes(tmp_path, monkeypatch) -> None:
+    from baton.cluster.config import load_config
+
+    monkeypatch.setenv("BATON_REDIS__PASSWORD", "p@ss/word")
+    for name, values in {**{n: profile(n) for n in PROFILES}, **EXTRAS}.items():
+        text = one(render(values), "ConfigMap", "demo-baton-config")["data"]["baton.toml"]
+        (tmp_path / "baton.toml").write_text(text)
+        config = load_config(str(tmp_path / "baton.toml"))
+        assert config.worker.port == 8100, name
+        assert "p%40ss%2Fword@" in config.redis.url
+    assert [c.name for c in load_config(str(_written(tmp_path, EXTRAS["settings"]))).router.context_classes] == [
+        "short",
+        "rest",
+    ]
+
+
+def _written(folder, values):
+    file = folder / "settings.toml"
+    file.write_text(one(render(values), "ConfigMap", "demo-baton-config")["data"]["baton.toml"])
+    return file
+
+
+def test_dashboards_and_alerts_are_taken_from_the_charts_files() -> None:
+    manifests = render(EXTRAS["monitoring"])
+    boards = sorted((CHART / "files" / "dashboards").glob("*.json"))
+    maps = [m for m in manifests if m["kind"] == "ConfigMap" and "grafana_dashboard" in m["metadata"]["labels"]]
+    assert [json.loads(next(iter(m["data"].values()))) for m in maps] == [json.loads(b.read_text()) for b in boards]
+    alerts = [f for f in (CHART / "files" / "alerts").glob("*") if f.suffix in (".yaml", ".yml", ".json")]
+    groups = [g for f in sorted(alerts) for g in yaml.safe_load(f.read_text()).get("groups", [])]
+    rules = [m for m in manifests if m["kind"] == "PrometheusRule"]
+    assert [g["name"] for m in rules for g in m["spec"]["groups"]] == [g["name"] for g in groups]
+
+
+def test_the_schema_is_what_its_script_writes() -> None:
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, str(CHART.parent / "schema.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

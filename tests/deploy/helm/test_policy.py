@@ -1,0 +1,138 @@
+"""What an operator's admission policies ask: every pod restricted, no secret in a ConfigMap, KV ports closed."""
+
+import re
+
+import pytest
+
+from tests.deploy.helm.charts import EXTRAS, PROFILES, one, pod_specs, profile, render
+
+pytest.importorskip("helm_python")
+ALL = {**{name: profile(name) for name in PROFILES}, **EXTRAS}
+VOLUMES = {
+    "configMap",
+    "emptyDir",
+    "secret",
+    "persistentVolumeClaim",
+    "ephemeral",
+    "projected",
+    "downwardAPI",
+    "image",
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_pod_is_restricted(name: str) -> None:
+    """Pod Security "restricted", and more: nothing writable but volumes, no token, no service links."""
+    specs = pod_specs(render(ALL[name]))
+    assert specs
+    for where, spec in specs:
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"], where
+        assert pod["runAsUser"] > 0, where
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}, where
+        assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")), where
+        assert spec["automountServiceAccountToken"] is False, where
+        assert all(set(volume) - {"name"} <= VOLUMES for volume in spec.get("volumes", [])), where
+        for container in spec["containers"] + spec.get("initContainers", []):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, where
+            assert own["readOnlyRootFilesystem"], where
+            assert own["capabilities"] == {"drop": ["ALL"]}, where
+            assert "privileged" not in own, where
+            assert not any("hostPort" in port for port in container.get("ports", [])), where
+            assert container["resources"]["limits"]["memory"], where
+            assert container["resources"]["requests"], where
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_secret_is_in_a_configmap_or_on_a_command_line(name: str) -> None:
+    manifests = render(ALL[name])
+    secrets = [m for m in manifests if m["kind"] == "Secret"]
+    for manifest in manifests:
+        if manifest["kind"] == "ConfigMap":
+            text = str(manifest["data"])
+            assert not re.search(
+                r"(password|token|secret)\s*=\s*\S|://[^/@\s]*:[^/@\s]+@|bt-[0-9a-f]{12}-", text, re.I
+            )
+    for _, spec in pod_specs(manifests):
+        for container in spec["containers"]:
+            for variable in container.get("env", []):
+                if re.search(r"(PASSWORD|TOKEN|SECRET|AUTH)$", variable["name"]):
+                    assert "secretKeyRef" in variable["valueFrom"], variable
+    assert all(m["type"] == "Opaque" for m in secrets)
+
+
+def test_kv_ports_are_for_routers_and_workers_alone() -> None:
+    for values in ({}, profile("values-h100.yaml"), profile("values-heterogeneous.yaml")):
+        manifests = render(values)
+        policies = [m for m in manifests if m["kind"] == "NetworkPolicy"]
+        worker = _labels_of_workers(manifests)
+        reaching = [p for p in policies if _selects(p["spec"]["podSelector"], worker)]
+        assert any(not p["spec"].get("ingress") for p in reaching)  # denied unless allowed
+        for port in (8100, 8101):
+            peers = [
+                peer
+                for p in reaching
+                for rule in p["spec"].get("ingress", [])
+                if _opens(rule, port)
+                for peer in rule["from"]
+            ]
+            components = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in peers}
+            assert components == {"router", "worker"}
+            assert all(set(peer) == {"podSelector"} for peer in peers)  # of this namespace
+
+
+def _labels_of_workers(manifests) -> dict[str, str]:
+    for manifest in manifests:
+        if manifest["kind"] == "RayCluster":
+            labels = manifest["spec"]["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+            return labels | {"ray.io/cluster": manifest["metadata"]["name"]}  # KubeRay adds it
+    return one(manifests, "StatefulSet", "demo-baton-decode")["spec"]["template"]["metadata"]["labels"]
+
+
+def _selects(selector, labels: dict[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+def _opens(rule, port: int) -> bool:
+    if "ports" not in rule:
+        return True
+    return any(
+        p["port"] == port or (isinstance(p["port"], int) and p["port"] <= port <= p.get("endPort", 0))
+        for p in rule["ports"]
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n != "values-heterogeneous.yaml"])
+def test_selectors_find_their_pods_and_names_their_objects(name: str) -> None:
+    manifests = render(ALL[name])
+    pods = [m["spec"]["template"]["metadata"]["labels"] for m in manifests if "template" in m.get("spec", {})]
+    for manifest in manifests:
+        if manifest["kind"] in ("Service", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor"):
+            selector = manifest["spec"]["selector"]
+            wanted = selector.get("matchLabels", selector)
+            assert manifest["kind"] == "ServiceMonitor" or any(wanted.items() <= labels.items() for labels in pods)
+    names = {(m["kind"], m["metadata"]["name"]) for m in manifests}
+    assert len(names) == len(manifests)
+    for _, spec in pod_specs(manifests):
+        for volume in spec["volumes"]:
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in names
+        mounts = {m["name"] for c in spec["containers"] for m in c["volumeMounts"]}
+        assert mounts <= {v["name"] for v in spec["volumes"]} | {"kv"}
+
+
+def test_a_pod_has_longer_to_leave_than_its_drain_takes() -> None:
+    for name in PROFILES:
+        for where, spec in pod_specs(render(profile(name))):
+            if "redis" in where or where.endswith("head"):
+                continue
+            config = one(render(profile(name)), "ConfigMap", "demo-baton-config")["data"]["baton.toml"]
+            drain = float(
+                re.search(
+                    r"drain_grace_s = (\d+)" if "router" not in where else r"shutdown_grace_s = (\d+)", config
+                )[1]
+            )
+            stop = spec["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+            sleep = float(stop[1]) if stop[:1] == ["sleep"] else 8.0
+            assert spec["terminationGracePeriodSeconds"] > drain + sleep, where
