@@ -1,7 +1,7 @@
-"""Where workers run: one Ray actor per slot, placed by role resources, supervising a worker host.
+"""Ray: a private one, or one that others started, with an actor per slot that supervises a worker host.
 
-Ray is imported here and nowhere else, and is never on a request's path: when Ray dies the hosts go on, and the
-actors of the next Ray adopt them by their slots' locks. Knows nothing of what a host serves.
+Ray is never on a request's path: when Ray dies the hosts go on, and the actors of the next Ray adopt them by their
+slots' locks. Knows nothing of what a host serves, nor (``ray_seats``) of which node a slot is on.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from baton.deploy.supervise import HostPlan, HostSupervisor, SlotStatus
+from baton.deploy.ray_seats import Seats, WorkerActor, resource_of
+from baton.deploy.supervise import HostPlan, SlotStatus
 from baton.protos.errors import ConfigError, StartupError
 
+__all__ = ["Placement", "PlacementSpec", "WorkerActor", "quiet_environment", "resource_of"]
+
 PLACE_S = 20.0
-ANSWER_S = 2.0
+SEATS = 1024  # workers of a role that a private Ray lets this machine run: the machine is its owner's business
 LOST_S = 5.0  # a restarted actor answers sooner than this
 
 
@@ -32,11 +35,9 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     auth_mode: str = "token"
     object_store_bytes: int = 80 << 20
     gpus: bool = False
-
-
-def resource_of(role: str) -> str:
-    """The custom resource that a node offers once per worker of ``role`` it can run."""
-    return f"baton_{role}"
+    environment: dict[str, str] = {}  # of every Ray process, besides ours: Ray's own TLS
+    strategy: str = "peers"  # of node_choice
+    drain_s: float = 2.0  # a host's own grace when it is told to leave
 
 
 def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
@@ -57,23 +58,7 @@ def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
         quiet["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own switch for listening on loopback alone
     if not spec.address and spec.auth_mode == "token" and "RAY_AUTH_TOKEN" not in os.environ:
         quiet["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    return quiet
-
-
-class WorkerActor:
-    """Supervises the host of one slot. Ray restarts this actor; the host doesn't notice."""
-
-    def __init__(self, plan: str) -> None:
-        self._supervisor = HostSupervisor(msgspec.json.decode(plan, type=HostPlan))
-        self._supervisor.start()
-
-    def status(self) -> str:
-        """A SlotStatus, as JSON."""
-        return msgspec.json.encode(self._supervisor.status()).decode()
-
-    def stop(self, grace_s: float) -> None:
-        """End the host and start it no more."""
-        self._supervisor.stop(grace_s)
+    return quiet | spec.environment
 
 
 class Placement:
@@ -82,14 +67,13 @@ class Placement:
     def __init__(self, spec: PlacementSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._spec, self._clock = spec, clock
         self._silent = 0.0
-        self._actors: dict[str, Any] = {}
-        self._last = {plan.slot: SlotStatus(plan.slot, "starting") for plan in spec.plans}
-        self._ray = _import_ray(spec)
+        self.ray = _import_ray(spec)
+        self._seats = Seats(self.ray, spec.strategy, spec.gpus, spec.drain_s, clock)
 
     def connect(self) -> str:
         """Start a private Ray or join the one at ``address``; returns its address."""
         try:
-            context = self._ray.init(**self._join() if self._spec.address else self._private())
+            context = self.ray.init(**self._join() if self._spec.address else self._private())
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"join Ray at {self._spec.address}" if self._spec.address else "start Ray"
             raise StartupError(
@@ -99,75 +83,58 @@ class Placement:
         return str(context.address_info["gcs_address"])
 
     def place(self) -> None:
-        """Reserve a bundle per slot and start its actor there. Raises ConfigError when no node has room."""
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        """Seat every slot. Raises ConfigError when no node has room."""
+        self._seats.want(self._spec.plans)
+        deadline = self._clock() + PLACE_S
+        self._seats.tend()
+        while missing := self._seats.unseated():
+            if self._clock() > deadline:
+                raise _no_room(missing)
+            time.sleep(0.2)
+            self._seats.tend()
 
-        bundles = [self._bundle(plan) for plan in self._spec.plans]
-        group = placement_group(bundles, strategy="PACK")
-        if not group.wait(PLACE_S):
-            raise ConfigError(
-                f"no room in the Ray cluster for {_needs(bundles)}: nodes offer it when started with, for example, "
-                """`ray start --address … --resources '{"baton_prefill": 1, "baton_decode": 1}'`""",
-                "ray.address",
-            )
-        remote = self._ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(WorkerActor)
-        for index, (plan, bundle) in enumerate(zip(self._spec.plans, bundles, strict=True)):
-            strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-            custom = {name: amount for name, amount in bundle.items() if name != "GPU"}
-            self._actors[plan.slot] = remote.options(
-                resources=custom, num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy
-            ).remote(msgspec.json.encode(plan).decode())
+    def scale(self, plans: Sequence[HostPlan]) -> None:
+        """These slots from now on: new ones are seated as there is room, others drained and ended."""
+        self._seats.want(plans)
+
+    def tend(self) -> None:
+        """Heal what nodes took along, go on with what was asked. To be called again and again."""
+        self._seats.tend()
+
+    def where(self) -> Mapping[str, str]:
+        """slot -> id of its node."""
+        return self._seats.where()
 
     def statuses(self) -> dict[str, SlotStatus]:
         """slot -> status; one whose actor doesn't answer is shown as it was. Raises StartupError when none does."""
-        asked = {slot: actor.status.remote() for slot, actor in self._actors.items()}
-        answers = {slot: status for slot, answer in asked.items() if (status := self._answer(answer))}
-        self._last |= answers
-        if answers:
+        found, answered = self._seats.statuses()
+        if answered or not self._seats.where():
             self._silent = 0.0
         elif self._silent and self._clock() - self._silent > LOST_S:
             raise StartupError("Ray answers no more")
         else:
             self._silent = self._silent or self._clock()
-        return dict(self._last)
-
-    def _answer(self, answer: Any) -> SlotStatus | None:
-        try:
-            return msgspec.json.decode(self._ray.get(answer, timeout=ANSWER_S), type=SlotStatus)
-        except (self._ray.exceptions.RayError, TimeoutError):
-            return None
+        return found
 
     def stop_hosts(self, grace_s: float) -> None:
         """End every host through its actor."""
-        calls = [actor.stop.remote(grace_s) for actor in self._actors.values()]
-        if calls:
-            self._ray.wait(calls, num_returns=len(calls), timeout=grace_s + 1)
+        self._seats.stop_all(grace_s)
 
     def close(self) -> None:
         """Leave Ray; a private one ends."""
-        self._ray.shutdown()
+        self.ray.shutdown()
 
     def _private(self) -> dict[str, Any]:
-        roles = Counter(resource_of(plan.role) for plan in self._spec.plans)
+        room = {resource_of(role): SEATS for role in ("prefill", "decode")}
+        room |= {name: SEATS for plan in self._spec.plans for name in plan.resources if name not in ("CPU", "GPU")}
         return {
-            "address": "local", "num_cpus": 1, "resources": dict(roles), "include_dashboard": False,
+            "address": "local", "num_cpus": 1, "resources": room, "include_dashboard": False,
             "object_store_memory": self._spec.object_store_bytes,
             "_temp_dir": self._spec.temp_dir, **_QUIET,
         }  # fmt: skip
 
     def _join(self) -> dict[str, Any]:
         return {"address": self._spec.address, **_QUIET}
-
-    def _bundle(self, plan: HostPlan) -> dict[str, float]:
-        bundle: dict[str, float] = {resource_of(plan.role): 1}
-        if self._spec.gpus:
-            # A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers.
-            have = self._ray.cluster_resources().get("GPU", 0.0)
-            if not have:
-                raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
-            bundle["GPU"] = min(1.0, int(100 * have / len(self._spec.plans)) / 100)
-        return bundle
 
 
 _QUIET = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "baton"}
@@ -182,8 +149,13 @@ def _import_ray(spec: PlacementSpec) -> Any:
     return ray
 
 
-def _needs(bundles: Sequence[dict[str, float]]) -> str:
+def _no_room(missing: Sequence[HostPlan]) -> ConfigError:
     total: Counter[str] = Counter()
-    for bundle in bundles:
-        total.update(bundle)  # type: ignore[arg-type]
-    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(total.items()))
+    for plan in missing:
+        total.update(dict.fromkeys(plan.resources or (resource_of(plan.role),), 1))
+    needs = ", ".join(f"{amount:g} {name}" for name, amount in sorted(total.items()))
+    return ConfigError(
+        f"no room in the Ray cluster for {needs}: nodes offer it when started with, for example, "
+        """`ray start --address … --resources '{"baton_prefill": 1, "baton_decode": 1}'`""",
+        "ray.address",
+    )

@@ -1,7 +1,8 @@
 """The process that holds our end of Ray: ``python -m baton.deploy.ray_host --spec FILE``.
 
 A process of its own because Ray ends the process of a driver whose raylet dies; serving must not end with it.
-Reports are JSON lines on stdout; it stops when stdin ends or on SIGTERM. Knows nothing of the router.
+Reports are JSON lines on stdout; a line on stdin says which slots are wanted from now on (a JSON list of
+HostPlans). It stops when stdin ends or on SIGTERM. Knows nothing of the router.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from baton.deploy.processes import named_in_session, wait_exit
 from baton.deploy.ray_app import Placement, PlacementSpec
-from baton.deploy.supervise import SlotStatus
+from baton.deploy.supervise import HostPlan, SlotStatus
 from baton.protos.errors import BatonError, ErrorInfo, StartupError, to_info
 
 POLL_S = 0.2
@@ -38,16 +39,16 @@ def main() -> None:
     parser.add_argument("--spec", required=True, help="file with a PlacementSpec as JSON")
     spec = msgspec.json.decode(Path(parser.parse_args().spec).read_bytes(), type=PlacementSpec)
     reports = _take_stdout()
-    stop = threading.Event()
-    threading.Thread(target=_await_end_of_stdin, args=(stop,), daemon=True).start()
+    stop, asked = threading.Event(), Asked()
+    threading.Thread(target=_read_stdin, args=(stop, asked), daemon=True).start()
     try:
-        _serve(spec, reports, stop)
+        _serve(spec, reports, stop, asked)
     except BatonError as error:
         _say(reports, Report(error=to_info(error)))
         sys.exit(1)
 
 
-def _serve(spec: PlacementSpec, reports: int, stop: threading.Event) -> None:
+def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: Asked) -> None:
     placement = Placement(spec)
     try:
         address = placement.connect()
@@ -55,18 +56,21 @@ def _serve(spec: PlacementSpec, reports: int, stop: threading.Event) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say(reports, Report(address=address))
         placement.place()
-        _watch(placement, reports, stop)
+        _watch(placement, reports, stop, asked)
         placement.stop_hosts(GRACE_S)
     finally:
         placement.close()
 
 
-def _watch(placement: Placement, reports: int, stop: threading.Event) -> None:
+def _watch(placement: Placement, reports: int, stop: threading.Event, asked: Asked) -> None:
     known: dict[str, SlotStatus] = {}
     raylet = named_in_session("raylet")  # None in a joined cluster
     while not stop.wait(POLL_S):
         if raylet is not None and wait_exit(raylet, 0):
             raise StartupError("Ray's raylet ended; serving goes on")
+        if (plans := asked.take()) is not None:
+            placement.scale(plans)
+        placement.tend()
         for slot, status in placement.statuses().items():
             if known.get(slot) != status:
                 known[slot] = status
@@ -84,9 +88,33 @@ def _say(reports: int, report: Report) -> None:
     os.write(reports, msgspec.json.encode(report) + b"\n")
 
 
-def _await_end_of_stdin(stop: threading.Event) -> None:
-    while os.read(0, 4096):
-        pass
+class Asked:
+    """The last line that came, until it is taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._plans: list[HostPlan] | None = None
+
+    def put(self, line: bytes) -> None:
+        """A line of stdin."""
+        plans = msgspec.json.decode(line, type=list[HostPlan])
+        with self._lock:
+            self._plans = plans
+
+    def take(self) -> list[HostPlan] | None:
+        """None when nothing new was asked."""
+        with self._lock:
+            plans, self._plans = self._plans, None
+        return plans
+
+
+def _read_stdin(stop: threading.Event, asked: Asked) -> None:
+    with os.fdopen(os.dup(0), "rb") as lines:
+        for line in lines:
+            try:
+                asked.put(line)
+            except msgspec.MsgspecError as error:
+                print(f"a line on stdin is not a list of plans: {error}", file=sys.stderr)
     stop.set()
 
 

@@ -93,3 +93,24 @@ def test_ray_listens_on_loopback_with_a_token_of_its_own(plan: Callable[..., Hos
     assert private["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
     joined = quiet_environment(PlacementSpec((plan(),), "/x", address="10.0.0.1:6379"))
     assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in joined
+
+
+def test_a_line_on_stdin_takes_a_slot_away_and_brings_another(
+    folder: Path, plan: Callable[..., HostPlan], ray_host: Callable[[], RayHost]
+) -> None:
+    host = ray_host()
+    before = host.until_ready(2)
+    assert host.process.stdin is not None
+    wanted = [plan("prefill-0"), plan("prefill-1")]
+    host.process.stdin.write(b"rubbish\n" + msgspec.json.encode(wanted) + b"\n")
+    host.process.stdin.flush()
+    seen: dict[str, str] = {}
+    assert host.process.stdout is not None
+    while seen.get("prefill-1") != "ready" or seen.get("decode-0") != "ended":
+        report = msgspec.json.decode(host.process.stdout.readline(), type=Report)
+        assert report.error is None, report.error
+        if report.slot is not None:
+            seen[report.slot.slot] = report.slot.state
+    assert set(holders(folder)) == {"prefill-0", "prefill-1"}
+    assert holders(folder)["prefill-0"] == before["prefill-0"].pid, "who stays is not touched"
+    host.process.communicate(timeout=20)
