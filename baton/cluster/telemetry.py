@@ -1,146 +1,154 @@
-"""Metric definitions (Prometheus) and spans (OpenTelemetry), named once for every process.
+"""The metrics (Prometheus) and spans (OpenTelemetry) of every process.
 
-Knows nothing of who observes what. Label values are bounded: roles, worker ids, model names, context classes
-and the error labels of the error tree. Spans cost almost nothing until ``setup_tracing`` got an endpoint.
+Knows nothing of who observes what. What there is to measure is defined in ``metrics``, once for all. Spans cost
+almost nothing until ``setup_tracing`` got an endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+from baton.cluster import instruments, metrics
+
+OPTIONAL = frozenset({"mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes"})
 Attributes = Mapping[str, str | int | float | bool]
 
 
 class RouterMetrics:
-    """What a router counts, in its own ``registry``."""
+    """What a router counts, in its own ``registry``; each attribute is the instrument of ``metrics.ROUTER``.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        by_class = ["model", "context_class"]
-        self.registry = registry
-        self.requests = Counter(
-            "baton_requests", "Requests that ended; outcome is a finish_reason or an error label",
-            [*by_class, "outcome"], registry=registry,
-        )  # fmt: skip
-        self.running = Gauge("baton_requests_running", "Requests past the queue", by_class, registry=registry)
-        self.queued = Gauge("baton_requests_queued", "Requests in the router's queue", by_class, registry=registry)
-        self.prompt_tokens = Counter("baton_prompt_tokens", "Prompt tokens taken in", by_class, registry=registry)
-        self.output_tokens = Counter("baton_output_tokens", "Tokens sent to clients", by_class, registry=registry)
-        self.cached_tokens = Counter(
-            "baton_prompt_tokens_cached", "Prompt tokens found in a cache", by_class, registry=registry
-        )
-        self.ttft = self._seconds("time_to_first_token", "From arrival to the first token", by_class)
-        self.itl = self._seconds("inter_token_latency", "Between tokens of one choice", by_class)
-        self.tpot = self._seconds("time_per_output_token", "Mean between tokens, per request", by_class)
-        self.duration = self._seconds("request_duration", "From arrival to the last token", by_class)
-        self.station = self._seconds("station", "Time at one station of a request's way", [*by_class, "station"])
-        self.prompt_length = Histogram(
-            "baton_prompt_length_tokens", "Prompt length", by_class, buckets=TOKENS, registry=registry
-        )
-        self.decisions = Counter(
-            "baton_routing_decisions", "Requests by way taken (local, prefill) and worker",
-            ["way", "worker"], registry=registry,
-        )  # fmt: skip
-        self.retries = Counter("baton_request_retries", "Second tries, by cause", ["cause"], registry=registry)
-        self.refused = Counter(
-            "baton_requests_refused", "Calls without a good key or over its rate", ["cause"], registry=registry
-        )
-        self.workers = Gauge("baton_workers", "Workers the router can reach", ["role"], registry=registry)
+    ``enabled`` False keeps nothing, and shows how many workers can be reached, alone.
+    """
 
-    def _seconds(self, name: str, text: str, labels: list[str]) -> Histogram:
-        return Histogram(f"baton_{name}_seconds", text, labels, buckets=SECONDS, registry=self.registry)
+    requests: Counter
+    running: Gauge
+    queued: Gauge
+    prompt_tokens: Counter
+    output_tokens: Counter
+    cached_tokens: Counter
+    best_cached_tokens: Counter
+    ttft: Histogram
+    itl: instruments.ManyHistogram
+    tpot: Histogram
+    longest_gap: Histogram
+    duration: Histogram
+    station: Histogram
+    prompt_length: Histogram
+    slo: Counter
+    decisions: Counter
+    retries: Counter
+    refused: Counter
+    workers: Gauge
+    price: Gauge
+
+    def __init__(self, registry: CollectorRegistry, vllm_names: bool = False, enabled: bool = True) -> None:
+        self.registry, self.enabled = registry, enabled
+        some = metrics.ROUTER if enabled else {"workers": metrics.ROUTER["workers"]}
+        made = instruments.make_nothing(metrics.ROUTER) | instruments.make(some, registry)
+        vars(self).update(made)
+        if vllm_names and enabled:
+            registry.register(instruments.VllmNames(metrics.ROUTER, made))
 
 
 class WorkerMetrics:
     """What a worker counts, in its own ``registry``; labels role, worker and model are filled in here."""
 
-    def __init__(self, registry: CollectorRegistry, role: str, worker: str, model: str) -> None:
-        self.registry = registry
+    cache_usage: Gauge
+    running: Gauge
+    batch_fill: Gauge
+    waiting: Gauge
+    waiting_tokens: Gauge
+    step_seconds: Gauge
+    steps: Counter
+    busy_seconds: Counter
+    prefill_tokens: Counter
+    decode_tokens: Counter
+    prefix_hits: Counter
+    prefix_queries: Counter
+    preemptions: Counter
+    leases_swept: Counter
+    transfer_bytes: Counter
+    transfer_blocks: Counter
+    fetched_bytes: Counter
+    fetched_blocks: Counter
+    transfer_seconds: Histogram
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        role: str,
+        worker: str,
+        model: str,
+        vllm_names: bool = False,
+        enabled: bool = True,
+    ) -> None:
+        self.registry, self.enabled = registry, enabled
         self._labels = {"role": role, "worker": worker, "model": model}
         self._link_labels: list[dict[str, str]] = []
-        self.cache_usage = self._gauge("kv_cache_usage_ratio", "Leased and quarantined pages over all pages")
-        self.pages = self._gauge_by("kv_cache_pages", "Pages by state", "state")
-        self.running = self._gauge("sequences_running", "Sequences in the batch")
-        self.waiting = self._gauge("sequences_waiting", "Sequences that wait")
-        self.waiting_tokens = self._gauge("sequences_waiting_tokens", "Prompt tokens that wait")
-        self.step_seconds = self._gauge("engine_step_seconds", "Median engine step, last 512")
-        self.steps = self._counter("engine_steps", "Engine steps")
-        self.prefill_tokens = self._counter("prefill_tokens", "Prompt tokens computed")
-        self.decode_tokens = self._counter("decode_tokens", "Tokens decoded")
-        self.prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in this cache")
-        self.prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked for in this cache")
-        self.preemptions = self._counter("preemptions", "Sequences put back to make room")
-        self.leases_swept = self._counter("leases_swept", "Leases the TTL sweeper had to end")
-        self.transfer_bytes = self._counter("kv_transfer_bytes", "KV bytes shipped")
-        self.transfer_blocks = self._counter("kv_transfer_blocks", "KV blocks shipped")
-        self.fetched_bytes = self._counter("kv_fetched_bytes", "KV bytes fetched from other workers' caches")
-        self.fetched_blocks = self._counter("kv_fetched_blocks", "KV blocks fetched from other workers' caches")
-        self.transfer_seconds = Histogram(
-            "baton_kv_transfer_seconds", "Exposed transfer: after the last chunk, until the last acknowledgement",
-            list(self._labels), buckets=SECONDS, registry=registry,
-        ).labels(**self._labels)  # fmt: skip
-        self._links = Gauge(
-            "baton_kv_transport_info", "How KV gets to each decode worker; 1 for the way in use",
-            [*self._labels, "peer", "transport"], registry=registry,
-        )  # fmt: skip
-        self._link_speed = Gauge(
-            "baton_kv_transport_bandwidth_bytes_per_second", "What the last preflight measured",
-            [*self._labels, "peer", "transport"], registry=registry,
-        )  # fmt: skip
-        self._fallbacks = Counter(
-            "baton_kv_transport_fallbacks", "Preflights that chose another than the best transport; why",
-            [*self._labels, "transport", "reason"], registry=registry,
-        )  # fmt: skip
-        self.tier_blocks = self._gauge_by("kv_tier_blocks", "KV blocks in a lower tier", "tier")
-        self._tier_events = Counter(
-            "baton_kv_tier_events", "Blocks stored, loaded, evicted or found damaged, by lower tier",
-            [*self._labels, "tier", "event"], registry=registry,
-        )  # fmt: skip
-        self._refusals = Counter(
-            "baton_handoff_refusals", "Handoff frames refused, by error label", [*self._labels, "error"],
-            registry=registry,
-        )  # fmt: skip
+        self._made = (
+            instruments.make(metrics.WORKER, registry) if enabled else instruments.make_nothing(metrics.WORKER)
+        )
+        for key, metric in metrics.WORKER.items():
+            if set(metric.labels) == set(self._labels) and key not in OPTIONAL:
+                setattr(self, key, self._made[key].labels(**self._labels))
+        if vllm_names and enabled:
+            registry.register(instruments.VllmNames(metrics.WORKER, self._made))
+
+    def optional(self, key: str) -> Any:
+        """One of OPTIONAL, which is shown from its first use on: not every worker can tell."""
+        return self._with(key)
+
+    def pages(self, state: str) -> Gauge:
+        """Pages in a state."""
+        return self._with("pages", state=state)
+
+    def tier_blocks(self, tier: str) -> Gauge:
+        """Blocks in a lower tier."""
+        return self._with("tier_blocks", tier=tier)
 
     def tier_events(self, tier: str, event: str) -> Counter:
         """Blocks of a lower tier that were stored, loaded, evicted or found damaged."""
-        return self._tier_events.labels(**self._labels, tier=tier, event=event)
+        return self._with("tier_events", tier=tier, event=event)
+
+    def transferred(self, peer: str, outcome: str, shipped_bytes: int = 0) -> None:
+        """Count one handoff to a decode worker; ``outcome`` is "ok" or an error label."""
+        self._with("transfers", peer=peer, outcome=outcome).inc()
+        self._with("pair_bytes", peer=peer).inc(shipped_bytes)
+
+    def energy(self, host: str, source: str) -> Counter:
+        """Joules of the machine."""
+        return self._with("energy", host=host, source=source)
 
     def refused(self, error_label: str) -> None:
         """Count one refused handoff frame."""
-        self._refusals.labels(**self._labels, error=error_label).inc()
+        self._with("refusals", error=error_label).inc()
 
     def linked(self, peer: str, transport: str, bytes_per_s: float, reason: str) -> None:
         """KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why not by the best, or is empty."""
         for old in [labels for labels in self._link_labels if labels["peer"] == peer]:
-            self._links.labels(**old).set(0)
+            self._with("links", **old).set(0)
             self._link_labels.remove(old)
-        labels = {**self._labels, "peer": peer, "transport": transport}
+        labels = {"peer": peer, "transport": transport}
         self._link_labels.append(labels)
-        self._links.labels(**labels).set(1)
-        self._link_speed.labels(**labels).set(bytes_per_s)
+        self._with("links", **labels).set(1)
+        self._with("link_speed", **labels).set(bytes_per_s)
         if reason:
-            self._fallbacks.labels(**self._labels, transport=transport, reason=reason).inc()
+            self._with("fallbacks", transport=transport, reason=reason).inc()
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"baton_{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"baton_{name}", text, list(self._labels), registry=self.registry).labels(**self._labels)
-
-    def _gauge_by(self, name: str, text: str, label: str) -> Callable[[str], Gauge]:
-        gauge = Gauge(f"baton_{name}", text, [*self._labels, label], registry=self.registry)
-        return lambda value: gauge.labels(**self._labels, **{label: value})
+    def _with(self, key: str, **labels: str) -> Any:
+        return self._made[key].labels(**self._labels, **labels)
 
 
 def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[], None]:
-    """Send this process's spans to ``endpoint`` (host:port, OTLP gRPC); call the result at the end to flush.
+    """Send this process's spans to ``endpoint`` (host:port, OTLP gRPC; https://host:port: with TLS); call the
+    result at the end to flush.
 
     With an empty endpoint nothing is set up and the result does nothing.
     """
@@ -153,7 +161,9 @@ def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[
 
     resource = Resource.create({"service.name": service, "service.instance.id": instance})
     provider = TracerProvider(resource=resource)
-    exporter = OTLPSpanExporter(endpoint=endpoint.removeprefix("http://"), insecure=True, timeout=2)
+    secured = endpoint.startswith("https://")  # its CA: OTEL_EXPORTER_OTLP_CERTIFICATE, else the system's
+    target = endpoint.removeprefix("http://").removeprefix("https://")
+    exporter = OTLPSpanExporter(endpoint=target, insecure=not secured, timeout=2)
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
     trace.set_tracer_provider(provider)
     return provider.shutdown
@@ -180,6 +190,17 @@ def traceparent_of(current: Span) -> str:
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context=trace.set_span_in_context(current))
     return carrier.get("traceparent", "")
+
+
+def trace_id_of(current: Span) -> str:
+    """Hex, of a trace that is kept; else empty: an exemplar must lead somewhere."""
+    context = current.get_span_context()
+    return f"{context.trace_id:032x}" if context.is_valid and context.trace_flags.sampled else ""
+
+
+def exemplar(trace_id: str) -> dict[str, str] | None:
+    """What a histogram's ``observe`` takes besides the value."""
+    return {"trace_id": trace_id} if trace_id else None
 
 
 def current_traceparent() -> str:

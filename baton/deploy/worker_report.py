@@ -5,18 +5,23 @@ Knows nothing of Redis or HTTP. The engine's Stats are totals; Prometheus counte
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from socket import gethostname
 
 from prometheus_client import CollectorRegistry
 
 from baton.cluster.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit, TransferFit
+from baton.deploy.energy import Energy
+from baton.deploy.worker_rates import Rates, bytes_read, done, flops
+from baton.deploy.worker_spec import WorkerSpec
 from baton.kv.filling import FillReport
 from baton.kv.tiers.stack import Tier
 from baton.prefill_worker.handoff import HandoffReport
 from baton.protos.channel import Stats
-from baton.protos.nouns import KvLink, WorkerInfo, WorkerLoad
+from baton.protos.nouns import EngineWork, KvLink, KvPair, WorkerInfo, WorkerLoad
 
 TOTALS = {
     "step": "steps",
@@ -26,18 +31,40 @@ TOTALS = {
     "prefix_asked_tokens": "prefix_queries",
     "preemptions": "preemptions",
     "leases_swept": "leases_swept",
+    "busy_seconds": "busy_seconds",
 }
+UNKNOWN = "unknown"  # a peer that was never reached
 
 
 class WorkerReport:
-    """The latest figures of one worker."""
+    """The latest figures of one worker. ``work``: what its steps cost, where that was measured."""
 
-    def __init__(self, info: WorkerInfo):
+    def __init__(
+        self,
+        info: WorkerInfo,
+        earlier: WorkerReport | None = None,
+        spec: WorkerSpec | None = None,
+        work: EngineWork | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.registry = CollectorRegistry()
-        self.metrics = WorkerMetrics(self.registry, info.role, info.worker_id, info.model_id)
-        self._pages = info.pages
+        self.spec: WorkerSpec | None = spec or (earlier.spec if earlier else None)
+        vllm, enabled = (self.spec.vllm_names, self.spec.telemetry) if self.spec else (False, True)
+        self.metrics = WorkerMetrics(self.registry, info.role, info.worker_id, info.model_id, vllm, enabled)
+        self._pages, self._max_batch = info.pages, max(1, info.max_batch)
+        self._work: EngineWork | None = work or (earlier._work if earlier else None)
+        self._clock, self._rates, self._pair_rates = clock, Rates(clock), Rates(clock)
+        self._energy: Energy = earlier._energy if earlier else Energy()
+        self._joules: dict[str, float] = self._energy.joules()
+        self._power = Rates(clock)
+        self._pairs: dict[str, KvPair] = {}
+        for rates in (self._rates, self._pair_rates):
+            rates.now({})
         self._last: Stats | None = None
+        self._ceilings()
         self._steps, self._transfers, self._fetches = StepFit(), TransferFit(), TransferFit()
+        if earlier is not None:  # of the role before: the machine is the same, so what was learned of it holds
+            self._steps, self._transfers, self._fetches = earlier._steps, earlier._transfers, earlier._fetches
         self._refused: Counter[str] = Counter()
         self._tiered: dict[str, Counter[str]] = {}
         self._links: dict[str, KvLink] = {}
@@ -47,6 +74,8 @@ class WorkerReport:
         for field, name in TOTALS.items():
             before = 0 if self._last is None else getattr(self._last, field)
             getattr(self.metrics, name).inc(getattr(now, field) - before)
+        self._count_work(now)
+        self._rates.now(done(now, self._work))
         self._gauges(now)
         for sample in now.samples:
             self._steps.observe(sample)
@@ -59,6 +88,21 @@ class WorkerReport:
         self.metrics.transfer_seconds.observe(report.exposed_s)
         if report.shipped_bytes:
             self._transfers.observe(report.shipped_bytes, report.busy_s)
+
+    def shipped(self, peer: str, shipped_bytes: int) -> None:
+        """One handoff to ``peer`` is complete."""
+        peer = peer or UNKNOWN
+        self.metrics.transferred(peer, "ok", shipped_bytes)
+        old = self._pairs.get(peer, KvPair(peer))
+        self._pairs[peer] = KvPair(peer, old.transfers + 1, old.failures, old.bytes + shipped_bytes)
+        self._pair_rates.now({pair.peer: pair.bytes for pair in self._pairs.values()})
+
+    def failed(self, peer: str, error_label: str) -> None:
+        """One handoff to ``peer`` came to nothing."""
+        peer = peer or UNKNOWN
+        self.metrics.transferred(peer, error_label)
+        old = self._pairs.get(peer, KvPair(peer))
+        self._pairs[peer] = KvPair(peer, old.transfers, old.failures + 1, old.bytes)
 
     def fetched(self, report: FillReport) -> None:
         """Blocks came from another worker."""
@@ -91,9 +135,11 @@ class WorkerReport:
     def load(self) -> WorkerLoad:
         """For the membership entry."""
         last = self._last
-        links = tuple(self._links.values())
+        links, watts = tuple(self._links.values()), self._watts()
         if last is None:
-            return WorkerLoad(free_pages=self._pages, kv_links=links)
+            return WorkerLoad(free_pages=self._pages, kv_links=links, watts=watts)
+        rates = self._rates.per_second()
+        mfu, mbu = self._utilisation(rates)
         return WorkerLoad(
             running=last.running,
             waiting=last.waiting,
@@ -106,11 +152,61 @@ class WorkerReport:
             transfer_curve=self._transfers.curve,
             kv_links=links,
             fetch_curve=self._fetches.curve,
+            kv_pairs=self._shown_pairs(),
+            prefill_tokens_per_s=rates.get("prefill_tokens", 0.0),
+            decode_tokens_per_s=rates.get("decode_tokens", 0.0),
+            busy=min(1.0, rates.get("busy", 0.0)),
+            prefix_hits=last.prefix_hit_tokens,
+            prefix_queries=last.prefix_asked_tokens,
+            preemptions=last.preemptions,
+            mfu=mfu,
+            mbu=mbu,
+            watts=watts,
         )
+
+    def _shown_pairs(self) -> tuple[KvPair, ...]:
+        rates = self._pair_rates.per_second()
+        return tuple(
+            KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0)) for p in self._pairs.values()
+        )
+
+    def _utilisation(self, rates: Mapping[str, float]) -> tuple[float | None, float | None]:
+        """MFU and MBU of the last seconds, shown too; None where no ceiling was measured."""
+        work = self._work
+        if work is None or not work.peak_flops or not work.peak_bytes:
+            return None, None
+        mfu, mbu = rates.get("flops", 0.0) / work.peak_flops, rates.get("bytes", 0.0) / work.peak_bytes
+        self.metrics.optional("mfu").set(mfu)
+        self.metrics.optional("mbu").set(mbu)
+        return mfu, mbu
+
+    def _ceilings(self) -> None:
+        if self._work is not None:
+            self.metrics.optional("peak_flops").set(self._work.peak_flops)
+            self.metrics.optional("peak_bytes").set(self._work.peak_bytes)
+
+    def _count_work(self, now: Stats) -> None:
+        work, last = self._work, self._last
+        if work is not None:
+            before = (flops(last, work), bytes_read(last, work)) if last else (0.0, 0.0)
+            self.metrics.optional("flops").inc(max(0.0, flops(now, work) - before[0]))
+            self.metrics.optional("bytes_read").inc(max(0.0, bytes_read(now, work) - before[1]))
+
+    def _watts(self) -> float | None:
+        """Of the machine, over the last seconds; None where it doesn't tell."""
+        joules, host = self._energy.joules(), gethostname()
+        for source, total in joules.items():
+            self.metrics.energy(host, source).inc(max(0.0, total - self._joules.get(source, 0.0)))
+        self._joules = joules
+        if not joules:
+            return None
+        self._power.now(joules)
+        return sum(self._power.per_second().values()) or None
 
     def _gauges(self, now: Stats) -> None:
         m, unused = self.metrics, now.free_pages + now.cached_pages
         m.running.set(now.running)
+        m.batch_fill.set(now.running / self._max_batch)
         m.waiting.set(now.waiting)
         m.waiting_tokens.set(now.waiting_tokens)
         m.step_seconds.set(now.step_seconds_p50)

@@ -1,13 +1,16 @@
-"""What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes.
+"""What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
 
-Knows nothing of workers; times are by the router's own clock. One choice counts as one request.
+Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
+tokens costs what a piece of one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.telemetry import RouterMetrics, exemplar
+from baton.router.live import GOOD_ENDS, Bins, Ended, bin_of, verdict
 from baton.router.request import Summary
 
 _OWN_METRIC = "ttft"  # the one station that has a histogram of its own
@@ -16,7 +19,7 @@ _OWN_METRIC = "ttft"  # the one station that has a histogram of its own
 class Meter:
     """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
 
-    ``record`` is told, at the end, of seconds since arrival and of tokens.
+    ``record`` is told, at the end, of seconds since arrival and of tokens; ``tell`` of all there is to know.
     """
 
     def __init__(
@@ -28,13 +31,19 @@ class Meter:
         summary: Summary,
         counts_prompt: bool,
         record: Callable[[float, int], None] | None = None,
+        tell: Callable[[Ended, Bins], None] | None = None,
+        request_id: str = "",
+        wall_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._metrics, self._clock, self._arrived, self._summary = metrics, clock, arrived, summary
         self._labels = (model_id, summary.context_class)
         self._counts_prompt = counts_prompt
-        self._record = record
+        self._record, self._tell = record, tell
+        self._request_id, self._wall_clock = request_id, wall_clock
         self._tokens = 0
-        self._first_at = self._last_at = 0.0
+        self._first_at = self._last_at = self._longest_gap = 0.0
+        self._gaps: Bins = {}
+        self._observe_gaps = metrics.itl.labels(*self._labels).observe_many
         self._open = True
 
     def took(self, tokens: int) -> None:
@@ -42,32 +51,81 @@ class Meter:
         now = self._clock()
         if self._tokens == 0:
             self._first_at = now
-            self._metrics.ttft.labels(*self._labels).observe(now - self._arrived)
-        else:
-            gaps = self._metrics.itl.labels(*self._labels)
-            for _ in range(tokens):
-                gaps.observe((now - self._last_at) / tokens)
+            trace = exemplar(self._summary.trace_id)
+            self._metrics.ttft.labels(*self._labels).observe(now - self._arrived, trace)
+        elif tokens:
+            self._waited(now - self._last_at, tokens)
         self._tokens += tokens
         self._last_at = now
+
+    def _waited(self, gap: float, tokens: int) -> None:
+        self._longest_gap = max(self._longest_gap, gap)
+        self._observe_gaps(gap / tokens, tokens)
+        if self._tell is not None:
+            at = bin_of(gap / tokens)
+            self._gaps[at] = self._gaps.get(at, 0) + tokens
 
     def ended(self, outcome: str) -> None:
         """``outcome``: a finish_reason, an error label or "cancelled"."""
         if not self._open:
             return
         self._open = False
-        metrics, labels = self._metrics, self._labels
-        metrics.requests.labels(*labels, outcome).inc()
+        over = self._over(outcome)
+        self._count(over)
+        if self._record is not None:
+            self._record(over.duration_s, self._tokens)
+        if self._tell is not None:
+            self._tell(over, self._gaps)
+
+    def _over(self, outcome: str) -> Ended:
+        summary, tokens = self._summary, self._tokens
+        ttft = self._first_at - self._arrived if tokens else None
+        tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None
+        slos = summary.slo_ttft_s, summary.slo_tpot_s
+        return Ended(
+            at=self._wall_clock(),
+            request_id=self._request_id,
+            model=self._labels[0],
+            context_class=summary.context_class,
+            outcome=outcome,
+            way=summary.way,
+            prefill=summary.prefill_worker,
+            decode=summary.decode_worker,
+            prompt_tokens=summary.prompt_tokens,
+            cached_tokens=summary.cached_tokens,
+            output_tokens=tokens,
+            duration_s=self._clock() - self._arrived,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            longest_gap_s=self._longest_gap,
+            stations=dict(summary.stations),
+            slo_ttft_s=slos[0],
+            slo_tpot_s=slos[1],
+            verdict="" if outcome == "cancelled" else verdict(ttft, tpot, *slos, outcome in GOOD_ENDS),
+        )
+
+    def _count(self, over: Ended) -> None:
+        metrics, labels, trace = self._metrics, self._labels, exemplar(self._summary.trace_id)
+        metrics.requests.labels(*labels, over.outcome).inc()
         metrics.output_tokens.labels(*labels).inc(self._tokens)
-        metrics.duration.labels(*labels).observe(self._clock() - self._arrived)
-        if self._tokens > 1:
-            metrics.tpot.labels(*labels).observe((self._last_at - self._first_at) / (self._tokens - 1))
+        metrics.duration.labels(*labels).observe(over.duration_s, trace)
+        if over.tpot_s is not None:
+            metrics.tpot.labels(*labels).observe(over.tpot_s, trace)
+            metrics.longest_gap.labels(*labels).observe(over.longest_gap_s, trace)
         if self._counts_prompt:
             self._count_prompt()
-        if self._record is not None:
-            self._record(self._clock() - self._arrived, self._tokens)
-        for station, seconds in self._summary.stations.items():
+        if over.verdict:
+            self._judge(over)
+        for station, seconds in over.stations.items():
             if station != _OWN_METRIC:
-                metrics.station.labels(*labels, station).observe(seconds)
+                metrics.station.labels(*labels, station).observe(seconds, trace)
+
+    def _judge(self, over: Ended) -> None:
+        judged = partial(verdict, over.ttft_s, over.tpot_s, ok=over.outcome in GOOD_ENDS)
+        each = {"ttft": judged(over.slo_ttft_s, 0.0), "tpot": judged(0.0, over.slo_tpot_s), "all": over.verdict}
+        for slo, found in each.items():
+            if found:
+                self._metrics.slo.labels(*self._labels, slo, found).inc()
 
     def _count_prompt(self) -> None:
         metrics, labels = self._metrics, self._labels

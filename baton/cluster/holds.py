@@ -1,0 +1,118 @@
+"""Workers that an operator took out of the rotation, for every router to heed, until they are put back.
+
+Knows nothing of requests. A hold is a word about a slot, so it outlives the worker's restart. Routers see a held
+worker in another state than it reports: "standby" (drained: nothing new, what runs there ends there) or "draining"
+(ejected: what runs there goes on elsewhere at once). Redis is a hint too: while it is away the last ones count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping
+from typing import Literal, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.cluster.membership import BEAT_S, Entry, Roster
+from baton.protos.errors import Unavailable
+from baton.protos.rpc import heed_cancel
+
+log = logging.getLogger("baton.cluster")
+How = Literal["drain", "eject"]
+STATES: dict[str, str] = {"drain": "standby", "eject": "draining"}
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Why a slot gets nothing. ``at`` in seconds since 1970."""
+
+    how: How
+    by: str = ""
+    at: float = 0.0
+
+
+class Holds:
+    """The holds of one cluster."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis, self._key = redis, f"{{{namespace}}}:holds"
+
+    async def put(self, slot: str, hold: Hold | None) -> None:
+        """Hold a slot, or put it back. Raises Unavailable."""
+        try:
+            if hold is None:
+                await cast(Awaitable[int], self._redis.hdel(self._key, slot))
+            else:
+                await cast(Awaitable[int], self._redis.hset(self._key, slot, msgspec.json.encode(hold).decode()))
+        except (RedisError, OSError) as error:
+            raise Unavailable(
+                "Redis is away: routers would not hear of it; try again", retry_after_s=1.0
+            ) from error
+
+    async def all(self) -> dict[str, Hold]:
+        """By slot. Raises RedisError, OSError."""
+        rows = await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
+        return {slot.decode(): hold for slot, row in rows.items() if (hold := _decoded(row)) is not None}
+
+
+class HeldRoster:
+    """A roster as routers are to see it: ``async with`` it to follow the holds; the roster runs elsewhere."""
+
+    def __init__(self, roster: Roster, holds: Holds, poll_s: float = BEAT_S) -> None:
+        self.store = holds
+        self.holds: Mapping[str, Hold] = {}
+        self._roster, self._poll_s = roster, poll_s
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis answered the last time."""
+        return self._roster.connected
+
+    def snapshot(self) -> dict[str, Entry]:
+        """The roster's, with held workers in the state that their hold means."""
+        return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}
+
+    async def refresh(self) -> dict[str, Entry]:
+        """Ask now."""
+        await self._roster.refresh()
+        await self._look()
+        return self.snapshot()
+
+    async def __aenter__(self) -> HeldRoster:
+        await self._look()
+        self._task = asyncio.create_task(self._run(), name="holds")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _seen(self, name: str, entry: Entry) -> Entry:
+        hold = self.holds.get(name)
+        if hold is None or entry.info.state != "ready":
+            return entry
+        return entry._replace(info=msgspec.structs.replace(entry.info, state=STATES[hold.how]))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            await self._look()
+            heed_cancel()
+
+    async def _look(self) -> None:
+        try:
+            self.holds = await self.store.all()
+        except (RedisError, OSError):
+            return
+
+
+def _decoded(row: bytes) -> Hold | None:
+    try:
+        return msgspec.json.decode(row, type=Hold)
+    except msgspec.MsgspecError as error:
+        log.warning("a hold is not readable: %s", error)
+        return None

@@ -1,0 +1,95 @@
+"""Prometheus instruments made of the definitions in ``metrics``, and the same figures under vLLM's names.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from baton.cluster.metrics import VLLM_PREFIX, Metric
+
+
+class ManyHistogram(Histogram):
+    """A histogram that takes one value many times at the price of once: a piece of an answer is several tokens."""
+
+    def observe_many(self, amount: float, count: int) -> None:
+        """``amount``, ``count`` times."""
+        self._sum.inc(amount * count)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+
+
+class Nothing:
+    """Takes what an instrument takes, and keeps nothing: telemetry that is off."""
+
+    def labels(self, *values: str, **labels: str) -> Nothing:
+        """Itself."""
+        return self
+
+    def set(self, *_: object, **__: object) -> None:
+        """Nothing; nor do the others."""
+
+    inc = dec = observe = observe_many = set_function = set
+
+    def track_inprogress(self) -> AbstractContextManager[None]:
+        """Counts nothing."""
+        return nullcontext()
+
+
+Instrument = Counter | Gauge | Histogram
+_KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": ManyHistogram}
+VLLM_LABELS = {"model": "model_name", "outcome": "finished_reason", "worker": "engine"}
+
+
+def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, Any]:
+    """One that does nothing per definition."""
+    return dict.fromkeys(definitions, Nothing())
+
+
+def make(definitions: Mapping[str, Metric], registry: CollectorRegistry) -> dict[str, Any]:
+    """One instrument per definition, by the same key."""
+    return {key: _make(metric, registry) for key, metric in definitions.items()}
+
+
+def _make(metric: Metric, registry: CollectorRegistry) -> Instrument:
+    more = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
+    made: Instrument = _KINDS[metric.kind](metric.full_name, metric.help, metric.labels, registry=registry, **more)
+    return made
+
+
+class VllmNames(Collector):
+    """Shows the instruments whose definition has a vLLM name once more, under it."""
+
+    def __init__(self, definitions: Mapping[str, Metric], made: Mapping[str, Any]) -> None:
+        self._pairs = [(metric.vllm, made[key]) for key, metric in definitions.items() if metric.vllm]
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing ahead of time: the names are ours to know."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """The same figures, renamed."""
+        for name, instrument in self._pairs:
+            for family in instrument.collect():
+                yield _renamed(family, VLLM_PREFIX + name)
+
+
+def _renamed(family: Family, name: str) -> Family:
+    other = Family(name, family.documentation, family.type)
+    other.samples = [
+        Sample(name + s.name.removeprefix(family.name), _labels(s.labels), s.value, s.timestamp, s.exemplar)
+        for s in family.samples
+    ]
+    return other
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {VLLM_LABELS.get(key, key): value for key, value in labels.items()}

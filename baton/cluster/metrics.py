@@ -1,0 +1,208 @@
+"""Every metric of the cluster, defined once: name, type, unit, help, labels. Torch-free, and free of any client.
+
+Knows nothing of who observes what, nor of Prometheus' library: ``telemetry`` makes instruments of these, and
+``deploy.dashboards`` the Grafana dashboard, the alert rules and a table of them. Label values are bounded:
+roles, worker ids, models, classes, stations, outcomes and the labels of the error tree. ``vllm`` is the name
+that dashboards made for vLLM ask for, shown besides ours where ``telemetry.vllm_names`` is set.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKENS = (1, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+PREFIX, VLLM_PREFIX = "baton_", "vllm:"
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One family. ``name`` without prefix and without the ``_total`` that counters are shown with."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    buckets: tuple[float, ...] = ()
+    vllm: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """As the client library is told."""
+        return PREFIX + self.name
+
+    @property
+    def series(self) -> str:
+        """As a query names it (a histogram's name is the stem of its series)."""
+        return self.full_name + ("_total" if self.kind == "counter" else "")
+
+
+_CLASS = ("model", "context_class")
+_WORKER = ("role", "worker", "model")
+
+
+def _seconds(name: str, text: str, labels: tuple[str, ...] = _CLASS, vllm: str = "") -> Metric:
+    return Metric(f"{name}_seconds", "histogram", text, labels, "seconds", SECONDS, vllm)
+
+
+def _count(name: str, text: str, labels: tuple[str, ...], unit: str = "", vllm: str = "") -> Metric:
+    return Metric(name, "counter", text, labels, unit, (), vllm)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], unit: str = "", vllm: str = "") -> Metric:
+    return Metric(name, "gauge", text, labels, unit, (), vllm)
+
+
+# What a router counts, by the name of its attribute in telemetry.RouterMetrics.
+ROUTER: dict[str, Metric] = {
+    "requests": _count(
+        "requests",
+        "Requests that ended; outcome is a finish_reason or an error label",
+        (*_CLASS, "outcome"),
+        vllm="request_success",
+    ),
+    "running": _gauge("requests_running", "Requests past the queue", _CLASS, vllm="num_requests_running"),
+    "queued": _gauge("requests_queued", "Requests in the router's queue", _CLASS, vllm="num_requests_waiting"),
+    "prompt_tokens": _count("prompt_tokens", "Prompt tokens taken in", _CLASS, "tokens", "prompt_tokens"),
+    "output_tokens": _count("output_tokens", "Tokens sent to clients", _CLASS, "tokens", "generation_tokens"),
+    "cached_tokens": _count("prompt_tokens_cached", "Prompt tokens found in a cache", _CLASS, "tokens"),
+    "best_cached_tokens": _count(
+        "prompt_tokens_cached_best",
+        "Prompt tokens that a cache which never forgets, shared by all workers, would have held",
+        _CLASS,
+        "tokens",
+    ),
+    "ttft": _seconds("time_to_first_token", "From arrival to the first token", vllm="time_to_first_token_seconds"),
+    "itl": _seconds("inter_token_latency", "Between tokens of one choice", vllm="inter_token_latency_seconds"),
+    "tpot": _seconds(
+        "time_per_output_token",
+        "Mean between tokens, per request",
+        vllm="request_time_per_output_token_seconds",
+    ),
+    "longest_gap": _seconds("longest_gap", "The longest wait between two tokens, per request"),
+    "duration": _seconds("request_duration", "From arrival to the last token", vllm="e2e_request_latency_seconds"),
+    "station": _seconds(
+        "station",
+        "Time at one station of a request's way: queue (router), prefill_queue, prefill, fetch, "
+        "transfer (exposed), first_decode (first to second token), decode",
+        (*_CLASS, "station"),
+    ),
+    "prompt_length": Metric(
+        "prompt_length_tokens", "histogram", "Prompt length", _CLASS, "tokens", TOKENS, "request_prompt_tokens"
+    ),
+    "slo": _count(
+        "slo_requests",
+        "Requests that had an SLO; slo is ttft, tpot or all; verdict is met, missed or unjudged (one token has no "
+        "TPOT); refused and failed ones are missed",
+        (*_CLASS, "slo", "verdict"),
+    ),
+    "decisions": _count(
+        "routing_decisions", "Requests by way taken (local, prefill) and worker", ("way", "worker")
+    ),
+    "retries": _count("request_retries", "Second tries, by cause", ("cause",)),
+    "refused": _count("requests_refused", "Calls without a good key or over its rate", ("cause",)),
+    "workers": _gauge("workers", "Workers the router can reach", ("role",)),
+    "price": _gauge(
+        "workers_price_dollars_per_hour", "What the reachable workers cost, as configured", ("role",), "dollars"
+    ),
+}
+
+# What a worker counts, by the name of its attribute in telemetry.WorkerMetrics.
+WORKER: dict[str, Metric] = {
+    "cache_usage": _gauge(
+        "kv_cache_usage_ratio",
+        "Leased and quarantined pages over all pages",
+        _WORKER,
+        "ratio",
+        "kv_cache_usage_perc",
+    ),
+    "pages": _gauge("kv_cache_pages", "Pages by state", (*_WORKER, "state")),
+    "running": _gauge("sequences_running", "Sequences in the batch", _WORKER),
+    "batch_fill": _gauge(
+        "batch_fill_ratio", "Sequences in the batch over the most that it holds", _WORKER, "ratio"
+    ),
+    "waiting": _gauge("sequences_waiting", "Sequences that wait", _WORKER),
+    "waiting_tokens": _gauge("sequences_waiting_tokens", "Prompt tokens that wait", _WORKER, "tokens"),
+    "step_seconds": _gauge("engine_step_seconds", "Median engine step, last 512", _WORKER, "seconds"),
+    "steps": _count("engine_steps", "Engine steps", _WORKER),
+    "busy_seconds": _count("engine_busy_seconds", "Time inside engine steps", _WORKER, "seconds"),
+    "flops": _count(
+        "engine_flops",
+        "Floating-point operations that the steps needed; of a paced engine, seconds at its profile's ceiling",
+        _WORKER,
+    ),
+    "bytes_read": _count(
+        "engine_read_bytes",
+        "Bytes of weights and KV that the steps had to read; of a paced engine, seconds at its profile's ceiling",
+        _WORKER,
+        "bytes",
+    ),
+    "peak_flops": _gauge(
+        "engine_peak_flops", "Operations per second that this machine does at all, measured at start", _WORKER
+    ),
+    "peak_bytes": _gauge(
+        "engine_peak_bytes_per_second",
+        "Bytes per second that this machine reads at all, measured at start",
+        _WORKER,
+        "bytes",
+    ),
+    "mfu": _gauge("mfu_ratio", "Model FLOPs utilisation, last seconds, idle time included", _WORKER, "ratio"),
+    "mbu": _gauge("mbu_ratio", "Memory bandwidth utilisation, last seconds, idle time included", _WORKER, "ratio"),
+    "prefill_tokens": _count("prefill_tokens", "Prompt tokens computed", _WORKER, "tokens"),
+    "decode_tokens": _count("decode_tokens", "Tokens decoded", _WORKER, "tokens"),
+    "prefix_hits": _count(
+        "prefix_cache_hits", "Prompt tokens found in this cache", _WORKER, "tokens", "prefix_cache_hits"
+    ),
+    "prefix_queries": _count(
+        "prefix_cache_queries", "Prompt tokens looked for in this cache", _WORKER, "tokens", "prefix_cache_queries"
+    ),
+    "preemptions": _count("preemptions", "Sequences put back to make room", _WORKER, vllm="num_preemptions"),
+    "leases_swept": _count("leases_swept", "Leases the TTL sweeper had to end", _WORKER),
+    "transfer_bytes": _count("kv_transfer_bytes", "KV bytes shipped", _WORKER, "bytes"),
+    "transfer_blocks": _count("kv_transfer_blocks", "KV blocks shipped", _WORKER),
+    "transfers": _count(
+        "kv_transfers",
+        "Handoffs to each decode worker; outcome is ok or an error label",
+        (*_WORKER, "peer", "outcome"),
+    ),
+    "pair_bytes": _count("kv_pair_bytes", "KV bytes shipped to each decode worker", (*_WORKER, "peer"), "bytes"),
+    "fetched_bytes": _count("kv_fetched_bytes", "KV bytes fetched from other workers' caches", _WORKER, "bytes"),
+    "fetched_blocks": _count("kv_fetched_blocks", "KV blocks fetched from other workers' caches", _WORKER),
+    "transfer_seconds": _seconds(
+        "kv_transfer", "Exposed transfer: after the last chunk, until the last acknowledgement", _WORKER
+    ),
+    "links": _gauge(
+        "kv_transport_info",
+        "How KV gets to each decode worker; 1 for the way in use",
+        (*_WORKER, "peer", "transport"),
+    ),
+    "link_speed": _gauge(
+        "kv_transport_bandwidth_bytes_per_second",
+        "What the last preflight measured",
+        (*_WORKER, "peer", "transport"),
+        "bytes",
+    ),
+    "fallbacks": _count(
+        "kv_transport_fallbacks",
+        "Preflights that chose another than the best transport; why",
+        (*_WORKER, "transport", "reason"),
+    ),
+    "tier_blocks": _gauge("kv_tier_blocks", "KV blocks in a lower tier", (*_WORKER, "tier")),
+    "tier_events": _count(
+        "kv_tier_events",
+        "Blocks stored, loaded, evicted or found damaged, by lower tier",
+        (*_WORKER, "tier", "event"),
+    ),
+    "refusals": _count("handoff_refusals", "Handoff frames refused, by error label", (*_WORKER, "error")),
+    "energy": _count(
+        "host_energy_joules",
+        "Energy of this worker's whole machine, where it tells (source rapl or nvml); add up once per host",
+        (*_WORKER, "host", "source"),
+        "joules",
+    ),
+}
+
+ALL: tuple[Metric, ...] = (*ROUTER.values(), *WORKER.values())

@@ -1,0 +1,115 @@
+"""What came in and what came of it, second by second, summed by router processes for whoever decides on ratios.
+
+Knows nothing of how it is used. Slices add up over routers and seconds; they are kept in Redis, bounded, for ten
+minutes, and lost without harm. No prompt, token or tenant is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any, cast
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+KEPT_SLICES = 1200
+KEPT_S = 600.0
+
+
+class ClassTraffic(msgspec.Struct, array_like=True):
+    """One context class. ``arrived`` counts at arrival, the rest when an answer ends.
+
+    ``pairs``: query-key pairs of the uncached prompt tokens. ``context_tokens``: KV tokens read, over all decode
+    steps of the answers. ``judged`` had an SLO; ``good`` of them met it.
+    """
+
+    arrived: int = 0
+    arrived_tokens: int = 0
+    ended: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    pairs: float = 0.0
+    output_tokens: int = 0
+    context_tokens: float = 0.0
+    judged: int = 0
+    good: int = 0
+
+    def add(self, other: ClassTraffic) -> None:
+        """Both together."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Twin(msgspec.Struct, frozen=True, array_like=True):
+    """One answer, predicted when it was placed and observed when it ended, in seconds; None: not to be had."""
+
+    predicted_ttft: float | None
+    ttft: float | None
+    predicted_tpot: float | None
+    tpot: float | None
+
+
+class Served(msgspec.Struct, frozen=True, array_like=True):
+    """One request for the simulator: when it came (seconds since 1970), tokens in, out, and found in a cache."""
+
+    at: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+
+
+class Slice(msgspec.Struct, array_like=True):
+    """A second or so of one router. ``waiting`` requests with so many prompt tokens have no place yet."""
+
+    router: str
+    at: float
+    seconds: float
+    classes: dict[str, ClassTraffic] = {}
+    waiting: int = 0
+    waiting_tokens: int = 0
+    twins: list[Twin] = []
+    served: list[Served] = []
+
+
+def by_class(slices: Iterable[Slice]) -> dict[str, ClassTraffic]:
+    """All of them together."""
+    total: dict[str, ClassTraffic] = {}
+    for one in slices:
+        for name, traffic in one.classes.items():
+            total.setdefault(name, ClassTraffic()).add(traffic)
+    return total
+
+
+class TrafficStore:
+    """Reads give nothing, and writes are dropped, while Redis is away."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis, self._key = redis, f"{{{namespace}}}:control:traffic"
+
+    async def push(self, one: Slice) -> None:
+        """Add a slice; the oldest leave."""
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.lpush(self._key, msgspec.msgpack.encode(one))
+                pipe.ltrim(self._key, 0, KEPT_SLICES - 1)
+                pipe.pexpire(self._key, int(KEPT_S * 1000))
+                await pipe.execute()
+        except (RedisError, OSError):
+            return
+
+    async def recent(self, since: float, most: int = KEPT_SLICES) -> list[Slice]:
+        """Slices that ended after ``since`` (seconds since 1970), oldest first."""
+        try:
+            rows = await cast(Awaitable[Any], self._redis.lrange(self._key, 0, most - 1))
+        except (RedisError, OSError):
+            return []
+        found = [one for row in rows if (one := _decoded(row)) is not None and one.at > since]
+        return sorted(found, key=lambda one: one.at)
+
+
+def _decoded(row: bytes) -> Slice | None:
+    try:
+        return msgspec.msgpack.decode(row, type=Slice)
+    except msgspec.MsgspecError:
+        return None  # of another version

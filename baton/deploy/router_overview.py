@@ -1,0 +1,69 @@
+"""What a router process knows of its cluster, put together: what is behind /v1/cluster, and the workers' price.
+
+Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from baton.cluster.advice import AdviceStore
+from baton.cluster.config import BatonConfig
+from baton.cluster.holds import HeldRoster
+from baton.cluster.telemetry import RouterMetrics
+from baton.deploy.plans import model_name
+from baton.deploy.router_metrics import SharedMetrics
+from baton.router.dispatch import Dispatcher
+from baton.router.live import LiveStats
+from baton.router.ops_api import product_version
+from baton.router.overview import Overview, Prices
+
+ROLES = ("prefill", "decode")
+
+
+def make_overview(
+    config: BatonConfig,
+    router_id: str,
+    roster: HeldRoster,
+    live: LiveStats,
+    dispatcher: Dispatcher,
+    advice: AdviceStore,
+    metrics: RouterMetrics,
+    shared: SharedMetrics | None,
+) -> Overview:
+    """One per router process; ``shared`` joins it with the others of its pool."""
+    prices = Prices(config.telemetry.prefill_dollars_per_hour, config.telemetry.decode_dollars_per_hour)
+    for role in ROLES:
+        if prices.of(role):
+            metrics.price.labels(role).set_function(_price(dispatcher, prices, role))
+    overview = Overview(
+        roster,
+        live,
+        config.router.context_classes,
+        router={
+            "id": router_id,
+            "pid": os.getpid(),
+            "version": product_version(),
+            "model": model_name(config, config.worker.model),
+            "policy": config.router.policy,
+            "processes": config.router.processes,
+        },
+        clock=time.monotonic,
+        wall_clock=time.time,
+        waiting=dispatcher.waiting,
+        reachable=dispatcher.reachable,
+        advice=advice,
+        prices=prices,
+        others=shared.others if shared else None,
+        holds=lambda: roster.holds,
+        actions=("drain", "eject", "rerole") if dispatcher.roles is not None else ("drain", "eject"),
+    )
+    if shared is not None:
+        shared.live = overview.state
+    return overview
+
+
+def _price(dispatcher: Dispatcher, prices: Prices, role: str) -> Callable[[], float]:
+    return lambda: dispatcher.reachable_in(role) * prices.of(role)

@@ -1,0 +1,65 @@
+"""Rates of the last seconds from totals: tokens per second, the share of time in steps, MFU and MBU.
+
+Knows nothing of engines or metrics. Totals come when something happens; a rate falls when nothing does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from baton.protos.channel import Stats
+from baton.protos.nouns import EngineWork
+
+OVER_S = 5.0
+KEPT = 256
+
+
+class Rates:
+    """``now(totals)`` at any time; ``per_second`` over the last ``over_s``. ``clock`` in monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float], over_s: float = OVER_S) -> None:
+        self._clock, self._over_s = clock, over_s
+        self._seen: deque[tuple[float, dict[str, float]]] = deque()
+
+    def now(self, totals: Mapping[str, float]) -> None:
+        """What the totals are."""
+        self._seen.append((self._clock(), dict(totals)))
+        while len(self._seen) > KEPT:
+            self._seen.popleft()
+
+    def per_second(self) -> dict[str, float]:
+        """By name; empty before there is a total."""
+        now = self._clock()
+        while len(self._seen) > 1 and self._seen[1][0] <= now - self._over_s:
+            self._seen.popleft()
+        if not self._seen:
+            return {}
+        (since, first), (_, last) = self._seen[0], self._seen[-1]
+        elapsed = max(min(now - since, self._over_s), 1e-3)
+        return {name: max(0.0, total - first.get(name, 0.0)) / elapsed for name, total in last.items()}
+
+
+def done(stats: Stats, work: EngineWork | None) -> dict[str, float]:
+    """An engine's totals, by what is asked of them; operations and bytes only where the cost of a step is known."""
+    totals = {
+        "prefill_tokens": float(stats.tokens_prefilled),
+        "decode_tokens": float(stats.tokens_decoded),
+        "busy": stats.busy_seconds,
+    }
+    if work is not None:
+        totals["flops"] = flops(stats, work)
+        totals["bytes"] = bytes_read(stats, work)
+    return totals
+
+
+def flops(stats: Stats, work: EngineWork) -> float:
+    """Operations that the steps so far needed."""
+    tokens = stats.tokens_prefilled + stats.tokens_decoded
+    pairs = stats.prefill_pairs + stats.decode_context
+    return tokens * work.token_flops + stats.tokens_decoded * work.sample_flops + pairs * work.pair_flops
+
+
+def bytes_read(stats: Stats, work: EngineWork) -> float:
+    """Bytes that they had to read: the weights once a step, and the context of what was decoded."""
+    return stats.step * work.step_bytes + stats.decode_context * work.context_bytes

@@ -1,0 +1,156 @@
+// What opens on a click: a worker with its buttons, or why a request went where it went.
+import { get, post } from "./api.js";
+import { $, h } from "./dom.js";
+import { NONE, ago, bytes, count, percent, seconds } from "./format.js";
+
+let snapshot = null;
+
+export const remember = (latest) => {
+  snapshot = latest;
+};
+
+const open = (title, ...body) => {
+  $("details-title").textContent = title;
+  $("details-body").replaceChildren(...body.flat(Infinity).filter(Boolean));
+  if (!$("details").open) $("details").showModal();
+};
+
+const facts = (rows) => h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+// ---- a worker ------------------------------------------------------------------------------------
+
+const act = (button, outcome, path, body, done) => async () => {
+  for (const one of button.parentElement.children) one.disabled = true;
+  outcome.textContent = "asking …";
+  try {
+    await post(path, body);
+    outcome.textContent = done;
+  } catch (error) {
+    outcome.textContent = error.message;
+  }
+  for (const one of button.parentElement.children) one.disabled = false;
+};
+
+const ACTIONS = {
+  drain: ["Drain", "hold", { hold: "drain" }, "Nothing new goes there; what runs ends there.", "Drained. Put it back when you like."],
+  eject: ["Eject", "hold", { hold: "eject" }, "What runs there goes on elsewhere at once.", "Ejected: its requests go on elsewhere."],
+  back: ["Put back", "hold", { hold: "none" }, "", "Back in the rotation."],
+};
+
+const choices = (worker) => {
+  const offered = snapshot.actions;
+  const found = [];
+  if (worker.hold) found.push(ACTIONS.back);
+  if (worker.hold?.how !== "drain" && offered.includes("drain")) found.push(ACTIONS.drain);
+  if (worker.hold?.how !== "eject" && offered.includes("eject")) found.push(ACTIONS.eject);
+  if (offered.includes("rerole")) {
+    const role = worker.role === "prefill" ? "decode" : "prefill";
+    found.push([`Make it a ${role} worker`, "role", { role }, "It moves its requests away and comes back in the other role; the new ratio is pinned.", `It is a ${role} worker now.`]);
+  }
+  return found;
+};
+
+const buttons = (worker) => {
+  const outcome = h("p", { class: "outcome", role: "status" });
+  const row = h("p", { class: "actions" });
+  for (const [name, path, body, warning, done] of choices(worker)) {
+    const button = h("button", { type: "button", class: name === "Eject" ? "danger" : "" }, name);
+    const go = act(button, outcome, `/v1/workers/${encodeURIComponent(worker.id)}/${path}`, body, done);
+    let armed = !warning; // the first press says what will happen, the second does it
+    button.addEventListener("click", () => {
+      if (armed) {
+        armed = !warning;
+        button.textContent = name;
+        return go();
+      }
+      armed = true;
+      button.textContent = `${name}: sure?`;
+      outcome.textContent = warning;
+      return null;
+    });
+    row.append(button);
+  }
+  return [row, outcome];
+};
+
+export const openWorker = (id) => {
+  const worker = snapshot?.workers.find((one) => one.id === id);
+  if (!worker) return;
+  const flows = snapshot.flows.filter((flow) => flow.from === id || flow.to === id);
+  open(worker.id,
+    facts([
+      ["role", `${worker.role}, ${worker.up ? worker.state : "unreachable"}`],
+      ["held", worker.hold ? `${worker.hold.how} by ${worker.hold.by || "an operator"}, ${ago(worker.hold.at, snapshot.at)}` : null],
+      ["model", `${worker.model} on ${worker.device}`],
+      ["batch", `${worker.running} of ${worker.max_batch} (${percent(worker.batch_fill)}), ${worker.waiting} waiting (${count(worker.waiting_tokens)} tokens)`],
+      ["KV pages", `${count(worker.pages.leased)} leased, ${count(worker.pages.cached)} cached, ${count(worker.pages.free)} free, ${worker.pages.quarantined} in quarantine; of ${count(worker.pages.total)}`],
+      ["tokens", `${count(worker.prefill_tokens_per_s)}/s read, ${count(worker.decode_tokens_per_s)}/s written`],
+      ["prefix hits", percent(worker.hit_rate)],
+      ["busy", percent(worker.busy)],
+      ["MFU, MBU", worker.mfu === null ? null : `${percent(worker.mfu)}, ${percent(worker.mbu)}`],
+      ["preemptions", count(worker.preemptions)],
+      ["power of its host", worker.watts === null ? null : `${Math.round(worker.watts)} W`],
+      ["last heard of", `${worker.age_s.toFixed(1)} s ago, ${worker.address}`],
+    ]),
+    flows.length ? [h("h3", {}, "KV"), flowTable(flows)] : null,
+    buttons(worker));
+};
+
+const flowTable = (flows) =>
+  h("div", { class: "scroll" }, h("table", {},
+    h("thead", {}, h("tr", {}, ["pair", "by", "now", "handoffs", "failed", "shipped"].map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, flows.map((flow) => h("tr", {},
+      [`${flow.from} → ${flow.to}`, flow.transport || NONE, `${bytes(flow.bytes_per_s)}/s`, count(flow.transfers), count(flow.failures), bytes(flow.bytes)]
+        .map((text) => h("td", {}, text)))))));
+
+// ---- a request -----------------------------------------------------------------------------------
+
+export const openRequest = async (id) => {
+  open(`Request ${id}`, h("p", { class: "empty" }, "asking …"));
+  try {
+    explained(await get(`/v1/requests/${encodeURIComponent(id)}/explain`));
+  } catch (error) {
+    open(`Request ${id}`, h("p", { class: "error" }, error.message));
+  }
+};
+
+const explained = (record) => {
+  const named = [record.slo.ttft_s ? `TTFT ${seconds(record.slo.ttft_s)}` : "", record.slo.tpot_s ? `TPOT ${seconds(record.slo.tpot_s)}` : ""].filter(Boolean);
+  open(`Request ${record.request_id}`,
+    facts([
+      ["model", record.model],
+      ["class", `${record.context_class}, ${count(record.prompt_tokens)} prompt tokens`],
+      ["tenant", record.tenant || null],
+      ["SLO", named.join(", ") || "none"],
+    ]),
+    record.choices.map(choice));
+};
+
+const choice = (one) => [
+  h("h3", {}, `Choice ${one.choice}: ${one.error || one.finish_reason || "running"}, ${count(one.completion_tokens)} tokens, ${count(one.cached_tokens)} cached, attempt ${one.attempts}`),
+  one.placements.map(placement),
+  compared(one.predicted_against_observed),
+];
+
+const placement = (one) => {
+  const options = [one.taken, ...one.not_taken];
+  const terms = [...new Set(options.flatMap((option) => Object.keys(option.terms)))];
+  const head = ["", "way", "prefill", "decode", "cached", ...terms, "cost"];
+  const number = (value) => (value === undefined ? "" : value.toFixed(4));
+  return [
+    h("p", { class: "empty" }, `Placed after ${seconds(one.at_s)} (${seconds(one.waited_s)} queued) by ${one.policy}${one.left_for ? `; left for ${one.left_for}` : ""}`),
+    h("div", { class: "scroll" }, h("table", {},
+      h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, options.map((option, at) => h("tr", { class: at ? "" : "taken" },
+        [at ? "" : "taken", option.way, option.prefill || NONE, option.decode, count(option.cached_tokens), ...terms.map((term) => number(option.terms[term])), number(option.cost)]
+          .map((text) => h("td", {}, text))))))),
+    one.not_listed ? h("p", { class: "empty" }, `and ${one.not_listed} more`) : null,
+  ];
+};
+
+const compared = (rows) =>
+  Object.keys(rows).length === 0 ? null
+    : [h("h3", {}, "Predicted against seen"), h("table", {},
+        h("thead", {}, h("tr", {}, ["", "predicted", "seen"].map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, Object.entries(rows).map(([name, row]) =>
+          h("tr", {}, h("td", {}, name), h("td", {}, seconds(row.predicted_s)), h("td", {}, seconds(row.observed_s))))))];

@@ -1,0 +1,68 @@
+// Follows the router's live stream and shows each snapshot; asks for a key where one is wanted.
+import { Refused, follow, setKey } from "./api.js";
+import { openRequest, openWorker, remember } from "./details.js";
+import { showDial } from "./dial.js";
+import { $, say } from "./dom.js";
+import { showFigures } from "./figures.js";
+import { duration } from "./format.js";
+import { showPicture } from "./picture.js";
+import { showRequests } from "./requests.js";
+import { showClasses, showTimeline } from "./tables.js";
+
+const AGAIN_MS = [500, 1000, 2000, 5000];
+let failures = 0;
+
+const status = (state, text) => {
+  $("status").dataset.state = state;
+  say($("status"), text);
+};
+
+const show = (snapshot) => {
+  failures = 0;
+  const { router } = snapshot;
+  status("live", `live · up ${duration(router.uptime_s)}`);
+  say($("where"), `${router.model.split("/").pop()} · ${router.version}`);
+  remember(snapshot);
+  showFigures(snapshot);
+  showPicture(snapshot, openWorker);
+  showDial(snapshot);
+  showClasses(snapshot);
+  showRequests(snapshot, openRequest);
+  showTimeline(snapshot);
+};
+
+const pause = (ms) => new Promise((go) => setTimeout(go, ms));
+
+const askForKey = (why) =>
+  new Promise((go) => {
+    say($("login-error"), why);
+    $("login").showModal();
+    $("key").focus();
+    $("login-form").onsubmit = (event) => {
+      event.preventDefault();
+      if (!$("key").value.trim()) return;
+      setKey($("key").value);
+      $("key").value = "";
+      $("login").close();
+      go();
+    };
+    $("login").oncancel = (event) => event.preventDefault();
+  });
+
+let asked = false;
+for (;;) {
+  try {
+    await follow("/v1/cluster/stream", show);
+    status("lost", "the stream ended; connecting again");
+  } catch (error) {
+    if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
+      status("wait", "waiting for a key");
+      await askForKey(asked ? error.message : "");
+      asked = true;
+      continue;
+    }
+    status("lost", error instanceof Refused ? error.message : "no answer from the router; trying again");
+  }
+  await pause(AGAIN_MS[Math.min(failures, AGAIN_MS.length - 1)]);
+  failures += 1;
+}
