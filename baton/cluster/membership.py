@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import Redis, SSLConnection
 from redis.exceptions import RedisError
 
 from baton.cluster.prefix_index import PrefixPublisher
 from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.protos.rpc import heed_cancel
 
 log = logging.getLogger("baton.cluster")
 
@@ -26,6 +27,7 @@ LEASE_S = 5.0
 BEAT_S = 0.5
 FORGET_S = 10.0
 LEFT = "left"
+CANCEL_AGAIN_S = 0.2
 
 # KEYS: set of ids, entry; ARGV: id, info, load, lease ms
 _BEAT = """
@@ -59,7 +61,26 @@ class Entry(NamedTuple):
 
 def connect(url: str) -> Redis:
     """A client that gives up within seconds: Redis is a hint and nobody waits long for it."""
-    return Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
+    client = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
+    if url.startswith("rediss://"):
+        client.connection_pool.connection_class = _Rereading
+    return client
+
+
+class _Rereading(SSLConnection):
+    """Reads its certificates again whenever it connects: they may have been renewed."""
+
+    async def connect(self) -> None:
+        """As before, with what the files hold now."""
+        self.ssl_context.context = None
+        await super().connect()
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel it until it has ended: a cancellation that meets a call to Redis as it ends may be lost on the way."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
 
 def set_key(namespace: str) -> str:
@@ -119,14 +140,17 @@ class Member:
 
     async def __aexit__(self, *exc: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_task(self._task)
         await self.leave()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
-            await self.beat()
+            try:
+                await self.beat()
+            except Exception:  # one that stops beating is gone for every router that starts later
+                log.exception("a heartbeat failed")
+            heed_cancel()
 
     async def _write(self, info: WorkerInfo, ttl_ms: int) -> None:
         key = entry_prefix(self._namespace) + info.worker_id
@@ -188,13 +212,16 @@ class Roster:
 
     async def __aexit__(self, *exc: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_task(self._task)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # one that stops looking never hears of a worker that came back
+                log.exception("the roster could not be read")
+            heed_cancel()
 
     def _take(self, rows: Sequence[Any]) -> None:
         now = self._clock()

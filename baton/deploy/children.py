@@ -54,7 +54,16 @@ class Child:
             deaths = 0 if now() - since > HEALTHY_S else deaths
             await asyncio.sleep(BACKOFF_S[min(deaths, len(BACKOFF_S) - 1)])
             deaths += 1
-            process = await self.start()
+            process = await self._start_again(note)
+
+    async def _start_again(self, note: Callable[[str], None]) -> asyncio.subprocess.Process:
+        """Until it works: a machine that has no process or memory to give now may have it soon."""
+        while True:
+            try:
+                return await self.start()
+            except OSError as error:
+                note(f"can't be started: {error}")
+                await asyncio.sleep(BACKOFF_S[-2])
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, and after ``grace_s`` SIGKILL for what is left of its session."""

@@ -17,17 +17,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None)  # loaded now: a child between fork and exec must take no lock
 KILL_S = 1.0  # a killed process is gone within this, unless the kernel holds it
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask the kernel to signal this process when the thread that started it ends (a ``preexec_fn``)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    _LIBC.prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def adopt_orphans() -> None:
     """Descendants whose parents end become our children, not init's; call ``reap_orphans`` now and then."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def reap_orphans(own: Iterable[int]) -> None:
@@ -53,7 +54,9 @@ def wait_exit(pid: int, timeout_s: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([fd], [], [], max(0.0, timeout_s))[0])
+        poller = select.poll()  # select() refuses descriptors above 1,023
+        poller.register(fd, select.POLLIN)
+        return bool(poller.poll(1000 * max(0.0, timeout_s)))
     finally:
         os.close(fd)
 

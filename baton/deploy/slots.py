@@ -16,6 +16,8 @@ import msgspec
 from baton.protos.errors import ErrorInfo
 
 CLOSED = "closed"
+PID_CHARS = 32
+NAMED_S = 0.1  # a host that has the lock writes its pid within this
 
 
 class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,6 +31,7 @@ class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     engine_pid: int = 0
     metrics_address: str = ""
     error: ErrorInfo | None = None
+    role: str = ""  # what it plays now
 
 
 class Slot:
@@ -50,8 +53,7 @@ class Slot:
         if not _lock_within(fd, patience_s):
             os.close(fd)
             return False
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        os.pwrite(fd, f"{os.getpid():<{PID_CHARS}}".encode(), 0)  # one write: the lock is never held by nobody
         self._fd = fd
         return True
 
@@ -108,9 +110,20 @@ def _holder_of(fd: int) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = os.pread(fd, 32, 0)
-        return int(text) if text.isdigit() else None
+        return _named_within(fd, NAMED_S)
     return None
+
+
+def _named_within(fd: int, patience_s: float) -> int | None:
+    """The living process that the file names. Just after a lock changed hands it may still name the dead one."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        text = os.pread(fd, PID_CHARS, 0).strip()
+        if text.isdigit() and Path("/proc", text.decode()).exists():
+            return int(text)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.005)
 
 
 def close_slots(folder: str | Path) -> None:

@@ -7,6 +7,7 @@ its supervisor; the slot's lock, not the supervisor's memory, says whether one i
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 import baton
-from baton.deploy.processes import end_sessions, wait_exit
+from baton.deploy.processes import end_sessions, kill_session, wait_exit
 from baton.deploy.slots import Slot, SlotRecord, slots_closed
 from baton.protos.errors import ErrorInfo
 
@@ -29,7 +30,7 @@ HOST = (sys.executable, "-m", "baton.deploy.worker_host")
 
 class HostPlan(msgspec.Struct, frozen=True):
     """What to run in a slot: ``spec`` is the worker host's own text (JSON), handed over as a file since it may
-    hold a password of Redis. ``command`` empty runs baton's host.
+    hold a password of Redis; empty, nothing is handed over. ``command`` empty runs baton's host.
     """
 
     slot: str
@@ -38,6 +39,9 @@ class HostPlan(msgspec.Struct, frozen=True):
     folder: str
     log: str
     command: tuple[str, ...] = ()
+    resources: dict[str, float] = {}  # that a node must offer; empty: one baton_<role>
+    labels: dict[str, str] = {}  # that the node must carry
+    gang: int = 1  # bundles of these resources, all on one node or none
 
 
 class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,6 +54,7 @@ class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     restarts: int = 0
     adopted: bool = False
     error: ErrorInfo | None = None
+    role: str = ""  # what it plays now
 
 
 class HostSupervisor:
@@ -87,14 +92,20 @@ class HostSupervisor:
 
     def _run(self) -> None:
         while not self._over() and self._status.state != "failed":
-            pid = self._slot.holder()
-            adopted = pid is not None
-            self._watch(pid if pid is not None else self._spawn(), adopted)
+            try:
+                self._one_life()
+            except OSError as error:  # no process, descriptor or memory to be had: it is tried again like a death
+                self._died(0, str(error))
             if not self._over() and self._status.state != "failed":
                 self._stopping.wait(BACKOFF_S[min(self._deaths, len(BACKOFF_S)) - 1])
                 self._restarts += 1
         if self._status.state != "failed":
             self._status = SlotStatus(self._plan.slot, "ended", restarts=self._restarts)
+
+    def _one_life(self) -> None:
+        pid = self._slot.holder()
+        adopted = pid is not None
+        self._watch(pid if pid is not None else self._spawn(), adopted)
 
     def _over(self) -> bool:
         return self._stopping.is_set() or slots_closed(self._plan.folder)
@@ -102,7 +113,7 @@ class HostSupervisor:
     def _spawn(self) -> int:
         with open(self._plan.log, "ab") as log:
             child = subprocess.Popen(
-                [*(self._plan.command or HOST), "--spec", str(self._spec)],
+                [*(self._plan.command or HOST), *(("--spec", str(self._spec)) if self._plan.spec else ())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True,
             )  # fmt: skip
         self._children[child.pid] = child
@@ -112,6 +123,8 @@ class HostSupervisor:
         """Follow the host until it is gone, then say how it went."""
         ready_since: float | None = None
         self._status = self._seen(pid, None, adopted)
+        if self._stopping.is_set():  # told so while it was started: ``stop`` may not have seen it
+            kill_session(pid)
         while not wait_exit(pid, 0.1):
             record = self._slot.current(pid)
             if record is not None and record.state == "ready" and ready_since is None:
@@ -120,30 +133,42 @@ class HostSupervisor:
         self._reap(pid)
         self._was_ready = self._was_ready or ready_since is not None
         healthy = ready_since is not None and time.monotonic() - ready_since > HEALTHY_S
-        self._deaths = 1 if healthy else self._deaths + 1
-        self._status = self._after(pid)
+        self._deaths = 0 if healthy else self._deaths
+        self._died(pid)
+
+    def _died(self, pid: int, why: str = "") -> None:
+        self._deaths += 1
+        self._status = self._after(pid, why)
 
     def _seen(self, pid: int, record: SlotRecord | None, adopted: bool) -> SlotStatus:
         state, address = (record.state, record.address) if record else ("starting", "")
         error = record.error if record else None
-        return SlotStatus(self._plan.slot, state, pid, address, self._restarts, adopted, error)
+        role = record.role if record else ""
+        return SlotStatus(self._plan.slot, state, pid, address, self._restarts, adopted, error, role)
 
-    def _after(self, pid: int) -> SlotStatus:
+    def _after(self, pid: int, why: str) -> SlotStatus:
         record = self._slot.current(pid)
         error = record.error if record else None
         if not self._was_ready and (error or self._deaths >= FIRST_TRIES):
-            error = error or ErrorInfo("StartupError", f"{self._plan.slot} does not start: {self._log_tail()}")
+            why = why or self._log_tail()
+            error = error or ErrorInfo("StartupError", f"{self._plan.slot} does not start: {why}")
             return SlotStatus(self._plan.slot, "failed", restarts=self._restarts, error=error)
         return SlotStatus(self._plan.slot, "restarting", restarts=self._restarts, error=error)
 
     def _reap(self, pid: int) -> None:
         child = self._children.pop(pid, None)
         if child is not None:
-            child.wait()
+            how, now = _ending(child.wait()), time.strftime("%F %T")
+            with open(self._plan.log, "a") as log:
+                log.write(f"{now} {self._plan.slot}: process {pid} ended with {how}\n")
 
     def _log_tail(self, size: int = 600) -> str:
         text = Path(self._plan.log).read_text(errors="replace")[-size:].strip()
         return f"{text or 'it printed nothing'} (log: {self._plan.log})"
+
+
+def _ending(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
 def host_environment() -> dict[str, str]:

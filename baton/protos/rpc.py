@@ -27,9 +27,10 @@ async def abort(context: Any, error: Exception) -> NoReturn:
 
 
 def heed_cancel() -> None:
-    """Raise the cancellation of this task that grpc.aio swallowed, as it does when one meets a call's own end.
+    """Raise the cancellation of this task that a library swallowed, so that whoever waits for its end gets it.
 
-    To be called after each await of a call.
+    grpc.aio does it when a cancellation meets a call's own end, redis-py by ``asyncio.wait_for`` (until Python
+    3.12) when it meets a write's. To be called after each await of either in a task that is cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -15,6 +15,7 @@ import orjson
 
 from baton.cluster.batch_store import BatchStore, Job, StoredFile
 from baton.protos.errors import BatonError
+from baton.protos.rpc import heed_cancel
 from baton.router.batch_lines import Line, answer_line, read_lines
 from baton.router.caller import CALLER, Caller
 from baton.router.generation import Frontend
@@ -55,6 +56,7 @@ class BatchLane:
                 log.warning("batch lane: %s", error.message)
             except Exception:
                 log.exception("the batch lane failed on a job")
+            heed_cancel()
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def work(self, job_id: str) -> None:
@@ -75,6 +77,7 @@ class BatchLane:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             await self._store.claim(job_id, self._owner, LEASE_S)
+            heed_cancel()
 
     async def _answer(self, job: Job) -> None:
         lines, _ = read_lines(await self._store.content(job.input_file), job.endpoint)

@@ -23,6 +23,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.calls import from_rpc, said
 from baton.router.session import Lease, Session, Sink
+from baton.tls.rpc import handshake_failure
 
 log = logging.getLogger("baton.router")
 
@@ -30,6 +31,7 @@ HELLO_TIMEOUT_S = 5.0
 PROBE_EVERY_S = 1.0
 STALL_S = 5.0
 BACKOFF_S = (0.05, 1.0)
+BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and can't serve us
 
 
 class Link:
@@ -52,7 +54,7 @@ class Link:
         self._complaint = ""
 
     async def run(self) -> None:
-        """Connect, hold, reconnect with growing pauses."""
+        """Connect, hold, reconnect with growing pauses: nothing but its own cancellation ends it."""
         pause, longest = BACKOFF_S
         try:
             while True:
@@ -74,6 +76,15 @@ class Link:
             self._complain(error)
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             log.debug("%s: %s", self.info.worker_id, error)
+            if isinstance(error, grpc.aio.AioRpcError) and (why := handshake_failure(error)):
+                self._complain(WorkerLost(f"no TLS with {self.info.address}: {why}"))
+            elif isinstance(error, grpc.aio.AioRpcError) and error.code() in BROKEN:
+                self._complain(WorkerLost(f"{error.code().name}: {error.details()}"))
+        except asyncio.CancelledError:
+            heed_cancel()  # ours; else a call was cancelled from elsewhere: a lost connection like any other
+            log.debug("%s: a call ended as cancelled", self.info.worker_id)
+        except Exception:  # a link that ended would never come back: its worker would be out of reach for good
+            log.exception("the link to %s failed; it is made anew", self.info.worker_id)
         finally:
             self._set(False)
         return self._was_up
@@ -100,6 +111,17 @@ class Link:
             heed_cancel()
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise WorkerLost(f"{self.info.worker_id} makes no progress: {error.code().name}") from None
+
+    async def set_role(self, role: str, grace_s: float) -> str:
+        """Ask it to play another role; the incarnation that it will have then. Raises what the worker raised."""
+        request = w.SetRoleRequest(role=role, grace_seconds=grace_s)
+        try:
+            reply = await stubs.WorkerStub(self._channel).SetRole(request, timeout=HELLO_TIMEOUT_S)
+            heed_cancel()
+        except grpc.aio.AioRpcError as error:
+            heed_cancel()
+            raise said(error) or from_rpc(error, self.info.worker_id) from None
+        return str(reply.incarnation)
 
     async def _watch(self) -> None:
         """Probe again and again; ends when one isn't answered."""

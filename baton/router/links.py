@@ -16,6 +16,7 @@ import grpc.aio
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.router.link import STALL_S, DecodeLink, Link, PrefillLink
+from baton.tls.rpc import PLAIN, Dialer
 
 __all__ = ["STALL_S", "Connect", "DecodeLink", "Link", "Links", "PrefillLink", "connect"]
 
@@ -33,9 +34,9 @@ CHANNEL_OPTIONS = [
 Connect = Callable[[str], grpc.aio.Channel]
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A plain channel with keepalive on."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def connect(address: str, dialer: Dialer = PLAIN) -> grpc.aio.Channel:
+    """A channel with keepalive on."""
+    return dialer.channel(address, options=CHANNEL_OPTIONS)
 
 
 class Links:
@@ -48,10 +49,12 @@ class Links:
         rng: random.Random,
         connect: Connect = connect,
         stall_s: float = STALL_S,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self.router_id = router_id
         self.changed = changed
-        self._rng, self._connect, self._stall_s = rng, connect, stall_s
+        self._rng, self._connect, self._stall_s, self._dialer = rng, connect, stall_s, dialer
+        self._generations: dict[str, int] = {}  # of the certificate that a link's channel was made with
         self._links: dict[str, Link] = {}
         self._tasks: dict[Link, asyncio.Task[None]] = {}
 
@@ -73,10 +76,13 @@ class Links:
         return link
 
     def sync(self, infos: Mapping[str, WorkerInfo]) -> None:
-        """Link to who is new, drop who was replaced. One that ``infos`` lacks stays while its link is up."""
+        """Link to who is new, drop who was replaced. One that ``infos`` lacks stays while its link is up.
+
+        One that is down is linked anew when we have a new certificate.
+        """
         for worker_id, info in infos.items():
             link = self._links.get(worker_id)
-            if link is not None and _same(link.info, info):
+            if link is not None and _same(link.info, info) and not self._outdated(link):
                 link.info = info
                 continue
             if link is not None:
@@ -93,6 +99,7 @@ class Links:
 
     def _open(self, info: WorkerInfo) -> None:
         kind = DecodeLink if info.role == "decode" else PrefillLink
+        self._generations[info.worker_id] = self._dialer.generation
         channel = self._connect(info.address)
         link = kind(info, self.router_id, channel, lambda: self.changed(), self._rng, self._stall_s)
         self._links[info.worker_id] = link
@@ -100,9 +107,15 @@ class Links:
         self._tasks[link] = task
         task.add_done_callback(lambda _: self._tasks.pop(link, None))
 
+    def _outdated(self, link: Link) -> bool:
+        return not link.up and self._generations.get(link.info.worker_id) != self._dialer.generation
+
     def _drop(self, link: Link) -> None:
         del self._links[link.info.worker_id]
-        self._tasks[link].cancel()
+        self._generations.pop(link.info.worker_id, None)
+        task = self._tasks.get(link)
+        if task is not None:
+            task.cancel()
 
 
 def _same(a: WorkerInfo, b: WorkerInfo) -> bool:

@@ -7,6 +7,7 @@ the worker hasn't ended sends exactly one Cancel; a lease of a lost session send
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from baton.protos.convert import error_from_pb
@@ -14,6 +15,7 @@ from baton.protos.errors import BatonError, Cancelled, WorkerLost, from_info
 from baton.protos.v1 import worker_pb2 as w
 
 Sink = Callable[[w.RequestTokens], None]
+log = logging.getLogger("baton.router")
 
 
 class Session:
@@ -76,6 +78,10 @@ class Session:
             lease.sink(output)
         except BatonError as error:  # a hole in the answer: this request fails alone
             lease.over(error)
+            return
+        except Exception as error:  # so does one that we stumble over; the session is everybody's
+            log.exception("tokens of %s could not be taken", output.request_id)
+            lease.over(BatonError(f"the router failed on this request: {error}"))
             return
         if output.run.finish_reason:
             del self._leases[output.request_id]

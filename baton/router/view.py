@@ -7,6 +7,7 @@ Knows nothing of how a way is chosen or of requests' contents. A worker counts w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from baton.router.links import DecodeLink, Link, Links
 from baton.router.policies import Candidate, ClusterSnapshot, Decision, Option
 from baton.router.request import ServedModel
 from baton.router.throttle import Throttle
+
+log = logging.getLogger("baton.router")
 
 POLL_S = 0.1
 TIGHT_S = 2.0  # after a refusal a worker is asked one at a time: the queue's order holds, and few ask in vain
@@ -135,8 +138,11 @@ class ClusterView:
     async def run(self) -> None:
         """Follow the roster until cancelled. Each look also lets the queue look at its deadlines."""
         while True:
-            self.refresh()
-            self.changed()
+            try:
+                self.refresh()
+                self.changed()
+            except Exception:  # a router that no longer looks would never hear of a worker that came back
+                log.exception("the roster's news could not be taken")
             await asyncio.sleep(POLL_S)
 
     def refresh(self) -> None:
@@ -226,6 +232,11 @@ class ClusterView:
     def sequences(self, worker_id: str) -> int:
         """This router's, on one worker."""
         return self._of(worker_id).sequences
+
+    def busy(self, worker_id: str) -> tuple[int, int]:
+        """What it would lose by leaving: prompt tokens that wait there, sequences that run; of every router."""
+        load, own = self._loads.get(worker_id, NO_LOAD), self._of(worker_id)
+        return max(load.waiting_tokens, own.unread_tokens), max(load.running + load.waiting, own.sequences)
 
     def own_counts(self) -> dict[str, tuple[int, int, int]]:
         """worker id -> (sequences, unread requests, unread tokens) where any is not 0: empty when idle."""

@@ -1,10 +1,11 @@
 import asyncio
+import contextlib
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.membership import Member, Roster
+from baton.cluster.membership import Entry, Member, Roster, end_task
 from baton.deploy.redis_server import RedisServer
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 
@@ -102,3 +103,54 @@ async def test_an_entry_nobody_can_read_is_skipped(redis: Redis) -> None:
     await Member(redis, "ns", worker()).beat()
     await redis.hset("{ns}:worker:prefill-0", "info", msgspec.msgpack.encode({"worker_id": 3}))
     assert set(await Roster(redis, "ns").refresh()) == {"decode-0"}
+
+
+async def test_beats_and_looks_go_on_after_one_that_stumbled(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stopped would never be heard of again, or never hear of a worker that came back."""
+    beat, refresh, stumbled = Member.beat, Roster.refresh, list[str]()
+
+    async def stumbling_beat(self: Member) -> bool:
+        if len(stumbled) < 2:
+            stumbled.append("beat")
+            raise ValueError("a mistake of ours")
+        return await beat(self)
+
+    async def stumbling_refresh(self: Roster) -> dict[str, Entry]:
+        if len(stumbled) < 4:
+            stumbled.append("look")
+            raise ValueError("a mistake of ours")
+        return await refresh(self)
+
+    async with Member(redis, "ns", worker(), beat_s=0.02), Roster(redis, "other", poll_s=0.02) as roster:
+        monkeypatch.setattr(Member, "beat", stumbling_beat)
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(Roster, "refresh", stumbling_refresh)
+        await Member(redis, "other", worker("decode-0")).beat()
+        await asyncio.sleep(0.2)
+        assert "decode-0" in roster.snapshot()
+        await redis.flushall()
+        await asyncio.sleep(0.1)
+        assert "prefill-0" in await Roster(redis, "ns").refresh()
+    assert len(stumbled) == 4
+
+
+async def test_leaving_never_waits_for_a_cancellation_that_redis_swallowed(redis: Redis) -> None:
+    """redis-py loses one that meets the end of a write; a worker waiting for it would never give its slot back."""
+    for turns in range(60):
+        member, roster = Member(redis, "ns", worker(), beat_s=0.0), Roster(redis, "ns", poll_s=0.0)
+        async with asyncio.timeout(10), member, roster:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(deaf())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await end_task(task)
+    assert task.cancelled()

@@ -1,6 +1,10 @@
+import os
+import resource
 import subprocess
 import sys
 import time
+
+import pytest
 
 from baton.deploy.processes import end_sessions, session_members, wait_exit
 
@@ -34,3 +38,22 @@ def test_a_process_that_is_gone_needs_no_waiting() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert wait_exit(process.pid, 5)
+
+
+def test_a_process_is_waited_for_with_many_descriptors_open() -> None:
+    """A long-lived supervisor's descriptors pass 1,023, where select() ends."""
+    limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if ceiling < 1200:
+        pytest.skip("this machine allows fewer than 1,200 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 1200), ceiling))
+    process, null = subprocess.Popen(["sleep", "60"]), os.open(os.devnull, os.O_RDONLY)
+    copies = [os.dup(null) for _ in range(1100)]
+    try:
+        assert not wait_exit(process.pid, 0.01)
+        process.kill()
+        assert wait_exit(process.pid, 5)
+    finally:
+        for fd in [null, *copies]:
+            os.close(fd)
+        process.wait()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, ceiling))

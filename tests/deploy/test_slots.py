@@ -1,6 +1,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import threading
 from pathlib import Path
 
 from baton.deploy.processes import wait_exit
@@ -44,6 +46,19 @@ def test_readers_do_not_keep_a_host_from_its_slot(folder: Path) -> None:
         assert slot.acquire()
         assert slot.holder() == os.getpid()
         slot.release()
+
+
+def test_a_pid_of_one_that_is_gone_is_not_the_holders(folder: Path) -> None:
+    """Between taking the lock and writing its pid, a host's slot still names the one before."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    slot = Slot(folder, "a")
+    assert slot.acquire()
+    lock = folder / "a.lock"
+    lock.write_text(str(gone.pid))
+    assert slot.holder() is None
+    threading.Timer(0.02, lambda: lock.write_text(str(os.getpid()))).start()
+    assert slot.holder() == os.getpid()
 
 
 def test_a_record_is_read_back_and_belongs_to_its_writer(folder: Path) -> None:

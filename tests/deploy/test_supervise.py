@@ -1,7 +1,9 @@
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +94,59 @@ def test_a_host_does_not_inherit_what_ray_sets(monkeypatch: pytest.MonkeyPatch) 
     environment = host_environment()
     assert "OMP_NUM_THREADS" not in environment
     assert not [name for name in environment if name.startswith("RAY_")]
+
+
+def test_a_host_is_started_when_the_machine_can_again(
+    plan: Plan, supervise: Callable[[HostPlan], HostSupervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervise(plan())
+    first, spawn, refused = until(supervisor, "ready"), HostSupervisor._spawn, []
+
+    def refuse_twice(self: HostSupervisor) -> int:
+        if len(refused) < 2:
+            refused.append(self)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return spawn(self)
+
+    monkeypatch.setattr(HostSupervisor, "_spawn", refuse_twice)
+    os.kill(first.pid, signal.SIGKILL)
+    assert until(supervisor, "ready", other_than=first.pid).restarts == 3
+
+
+def test_a_machine_that_can_start_nothing_is_a_failure_that_says_why(
+    plan: Plan, supervise: Callable[[HostPlan], HostSupervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: HostSupervisor) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(HostSupervisor, "_spawn", refuse)
+    status = until(supervise(plan()), "failed")
+    assert status.error is not None
+    assert "Too many open files" in status.error.message
+
+
+def test_stopping_while_a_host_is_started_leaves_no_process(
+    plan: Plan, supervise: Callable[[HostPlan], HostSupervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn, spawning, pids = HostSupervisor._spawn, threading.Event(), list[int]()
+
+    def slowly(self: HostSupervisor) -> int:
+        spawning.set()
+        time.sleep(0.3)
+        pids.append(spawn(self))
+        return pids[-1]
+
+    monkeypatch.setattr(HostSupervisor, "_spawn", slowly)
+    supervisor = supervise(plan())
+    assert spawning.wait(5)
+    supervisor.stop(0.0)
+    until(supervisor, "ended")
+    assert session_members(pids[0]) == []
+
+
+def test_the_log_says_how_each_host_ended(plan: Plan, supervise: Callable[[HostPlan], HostSupervisor]) -> None:
+    supervisor = supervise(plan())
+    first = until(supervisor, "ready")
+    os.kill(first.pid, signal.SIGKILL)
+    until(supervisor, "ready", other_than=first.pid)
+    assert f"process {first.pid} ended with SIGKILL" in Path(plan().log).read_text()

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import msgspec
@@ -59,17 +59,20 @@ per_byte = 0.0
 
 
 class Host:
-    """A worker host process."""
+    """A worker host process, which ends with us."""
 
-    def __init__(self, folder: Path, role: str, **spec: Any):
+    command: tuple[str, ...] = ("-m", "baton.deploy.worker_host")
+
+    def __init__(self, folder: Path, role: str, log: IO[bytes] | None = None, **spec: Any):
         profile = folder / "test.toml"
         profile.write_text(PROFILE)
-        fields = {"slot": f"{role}-0", "slot_dir": str(folder), "device": f"paced:{profile}", "model_name": "test"}
+        fields = {
+            "slot": f"{role}-0", "slot_dir": str(folder), "device": f"paced:{profile}", "model_name": "test",
+            "owner_pid": os.getpid(),
+        }  # fmt: skip
         self.spec = WorkerSpec(role=role, **fields | spec)  # type: ignore[arg-type]
         self.slot = Slot(folder, self.spec.slot)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "baton.deploy.worker_host", "--spec", dump_spec(self.spec)]
-        )
+        self.process = subprocess.Popen([sys.executable, *self.command, "--spec", dump_spec(self.spec)], stderr=log)
 
     def record(self, state: str = "ready") -> SlotRecord:
         """What it says of itself once it is in ``state``."""
@@ -324,6 +327,7 @@ async def test_describe_health_reflection_and_metrics_answer(workers: tuple[Host
         record = host.record()
         async with grpc.aio.insecure_channel(record.address) as channel:
             info = convert.info_from_pb(await stubs.WorkerStub(channel).Describe(w.DescribeRequest()))
+            assert info.kv_backing.endswith("pages")
             assert (info.role, info.pages, info.address, info.state) == (role, PAGES, record.address, "ready")
             assert (info.model_id, info.incarnation) == ("test", record.incarnation)
             health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())

@@ -168,3 +168,14 @@ async def test_a_callers_own_id_shadows_nobody_elses_request():
     await log.flush()
     assert await other.find("own") is not None
     assert await other.find("own", "stranger") is None
+
+
+async def test_a_call_with_several_prompts_is_found_by_its_own_id_too():
+    store = Store()
+    log, other = (DecisionLog(name, lambda: 0.0, store) for name in ("r1", "r2"))
+    for at in range(2):
+        decided(log, f"q-{at}")
+    await log.flush()
+    for one in (log, other):
+        assert (await found(one, "cmpl-q"))["request_id"] == "q-0"
+        assert (await found(one, "q-1"))["request_id"] == "q-1"

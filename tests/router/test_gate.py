@@ -10,6 +10,7 @@ from baton.protos.errors import Forbidden, QuotaExceeded
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.router.caller import Caller
+from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
 from baton.router.keys import Key, KeyRing, add_key
 
@@ -153,3 +154,33 @@ async def test_slos_come_in_headers_and_nonsense_is_refused(router, fake):
     for bad in ("soon", "0", "-1", "nan", "1e12"):
         refused = await router.http.post("/v1/completions", json=COMPLETION, headers={"x-slo-ttft-ms": bad})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-slo-ttft-ms")
+
+
+TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+CHARGED = [
+    ("/v1/completions", COMPLETION),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+    ("/v1/embeddings", {"input": [[5] * 10, [6] * 10]}),
+    ("/v2/models/tiny/generate", {"text_input": "x"}),
+    ("/v2/models/tiny/infer", {"inputs": [TENSOR]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), CHARGED)
+@pytest.mark.parametrize("rate", [{"requests_per_min": 1}, {"tokens_per_min": 1}])
+async def test_every_way_to_ask_is_charged_and_a_refusal_is_kept(
+    fake, model_dir, start_router, tmp_path, path, body, rate
+):
+    made = add_key(tmp_path / "keys.json", "acme", 0.0, **rate)
+    gate, log = Gate(KeyRing(tmp_path / "keys.json", Clock()), Clock()), DecisionLog("r", lambda: 0.0)
+    headers = {"authorization": f"Bearer {made}"}
+    async with start_router(fake, {"tiny": model_dir}, gate=gate, decisions=log) as c:
+        assert (await c.http.post(path, json=body, headers=headers)).status_code == 200
+        refused = await c.http.post(path, json=body, headers=headers)
+        assert refused.status_code == 429, refused.text
+        assert int(refused.headers["retry-after"]) >= 1
+        name = refused.headers["x-request-id"]
+        record = (await c.http.get(f"/v1/requests/{name}/explain", headers=headers)).json()
+        assert record["choices"][0]["error"].startswith("quota_exceeded: the key's rate")
+        assert (record["state"], record["tenant"]) == ("over", "acme")

@@ -14,6 +14,7 @@ import pytest
 
 from baton.protos.errors import BatonError, Draining, WorkerLost
 from baton.protos.v1 import worker_pb2 as w
+from baton.router.link import DecodeLink, Link, PrefillLink
 from baton.router.links import Links
 from baton.router.session import Lease, Session
 from tests.router.fake_workers import FakeDecode, FakePrefill, cluster, info, until
@@ -177,6 +178,53 @@ async def test_links_dropped_at_any_moment_end():
         await asyncio.wait_for(links.close(), 2)
 
 
+@pytest.mark.parametrize("trouble", [RuntimeError("a mistake of ours"), asyncio.CancelledError()], ids=repr)
+async def test_a_link_outlives_whatever_goes_wrong_in_it(watched, worker, monkeypatch, trouble):
+    kind = DecodeLink if worker.info.role == "decode" else PrefillLink
+    hold, tries = kind._hold, []
+
+    async def stumbles_twice(self):
+        tries.append(self)
+        if len(tries) <= 2:
+            raise trouble
+        await hold(self)
+
+    monkeypatch.setattr(kind, "_hold", stumbles_twice)
+    watched.links.sync({"w": worker.info})
+    await until(lambda: watched.up() == {"w"}, 5)
+
+
+async def test_a_link_that_ended_does_not_keep_its_workers_next_incarnation_out(watched, worker, monkeypatch):
+    async def ends(self):
+        return
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Link, "run", ends)
+        watched.links.sync({"w": msgspec.structs.replace(worker.info, incarnation="w-0")})
+        await asyncio.sleep(0.05)
+    watched.links.sync({"w": worker.info})
+    await until(lambda: watched.up() == {"w"}, 5)
+
+
+async def test_a_worker_that_is_there_and_fails_is_named_in_the_log_once(watched, monkeypatch, caplog):
+    async def fails(self, request, context):
+        raise ValueError("a mistake of the worker's")
+
+    monkeypatch.setattr(FakePrefill, "Describe", fails)
+    worker = FakePrefill("w")
+    await worker.start()
+    watched.links.sync({"w": worker.info})
+    await until(lambda: "a mistake of the worker's" in " ".join(said(caplog)), 5)
+    await asyncio.sleep(0.4)
+    assert len(said(caplog)) == 1
+    assert not watched.up()
+    await worker.die()
+
+
+def said(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "baton.router" and r.levelname == "WARNING"]
+
+
 # ---- a session by itself -----------------------------------------------------------------------------
 
 
@@ -259,6 +307,31 @@ async def test_a_lost_session_ends_its_leases_and_takes_no_more():
     assert sent(session) == ["admit"]
     with pytest.raises(WorkerLost):
         await lease_on(session).__aenter__()
+
+
+async def test_a_frame_that_one_request_stumbles_over_costs_the_others_nothing():
+    session, taken = Session("w"), []
+
+    def stumble(output):
+        raise KeyError("a mistake of ours")
+
+    leases = [
+        Lease(session, w.Admit(request_id=name), sink, lambda: "retry")
+        for name, sink in (("bad", stumble), ("good", taken.append))
+    ]
+    entering = [asyncio.create_task(lease.__aenter__()) for lease in leases]
+    await asyncio.sleep(0)
+    for lease in leases:
+        session.receive(w.SessionDown(admitted=w.Admitted(request_id=lease.request_id, lease=b"l", epoch=1)))
+    await asyncio.gather(*entering)
+    outputs = [w.RequestTokens(request_id=name) for name in ("bad", "good")]
+    session.receive(w.SessionDown(tokens=w.TokenFrame(outputs=outputs)))
+    with pytest.raises(BatonError, match="a mistake of ours"):
+        await leases[0].ended
+    assert [output.request_id for output in taken] == ["good"]
+    assert not leases[1].ended.done()
+    for lease in leases:
+        lease.close()
 
 
 async def test_messages_about_requests_that_left_are_dropped():

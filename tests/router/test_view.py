@@ -12,7 +12,7 @@ from baton.protos.nouns import WorkerLoad
 from baton.router.links import Links
 from baton.router.policies import Decision, Option
 from baton.router.view import REMEMBER_MODEL_S, TIGHT_S, ClusterView
-from tests.router.fake_workers import FakeRoster, info
+from tests.router.fake_workers import FakeRoster, info, until
 
 
 class Clock:
@@ -144,3 +144,20 @@ async def test_a_model_is_known_for_some_minutes_after_its_last_worker_went(view
     clock.now += REMEMBER_MODEL_S + 1
     view.refresh()
     assert view.models() == ()
+
+
+async def test_it_goes_on_looking_when_one_look_fails(view, roster, monkeypatch):
+    look, failed = roster.snapshot, []
+
+    def fails_once():
+        if not failed:
+            failed.append(True)
+            raise KeyError("a mistake of ours")
+        return look()
+
+    monkeypatch.setattr(roster, "snapshot", fails_once)
+    following = asyncio.create_task(view.run())
+    roster.join(info("d1", "decode"))
+    await until(lambda: {k.info.worker_id for k in view._links} == {"p0", "d0", "d1"}, 5)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
