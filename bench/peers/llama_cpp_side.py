@@ -1,0 +1,86 @@
+"""One llama.cpp model that measures when told: runs in its own environment, which has no part of Baton.
+
+Reads one JSON line per question on stdin, ``{"batch": 4, "context": 512, "steps": 8}`` for decoding or
+``{"prompt": 512}``, and answers the seconds of a step or of the prompt. Token ids are drawn anew each time, so that
+no cache helps. Flash attention is on; the KV cache is f16.
+"""
+
+import ctypes
+import json
+import random
+import sys
+import time
+
+import llama_cpp as llama
+
+VOCABULARY = 32000
+
+
+class Model:
+    """A context that holds ``sequences`` of ``length`` tokens each."""
+
+    def __init__(self, path, threads, sequences, length):
+        llama.llama_backend_init()
+        settings = llama.llama_model_default_params()
+        self.model = llama.llama_model_load_from_file(path.encode(), settings)
+        if not self.model:
+            raise SystemExit(f"{path}: llama.cpp doesn't load it")
+        wanted = llama.llama_context_default_params()
+        wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = sequences * length, 2048, 512
+        wanted.n_seq_max, wanted.n_threads, wanted.n_threads_batch = sequences, threads, threads
+        wanted.kv_unified = True
+        wanted.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self.context = llama.llama_init_from_model(self.model, wanted)
+        if not self.context:
+            raise SystemExit("llama.cpp makes no context")
+        self.batch = llama.llama_batch_init(2048, 0, 1)
+        self.rng = random.Random(0)
+
+    def clear(self):
+        llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
+
+    def feed(self, rows):
+        """``rows`` of (sequence, position, whether its logits are wanted)."""
+        self.batch.n_tokens = len(rows)
+        for at, (sequence, position, wanted) in enumerate(rows):
+            self.batch.token[at] = self.rng.randrange(VOCABULARY)
+            self.batch.pos[at] = position
+            self.batch.n_seq_id[at] = 1
+            self.batch.seq_id[at][0] = sequence
+            self.batch.logits[at] = wanted
+        began = time.perf_counter()
+        if llama.llama_decode(self.context, self.batch) != 0:
+            raise SystemExit("llama_decode failed")
+        logits = llama.llama_get_logits_ith(self.context, len(rows) - 1)
+        ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))[0]
+        return time.perf_counter() - began
+
+    def prompt(self, length, sequence=0):
+        return self.feed([(sequence, at, at == length - 1) for at in range(length)])
+
+    def decode(self, batch, context, steps):
+        self.clear()
+        for sequence in range(batch):
+            self.prompt(context, sequence)
+        took = [self.feed([(s, context + step, True) for s in range(batch)]) for step in range(steps + 1)]
+        return sum(took[1:]) / steps
+
+
+def main():
+    path, threads, sequences, length = sys.argv[1], *(int(value) for value in sys.argv[2:5])
+    model = Model(path, threads, sequences, length)
+    print(
+        json.dumps({"version": llama.__version__, "system": llama.llama_print_system_info().decode()}), flush=True
+    )
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "prompt" in asked:
+            model.clear()
+            seconds = model.prompt(asked["prompt"])
+        else:
+            seconds = model.decode(asked["batch"], asked["context"], asked["steps"])
+        print(json.dumps({"seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
