@@ -82,6 +82,11 @@ class PrefixPublisher:
         self._removed = (self._removed | gone) - new
         self._added = (self._added - gone) | new
 
+    @property
+    def held(self) -> tuple[bytes, ...]:
+        """Everything published and not withdrawn: what a successor publishes first."""
+        return tuple(self._held)
+
     async def flush(self) -> None:
         """Write what changed and renew the lease; write everything where the set was lost. Raises RedisError."""
         added, removed = self._added, self._removed

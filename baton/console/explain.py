@@ -6,6 +6,7 @@ Knows nothing of policies; it shows what the router wrote down.
 from __future__ import annotations
 
 import json
+import ssl
 import tempfile
 import urllib.error
 import urllib.parse
@@ -16,7 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from baton.cluster.config import BatonConfig
 from baton.console.workers import newest_config
+from baton.deploy.security import probing_context
 from baton.protos.errors import BatonError, ConfigError, RequestUnknown
 
 TIMEOUT_S = 5.0
@@ -24,7 +27,11 @@ TIMEOUT_S = 5.0
 
 def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
     """Ask the router, print. Raises RequestUnknown, ConfigError."""
-    record = fetch(request_id, url or _newest_url(), key)
+    if url:
+        record = fetch(request_id, url, key)
+    else:
+        config = newest_config(Path(tempfile.gettempdir()))
+        record = fetch(request_id, url_of(config), key, probing_context(config))
     console = Console(highlight=False, width=140)
     if as_json:
         print(json.dumps(record, indent=1))
@@ -33,12 +40,13 @@ def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
     return 0
 
 
-def fetch(request_id: str, url: str, key: str) -> dict[str, Any]:
-    """The record."""
+def fetch(request_id: str, url: str, key: str, context: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """The record. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
     path = f"{url.rstrip('/')}/v1/requests/{urllib.parse.quote(request_id, safe='')}/explain"
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(path, headers=headers), timeout=TIMEOUT_S) as response:
+        request = urllib.request.Request(path, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:
             found: dict[str, Any] = json.load(response)
             return found
     except urllib.error.HTTPError as error:
@@ -51,7 +59,8 @@ def page(record: dict[str, Any], console: Console) -> None:
     """Who, then for each choice: every placement with its candidates, then predicted against observed."""
     who = f"{record['request_id']}: {record['model']}, {record['prompt_tokens']} prompt tokens"
     tenant = f", tenant {record['tenant']}" if record["tenant"] else ""
-    console.print(f"[bold]{who}[/], class {record['context_class']}{tenant}, {record['state']}")
+    session = f", session {record['session']}" if record.get("session") else ""
+    console.print(f"[bold]{who}[/], class {record['context_class']}{tenant}{session}, {record['state']}")
     for choice in record["choices"]:
         end = choice["error"] or choice["finish_reason"] or "running"
         console.print(
@@ -108,7 +117,8 @@ def _refused(error: urllib.error.HTTPError) -> BatonError:
     return RequestUnknown(message)
 
 
-def _newest_url() -> str:
-    router = newest_config(Path(tempfile.gettempdir())).router
+def url_of(config: BatonConfig) -> str:
+    """Where its router answers, from this machine."""
+    router, scheme = config.router, "https" if config.tls.enabled else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(router.host, router.host)
-    return f"http://{host}:{router.port}"
+    return f"{scheme}://{host}:{router.port}"

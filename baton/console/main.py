@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from baton.console import planning
+from baton.console import certs, diagnosis, planning, ratio, scale, single
 from baton.protos.errors import BatonError
 
 app = typer.Typer(
@@ -49,6 +49,9 @@ def serve(
     pages: Annotated[int | None, _flag("KV pages per worker (16 tokens each)")] = None,
     redis: Annotated[str | None, _flag("An existing Redis, redis://… or unix://…; default: a private one")] = None,
     ray_address: Annotated[str | None, _flag("An existing Ray cluster; default: a private one")] = None,
+    tls: Annotated[
+        str | None, _flag("Folder of certificates (made there if missing): mutual TLS on every port")
+    ] = None,
     otlp: Annotated[str | None, _flag("host:port that takes spans (OTLP over gRPC)")] = None,
     run_dir: Annotated[str | None, _flag("Where sockets and logs go; default: a new temporary directory")] = None,
     config: Annotated[str | None, _flag("A baton.toml; default: ./baton.toml if there is one")] = None,
@@ -72,6 +75,7 @@ def serve(
         "redis": {"url": redis},
         "ray": {"address": ray_address},
         "telemetry": {"otlp_endpoint": otlp},
+        "tls": {"dir": tls},
     }
     raise typer.Exit(_guarded(lambda: run(config, flags)))
 
@@ -100,6 +104,20 @@ def explain(
     from baton.console.explain import show
 
     raise typer.Exit(_guarded(lambda: show(request_id, url, key, json)))
+
+
+@app.command()
+def top(
+    url: Annotated[str | None, _flag("The router; default: of the newest cluster on this machine")] = None,
+    key: Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")] = "",
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The snapshot itself, once")] = False,
+) -> None:
+    """Watch the cluster in the terminal: pools, queues, classes, recent requests, advice."""
+    from baton.console.top import run
+
+    raise typer.Exit(_guarded(lambda: run(url, key, every, once, json)))
 
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys: who may use the router, and how much of it.")
@@ -232,3 +250,10 @@ def _guarded(command: Any) -> int:
 
 def _plain(text: str) -> str:
     return text.replace("[", "\\[")
+
+
+single.register(app, _guarded)
+diagnosis.register(app, _guarded)
+certs.register(app, _guarded)
+scale.register(app, _guarded)
+ratio.register(app, _guarded)

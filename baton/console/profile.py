@@ -1,4 +1,4 @@
-"""`baton profile`: what a worker costs, from operator timings or a data sheet, as one small file.
+"""`baton profile`: what a worker costs, from operator timings, a data sheet or a live worker, as one small file.
 
 Knows nothing of how costs are found; it reads flags and writes.
 """
@@ -42,6 +42,45 @@ def import_command(
             write_file(out, text.encode())
         if not write_json(json, msgspec.to_builtins(costs)):
             Console(highlight=False).print(text, markup=False, end="")
+        return 0
+
+    raise typer.Exit(guarded(run))
+
+
+@app.command("measure")
+def measure_command(
+    slot: Annotated[
+        str, typer.Argument(help="A decode worker, as `baton workers` names it; default: the idlest")
+    ] = "",
+    out: Annotated[str | None, typer.Option(help="Write a paced profile (.toml) there")] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=50, help="Of each prompt; the median counts")] = 3,
+    json: Annotated[str | None, typer.Option("--json", help="Write points and costs there; - prints them")] = None,
+) -> None:
+    """Measure a live worker of the newest cluster on this machine; best while it has nothing else to do."""
+
+    def run() -> int:
+        import asyncio
+        import tempfile
+        from pathlib import Path
+
+        from baton.console.liveprofile import measure
+        from baton.console.workers import newest_config
+        from baton.planner.measured import predicted
+        from baton.planner.paced_file import to_toml
+
+        console = Console(highlight=False, stderr=True)
+        found = asyncio.run(measure(newest_config(Path(tempfile.gettempdir())), slot, repeats, console.print))
+        info, curve = found.info, found.costs.curve
+        off = [predicted(curve, p) / p.seconds - 1 for p in found.points]
+        lines = [
+            f"# {p.what}: {p.seconds:.6f} s, by the curve {o:+.1%}" for p, o in zip(found.points, off, strict=True)
+        ]
+        text = to_toml(found.costs, info.vocab_size, info.max_model_len, found.chunk_tokens)
+        text = "\n".join(["# Measured; with the points, and how far the curve is off each:", *lines, text])
+        if out is not None:
+            write_file(out, text.encode())
+        if not write_json(json, msgspec.to_builtins({"points": found.points, "costs": found.costs})):
+            Console(highlight=False).print(text, markup=False, end="", soft_wrap=True)
         return 0
 
     raise typer.Exit(guarded(run))

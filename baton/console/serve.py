@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from baton.cluster.config import BatonConfig, load_config
+from baton.console.certs import ensure
 from baton.deploy.local import LocalCluster
 
 INTERRUPTED = 130
@@ -42,6 +43,7 @@ def run(config_path: str | None, flags: Mapping[str, Mapping[str, Any]]) -> int:
 
 async def _serve(config: BatonConfig, console: Console) -> int:
     progress = Progress(console)
+    ensure(config, progress)
     cluster = LocalCluster(config, progress)
     progress("logs", str(cluster.files.logs))
     work = asyncio.create_task(_stay_up(cluster, console))
@@ -61,15 +63,23 @@ async def _stay_up(cluster: LocalCluster, console: Console) -> None:
 
 def welcome(cluster: LocalCluster) -> str:
     """The URL and a command to try."""
-    router = cluster.config.router
+    router, trust = cluster.config.router, _certificates(cluster.config)
     body = json.dumps(
         {"model": cluster.name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
     )
     return (
         f"Serving {cluster.name} at {cluster.url} (REST) and {router.host}:{router.grpc_port} (gRPC). Try:\n\n"
-        f"  curl {cluster.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"  curl {trust}{cluster.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
         "Ctrl-C stops it."
     )
+
+
+def _certificates(config: BatonConfig) -> str:
+    """Options with which curl trusts the router, and shows a certificate where one is asked for."""
+    if not config.tls.dir:
+        return ""
+    own = f" --cert {config.tls.dir}/client.crt --key {config.tls.dir}/client.key" if config.tls.client_ca else ""
+    return f"--cacert {config.tls.dir}/ca.crt{own} "
 
 
 def _on_signals(work: asyncio.Task[None], cluster: LocalCluster, console: Console) -> None:

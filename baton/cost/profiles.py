@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import StepCurve, TransferCurve
+from baton.protos.nouns import EngineWork, StepCurve, TransferCurve
 
 FOLDER = Path(__file__).parent / "profiles"
 ROW_BYTES_MULTIPLE = 16
@@ -35,6 +35,14 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     max_model_len: int
     prefill_chunk: int = 512
+
+    @property
+    def work(self) -> EngineWork:
+        """The curve's own terms as ceilings: what grows with computed tokens is compute, the rest is memory."""
+        s = self.step
+        return EngineWork(
+            s.prefill_token, s.decode_sequence, s.prefill_pair, s.fixed, s.decode_context_token, 1.0, 1.0
+        )
 
 
 def profile_names() -> list[str]:

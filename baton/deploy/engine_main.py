@@ -27,7 +27,7 @@ from baton.engine.grammar import Grammars
 from baton.engine.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner
-from baton.engine.step_loop import StepLoop
+from baton.engine.step_loop import Channel, StepLoop
 from baton.kv.bridge import with_codec
 from baton.kv.channel import EngineChannel
 from baton.kv.memory import PageMemory
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, required=True, help="pid of the I/O process")
     args = parser.parse_args()
     die_with_parent(args.parent)
+    os.set_inheritable(args.fd, False)  # a compiler that outlives us must not keep the channel open
     channel = EngineChannel(socket.socket(fileno=args.fd))
     try:
         spec = load_spec(args.spec)
@@ -56,6 +57,9 @@ def main() -> int:
         channel.send(EngineFailed(to_info(error)))
         return _leave(channel, 1)
     loop.run()
+    while loop.next_role:
+        loop = successor(spec, loop)
+        loop.run()
     return _leave(channel, 0)
 
 
@@ -91,11 +95,20 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             model.eos_token_ids,
             pages,
             spec.max_batch,
+            runner.work,
         )
     )
     pool = PagePool(pages)
     pool.idle = {} if spec.has_tiers else None
     return make_loop(spec, runner, pool, channel, Grammars(model, tokenizer_of(spec)))
+
+
+def successor(spec: WorkerSpec, loop: StepLoop) -> StepLoop:
+    """The loop of the role that ``loop`` was told to leave to: same runner, same pages, same cached blocks."""
+    told = msgspec.structs.replace(spec, role=loop.next_role)
+    after = make_loop(told, loop.runner, loop.pool, loop.channel, loop.grammars)
+    after.succeed(loop)
+    return after
 
 
 def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
@@ -128,6 +141,7 @@ def make_paced(spec: WorkerSpec) -> tuple[Runner, int]:
         vocab_size=profile.vocab_size,
         max_model_len=spec.max_model_len or profile.max_model_len,
         step_seconds=lambda sample: step_seconds(profile.step, sample),
+        work=profile.work,
     )
     return runner, profile.pages
 
@@ -139,7 +153,7 @@ def tokenizer_of(spec: WorkerSpec) -> Path | None:
 
 
 def make_loop(
-    spec: WorkerSpec, runner: Runner, pool: PagePool, channel: EngineChannel, grammars: Grammars | None = None
+    spec: WorkerSpec, runner: Runner, pool: PagePool, channel: Channel, grammars: Grammars | None = None
 ) -> StepLoop:
     """The role's loop."""
     if spec.role == "prefill":

@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import msgspec
 
+from baton.deploy.processes import die_with_parent
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
 from baton.kv.channel import IoChannel
 from baton.kv.memory import PageMemory
@@ -35,8 +37,12 @@ class EngineProcess:
         fd, told = theirs.fileno(), msgspec.structs.replace(spec, redis_url="")
         command = [sys.executable, "-m", "baton.deploy.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
         command += ["--parent", str(os.getpid())]
-        # A session of its own: autogroup scheduling then shares the cores between engine and I/O.
-        return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True)
+        # A session of its own: autogroup scheduling then shares the cores between engine and I/O. The kernel learns
+        # whom it dies with before anything is imported: an orphan would compete with its starting successor.
+        return subprocess.Popen(
+            command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGKILL),
+        )  # fmt: skip
 
     @classmethod
     async def start(cls, spec: WorkerSpec) -> EngineProcess:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine
@@ -17,7 +18,10 @@ from typing import Any
 
 import msgspec
 
-from baton.cluster.config import BatonConfig
+from baton.cluster.config import BatonConfig, ClusterConfig
+from baton.cluster.redis_url import shown
+from baton.cluster.roles import forget_roles
+from baton.cluster.scale import Scale
 from baton.deploy.children import Child, python
 from baton.deploy.plans import model_name, resolve_model, slots_of, worker_plans
 from baton.deploy.processes import adopt_orphans, end_sessions, kill_session, reap_orphans
@@ -25,8 +29,10 @@ from baton.deploy.ray_app import PlacementSpec
 from baton.deploy.ray_host import Report
 from baton.deploy.redis_server import RedisServer, check_redis
 from baton.deploy.run_files import RunFiles
+from baton.deploy.scaling import watch_scale
+from baton.deploy.security import probing_context, ray_environment
 from baton.deploy.slots import close_slots, holders
-from baton.deploy.supervise import SlotStatus
+from baton.deploy.supervise import HostPlan, SlotStatus
 from baton.protos.errors import BatonError, ConfigError, StartupError, from_info
 
 HOST_GRACE_S = 1.5
@@ -44,7 +50,9 @@ class LocalCluster:
             raise ConfigError("workers on other nodes need a Redis they can reach: pass --redis URL", "redis.url")
         self.config = _with_ports(config)
         self.files = RunFiles(config)
-        self.url = f"http://{_dialled(config.router.host)}:{self.config.router.port}"
+        scheme = "https" if config.tls.enabled else "http"
+        self.url = f"{scheme}://{_dialled(config.router.host)}:{self.config.router.port}"
+        self._tls = probing_context(config)
         self.name = model_name(config, self.model)
         self.slots: dict[str, SlotStatus] = {}
         self._show = show
@@ -109,13 +117,16 @@ class LocalCluster:
         self._keep("ray", self._read_reports)
         if self._redis:
             self._tasks.append(asyncio.create_task(self._keep_redis(self._redis)))
+        redis, namespace = self.config.redis.url, self.config.cluster.namespace
+        self._tasks.append(asyncio.create_task(watch_scale(redis, namespace, self._scale)))
         await self._or_failure(self._until_ready(), self.config.cluster.start_timeout_s)
         self._is_up = True
 
     def _start_redis(self) -> None:
         if self._redis is None:
             check_redis(self.config.redis.url)
-            self._show("redis", self.config.redis.url)
+            forget_roles(self.config.redis.url, self.config.cluster.namespace)
+            self._show("redis", shown(self.config.redis.url))
             return
         url = self._redis.start().url
         self.config = self.config.model_copy(update={"redis": self.config.redis.model_copy(update={"url": url})})
@@ -139,13 +150,14 @@ class LocalCluster:
             await asyncio.sleep(0.5)
             if server.pid is None:
                 self._show("redis", "ended; starting it again")
-                with contextlib.suppress(StartupError):
+                with contextlib.suppress(StartupError, OSError):
                     server.start()
 
     async def _keep_reaping(self) -> None:
         while True:
             await asyncio.sleep(REAP_S)
-            self._reap()
+            with contextlib.suppress(OSError):
+                self._reap()
 
     def _reap(self) -> None:
         own = {child.pid for child in self._children.values() if child.pid}
@@ -168,7 +180,7 @@ class LocalCluster:
         self._changed.set()
         if status.state == "failed" and status.error is not None:
             self._trouble(status.slot, from_info(status.error))
-        elif before is None or (before.state, before.pid) != (status.state, status.pid):
+        elif before is None or (before.state, before.pid, before.role) != (status.state, status.pid, status.role):
             self._show(status.slot, _said(status))
 
     def _trouble(self, part: str, error: BatonError) -> None:
@@ -184,7 +196,7 @@ class LocalCluster:
         while {name for name, status in self.slots.items() if status.state == "ready"} != names:
             self._changed.clear()
             await self._changed.wait()
-        while not await asyncio.to_thread(_answers, f"{self.url}/ready"):  # noqa: ASYNC110 (another process's state)
+        while not await asyncio.to_thread(_answers, f"{self.url}/ready", self._tls):  # noqa: ASYNC110 (another process's state)
             await asyncio.sleep(0.1)
         self._show("router", f"ready at {self.url}")
 
@@ -200,6 +212,27 @@ class LocalCluster:
             states = ", ".join(f"{s.slot} {s.state}" for s in self.slots.values()) or "no worker was placed"
             raise StartupError(f"not ready after {timeout_s:g} s ({states}); logs in {self.files.logs}")
 
+    async def _scale(self, asked: Scale) -> None:
+        """Other numbers of workers from now on; Ray's process places and drains."""
+        numbers = {"prefill": asked.prefill, "decode": asked.decode}
+        try:
+            cluster = ClusterConfig.model_validate(self.config.cluster.model_dump() | numbers)
+            plans = self._plans(self.config.model_copy(update={"cluster": cluster}))
+        except (ValueError, BatonError) as error:
+            self._show("scale", f"{numbers} can't be: {error}")
+            return
+        self.config = self.config.model_copy(update={"cluster": cluster})
+        self._write_placement()  # for a Ray that is started again
+        self._show("scale", f"prefill {asked.prefill}, decode {asked.decode}")
+        process = self._children["ray"].process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.write(msgspec.json.encode(plans) + b"\n")
+                await process.stdin.drain()
+
+    def _plans(self, config: BatonConfig) -> list[HostPlan]:
+        return worker_plans(config, self.model, config.redis.url, self.files.slots, self.files.logs)
+
     def _write_config(self) -> str:
         section = self.config.worker.model_copy(update={"model": self.model})
         self.files.config.write_text(self.config.model_copy(update={"worker": section}).model_dump_json(indent=1))
@@ -207,10 +240,10 @@ class LocalCluster:
 
     def _write_placement(self) -> str:
         config = self.config
-        plans = worker_plans(config, self.model, config.redis.url, self.files.slots, self.files.logs)
         spec = PlacementSpec(
-            tuple(plans), str(self.files.ray), config.ray.address, config.ray.auth_mode,
-            config.ray.object_store_bytes, config.worker.device == "cuda",
+            tuple(self._plans(config)), str(self.files.ray), config.ray.address, config.ray.auth_mode,
+            config.ray.object_store_bytes, config.worker.device == "cuda", ray_environment(config),
+            config.ray.placement, config.worker.drain_grace_s,
         )  # fmt: skip
         self.files.placement.write_bytes(msgspec.json.encode(spec))
         return str(self.files.placement)
@@ -228,7 +261,9 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
 
 def _said(status: SlotStatus) -> str:
     if status.state == "ready":
-        return f"ready at {status.address}, pid {status.pid}" + (" (adopted)" if status.adopted else "")
+        role = f" as a {status.role} worker" if status.role and not status.slot.startswith(status.role) else ""
+        adopted = " (adopted)" if status.adopted else ""
+        return f"ready{role} at {status.address}, pid {status.pid}{adopted}"
     return f"{status.state}: {status.error.message}" if status.error else status.state
 
 
@@ -261,9 +296,9 @@ def _free(host: str, port: int, key: str, flag: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, context: ssl.SSLContext | None) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=1) as response:
+        with urllib.request.urlopen(url, timeout=1, context=context) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -9,12 +9,15 @@ import os
 import re
 from pathlib import Path
 
+import msgspec
+
 import baton
-from baton.cluster.config import BatonConfig
+from baton.cluster.config import BatonConfig, pool_worker
+from baton.deploy.security import files_of
 from baton.deploy.supervise import HostPlan
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
-from baton.kv.transport import check_name
-from baton.protos.errors import CheckpointError
+from baton.kv.transport import check_name, check_secured
+from baton.protos.errors import CheckpointError, ConfigError
 
 DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -61,36 +64,75 @@ def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
     """(slot, role) of every worker. Colocated workers are decode workers that run their prompts themselves."""
     prefill = 0 if config.cluster.colocated else config.cluster.prefill
     names = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(config.cluster.decode)]
-    return [(f"{role}-{i}", role) for role, i in names]
+    pooled = [(f"{pool.name}-{i}", pool.role) for pool in config.cluster.pools for i in range(pool.count)]
+    return [(f"{role}-{i}", role) for role, i in names] + pooled
 
 
 def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path, log_dir: Path) -> list[HostPlan]:
-    """One plan per slot."""
+    """One plan per slot. Raises ConfigError."""
+    _require_own_ports(config)
+    threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
     plans = []
+    pools = {pool.name: pool for pool in config.cluster.pools}
     for slot, role in slots_of(config):
-        spec = _spec(config, slot, role, model, redis_url, slot_dir)
-        plans.append(HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log")))
+        pool, own = pools.get(slot.rpartition("-")[0]), config
+        if pool is not None:
+            own = config.model_copy(update={"worker": pool_worker(config.worker, pool)})
+        spec = worker_spec(own, slot, role, model, redis_url, slot_dir, own.worker.threads or threads, owner)
+        plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log"))
+        if pool is not None:
+            plan = msgspec.structs.replace(
+                plan, resources=dict(pool.resources), labels=dict(pool.labels), gang=pool.gang
+            )
+        plans.append(plan)
     return plans
 
 
-def _spec(config: BatonConfig, slot: str, role: str, model: str, redis_url: str, slot_dir: Path) -> WorkerSpec:
-    check_name(config.worker.kv_transport)
+def worker_spec(
+    config: BatonConfig,
+    slot: str,
+    role: str,
+    model: str,
+    redis_url: str,
+    slot_dir: Path,
+    threads: int,
+    owner_pid: int = 0,
+) -> WorkerSpec:
+    """What the config says, for one slot. ``owner_pid``: the process that it ends with; 0: none."""
+    tls = files_of(config.tls, "worker")
+    check_secured(check_name(config.worker.kv_transport), tls)
     settings = config.worker.model_dump(exclude={"model", "threads"})
     return WorkerSpec(
         slot=slot,
         role="prefill" if role == "prefill" else "decode",
         slot_dir=str(slot_dir),
         model=model,
-        threads=config.worker.threads or _share_of_cores(config),
+        threads=threads,
         redis_url=redis_url,
         namespace=config.cluster.namespace,
         beat_s=config.redis.beat_s,
         lease_s=config.redis.lease_s,
+        tls=tls,
         otlp_endpoint=config.telemetry.otlp_endpoint,
+        telemetry=config.telemetry.enabled,
+        vllm_names=config.telemetry.vllm_names,
         log_level=config.telemetry.log_level,
-        owner_pid=0 if config.ray.address else os.getpid(),
+        owner_pid=owner_pid,
         **settings,
     )
+
+
+def _require_own_ports(config: BatonConfig) -> None:
+    """Workers of one machine can't share a port. Raises ConfigError naming it."""
+    if config.ray.address or len(slots_of(config)) == 1:
+        return
+    for key in ("port", "data_port", "metrics_port"):
+        if getattr(config.worker, key):
+            raise ConfigError(
+                f"worker.{key} {getattr(config.worker, key)} can't be that of {len(slots_of(config))} workers on "
+                "one machine: set it to 0, or start them one by one (`baton worker`)",
+                f"worker.{key}",
+            )
 
 
 def model_name(config: BatonConfig, model: str) -> str:

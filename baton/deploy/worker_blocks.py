@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from baton.deploy.engine_process import EngineProcess
+from baton.deploy.security import identity_of
 from baton.deploy.worker_spec import WorkerSpec
 from baton.deploy.worker_tiers import WorkerTiers
 from baton.kv.fetch import BlockFetcher
@@ -21,6 +22,7 @@ from baton.kv.warming import Warmer
 from baton.protos import channel as ch
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
+from baton.tls.rpc import Dialer
 
 Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]
 
@@ -35,7 +37,7 @@ class WorkerBlocks:
         self._tiers = WorkerTiers(spec, engine, info) if spec.has_tiers else None
         self._publish: Publish = lambda added, removed: None
         self._filler = Filler(send, memory, time.monotonic)
-        self._fetcher = BlockFetcher(info.model_id, info.layout)
+        self._fetcher = BlockFetcher(info.model_id, info.layout, Dialer(identity_of(spec.tls)))
         self.warmer = Warmer(
             self._filler,
             self._fetcher,
@@ -46,6 +48,11 @@ class WorkerBlocks:
             self._tiers.holdings if self._tiers else None,
         )
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
+
+    def plays(self, role: str) -> None:
+        """The worker's role from now on."""
+        if self._tiers is not None:
+            self._tiers.plays(role)
 
     def announce_to(self, publish: Publish) -> None:
         """Tell the index of every change from now on, and of what a disk tier still holds."""

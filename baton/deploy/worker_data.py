@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from baton.deploy.security import identity_of
 from baton.deploy.worker_spec import WorkerSpec
-from baton.kv.transport import shm, tcp
+from baton.kv.transport import nccl, shm, tcp
 from baton.kv.transport.auto import AUTO
 from baton.kv.transport.base import Accept
 from baton.kv.transport.receiving import SocketServer
@@ -28,10 +29,13 @@ def open_data_ports(spec: WorkerSpec, accept: Accept, stack: AsyncExitStack) -> 
     where it is the one that was asked for.
     """
     path = Path(spec.slot_dir) / f"{spec.slot}.kv"
+    identity = identity_of(spec.tls, f"the KV port of {spec.slot}", ("worker",))
     ways: dict[str, Callable[[], tuple[SocketServer, str]]] = {
-        "tcp": lambda: tcp.listen(spec.host, accept),
+        "tcp": lambda: tcp.listen(spec.host, accept, spec.data_port, identity),
         "shm": lambda: shm.listen(str(path), accept),
     }
+    if spec.kv_transport == "nccl":  # never by itself: it costs a process with torch, and can't be encrypted
+        ways["nccl"] = lambda: nccl.listen(spec.host, accept)
     opened: dict[str, str] = {}
     for name, listen in ways.items():
         if spec.kv_transport not in (AUTO, name):

@@ -1,5 +1,8 @@
 """A worker's I/O process: start the engine, serve its role over gRPC, be a member, leave in order. No torch.
 
+A life has one engine and one role after another: a change of role ends the service, the server and the membership
+of the old one and begins those of the new one, around the same engine process, weights and pages.
+
 Knows nothing of Ray. It holds its slot's lock for as long as it lives, and ends with non-zero status as soon as
 its engine is gone: a worker is two processes that live and die together.
 
@@ -10,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import logging
-import math
 import os
 import secrets
 import signal
@@ -23,15 +26,23 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 
+from baton.cluster.membership import Member
 from baton.cluster.telemetry import setup_tracing
 from baton.deploy.engine_process import EngineProcess
+from baton.deploy.security import identity_of
+from baton.deploy.slot_guard import SlotGuard
 from baton.deploy.slots import Slot, SlotRecord
-from baton.deploy.worker_membership import join
+from baton.deploy.time_limit import end_unless_turning, end_with, end_within
+from baton.deploy.worker_blocks import WorkerBlocks
+from baton.deploy.worker_control import RoleAsk
+from baton.deploy.worker_membership import join, present_role
 from baton.deploy.worker_report import WorkerReport
-from baton.deploy.worker_server import Worker, serve_grpc, serve_metrics
+from baton.deploy.worker_server import Shown, Worker, serve_grpc, serve_metrics
 from baton.deploy.worker_spec import WorkerSpec, load_spec
-from baton.protos.channel import EngineReady
-from baton.protos.errors import StartupError, WorkerLost, to_info
+from baton.kv import copying
+from baton.kv.filling import FillReport
+from baton.protos.channel import EngineReady, SetRole
+from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
 from baton.protos.nouns import WorkerInfo
 
 T = TypeVar("T")
@@ -39,7 +50,11 @@ log = logging.getLogger("baton.worker")
 
 EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
 STOP_GRACE_S = 0.3
-LEAVE_S = 8  # beyond its drain: what still hangs then is ended by the kernel, so that the slot comes free
+HANG_UP_S = 1.0  # for what is queued for routers as a role ends; normally it takes milliseconds
+CHANGE_S = 5.0  # an engine that has nothing to do plays another role sooner than that
+# What takes longer hangs, and is ended so that the slot comes free: opening what a role serves; leaving, beyond its
+# drain; leaving without an engine, when there is little to put in order. So is an event loop that stands still.
+OPEN_S, LEAVE_S, LOST_S, HUNG_S = 15.0, 8.0, 3.0, 60.0
 
 
 def main() -> int:
@@ -51,6 +66,11 @@ def main() -> int:
     except StartupError as error:
         print(error.message, file=sys.stderr)
         return EXIT_STARTUP
+    return run(spec)
+
+
+def run(spec: WorkerSpec) -> int:
+    """The worker of ``spec``, from start to exit status, in this process."""
     logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s")
     slot = Slot(spec.slot_dir, spec.slot)
     if not slot.acquire():
@@ -72,45 +92,103 @@ class Host:
         """From start to exit status."""
         watch_signals(self.stop)
         watch_owner(self.spec.owner_pid, self.stop)
-        self._say(state="starting")
+        self.spec = msgspec.structs.replace(self.spec, role=await present_role(self.spec, self.slot.read()))
+        self._say(state="starting", role=self.spec.role)
         try:
-            engine = await self._unless_stopped(EngineProcess.start(self.spec))
-            return 0 if engine is None else await self._with(engine)
+            identity_of(self.spec.tls)  # what is wrong with it is said before a model is loaded
+            async with SlotGuard(self.spec, self.stop, self._say_waiting) as mine:
+                engine = await self._unless_stopped(EngineProcess.start(self.spec)) if mine else None
+                return 0 if engine is None else await self._with(engine)
         except StartupError as error:
             log.error("%s", error.message)
             self._say(state="failed", error=to_info(error))
             return EXIT_STARTUP
+
+    def _say_waiting(self, place: str) -> None:
+        waits = Unavailable(f"{self.spec.slot} is served from {place}; waiting until it is not")
+        self._say(state="starting", error=to_info(waits))
 
     async def _with(self, engine: EngineProcess) -> int:
         shutdown_tracing = setup_tracing("baton-" + self.spec.role, self.spec.otlp_endpoint, self.spec.slot)
         try:
             return await self._serve(engine)
         finally:
+            end_within(LEAVE_S)  # also after an error, with servers and tasks still up
             engine.leave()
             await asyncio.to_thread(shutdown_tracing)
 
     async def _serve(self, engine: EngineProcess) -> int:
-        report = WorkerReport(describe(self.spec, engine.ready, self.record.incarnation))
         async with AsyncExitStack() as stack:
-            metrics_address = serve_metrics(self.spec, report, stack)
-            worker = Worker(self.spec, engine, report, self._info(engine.ready, metrics_address))
+            kept = Kept(self.spec, engine, describe(self.spec, engine.ready, self.record.incarnation))
+            stack.push_async_callback(kept.blocks.close)
+            self._say(engine_pid=engine.process.pid, metrics_address=serve_metrics(self.spec, kept.shown, stack))
+            await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
+            log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
+            while (status := await self._play(engine, kept)) is None:
+                self.spec = msgspec.structs.replace(self.spec, role=kept.ask.role)
+                self._say(incarnation=kept.ask.incarnation)
+        return status
+
+    async def _play(self, engine: EngineProcess, kept: Kept) -> int | None:
+        """One role, from ready to gone; the exit status, or None when ``kept.ask`` says what comes next."""
+        info = self._info(engine.ready)
+        report = kept.reports(info)
+        end_within(OPEN_S)
+        async with AsyncExitStack() as stack:
+            worker = Worker(self.spec, engine, report, info, kept.blocks, kept.keys)
             server = await serve_grpc(self.spec, worker, stack)
-            member = await join(self.spec, worker, report, stack)
+            member = await join(self.spec, worker, report, stack, kept.held)
             info = worker.control.info
-            self._say(
-                state="ready", address=info.address, engine_pid=engine.process.pid, metrics_address=metrics_address
-            )
+            self._say(state="ready", role=info.role, address=info.address, error=None)
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
-            await self._unless_stopped(worker.listen())
-            signal.alarm(LEAVE_S if worker.engine_lost else LEAVE_S + math.ceil(self.spec.drain_grace_s))
-            if worker.engine_lost:
-                error = WorkerLost(f"the engine of {self.spec.slot} died ({engine.obituary()})")
-                log.error("%s", error.message)
-                worker.lost(error)
-            else:
-                await worker.leave(self.spec.drain_grace_s, member)
-            await server.stop(STOP_GRACE_S)
-        return EXIT_ENGINE_LOST if worker.engine_lost else 0
+            listening = asyncio.create_task(worker.listen(), name="engine")
+            status = await self._until_over(worker, engine, member, kept, listening)
+            await server.stop(HANG_UP_S if status is None else STOP_GRACE_S)
+            listening.cancel()
+            kept.held = member.index.held if member is not None else ()
+        return status
+
+    async def _until_over(
+        self,
+        worker: Worker,
+        engine: EngineProcess,
+        member: Member | None,
+        kept: Kept,
+        listening: asyncio.Task[None],
+    ) -> int | None:
+        changing = asyncio.create_task(self._change(worker, engine, kept), name="role")
+        stopped = asyncio.create_task(self.stop.wait())
+        turning = asyncio.create_task(end_unless_turning(HUNG_S))
+        await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (changing, stopped, turning):
+            task.cancel()
+        if worker.next_role:
+            end_within(LEAVE_S)
+            return None
+        end_within(LOST_S if worker.engine_lost else LEAVE_S + self.spec.drain_grace_s)
+        if not worker.engine_lost:
+            await worker.leave(self.spec.drain_grace_s, member)
+            return 0
+        error = WorkerLost(f"the engine of {self.spec.slot} died ({engine.obituary()})")
+        log.error("%s", error.message)
+        worker.lost(error)
+        return EXIT_ENGINE_LOST
+
+    async def _change(self, worker: Worker, engine: EngineProcess, kept: Kept) -> None:
+        """When asked to, let go of every request and tell the engine; ``listen`` hears that it is done.
+
+        An engine that doesn't get there is ended: whoever starts it again gets the new role that way.
+        """
+        kept.ask = await worker.control.role_asked()
+        log.info("%s becomes a %s worker", self.spec.slot, kept.ask.role)
+        try:
+            await worker.control.leave_role(kept.ask)
+            engine.channel.send(SetRole(kept.ask.role))
+            await asyncio.sleep(CHANGE_S)
+        except Exception:
+            log.exception("the change of role failed")
+        log.error("the engine did not become a %s worker within %g s: it is ended", kept.ask.role, CHANGE_S)
+        engine.process.kill()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
         """The result of ``work``, or None when we are told to stop first."""
@@ -123,13 +201,35 @@ class Host:
         await asyncio.gather(task, return_exceptions=True)
         return None
 
-    def _info(self, ready: EngineReady, metrics_address: str) -> WorkerInfo:
+    def _info(self, ready: EngineReady) -> WorkerInfo:
         info = describe(self.spec, ready, self.record.incarnation)
-        return msgspec.structs.replace(info, metrics_address=metrics_address)
+        return msgspec.structs.replace(info, metrics_address=self.record.metrics_address)
 
     def _say(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)
         self.slot.write(self.record)
+
+
+class Kept:
+    """What outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine's speed."""
+
+    ask: RoleAsk
+
+    def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
+        self.keys = itertools.count(1)
+        self.blocks = WorkerBlocks(spec, engine, info, self._fetched)
+        self.held: tuple[bytes, ...] = ()
+        self._report = WorkerReport(info, spec=spec, work=engine.ready.work)
+        self.shown = Shown(self._report.registry)
+
+    def reports(self, info: WorkerInfo) -> WorkerReport:
+        """The report of the role that begins."""
+        self._report = WorkerReport(info, self._report)
+        self.shown.registry = self._report.registry
+        return self._report
+
+    def _fetched(self, report: FillReport) -> None:
+        self._report.fetched(report)
 
 
 def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
@@ -176,4 +276,4 @@ def watch_owner(pid: int, stop: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_with(main)

@@ -7,26 +7,56 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from baton.cluster.membership import Member, connect
+from baton.cluster.roles import RoleWishes
+from baton.deploy.slots import SlotRecord
 from baton.deploy.worker_report import WorkerReport
 from baton.deploy.worker_spec import WorkerSpec
+from baton.protos.nouns import WorkerInfo
 
 
-async def join(spec: WorkerSpec, worker: Any, report: WorkerReport, stack: AsyncExitStack) -> Member | None:
-    """Become a member until ``stack`` closes; None without a Redis URL."""
+async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
+    """What this slot was last told to be, or was: it comes back as that, and not as what it was planned to be."""
+    recorded = record.role if record is not None and record.role else spec.role
+    if not spec.redis_url:
+        return recorded
+    redis = connect(spec.redis_url)
+    try:
+        return await RoleWishes(redis, spec.namespace).of(spec.slot) or recorded
+    except (RedisError, OSError):
+        return recorded
+    finally:
+        await redis.aclose()
+
+
+async def join(
+    spec: WorkerSpec, worker: Any, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
+) -> Member | None:
+    """Become a member until ``stack`` closes, with ``held`` blocks cached already; None without a Redis URL."""
     if not spec.redis_url:
         return None
     redis = connect(spec.redis_url)
     stack.push_async_callback(redis.aclose)
     member = Member(redis, spec.namespace, worker.control.info, spec.lease_s, spec.beat_s)
+    member.publish(held, ())
     worker.blocks.announce_to(member.publish)
+    worker.control.announce = partial(_announce, member, RoleWishes(redis, spec.namespace))
     member.load = report.load()
     await stack.enter_async_context(member)
     feeding = asyncio.create_task(_feed(member, worker, report, spec.beat_s / 2), name="load")
     stack.callback(feeding.cancel)
     return member
+
+
+async def _announce(member: Member, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
+    """It drains, to come back in ``role``."""
+    member.info = info
+    return await wishes.want(info.worker_id, role) and await member.beat()
 
 
 async def _feed(member: Member, worker: Any, report: WorkerReport, every_s: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,12 +18,15 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
 from baton.decode_worker.intake import Intake
 from baton.decode_worker.service import DecodeService
 from baton.decode_worker.shell import DecodeShell
 from baton.deploy.engine_process import EngineProcess
+from baton.deploy.metrics_server import start_metrics
+from baton.deploy.security import identity_of, warn_of_plaintext
 from baton.deploy.worker_blocks import WorkerBlocks
 from baton.deploy.worker_control import RoleService, WorkerControl, WorkerShell
 from baton.deploy.worker_data import open_data_ports
@@ -30,35 +34,56 @@ from baton.deploy.worker_report import WorkerReport
 from baton.deploy.worker_spec import WorkerSpec
 from baton.kv.transport.auto import AutoTransport, this_host
 from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
-from baton.prefill_worker.handoff import Sender
+from baton.prefill_worker.handoff import HandoffReport, Sender
 from baton.prefill_worker.service import PrefillService
 from baton.prefill_worker.shell import PrefillShell
 from baton.protos import channel as ch
 from baton.protos.errors import ConfigError, WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
 
 log = logging.getLogger("baton.worker")
 
 
 class Worker:
-    """A role's service with its engine. ``listen`` pumps until the engine is gone."""
+    """A role's service with its engine. ``listen`` pumps until the engine is gone, or plays another role.
 
-    def __init__(self, spec: WorkerSpec, engine: EngineProcess, report: WorkerReport, info: WorkerInfo):
+    ``blocks`` and ``keys`` (of requests on the engine's channel) outlive a role.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        engine: EngineProcess,
+        report: WorkerReport,
+        info: WorkerInfo,
+        blocks: WorkerBlocks,
+        keys: Iterator[int],
+    ):
         self.engine_lost = False
+        self.next_role = ""
         self._engine = engine
         self._report = report
         send = engine.channel.send
-        self.transport = AutoTransport(engine.memory, time.monotonic, spec.kv_transport, report.link)
+        self.identity = identity_of(spec.tls, f"the gRPC port of {spec.slot}")
+        self.transport = AutoTransport(
+            engine.memory, time.monotonic, spec.kv_transport, report.link, identity=self.identity
+        )
         self.health = health_aio.HealthServicer()
-        self.blocks = WorkerBlocks(spec, engine, info, report.fetched)
+        self.blocks, self._keys = blocks, keys
+        self.blocks.plays(spec.role)
         self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
         self.service: RoleService = self._prefill(info) if spec.role == "prefill" else self._decode(spec, info)
+        info = msgspec.structs.replace(info, kv_backing=engine.memory.backing)
         self.control = WorkerControl(info, send, self.service)
 
     async def listen(self) -> None:
         """Every message of the engine, until it is gone."""
         async for message in self._engine.channel:
+            if isinstance(message, ch.RoleIs):
+                self.next_role = message.role
+                return
             try:
                 self._take(message)
             except Exception:  # one request's trouble must not stop the others
@@ -108,43 +133,74 @@ class Worker:
             sender,
             self.transport,
             time.monotonic,
-            self._report.handoff,
+            self._shipped,
             self.blocks.warmer,
             self.transport.layout,
+            self._keys,
+            lambda address, error: self._report.failed(self.transport.peer(address), error.label),
         )
+
+    def _shipped(self, report: HandoffReport) -> None:
+        self._report.handoff(report)
+        self._report.shipped(self.transport.peer(report.address), report.shipped_bytes)
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
         send, warmer = self._engine.channel.send, self.blocks.warmer
-        return DecodeService(send, self.intake, info.model_id, spec.lease_ttl_s, warmer)
+        return DecodeService(send, self.intake, info.model_id, spec.lease_ttl_s, warmer, self._keys)
 
 
 async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) -> grpc.aio.Server:
     """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
-    server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", 0)])
+    guards = [NameGuard(names_for(WORKER_CALLS, spec.tls.domain), spec.slot)] if spec.tls else []
+    server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", 0)], interceptors=guards)
+    warn_of_plaintext(spec.host, spec.tls)
     names = worker.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(worker.health, server)
     for name in ("", *names):
         await worker.health.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
     try:
-        port = server.add_insecure_port(f"{spec.host}:{spec.port}")
+        port = add_port(server, f"{spec.host}:{spec.port}", worker.identity)
     except RuntimeError as error:
         raise ConfigError(f"{spec.host}:{spec.port} can't be bound ({error}); set another port", "port") from None
     data = open_data_ports(spec, worker.intake.accept, stack) if spec.role == "decode" else {}
     worker.control.info = msgspec.structs.replace(
-        worker.control.info, address=f"{spec.host}:{port}", host_id=this_host(), data_addresses=data
+        worker.control.info,
+        address=f"{spec.host}:{port}",
+        host_id=this_host(),
+        data_addresses=data,
     )
     await server.start()
     stack.push_async_callback(worker.transport.close)
-    stack.push_async_callback(worker.blocks.close)
     return server
 
 
-def serve_metrics(spec: WorkerSpec, report: WorkerReport, stack: AsyncExitStack) -> str:
+class Shown(Collector):
+    """What /metrics shows: the present role's registry, behind one port for the process's life."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Now."""
+        return self.registry.collect()
+
+    def restricted_registry(self, names: Iterable[str]) -> Any:
+        """The same, of some metrics alone."""
+        return self.registry.restricted_registry(names)
+
+
+def serve_metrics(spec: WorkerSpec, shown: Shown, stack: AsyncExitStack) -> str:
     """GET /metrics on a port of its own; its address, empty when off."""
     if not spec.metrics:
         return ""
-    server, thread = start_http_server(0, spec.host, report.registry)
+    try:
+        identity = identity_of(spec.tls, f"the metrics port of {spec.slot}")
+        server, thread = start_metrics(spec.metrics_port, spec.host, shown, identity)
+    except OSError as error:
+        where = f"{spec.host}:{spec.metrics_port}"
+        text = f"/metrics can't be had at {where} ({error.strerror}): choose another worker.metrics_port"
+        raise ConfigError(text, "worker.metrics_port") from None
     stack.callback(_stop_metrics, server, thread)
     return f"{spec.host}:{server.server_port}"
 

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from baton.protos.errors import ConfigError
+from baton.tls.identity import TlsFiles
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,16 +39,21 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_grace_s: float = 2.0
     host: str = "127.0.0.1"
     port: int = 0
+    data_port: int = 0  # of the tcp transport, in a decode worker
+    metrics_port: int = 0
     redis_url: str = ""  # empty: no membership
     namespace: str = "baton"
     beat_s: float = 0.5
     lease_s: float = 5.0
     metrics: bool = True
+    telemetry: bool = True  # whether anything is counted for /metrics
+    vllm_names: bool = False  # show metrics under vLLM's names too
     host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
     disk_tier_bytes: int = 0
     disk_tier_dir: str = ""  # where each slot keeps its disk tier
     kv_transport: str = "auto"  # or a file's name in kv/transport
     kv_codec: str = "none"  # how blocks are coded on their way here: none, int8, fp8
+    tls: TlsFiles | None = None  # the worker's certificate and whom it trusts; None: plaintext
     otlp_endpoint: str = ""
     log_level: str = "info"
     owner_pid: int = 0  # the worker ends when this process does; 0: it lives on

@@ -25,11 +25,17 @@ class WorkerTiers:
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self._disk: DiskTier | None = None
-        self._beside_decode = spec.role == "decode" and spec.device != "cuda"
+        self._shares_cores = spec.device != "cuda"
+        self._beside_decode = False
+        self.plays(spec.role)
         self.tiers = Tiers(self._open(spec, info))
         self.holdings = Holdings(self.tiers)
         self._writeback = WriteBack(engine.channel.send, engine.memory, self.tiers, self.holdings, time.monotonic)
         self._task = asyncio.create_task(self._writeback.run(), name="write-back")
+
+    def plays(self, role: str) -> None:
+        """The worker's role from now on."""
+        self._beside_decode = role == "decode" and self._shares_cores
 
     def running(self, sequences: int) -> None:
         """Lift gently while a CPU decodes; a GPU's steps have a memory of their own."""

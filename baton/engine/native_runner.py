@@ -24,7 +24,7 @@ from baton.kernels.registry import kernels
 from baton.kernels.rms_norm.reference import rms_norm
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError
-from baton.protos.nouns import TokenLogprobs
+from baton.protos.nouns import EngineWork, TokenLogprobs
 
 FIRST_TURNS = 2048
 
@@ -39,8 +39,9 @@ class NativeRunner:
         weights: Weights,
         clock: Callable[[], float] = time.perf_counter,
         check: bool = False,
+        work: EngineWork | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.work = spec, work
         self._program = NativeProgram(program, weights, keep=check)
         self._clock, self._run = clock, structs.run_step()
         self._inverse, self._factor = rope.frequencies(program.rope, program.head_dim, program.max_position)

@@ -25,6 +25,7 @@ from baton.engine.validate import require_computable
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import (
     BLOCK_TOKENS,
+    EngineWork,
     KvLayout,
     LayerGroup,
     Sampling,
@@ -52,7 +53,9 @@ class PacedRunner:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
         eos_token_ids: tuple[int, ...] = (),
+        work: EngineWork | None = None,
     ) -> None:
+        self.work = work
         if kv_bytes_per_token <= 0 or kv_bytes_per_token % DIGEST_BYTES:
             raise ConfigError(
                 f"kv_bytes_per_token is {kv_bytes_per_token}; make it a positive multiple of {DIGEST_BYTES}",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.masks import Allowed
-from baton.protos.nouns import KvLayout, Sampling, StepSample, TokenLogprobs
+from baton.protos.nouns import EngineWork, KvLayout, Sampling, StepSample, TokenLogprobs
 
 
 class SampleSpec(msgspec.Struct, frozen=True):
@@ -123,9 +123,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Tokens + pages -> next tokens. The real one runs a model, the paced one sleeps and hashes."""
+    """Tokens + pages -> next tokens. The real one runs a model, the paced one sleeps and hashes.
+
+    ``work`` says what its steps cost beside the machine's ceilings; None where nobody measured.
+    """
 
     spec: ModelSpec
+    work: EngineWork | None
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Use ``buffer`` (pages x layout.page_bytes bytes, shared with the I/O process) as the KV pages."""

@@ -25,11 +25,12 @@ from baton.engine.program import Program
 from baton.engine.sampling import choose, score
 from baton.engine.validate import require_computable
 from baton.engine.weights import Weights, load_weights
+from baton.engine.work import work_of
 from baton.kernels.abi import native
 from baton.kernels.registry import kernels
 from baton.kv.layout import layout_for
 from baton.protos.errors import CheckpointError, ConfigError
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, TokenLogprobs
+from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -50,12 +51,13 @@ def load(config: EngineConfig) -> Runner:
     dtype = _dtype_name(config)
     program, weights, fingerprint = load_weights(config, directory, model, program_for(model), DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
+    work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
-        return NativeRunner(spec, program, weights, check=os.environ.get(CHECK_ENV) == "1")
+        return NativeRunner(spec, program, weights, check=os.environ.get(CHECK_ENV) == "1", work=work)
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
         raise ConfigError(text, "kv_cache_dtype")
-    return TorchRunner(spec, program, weights)
+    return TorchRunner(spec, program, weights, work)
 
 
 class TorchRunner:
@@ -66,9 +68,10 @@ class TorchRunner:
         spec: ModelSpec,
         program: Program,
         weights: Weights,
+        work: EngineWork | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.spec = spec
+        self.spec, self.work = spec, work
         self._program, self._clock = program, clock
         self._dtype = DTYPES[spec.layout.dtype]
         self._kernels = kernels()

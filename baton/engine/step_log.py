@@ -21,6 +21,9 @@ class StepLog:
         self.steps = 0
         self.tokens_prefilled = 0
         self.tokens_decoded = 0
+        self.busy_seconds = 0.0
+        self.prefill_pairs = 0.0
+        self.decode_context = 0
         self._seconds: deque[float] = deque(maxlen=MEDIAN_OVER)
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES_KEPT)
 
@@ -29,6 +32,9 @@ class StepLog:
         self.steps += 1
         self.tokens_prefilled += sample.prefill_tokens
         self.tokens_decoded += sample.decode_sequences
+        self.busy_seconds += sample.seconds
+        self.prefill_pairs += sample.prefill_attention
+        self.decode_context += sample.decode_context
         self._seconds.append(sample.seconds)
         self._samples.append(sample)
 

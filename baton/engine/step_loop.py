@@ -57,6 +57,7 @@ class StepLoop:
         self.sharing = Sharing(pool)
         self.draining = False
         self.leaving = False
+        self.next_role = ""  # what the process is to become, once this loop is empty
         self._reported_at = float("-inf")
         self._unreported = True
 
@@ -82,12 +83,17 @@ class StepLoop:
         """Fields of Stats that only this role counts."""
         return {}
 
+    @property
+    def empty(self) -> bool:
+        """Whether no request is left here, and no page is anybody's but the cache's or a share's."""
+        raise NotImplementedError
+
     # ---- the beat ----
 
     def run(self) -> None:
-        """Until Shutdown, or until the I/O process is gone."""
+        """Until Shutdown, or until the I/O process is gone; or, with ``next_role`` set, until nothing is left."""
         busy = False
-        while not self.leaving:
+        while not self.leaving and not (self.next_role and self.empty):
             try:
                 messages = self.channel.poll(0.0 if busy else self._wait_s())
             except EOFError:
@@ -141,6 +147,17 @@ class StepLoop:
     def on_shutdown(self, message: ch.Shutdown) -> None:
         """Leave the loop after this turn."""
         self.leaving = True
+        self.next_role = ""
+
+    def on_setrole(self, message: ch.SetRole) -> None:
+        """Leave the loop to a successor of another role, as soon as it is empty."""
+        self.draining, self.next_role = True, message.role
+
+    def succeed(self, earlier: StepLoop) -> None:
+        """Go on where a loop of another role ended: its shares are open still, its cache is this one's."""
+        assert earlier.pool is self.pool, "weights, pages and cached blocks stay where they are"
+        self.sharing = earlier.sharing
+        self.channel.send(ch.RoleIs(earlier.next_role))
 
     def on_asksnapshot(self, message: ch.AskSnapshot) -> None:
         """Count the pool now."""
@@ -210,6 +227,9 @@ class StepLoop:
             tokens_decoded=self.log.tokens_decoded,
             step_seconds_p50=self.log.seconds_p50,
             samples=self.log.take_samples(),
+            busy_seconds=self.log.busy_seconds,
+            prefill_pairs=self.log.prefill_pairs,
+            decode_context=self.log.decode_context,
             **{"preemptions": 0, "leases_swept": 0, "prefix_hit_tokens": 0, "prefix_asked_tokens": 0}
             | self.extras(),
         )

@@ -222,6 +222,16 @@ class ClusterSim:
             self._join(flight, decode, lease, local=True)
             return
         self._leases[flight.index] = lease
+        self._at(self._between_steps(decode), lambda: self._call(flight, taken, reader))
+
+    def _between_steps(self, place: Place) -> float:
+        """When a decode worker's engine, which listens between two steps, hears of what is said now."""
+        self._ended(place, place.node.advance(self.now))
+        self._expect(place)
+        return max(self.now, place.node.now)
+
+    def _call(self, flight: Flight, taken: Option, reader: Place) -> None:
+        """Admitted: the prefill worker is asked."""
         self._at(self._fetch(flight, taken), lambda: self._enter(reader, flight))
 
     def _reader(self, flight: Flight) -> Place:
@@ -269,12 +279,12 @@ class ClusterSim:
             self._pump()
 
     def _read(self, place: Place, flight: Flight, job: PrefillJob) -> None:
-        """The prompt is read: its first token goes to the client, its last blocks to the decode worker."""
+        """The prompt is read: its last blocks go to the decode worker, and its first token once those are taken."""
         place.unread_requests -= 1
         place.unread_tokens -= flight.unread
         place.sequences -= 1
         place.changed()
-        flight.first_token, flight.written = self.now, 1
+        flight.written = 1
         self._jobs[flight.index] = job
         fixed = self._costs["prefill"].transfer.fixed
         self._at(max(self.now, place.nic_free) + fixed, lambda: self._commit(flight))
@@ -299,7 +309,9 @@ class ClusterSim:
     # ---- decode --------------------------------------------------------------------------------------------
 
     def _join(self, flight: Flight, place: Place, lease: PageLease, local: bool) -> None:
-        self._ended(place, place.node.advance(self.now))
+        heard = self._between_steps(place)
+        if not local:
+            flight.first_token = heard
         if not local and flight.written >= flight.outputs:
             lease.close()
             flight.last_token = flight.first_token

@@ -43,7 +43,8 @@ class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WorkerCosts(msgspec.Struct, frozen=True):
     """One worker. A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
 
-    ``body`` is max(weights, token x tokens) + fixed, in seconds. ``kv_tokens`` is how many tokens of KV it
+    ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
+    (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it
     holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
     """
 
@@ -59,10 +60,11 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     transfer: TransferCurve
     accelerators: int = 1
     watts: float = 0.0
+    written: float = 1.0
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
         """One step of that shape; ``pairs`` and ``context`` as in StepSample."""
-        body = max(self.weights, self.token * (prefill_tokens + sequences)) + self.fixed
+        body = max(self.weights, self.token * (prefill_tokens + self.written * sequences)) + self.fixed
         return body + self.pair * pairs + self.sequence * sequences + self.context * context
 
     @property
@@ -141,7 +143,7 @@ def from_paced(name: str) -> WorkerCosts:
     return WorkerCosts(
         profile.about, step.fixed, 0.0, step.prefill_token, step.prefill_pair, step.decode_sequence,
         step.decode_context_token, profile.pages * 16, profile.model_kv_bytes_per_token,
-        TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale),
+        TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale), written=0.0,
     )  # fmt: skip
 
 
@@ -155,6 +157,7 @@ def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> Work
     return WorkerCosts(
         f"{profile.shape.name}, operator timings", fixed, 0.0, token, pair, sequence, context,
         memory_tokens, profile.shape.kv_bytes_per_token, TransferCurve(TRANSFER_S, 1 / 50e9), profile.tp,
+        written=0.0,
     )  # fmt: skip
 
 

@@ -14,7 +14,16 @@ from __future__ import annotations
 import msgspec
 
 from baton.protos.errors import ErrorInfo
-from baton.protos.nouns import EngineRequest, KvLayout, PoolSnapshot, Station, StepSample, TokenLogprobs, TokenRun
+from baton.protos.nouns import (
+    EngineRequest,
+    EngineWork,
+    KvLayout,
+    PoolSnapshot,
+    Station,
+    StepSample,
+    TokenLogprobs,
+    TokenRun,
+)
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -43,6 +52,12 @@ class Drain(_Message):
 
 class Shutdown(_Message):
     """Leave the loop and exit."""
+
+
+class SetRole(_Message):
+    """Take nothing new; once nothing of this role is left, go on in ``role``; answered by RoleIs."""
+
+    role: str
 
 
 class Pin(_Message):
@@ -167,6 +182,7 @@ class EngineReady(_Message):
     eos_token_ids: tuple[int, ...]
     pages: int
     max_batch: int
+    work: EngineWork | None = None
 
 
 class EngineFailed(_Message):
@@ -180,6 +196,12 @@ class SnapshotIs(_Message):
 
     ticket: int
     snapshot: PoolSnapshot
+
+
+class RoleIs(_Message):
+    """The engine plays ``role`` from now on: with the same weights, pages and cached blocks, and no request."""
+
+    role: str
 
 
 class CacheChanged(_Message):
@@ -207,6 +229,9 @@ class Stats(_Message):
     prefix_asked_tokens: int
     step_seconds_p50: float
     samples: tuple[StepSample, ...] = ()
+    busy_seconds: float = 0.0
+    prefill_pairs: float = 0.0
+    decode_context: int = 0
 
 
 class Pinned(_Message):
@@ -328,7 +353,7 @@ class BlocksReady(_Message):
 
 
 class PrefillDone(_Message):
-    """The first token; every block was announced before this."""
+    """The first token; every block was announced before this. ``at``: known since then, by the host's clock."""
 
     key: int
     first: TokenRun
@@ -336,6 +361,7 @@ class PrefillDone(_Message):
     stations: tuple[Station, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes = b""
+    at: float | None = None
 
 
 class PrefillFailed(_Message):
@@ -348,10 +374,10 @@ class PrefillFailed(_Message):
 ToEngine = (
     Cancel | AskSnapshot | Drain | Shutdown | Admit | Rearm | ReceiveOpened | ReceiveClosed | BlocksReceived
     | Commit | Prefill | SendClosed | Pin | Unpin | Keep | Unkeep | Fill
-    | Filled
+    | Filled | SetRole
 )  # fmt: skip
 ToIo = (
     EngineReady | EngineFailed | SnapshotIs | CacheChanged | Stats | Admitted | Refused | Rearmed | Committed
     | Tokens | Ended | CloseReceive | BlocksReady | PrefillDone | PrefillFailed | Pinned | Kept
-    | CacheIdle | Filling
+    | CacheIdle | Filling | RoleIs
 )  # fmt: skip

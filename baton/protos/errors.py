@@ -10,6 +10,7 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── Forbidden                   PERMISSION_DENIED    403  forbidden
     ├── ModelNotFound               NOT_FOUND            404  model_not_found
     ├── RequestUnknown              NOT_FOUND            404  request_unknown
+    ├── WorkerUnknown               NOT_FOUND            404  worker_unknown
     ├── Overloaded                  RESOURCE_EXHAUSTED   429  overloaded
     │   ├── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
     │   └── QuotaExceeded           RESOURCE_EXHAUSTED   429  quota_exceeded
@@ -93,6 +94,12 @@ class RequestUnknown(BatonError):
     """A message about a request nobody here knows."""
 
     grpc_status, http_status, label = "NOT_FOUND", 404, "request_unknown"
+
+
+class WorkerUnknown(BatonError):
+    """No worker has the name that was given."""
+
+    grpc_status, http_status, label = "NOT_FOUND", 404, "worker_unknown"
 
 
 class Overloaded(BatonError):

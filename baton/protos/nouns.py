@@ -112,7 +112,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
 
     ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); workers with
-    one ``host_id`` run under one kernel.
+    one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages (kv/memory.py).
     """
 
     worker_id: str
@@ -134,6 +134,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     metrics_address: str = ""
     host_id: str = ""
     data_addresses: dict[str, str] = {}
+    kv_backing: str = ""
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
@@ -217,8 +218,39 @@ class KvLink(msgspec.Struct, frozen=True, array_like=True):
     fallback: str = ""
 
 
+class KvPair(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has shipped to ``peer`` since its start, and how fast lately."""
+
+    peer: str
+    transfers: int = 0
+    failures: int = 0
+    bytes: int = 0
+    bytes_per_s: float = 0.0
+
+
+class EngineWork(msgspec.Struct, frozen=True, array_like=True):
+    """What a step costs and what the machine can do: from these come MFU and MBU.
+
+    Operations per computed token, per sampled one and per (query, key) pair; bytes that any step reads (weights)
+    and bytes per token of context; the machine's ceilings per second, measured at start. Of a paced engine all are
+    in seconds of its profile's ceiling, which is then 1.
+    """
+
+    token_flops: float
+    sample_flops: float
+    pair_flops: float
+    step_bytes: float
+    context_bytes: float
+    peak_flops: float
+    peak_bytes: float
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How busy a worker is: the changing half of its membership entry. A hint, seconds old at times."""
+    """How busy a worker is: the changing half of its membership entry. A hint, seconds old at times.
+
+    Rates, ``busy`` (the share of time inside steps), MFU, MBU and watts are of the last seconds; counts are since
+    the start.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -231,3 +263,13 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     transfer_curve: TransferCurve | None = None
     kv_links: tuple[KvLink, ...] = ()
     fetch_curve: TransferCurve | None = None
+    kv_pairs: tuple[KvPair, ...] = ()
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    busy: float = 0.0
+    prefix_hits: int = 0
+    prefix_queries: int = 0
+    preemptions: int = 0
+    mfu: float | None = None
+    mbu: float | None = None
+    watts: float | None = None

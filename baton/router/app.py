@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from baton.protos.errors import BatonError
 from baton.router.batch_api import batch_routes
 from baton.router.border import Border
+from baton.router.cluster_api import cluster_routes, page_routes
 from baton.router.embeddings_api import embeddings_routes
 from baton.router.explain_api import explain_routes
 from baton.router.generation import Frontend
@@ -23,6 +24,7 @@ from baton.router.openai_errors import error_response, plain_error
 from baton.router.openapi import describe
 from baton.router.ops_api import model_routes, ops_routes, product_version
 from baton.router.responses_api import responses_routes
+from baton.router.roles_api import roles_routes
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -37,10 +39,13 @@ def make_app(frontend: Frontend, registry: CollectorRegistry) -> ASGIApp:
         batch_routes,
         model_routes,
         explain_routes,
+        roles_routes,
+        cluster_routes,
         open_inference_routes,
     )
     for routes in (*(surface(frontend) for surface in surfaces), ops_routes(frontend, registry)):
         app.include_router(routes)
+    app.include_router(page_routes())
     app.add_exception_handler(BatonError, _ours)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unknown)

@@ -12,10 +12,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from baton.cluster.batch_store import BatchStore, Job, StoredFile
-from baton.protos.errors import BodyTooLarge, InvalidRequest, RequestUnknown, Unavailable
+from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, RequestUnknown, Unavailable
 from baton.router.batch_lines import read_lines
 from baton.router.body import Body, body_docs, parse_body
 from baton.router.caller import CALLER
@@ -117,6 +118,8 @@ async def _add_file(frontend: Frontend, request: Request) -> StoredFile:
             content, name = await _uploaded(form.get("file"), form.get("purpose"))
     except HTTPException as error:
         raise InvalidRequest(f"the body should be multipart/form-data: {error.detail}", "file") from None
+    except ClientDisconnect:
+        raise Cancelled("the client went away while it sent its file") from None
     now = int(frontend.wall_clock())
     file = StoredFile(f"file-{frontend.new_id()}", CALLER.get().tenant, name[:256], "batch", len(content), now)
     await _store(frontend).add_file(file, content)

@@ -16,9 +16,12 @@ from baton.protos.errors import BatonError
 from baton.router.caller import CALLER, NOBODY, with_call
 from baton.router.generation import Frontend, clean_request_id
 from baton.router.grpc_errors import grpc_errors
+from baton.router.grpc_reading import tolerant
+from baton.router.limits import BodiesInFlight
 from baton.router.openai_errors import error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+OPEN_FILES = "/dashboard"  # a page without any data
 OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 REQUEST_ID = "x-request-id"
 
@@ -28,6 +31,7 @@ class Border:
 
     def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app, self._frontend = app, frontend
+        self._bodies = BodiesInFlight(frontend.limits.max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a known caller in; answer anybody else with the reason."""
@@ -43,14 +47,15 @@ class Border:
             await send(message)
 
         try:
-            is_open = scope["path"] in OPEN_PATHS
+            is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FILES)
             caller = NOBODY if is_open else self._frontend.gate.identify(headers.get("authorization"))
             CALLER.set(with_call(caller, own_id, asked_id, headers.get))
         except BatonError as error:
             self._frontend.metrics.refused.labels(error.label).inc()
             await error_response(error)(scope, receive, send_with_id)
             return
-        await self._app(scope, receive, send_with_id)
+        with self._bodies.counting(receive) as counted:
+            await self._app(scope, counted, send_with_id)
 
 
 class GrpcBorder(grpc.aio.ServerInterceptor):
@@ -64,7 +69,7 @@ class GrpcBorder(grpc.aio.ServerInterceptor):
     ) -> Any:
         """Set CALLER for the handler, or put one in its place that ends the call with the reason."""
         if details.method.startswith(OPEN_SERVICES):
-            return await continuation(details)
+            return tolerant(await continuation(details))
         metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
         try:
             caller = self._frontend.gate.identify(metadata.get("authorization"))
@@ -72,8 +77,8 @@ class GrpcBorder(grpc.aio.ServerInterceptor):
             CALLER.set(with_call(caller, self._frontend.new_id(), asked_id, metadata.get))
         except BatonError as error:
             self._frontend.metrics.refused.labels(error.label).inc()
-            return _refusing(await continuation(details), error)
-        return await continuation(details)
+            return tolerant(_refusing(await continuation(details), error))
+        return tolerant(await continuation(details))
 
 
 def _refusing(handler: Any, error: BatonError) -> Any:

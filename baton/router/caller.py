@@ -15,12 +15,15 @@ from baton.router.keys import Key
 
 MAX_SLO_MS = 3_600_000
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
+SESSION_HEADERS = ("x-session-id", "session-id", "session_id")  # gateways' name, and coding agents' own
+MAX_SESSION = 256
 
 
 class Caller(msgspec.Struct, frozen=True):
     """One call. ``request_id`` is ours and unique ("": make one); ``asked_id`` is the caller's own, any text.
 
-    ``key`` None: keys are not asked for here. SLOs in seconds; 0: none was asked for.
+    ``key`` None: keys are not asked for here. SLOs in seconds; 0: none was asked for. ``session``: what its headers
+    call the conversation.
     """
 
     request_id: str = ""
@@ -28,6 +31,7 @@ class Caller(msgspec.Struct, frozen=True):
     key: Key | None = None
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    session: str = ""
 
     @property
     def tenant(self) -> str:
@@ -52,9 +56,17 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 
 
 def with_call(caller: Caller, own_id: str, asked_id: str, header: Callable[[str], str | None]) -> Caller:
-    """``caller`` for one call: its ids, and the SLOs that its headers name. Raises InvalidRequest."""
+    """``caller`` for one call: its ids, and the SLOs and session that its headers name. Raises InvalidRequest."""
     ttft, tpot = (slo_seconds(name, header(name)) for name in (TTFT_HEADER, TPOT_HEADER))
-    return Caller(own_id, asked_id, caller.key, ttft, tpot)
+    return Caller(own_id, asked_id, caller.key, ttft, tpot, session_of(header))
+
+
+def session_of(header: Callable[[str], str | None]) -> str:
+    """The first of SESSION_HEADERS that is there. Raises InvalidRequest for an endless one."""
+    name, text = next(((name, text) for name in SESSION_HEADERS if (text := header(name))), ("", ""))
+    if len(text) > MAX_SESSION:
+        raise InvalidRequest(f"{name} has {len(text)} characters: give {MAX_SESSION} at most", name)
+    return text
 
 
 def slo_seconds(name: str, text: str | None) -> float:

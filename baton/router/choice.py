@@ -15,10 +15,10 @@ from baton.protos.nouns import Station, TokenRun
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Ticket
-from baton.router.decisions import Trail
 from baton.router.policies import Ask, Option
 from baton.router.request import ChoiceStream, RouterRequest, Summary
 from baton.router.session import Lease
+from baton.router.trail import Trail
 from baton.router.view import Reservation
 
 MOMENT_S = 1e-3
@@ -37,7 +37,12 @@ class ChoiceRun:
         clock: Callable[[], float],
     ) -> None:
         self.request, self.choice, self.ticket, self.home = request, choice, ticket, home
-        summary = Summary(prompt_tokens=len(request.token_ids), context_class=context_class)
+        summary = Summary(
+            prompt_tokens=len(request.token_ids),
+            context_class=context_class,
+            slo_ttft_s=request.slo_ttft_s,
+            slo_tpot_s=request.slo_tpot_s,
+        )
         self.stream = ChoiceStream(choice, summary)
         self.failures = self.moves = 0
         self.avoid: set[str] = set()
@@ -48,6 +53,7 @@ class ChoiceRun:
         self._clock = clock
         self._opened = clock()
         self._first_at: float | None = None
+        self._decoding = False
         self._cached_known = False
         self._last: TokenRun | None = None
         asked = request.sampling.prompt_logprobs is not None or bool(request.sampling.pooling)
@@ -230,9 +236,14 @@ class ChoiceRun:
                 self._push(run)
 
     def _push(self, run: TokenRun) -> None:
-        if self.stream.push(run) and self._first_at is None:
+        if not self.stream.push(run):
+            return
+        if self._first_at is None:
             self._first_at = self._clock()
             self.summary.took(Station("ttft", self._first_at - self._opened))
+        elif not self._decoding:
+            self._decoding = True
+            self.summary.took(Station("first_decode", self._clock() - self._first_at))
 
     def _stations(self, stations: Any, taken: tuple[str, ...]) -> None:
         """A worker's times; its own queue is not ours, and "decode" is measured here."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry
 
@@ -18,12 +18,18 @@ from baton.router.decisions import DecisionLog, RecordStore
 from baton.router.dispatch import Dispatcher, DispatchSettings
 from baton.router.hints import PrefixHints, PrefixIndex
 from baton.router.links import Connect, Links, connect
+from baton.router.links import connect as plain_connect
+from baton.router.live import LiveStats
 from baton.router.placing import Placer
 from baton.router.policies import load_policy
 from baton.router.request import RouterRequest, Summary
+from baton.router.reuse import ReuseMeter
+from baton.router.roles import RoleControl
+from baton.router.sessions import Sessions
 from baton.router.tagging import ClassLike, ContextClasses
 from baton.router.throttle import Throttle
 from baton.router.view import ClusterView, Roster, ViewSettings
+from baton.tls.rpc import PLAIN, Dialer
 
 
 class CoreConfig(Protocol):
@@ -50,6 +56,14 @@ class CoreConfig(Protocol):
         """Uncached tokens up to which a decode worker reads a prompt itself."""
 
 
+@runtime_checkable
+class Refreshing(Protocol):
+    """A roster that can be asked to look now; cluster.membership.Roster can."""
+
+    async def refresh(self) -> object:
+        """Ask, instead of waiting for the next poll."""
+
+
 @asynccontextmanager
 async def dispatching(
     config: CoreConfig,
@@ -62,24 +76,39 @@ async def dispatching(
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
     connect: Connect = connect,
+    dialer: Dialer = PLAIN,
     settings: DispatchSettings = DispatchSettings(),
+    live: LiveStats | None = None,
 ) -> AsyncIterator[Dispatcher]:
     """A running Dispatcher; on leaving, what runs is cancelled and every link is closed. Raises ConfigError."""
     rng = rng or random.Random()
     metrics = metrics or RouterMetrics(CollectorRegistry())
     policy, classes = load_policy(config.policy), ContextClasses(config.context_classes)
     router_id = router_id or f"router-{rng.getrandbits(64):016x}"
-    links = Links(router_id, lambda: None, rng, connect, settings.stall_s)
+    if dialer is not PLAIN:
+        connect = partial(plain_connect, dialer=dialer)
+    links = Links(router_id, lambda: None, rng, connect, settings.stall_s, dialer)
     throttle = Throttle(clock)
     settings_of_view = ViewSettings(local_max_tokens=config.local_prefill_max_tokens)
     view = ClusterView(roster, links, clock, settings_of_view, throttle)
     admission = Admission(config.max_queue, clock, throttle, config.max_inflight_bytes)
     decisions = DecisionLog(links.router_id, clock, store)
-    placer = Placer(view, PrefixHints(index), policy, clock, settings.worker_wait_s)
+    reuse = ReuseMeter(classes, partial(_reusable, metrics, live)) if metrics.enabled else None
+    sessions = Sessions()
+    placer = Placer(view, PrefixHints(index, reuse=reuse), policy, clock, settings.worker_wait_s, sessions)
     dispatcher = Dispatcher(view, links, admission, classes, placer, decisions, metrics, clock, settings)
-    dispatcher.listeners.append(partial(_tell, throttle, view))
+    dispatcher.on_refused = partial(_refused, metrics, live)
+    dispatcher.listeners += [partial(_tell, throttle, view), sessions.served]
+
+    async def look() -> None:
+        if isinstance(roster, Refreshing):
+            await roster.refresh()
+        view.refresh()
+
+    dispatcher.roles = RoleControl(links, view, clock, look)
     for role in ("prefill", "decode"):
         metrics.workers.labels(role).set_function(partial(view.reachable, role))
+
     following = [
         asyncio.create_task(view.run(), name="cluster view"),
         asyncio.create_task(decisions.run(), name="cluster decisions"),
@@ -93,6 +122,22 @@ async def dispatching(
         await asyncio.gather(*following, return_exceptions=True)
         await decisions.flush()
         await links.close()
+
+
+def _reusable(metrics: RouterMetrics, live: LiveStats | None, model: str, context_class: str, tokens: int) -> None:
+    """What an endless cache would have held of a prompt."""
+    metrics.best_cached_tokens.labels(model, context_class).inc(tokens)
+    if live is not None:
+        live.could_reuse(context_class, tokens)
+
+
+def _refused(metrics: RouterMetrics, live: LiveStats | None, request: RouterRequest, context_class: str) -> None:
+    """One that was turned away missed its SLOs."""
+    had_slo = bool(request.slo_ttft_s or request.slo_tpot_s)
+    if had_slo:
+        metrics.slo.labels(request.model_id, context_class, "all", "missed").inc()
+    if live is not None:
+        live.refused(context_class, had_slo)
 
 
 def _tell(throttle: Throttle, view: ClusterView, request: RouterRequest, summary: Summary) -> None:

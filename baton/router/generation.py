@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
+from baton.cluster.holds import HeldRoster
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling
@@ -20,8 +22,10 @@ from baton.router.catalog import ModelCatalog, ModelEntry
 from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
 from baton.router.metering import Meter
+from baton.router.overview import Overview
 from baton.router.recorder import TraceRecorder
 from baton.router.request import ChoiceStream, RouterRequest, Serving
+from baton.router.roles import RoleControl
 from baton.router.structured import GrammarCheck
 from baton.router.validate import (
     Limits,
@@ -33,6 +37,7 @@ from baton.router.validate import (
     resolve_sampling,
 )
 
+Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept header: the metrics, and their type
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -42,7 +47,8 @@ class Ask(msgspec.Struct, frozen=True):
 
     ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
     fields in errors. ``continues``: the answer's text continues the prompt's (no chat turn between them).
-    ``prompt_only``: the one token that is written is not wanted.
+    ``prompt_only``: the one token that is written is not wanted. ``session``: the body's name of the conversation;
+    a header's goes before it.
     """
 
     sampling: dict[str, Any]
@@ -60,6 +66,7 @@ class Ask(msgspec.Struct, frozen=True):
     traceparent: str = ""
     bad_words: tuple[str, ...] = ()
     prompt_only: bool = False
+    session: str = ""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -98,6 +105,7 @@ class Generation(msgspec.Struct, frozen=True):
             key=self.caller.key,
             slo_ttft_s=self.caller.slo_ttft_s,
             slo_tpot_s=self.caller.slo_tpot_s,
+            session=self.caller.session or self.ask.session,
         )
 
 
@@ -123,8 +131,12 @@ class Frontend(msgspec.Struct, frozen=True):
     batches: BatchStore | None = None
     gate: Gate = msgspec.field(default_factory=Gate)
     decisions: DecisionLog | None = None
-    exposition: Callable[[], Awaitable[bytes]] | None = None
+    exposition: Exposition | None = None
     recorder: TraceRecorder | None = None
+    roles: RoleControl | None = None
+    advice: AdviceStore | None = None
+    overview: Overview | None = None
+    holds: HeldRoster | None = None
 
     def new_id(self) -> str:
         """Unique; a caller's own id is only echoed, since two calls may carry the same."""
@@ -151,23 +163,39 @@ class Frontend(msgspec.Struct, frozen=True):
         for ids in prompts:
             check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
         caller = CALLER.get()
-        await self.charge(caller, entry.model_id, len(prompts) * ask.n, sum(map(len, prompts)))
         request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, ask, prompts)
-        return Generation(request_id, entry, ask, prompts, samplings, arrived, caller)
+        generation = Generation(request_id, entry, ask, prompts, samplings, arrived, caller)
+        await self._charge(generation)
+        return generation
 
-    async def charge(self, caller: Caller, model_id: str, requests: int, tokens: int) -> None:
-        """Count it against the caller's key. Raises Forbidden, QuotaExceeded."""
+    async def _charge(self, generation: Generation) -> None:
+        """Count it against the caller's key. Raises Forbidden, QuotaExceeded; the records keep why."""
+        caller, requests = generation.caller, len(generation.prompts) * generation.ask.n
         try:
-            await self.gate.charge(caller, model_id, requests, tokens)
+            await self.gate.charge(caller, generation.entry.model_id, requests, generation.prompt_tokens)
         except BatonError as error:
             self.metrics.refused.labels(error.label).inc()
+            if self.decisions is not None:
+                for request in generation.requests():
+                    self.decisions.refused(request, "", error)
             raise
 
     def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter:
         """For one choice of ``generation.prompts[prompt]``."""
         model_id, first = generation.entry.model_id, stream.choice == 0
         record = None if self.recorder is None else self.recorder.of(generation.prompts[prompt])
-        return Meter(self.metrics, self.clock, generation.arrived, model_id, stream.summary, first, record)
+        return Meter(
+            self.metrics,
+            self.clock,
+            generation.arrived,
+            model_id,
+            stream.summary,
+            first,
+            record,
+            None if self.overview is None else self.overview.live.ended,
+            generation.request_id if len(generation.prompts) == 1 else f"{generation.request_id}-{prompt}",
+            self.wall_clock,
+        )
 
     def _samplings(self, entry: ModelEntry, ask: Ask, prompts: Sequence[Sequence[int]]) -> tuple[Sampling, ...]:
         """Without a seed of the client's, each prompt gets its own: equal prompts of a batch then differ."""

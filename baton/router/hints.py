@@ -6,7 +6,7 @@ Knows nothing of Redis or of policies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.kv import prefix
@@ -15,6 +15,7 @@ from baton.router.policies import ClusterSnapshot
 from baton.router.request import RouterRequest
 
 HASH_OFF_LOOP_TOKENS = 4096
+Reuse = Callable[[RouterRequest, Sequence[bytes]], object]
 
 
 class PrefixIndex(Protocol):
@@ -25,10 +26,13 @@ class PrefixIndex(Protocol):
 
 
 class PrefixHints:
-    """``hits`` by worker; {} without an index, or when it doesn't answer within ``wait_s``."""
+    """``hits`` by worker; {} without an index, or when it doesn't answer within ``wait_s``.
 
-    def __init__(self, index: PrefixIndex | None, wait_s: float = 0.1) -> None:
-        self._index, self._wait_s = index, wait_s
+    ``reuse`` hears the blocks of every prompt that is asked for, as often as it is.
+    """
+
+    def __init__(self, index: PrefixIndex | None, wait_s: float = 0.1, reuse: Reuse | None = None) -> None:
+        self._index, self._wait_s, self._reuse = index, wait_s, reuse
 
     async def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...]
@@ -40,9 +44,12 @@ class PrefixHints:
         info = workers[-1]
         ids = [i.worker_id for i in workers if i.fingerprint == info.fingerprint]
         root = prefix.root(info.fingerprint, info.layout.fidelity, request.adapter_id, request.tenant_salt)
+        hashes = await _hashes(root, tokens)
+        if self._reuse is not None and tokens is request.token_ids:
+            self._reuse(request, hashes)
         try:
             async with asyncio.timeout(self._wait_s):
-                return await self._index.longest(ids, await _hashes(root, tokens))
+                return await self._index.longest(ids, hashes)
         except TimeoutError:
             return {}
 

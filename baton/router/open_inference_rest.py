@@ -22,7 +22,7 @@ from baton.router.generation import Frontend
 from baton.router.limits import read_body
 from baton.router.open_inference import Json, Tensor
 from baton.router.openai_calls import respond, whole
-from baton.router.openai_errors import json_response
+from baton.router.openai_errors import json_response, retry_headers
 from baton.router.schemas import CompletionBody
 from baton.router.sse import EventStyle, event_bytes
 
@@ -138,7 +138,7 @@ async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Re
             raise InvalidRequest("content-encoding is not supported: send the body as it is", "content-encoding")
         return await work
     except BatonError as error:
-        return json_response({"error": error.message}, error.http_status)
+        return json_response({"error": error.message}, error.http_status, retry_headers(error))
 
 
 async def _infer(frontend: Frontend, request: Request) -> Response:

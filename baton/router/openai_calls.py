@@ -16,6 +16,7 @@ from starlette.responses import Response
 from baton.protos.errors import InvalidRequest
 from baton.router import reasoning_parsers, tool_parsers
 from baton.router.answer import Answer, Piece, open_answer
+from baton.router.best_of import BestOf
 from baton.router.chat_reader import Reading
 from baton.router.generation import Ask, Frontend, Generation, clean_traceparent
 from baton.router.openai_errors import json_response
@@ -68,6 +69,9 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
         echoes,
         wants_prompt=body.prompt_logprobs is not None,
     )
+    if body.picks:
+        shown = BestOf(shape, generation.ask.n, body.keeps, body.logprobs is not None)
+        return Call(generation, text, shown, body)
     return Call(generation, text, shape, body)
 
 
@@ -134,6 +138,16 @@ async def _prompt_ids(text: TextModel, prompt: Prompt, add_special_tokens: bool 
     return await text.encode_prompt(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
 
 
+def _choices(frontend: Frontend, body: GenerationBody) -> int:
+    """Answers to write for each prompt."""
+    n, most = 1 if body.n is None else body.n, frontend.limits.max_n
+    if not isinstance(body, CompletionBody) or body.best_of is None:
+        return n
+    if body.best_of > most:
+        raise InvalidRequest(f"best_of is {body.best_of}: it must be from n to {most}", "best_of")
+    return body.best_of
+
+
 async def _echo(text: TextModel, prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else await text.decode(prompt)
 
@@ -148,7 +162,7 @@ def _ask(
 ) -> Ask:
     return Ask(
         sampling=body.sampling(),
-        n=1 if body.n is None else body.n,
+        n=_choices(frontend, body),
         stops=tuple(body.stop),
         default_max_tokens=default_max_tokens,
         names=names | body.names(),
@@ -161,6 +175,7 @@ def _ask(
         priority=body.priority or 0,
         deadline=frontend.deadline(timeout_s(headers)),
         traceparent=clean_traceparent(headers.get("traceparent")),
+        session=body.prompt_cache_key or "",
     )
 
 

@@ -34,10 +34,18 @@ def error_json(error: BaseException) -> dict[str, Any]:
 def error_response(error: BaseException) -> Response:
     """The whole response; a Retry-After where trying again may help."""
     status = error.http_status if isinstance(error, BatonError) else 500
-    headers: dict[str, str] = {}
-    if isinstance(error, BatonError) and status in _RETRY_LATER:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return json_response(error_json(error), status, headers)
+    return json_response(error_json(error), status, retry_headers(error))
+
+
+def retry_headers(error: BaseException) -> dict[str, str]:
+    """When to come back, where that may help: whole seconds (RFC 9110), and milliseconds for OpenAI's clients."""
+    if not isinstance(error, BatonError) or error.http_status not in _RETRY_LATER:
+        return {}
+    seconds = error.retry_after_s
+    return {
+        "retry-after": str(max(1, math.ceil(seconds))),
+        "retry-after-ms": str(max(1, math.ceil(seconds * 1000)) if seconds else 1000),
+    }
 
 
 def plain_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
 from baton.protos.errors import NoWorker
@@ -36,9 +37,15 @@ def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
         return json_response({"status": "ready", "models": [e.model_id for e in frontend.catalog.entries()]})
 
     @routes.get("/metrics")
-    async def metrics() -> Response:
-        shown = await frontend.exposition() if frontend.exposition else generate_latest(registry)
-        return Response(shown, media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        """Prometheus' text; OpenMetrics, with exemplars, for those who accept it."""
+        accept = request.headers.get("accept", "")
+        if frontend.exposition is not None:
+            shown, media_type = await frontend.exposition(accept)
+        else:
+            encode, media_type = choose_encoder(accept)
+            shown = encode(registry)
+        return Response(shown, headers={"content-type": media_type})
 
     @routes.get("/version")
     async def baton_version() -> Response:

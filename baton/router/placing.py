@@ -14,7 +14,9 @@ from baton.protos.errors import ContextTooLong, NoWorker
 from baton.router.choice import ChoiceRun
 from baton.router.policies import Ask, ClusterSnapshot, Policy, fits
 from baton.router.policies._fetch import uncached, with_fetch
+from baton.router.policies._session import choose_with_session
 from baton.router.request import RouterRequest
+from baton.router.sessions import Sessions
 from baton.router.view import ClusterView, Reservation
 
 
@@ -31,9 +33,16 @@ class Placer:
     """Asks the policy. ``worker_wait_s``: how long nobody at all may be there."""
 
     def __init__(
-        self, view: ClusterView, hints: Hints, policy: Policy, clock: Callable[[], float], worker_wait_s: float
+        self,
+        view: ClusterView,
+        hints: Hints,
+        policy: Policy,
+        clock: Callable[[], float],
+        worker_wait_s: float,
+        sessions: Sessions | None = None,
     ) -> None:
         self._view, self._hints, self._policy = view, hints, policy
+        self._sessions = sessions or Sessions()
         self._clock, self._worker_wait_s = clock, worker_wait_s
 
     async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:
@@ -57,11 +66,18 @@ class Placer:
             return None
         run.nobody_since = None
         _require_pages(snapshot, ask)
-        decision = self._policy(snapshot, ask)
+        decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, ask))
         if decision is None:
             return None
         decision = with_fetch(snapshot, ask, decision)
         return self._view.reserve(decision, uncached(ask, decision.taken), seated=not lease_on)
+
+    def _with_session(self, run: ChoiceRun, snapshot: ClusterSnapshot, ask: Ask) -> Ask:
+        """``ask`` with the worker that should have this turn, by what is known at this moment."""
+        if not run.request.session:
+            return ask
+        home = self._sessions.home(run.request, [d.id for d in snapshot.decode])
+        return msgspec.structs.replace(ask, session_worker=home)
 
     def _narrow(self, run: ChoiceRun, snapshot: ClusterSnapshot, lease_on: str) -> ClusterSnapshot:
         """A leased request stays on its decode worker; a further choice follows the first one's blocks."""

@@ -25,7 +25,8 @@ GAP_S = 0.005  # a fast engine's tokens are given out 200 times a second at most
 class RouterRequest(msgspec.Struct, frozen=True):
     """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock.
 
-    ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none.
+    ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none. ``session`` names the
+    conversation that this is a turn of, or is "".
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class RouterRequest(msgspec.Struct, frozen=True):
     key: Key | None = None
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    session: str = ""
 
     @property
     def tenant(self) -> str:
@@ -63,6 +65,7 @@ class Summary(msgspec.Struct):
     """What became of a choice. True at any time, complete once its stream ended.
 
     ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock.
+    SLOs are the request's own or its class's; ``trace_id`` is set where its trace is kept.
     """
 
     prompt_tokens: int
@@ -78,6 +81,9 @@ class Summary(msgspec.Struct):
     stations: dict[str, float] = {}
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes = b""
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
+    trace_id: str = ""
 
     def took(self, station: Station) -> None:
         """Add a station's seconds; a second visit (a retry) adds up."""

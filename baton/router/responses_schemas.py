@@ -51,6 +51,11 @@ class FlatChoice(Body):
     name: Name
 
 
+AS_THEY_ARE = (
+    "model", "temperature", "top_p", "seed", "priority", "cache_salt", "prompt_cache_key", "parallel_tool_calls",
+)  # fmt: skip
+
+
 class ResponsesBody(Body):
     """POST /v1/responses."""
 
@@ -75,6 +80,7 @@ class ResponsesBody(Body):
     seed: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
 
     @model_validator(mode="after")
     def _only_what_we_can_do(self) -> ResponsesBody:
@@ -88,7 +94,7 @@ class ResponsesBody(Body):
     def chat(self) -> ChatBody:
         """The same request as a chat. Raises InvalidRequest naming the input item at fault."""
         said: Json = {"messages": self._messages(), "stream": self.stream}
-        for name in ("model", "temperature", "top_p", "seed", "priority", "cache_salt", "parallel_tool_calls"):
+        for name in AS_THEY_ARE:
             said[name] = getattr(self, name)
         said["max_completion_tokens"] = self.max_output_tokens
         said["response_format"] = self._format()

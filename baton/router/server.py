@@ -21,8 +21,10 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
+from baton.cluster.holds import HeldRoster
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
@@ -32,12 +34,16 @@ from baton.router.border import GrpcBorder
 from baton.router.catalog import ModelCatalog
 from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
-from baton.router.generation import Formats, Frontend
+from baton.router.generation import Exposition, Formats, Frontend
 from baton.router.grpc_api import InferenceService
 from baton.router.open_inference_grpc import OpenInferenceService
+from baton.router.overview import Overview
 from baton.router.recorder import TraceRecorder
 from baton.router.request import Serving
+from baton.router.roles import RoleControl
 from baton.router.validate import Limits
+from baton.tls.identity import Identity
+from baton.tls.rpc import NameGuard, add_port
 
 Stop = Callable[[], Awaitable[None]]
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -54,11 +60,12 @@ class RouterAddress(msgspec.Struct, frozen=True):
     host: str
     port: int
     grpc_port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """Base of the REST surface."""
-        return f"http://{_bracketed(self.host)}:{self.port}"
+        return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
 
 
 def make_frontend(
@@ -72,7 +79,11 @@ def make_frontend(
     gate: Gate | None = None,
     decisions: DecisionLog | None = None,
     batches: BatchStore | None = None,
-    exposition: Callable[[], Awaitable[bytes]] | None = None,
+    exposition: Exposition | None = None,
+    roles: RoleControl | None = None,
+    advice: AdviceStore | None = None,
+    overview: Overview | None = None,
+    holds: HeldRoster | None = None,
 ) -> Frontend:
     """What both surfaces share, from the config."""
     limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
@@ -93,6 +104,10 @@ def make_frontend(
         batches=batches,
         exposition=exposition,
         recorder=_recorder(config, wall_clock, entropy),
+        roles=roles,
+        advice=advice,
+        overview=overview,
+        holds=holds,
     )
 
 
@@ -110,22 +125,26 @@ def _recorder(
 
 @asynccontextmanager
 async def running_router(
-    config: RouterConfig, frontend: Frontend, registry: CollectorRegistry | None = None
+    config: RouterConfig,
+    frontend: Frontend,
+    registry: CollectorRegistry | None = None,
+    identity: Identity | None = None,
 ) -> AsyncIterator[RouterAddress]:
-    """Both listeners, while the block runs. Raises ConfigError for a port that can't be had.
+    """Both listeners, while the block runs, with an ``identity`` in TLS. Raises ConfigError: a port can't be had.
 
     /metrics shows ``registry``, by default that of the frontend's metrics. On leaving, requests that still run
     get ``shutdown_grace_s``; then they are cancelled.
     """
     frontend.catalog.preload()
-    grpc_port, stop_grpc = await _start_grpc(config, frontend)
+    grpc_port, stop_grpc = await _start_grpc(config, frontend, identity)
     try:
-        port, stop_rest = await _start_rest(config, make_app(frontend, registry or frontend.metrics.registry))
+        app = make_app(frontend, registry or frontend.metrics.registry)
+        port, stop_rest = await _start_rest(config, app, identity)
     except BaseException:
         await stop_grpc()
         raise
     try:
-        yield RouterAddress(config.host, port, grpc_port)
+        yield RouterAddress(config.host, port, grpc_port, "https" if identity else "http")
     finally:
         await asyncio.gather(stop_rest(), stop_grpc())
 
@@ -136,18 +155,21 @@ async def serve_router(
     registry: CollectorRegistry,
     stop: asyncio.Event,
     started: Callable[[RouterAddress], None] = lambda address: None,
+    identity: Identity | None = None,
 ) -> None:
     """Serve until ``stop`` is set."""
-    async with running_router(config, frontend, registry) as address:
+    async with running_router(config, frontend, registry, identity) as address:
         started(address)
         await stop.wait()
 
 
-async def _start_rest(config: RouterConfig, app: ASGIApp) -> tuple[int, Stop]:
+async def _start_rest(config: RouterConfig, app: ASGIApp, identity: Identity | None) -> tuple[int, Stop]:
     listener = _bound(config.host, config.port, shared=config.processes > 1)
+    context = identity.listener() if identity else None
     server = _Uvicorn(
         uvicorn.Config(
             app,
+            ssl_context_factory=(lambda config, default: context) if context else None,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -183,16 +205,25 @@ class _Uvicorn(uvicorn.Server):
             await asyncio.sleep(0.005)
 
 
-async def _start_grpc(config: RouterConfig, frontend: Frontend) -> tuple[int, Stop]:
+class _Health(health.aio.HealthServicer):
+    """With ``List``, which the library leaves out."""
+
+    async def List(self, request: health_pb2.HealthListRequest, context: object) -> health_pb2.HealthListResponse:
+        """Every service's status."""
+        found = {k: health_pb2.HealthCheckResponse(status=v) for k, v in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=found)
+
+
+async def _start_grpc(config: RouterConfig, frontend: Frontend, identity: Identity | None) -> tuple[int, Stop]:
     options = _grpc_options(frontend.limits.max_body_bytes, shared=config.processes > 1)
-    server = grpc.aio.server(options=options, interceptors=(GrpcBorder(frontend),))
+    server = grpc.aio.server(options=options, interceptors=(*_guards(identity), GrpcBorder(frontend)))
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInferenceService(frontend), server)
-    servicer = health.aio.HealthServicer()
+    servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (SERVICE, OPEN_INFERENCE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    port = _grpc_port(server, config.host, config.grpc_port)
+    port = _grpc_port(server, config.host, config.grpc_port, identity)
     await server.start()
     for name in ("", SERVICE, OPEN_INFERENCE):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -202,6 +233,11 @@ async def _start_grpc(config: RouterConfig, frontend: Frontend) -> tuple[int, St
         await server.stop(config.shutdown_grace_s)
 
     return port, stop
+
+
+def _guards(identity: Identity | None) -> tuple[NameGuard, ...]:
+    """Names that clients must carry, where some are named: REST looks at them in the handshake."""
+    return (NameGuard({"/": identity.names}, "the router's gRPC port"),) if identity and identity.names else ()
 
 
 def _grpc_options(max_message_bytes: int, shared: bool) -> list[tuple[str, int]]:
@@ -215,9 +251,9 @@ def _grpc_options(max_message_bytes: int, shared: bool) -> list[tuple[str, int]]
     ]
 
 
-def _grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
+def _grpc_port(server: grpc.aio.Server, host: str, port: int, identity: Identity | None) -> int:
     try:
-        bound = server.add_insecure_port(f"{_bracketed(host)}:{port}")
+        bound = add_port(server, f"{_bracketed(host)}:{port}", identity)
     except RuntimeError:
         bound = 0
     if not bound:

@@ -5,7 +5,7 @@ import pytest
 from baton.cluster.config import BatonConfig, load_config
 from baton.deploy.plans import DEMO, model_name, resolve_model, slots_of, text_directory, worker_plans
 from baton.deploy.worker_spec import load_spec
-from baton.protos.errors import CheckpointError
+from baton.protos.errors import CheckpointError, ConfigError
 
 
 def config(**sections: dict) -> BatonConfig:
@@ -53,3 +53,47 @@ def test_a_hub_id_is_passed_on(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there_is_named(model: str) -> None:
     with pytest.raises(CheckpointError, match="no model directory at"):
         resolve_model(config(worker={"model": model}))
+
+
+def test_a_pool_on_other_hardware_has_slots_resources_and_settings_of_its_own(tmp_path: Path) -> None:
+    pool = {
+        "name": "long", "role": "prefill", "count": 2, "resources": {"baton_long": 1}, "labels": {"gpu": "h200"},
+        "worker": {"prefill_chunk_tokens": 2048, "threads": 3},
+    }  # fmt: skip
+    flags = {"cluster": {"pools": [pool]}, "worker": {"device": "paced:zero"}}
+    plans = worker_plans(load_config(flags=flags, search=tmp_path), "", "", tmp_path, tmp_path)
+    assert [(p.slot, p.role) for p in plans] == [
+        ("prefill-0", "prefill"), ("decode-0", "decode"), ("long-0", "prefill"), ("long-1", "prefill"),
+    ]  # fmt: skip
+    assert plans[2].resources == {"baton_long": 1}
+    assert plans[2].labels == {"gpu": "h200"}
+    assert plans[0].resources == {}
+    specs = [load_spec(plan.spec) for plan in plans]
+    assert [spec.prefill_chunk_tokens for spec in specs] == [512, 512, 2048, 2048]
+    assert specs[2].threads == 3
+
+
+def test_a_pool_may_be_all_the_prefill_there_is_and_its_mistakes_are_named(tmp_path: Path) -> None:
+    def load(**pool: object) -> None:
+        cluster = {"prefill": 0, "pools": [{"name": "long", "role": "prefill"} | pool]}
+        load_config(flags={"cluster": cluster}, search=tmp_path)
+
+    load()
+    for wrong, text in (
+        ({"name": "prefill"}, "give each a name of its own"),
+        ({"worker": {"dtyp": "float32"}}, r"cluster.pools long: worker\.dtyp"),
+        ({"count": 0}, r"cluster\.prefill is 0"),
+        ({"role": "king"}, "role"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            load(**wrong)
+
+
+def test_fixed_ports_are_for_one_worker_per_machine(tmp_path: Path) -> None:
+    fixed = {"device": "paced:zero", "port": 8100, "data_port": 8101, "metrics_port": 8102}
+    with pytest.raises(ConfigError, match=r"worker\.port 8100") as refused:
+        worker_plans(config(worker=fixed), "", "unix:///x", tmp_path, tmp_path)
+    assert refused.value.param == "worker.port"
+    alone = worker_plans(config(worker=fixed, cluster={"colocated": True}), "", "unix:///x", tmp_path, tmp_path)
+    spec = load_spec(alone[0].spec)
+    assert (spec.port, spec.data_port, spec.metrics_port) == (8100, 8101, 8102)

@@ -26,7 +26,7 @@ async def seen(fleet: Fleet) -> dict:
         await client.aclose()
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [("auto", "shm"), ("tcp", "tcp")])
+@pytest.mark.parametrize(("wanted", "expected"), [("auto", "shm"), ("tcp", "tcp"), ("nccl", "nccl")])
 async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wanted: str, expected: str) -> None:
     profile = slow_profile(tmp_path, fixed=0.002, prefill=0.00002)
     worker = {"device": f"paced:{profile}", "kv_transport": wanted}
@@ -48,7 +48,7 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
         info = [line for line in metrics.splitlines() if line.startswith("baton_kv_transport_info{")]
         assert any(f'transport="{expected}"' in line and line.endswith(" 1.0") for line in info), info
         assert "baton_kv_transport_fallbacks_total{" not in metrics
-        assert entries["decode-0"].info.data_addresses.keys() == ({"shm", "tcp"} if wanted == "auto" else {"tcp"})
+        assert entries["decode-0"].info.data_addresses.keys() == ({"shm", "tcp"} if wanted == "auto" else {wanted})
         fleet.wait_for_baseline()
 
 

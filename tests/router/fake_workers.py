@@ -405,6 +405,7 @@ async def cluster(
     local_max: int = 4,
     index: FakeIndex | None = None,
     settings: DispatchSettings = DispatchSettings(worker_wait_s=0.3, full_wait_s=0.05),
+    max_inflight_bytes: int = 1 << 30,
     **fields,
 ) -> AsyncIterator[Cluster]:
     """A running cluster; on leaving, everything is stopped and no task of the router may be left."""
@@ -416,15 +417,17 @@ async def cluster(
         context_classes=(ContextClass("short", 64), ContextClass("long", 0)),
         max_queue=max_queue,
         local_prefill_max_tokens=local_max,
-        max_inflight_bytes=1 << 30,
+        max_inflight_bytes=max_inflight_bytes,
     )
-    async with dispatching(
-        config, running.roster, index, router_id="router", rng=random.Random(1), settings=settings
-    ) as running.dispatcher:
-        await running.all_up()
-        yield running
+    try:
+        async with dispatching(
+            config, running.roster, index, router_id="router", rng=random.Random(1), settings=settings
+        ) as running.dispatcher:
+            await running.all_up()
+            yield running
+    finally:
+        for worker in (*running.p, *running.d):
+            await worker.die()
     ours = ("r choice", "link", "session", "cluster")
     left = [t for t in asyncio.all_tasks() - before if t.get_name().startswith(ours)]
     assert not left, left
-    for worker in (*running.p, *running.d):
-        await worker.die()

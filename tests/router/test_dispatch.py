@@ -42,7 +42,8 @@ async def test_a_long_prompt_is_prefilled_elsewhere_and_every_token_comes_once()
         s = stream.summary
         assert (s.way, s.prefill_worker, s.decode_worker, s.attempts) == ("prefill", "p0", "d0", 1)
         assert (s.finish_reason, s.prompt_tokens, s.completion_tokens, s.cached_tokens) == ("length", 40, 8, 7)
-        assert {"queue", "prefill_queue", "prefill", "transfer", "decode", "ttft"} == s.stations.keys()
+        stations = {"queue", "prefill_queue", "prefill", "transfer", "first_decode", "decode", "ttft"}
+        assert stations == s.stations.keys()
         assert (s.stations["prefill"], s.stations["transfer"]) == (0.2, 0.3)
         assert s.context_class == "short"
         await c.idle()

@@ -175,3 +175,26 @@ async def test_health_and_reflection_are_there(router) -> None:
     call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     services = [s.name async for answer in call for s in answer.list_services_response.service]
     assert "baton.v1.Inference" in services
+
+
+async def test_health_is_listed_and_watched(router) -> None:
+    health = health_pb2_grpc.HealthStub(router.channel)
+    listed = await health.List(health_pb2.HealthListRequest())
+    assert {"", "baton.v1.Inference", "inference.GRPCInferenceService"} == set(listed.statuses)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="baton.v1.Inference"))
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/baton.v1.Inference/Generate", "unary_unary"),
+        ("/baton.v1.Inference/GenerateStream", "unary_stream"),
+        ("/inference.GRPCInferenceService/ModelStreamInfer", "stream_stream"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_the_callers_fault(router, path: str, kind: str) -> None:
+    call = getattr(router.channel, kind)(path)(iter([b"\x00"]) if kind == "stream_stream" else b"\x00")
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no message of this method's type" in await call.details()

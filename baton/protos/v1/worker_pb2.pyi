@@ -12,7 +12,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "model_id", "fingerprint", "layout", "max_model_len", "vocab_size", "eos_token_ids", "pages", "state", "max_batch", "device", "protocol", "adapters", "metrics_address", "host_id", "data_addresses", "kv_backing")
     class DataAddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class WorkerInfo(_message.Message):
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    KV_BACKING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: str
@@ -58,7 +59,8 @@ class WorkerInfo(_message.Message):
     metrics_address: str
     host_id: str
     data_addresses: _containers.ScalarMap[str, str]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    kv_backing: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., pages: _Optional[int] = ..., state: _Optional[str] = ..., max_batch: _Optional[int] = ..., device: _Optional[str] = ..., protocol: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., metrics_address: _Optional[str] = ..., host_id: _Optional[str] = ..., data_addresses: _Optional[_Mapping[str, str]] = ..., kv_backing: _Optional[str] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)
@@ -73,6 +75,20 @@ class DrainResponse(_message.Message):
     finished: int
     cancelled: int
     def __init__(self, finished: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("role", "grace_seconds")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    grace_seconds: float
+    def __init__(self, role: _Optional[str] = ..., grace_seconds: _Optional[float] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ()

@@ -55,6 +55,11 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/baton.v1.Worker/SetRole',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -89,6 +94,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRole(self, request, context):
+        """become the other role; answered before the change
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.FromString,
                     response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class Worker:
             '/baton.v1.Worker/Fetch',
             baton_dot_protos_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
             baton_dot_protos_dot_v1_dot_worker__pb2.FetchedBlock.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/SetRole',
+            baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,159 @@
+"""Workers that change their role while they run, one by one or to a ratio, as an operator or the controller wants.
+
+Knows nothing of why, of REST or of Redis; a worker does the change (deploy/worker_host.py), and here it is asked
+for and waited for: a change is over when this router has a link to the worker in its new role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from math import gcd
+
+import msgspec
+
+from baton.protos.errors import DeadlineExceeded, InvalidRequest, NoWorker, WorkerUnknown
+from baton.protos.nouns import WorkerInfo
+from baton.router.link import Link
+from baton.router.links import Links
+from baton.router.view import ClusterView
+
+ROLES = ("prefill", "decode")
+GRACE_S = 1.0
+CHANGE_S = 30.0
+LOOK_S = 0.05
+ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
+
+
+class RoleChange(msgspec.Struct, frozen=True):
+    """One worker's change, from the decision to the first moment at which it can be given work in its new role."""
+
+    worker: str
+    before: str
+    after: str
+    seconds: float
+    incarnation: str = ""
+
+
+class RoleControl:
+    """``look`` asks the membership now instead of at its next poll."""
+
+    def __init__(
+        self, links: Links, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
+    ) -> None:
+        self._links, self._view, self._clock, self._look = links, view, clock, look
+        self._turn = asyncio.Lock()
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Those that can be reached, by name."""
+        return tuple(sorted((k.info for k in self._links if k.up), key=lambda info: info.worker_id))
+
+    def ratio(self) -> tuple[int, int]:
+        """Prefill and decode workers that can be reached."""
+        return self._view.reachable("prefill"), self._view.reachable("decode")
+
+    async def set_role(self, worker_id: str, role: str, grace_s: float = GRACE_S) -> RoleChange:
+        """Change it and wait until it serves. Raises WorkerUnknown, InvalidRequest, NoWorker, DeadlineExceeded."""
+        async with self._turn:  # two changes at once could each count on the other's worker to stay
+            return await self._set_role(worker_id, role, grace_s)
+
+    async def move(self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S) -> list[RoleChange]:
+        """Several at once; at least one decode worker must stay beside them."""
+        async with self._turn:
+            staying = {info.worker_id for info in self.workers() if info.role == "decode"} - set(worker_ids)
+            if role == "prefill" and not staying:
+                raise InvalidRequest("no decode worker would be left; leave one at least", "ratio")
+            changes = (self._set_role(name, role, grace_s, alone=False) for name in worker_ids)
+            return list(await asyncio.gather(*changes))
+
+    async def set_ratio(self, prefill: int, decode: int, grace_s: float = GRACE_S) -> list[RoleChange]:
+        """Form it from the workers that are here. Raises InvalidRequest that names what could be formed."""
+        now = self.ratio()
+        if prefill + decode != sum(now) or decode < 1 or prefill < 0:
+            raise cannot_form(f"{prefill}:{decode}", sum(now))
+        role, count = ("decode", now[0] - prefill) if prefill < now[0] else ("prefill", prefill - now[0])
+        return await self.move(self.least_busy(role, count), role, grace_s) if count else []
+
+    def least_busy(self, become: str, count: int) -> list[str]:
+        """``count`` workers of the other role, those with the least to lose first."""
+        leaving = "prefill" if become == "decode" else "decode"
+        able = [info for info in self.workers() if info.role == leaving and info.state == "ready"]
+        able.sort(key=lambda info: (self._view.busy(info.worker_id), info.worker_id))
+        return [info.worker_id for info in able[:count]]
+
+    # ---- one change ----------------------------------------------------------------------------------
+
+    async def _set_role(self, worker_id: str, role: str, grace_s: float, alone: bool = True) -> RoleChange:
+        since, link = self._clock(), self._link(worker_id)
+        before = link.info.role
+        if role not in ROLES:
+            raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
+        if role == before:
+            return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
+        if alone and role == "prefill":
+            self._require_another(link)
+        incarnation = await link.set_role(role, grace_s)
+        await self._until_served(worker_id, incarnation, since + grace_s + CHANGE_S)
+        return RoleChange(worker_id, before, role, self._clock() - since, incarnation)
+
+    def _link(self, worker_id: str) -> Link:
+        found = next((k for k in self._links if k.info.worker_id == worker_id), None)
+        if found is None:
+            names = ", ".join(info.worker_id for info in self.workers()) or "none"
+            raise WorkerUnknown(f"no worker {worker_id!r} here; there is {names}", "worker")
+        if not found.up:
+            raise NoWorker(f"{worker_id} can't be reached now", retry_after_s=1.0)
+        return found
+
+    def _require_another(self, leaving: Link) -> None:
+        others = [
+            info
+            for info in self.workers()
+            if info.role == "decode"
+            and info.state == "ready"
+            and info.model_id == leaving.info.model_id
+            and info.worker_id != leaving.info.worker_id
+        ]
+        if not others:
+            raise InvalidRequest(
+                f"{leaving.info.worker_id} is the only decode worker of {leaving.info.model_id!r}: "
+                "make another one a decode worker first",
+                "role",
+            )
+
+    async def _until_served(self, worker_id: str, incarnation: str, deadline: float) -> None:
+        while not self._serves(worker_id, incarnation):
+            if self._clock() > deadline:
+                raise DeadlineExceeded(f"{worker_id} did not come back in its new role; its log says why")
+            await asyncio.sleep(LOOK_S)
+            await self._look()
+
+    def _serves(self, worker_id: str, incarnation: str) -> bool:
+        links = (k for k in self._links if k.info.worker_id == worker_id)
+        return any(k.up and k.info.incarnation == incarnation and k.info.state == "ready" for k in links)
+
+
+def parse_ratio(text: str, workers: int) -> tuple[int, int]:
+    """``3:1`` for a cluster of ``workers``: that many of each, or parts of the whole. Raises InvalidRequest."""
+    match = ONE_BY_ONE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"ratio {text!r}: write PREFILL:DECODE as in 3:1, or auto", "ratio")
+    prefill, decode = int(match[1]), int(match[2])
+    parts = prefill + decode
+    if decode == 0 or parts == 0 or workers % parts:
+        raise cannot_form(text, workers)
+    return prefill * workers // parts, decode * workers // parts
+
+
+def cannot_form(text: str, workers: int) -> InvalidRequest:
+    """The error, with what could be formed."""
+    formable = ", ".join(_reduced(p, workers - p) for p in range(workers))
+    return InvalidRequest(
+        f"{workers} workers can't form {text}; they can form {formable or 'nothing'} (prefill:decode)", "ratio"
+    )
+
+
+def _reduced(prefill: int, decode: int) -> str:
+    by = gcd(prefill, decode)
+    return f"{prefill // by}:{decode // by}"

@@ -1,0 +1,94 @@
+"""The ratio chosen on the first half of a trace, on its second half, against every ratio there.
+
+    .venv/bin/python -m bench.plan_heldout --trace TRACE --profile roofline:llama-3-70b@a800x8 --workers 16 \
+        [--ttft 10] [--tpot 0.1] [--faster 1] [--seconds 1800] [--out FILE]
+
+The choice is that of `baton plan` (planner.sweep, without a look at the second half); the second is simulated on
+every ratio. The figure is the goodput that the choice gives up against the best there. Nothing is real here but the
+trace and what the simulator runs of the product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from baton.planner.cluster_sim import SimSettings
+from baton.planner.costs import worker_costs
+from baton.planner.score import Slo
+from baton.planner.sweep import simulate, sweep
+from baton.planner.traces import Trace, read_trace
+
+TARGET = 0.03
+
+
+class HeldOut(msgspec.Struct, frozen=True):
+    """``chosen`` on the first half; goodput per second by ratio on the second, where ``best`` is the most."""
+
+    trace: str
+    requests: tuple[int, int]
+    chosen: tuple[int, int]
+    best: tuple[int, int]
+    goodput: dict[str, float]
+    lost: float
+
+
+def halves(trace: Trace) -> tuple[Trace, Trace]:
+    """By time."""
+    middle = trace.duration / 2
+    return trace.between(0.0, middle), trace.between(middle, trace.duration + 1.0)
+
+
+def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
+    """Choose on one half, judge on the other."""
+    settings, costs = SimSettings(1, workers - 1), worker_costs(profile)
+    first, second = halves(trace)
+    chosen = sweep(workers, costs, costs, first, slo, settings)[0].best
+    judged = [
+        simulate(msgspec.structs.replace(settings, prefill=p, decode=workers - p), costs, costs, second, slo)
+        for p in range(1, workers)
+    ]
+    best = max(judged, key=lambda r: r.score.goodput)
+    ours = next(r for r in judged if r.prefill == chosen.prefill)
+    return HeldOut(
+        trace.source,
+        (len(first.requests), len(second.requests)),
+        (chosen.prefill, chosen.decode),
+        (best.prefill, best.decode),
+        {r.name: r.score.goodput for r in judged},
+        1 - ours.score.goodput / best.score.goodput if best.score.goodput else 0.0,
+    )
+
+
+def main() -> int:
+    """Exit status 0 when no more than 3% is given up."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trace", required=True)
+    parser.add_argument("--profile", default="roofline:llama-3-70b@a800x8")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--ttft", type=float, default=10.0)
+    parser.add_argument("--tpot", type=float, default=0.1)
+    parser.add_argument("--faster", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=0.0, help="of the trace, from its begin; 0: all")
+    parser.add_argument("--out", help="JSON file for the figures")
+    args = parser.parse_args()
+    trace = read_trace(args.trace).faster(args.faster)
+    if args.seconds:
+        trace = trace.between(0.0, args.seconds)
+    found = held_out(trace, args.profile, args.workers, Slo(args.ttft, args.tpot))
+    for name, goodput in found.goodput.items():
+        marks = [
+            mark for mark, at in (("chosen", found.chosen), ("best", found.best)) if name == "{}P{}D".format(*at)
+        ]
+        print(f"{name:>8}  goodput {goodput:7.3f}/s  {', '.join(marks)}")
+    print(f"the choice gives up {found.lost:.2%} of goodput on {found.requests[1]} requests it hasn't seen")
+    if args.out:
+        Path(args.out).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return 0 if found.lost <= TARGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

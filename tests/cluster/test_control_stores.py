@@ -1,0 +1,96 @@
+"""What the controller, its routers and their workers leave in Redis for one another."""
+
+import asyncio
+
+from baton.cluster.advice import TIMELINE, Advice, AdviceStore, Change, Pin, RatioPoint, TwinError
+from baton.cluster.lease import Lease
+from baton.cluster.membership import connect
+from baton.cluster.roles import RoleWishes, forget_roles
+from baton.cluster.traffic import ClassTraffic, Served, Slice, TrafficStore, Twin, by_class
+
+ADVICE = Advice(
+    1.0, "auto", 3, 5, "because", (4, 4), (3, 5), (3, 4), (RatioPoint(1, 7, 0.5, 0.9),), (0.5, 0.9), TwinError(0.1)
+)
+
+
+async def test_advice_comes_back_as_it_went_and_expires(redis):
+    store = AdviceStore(redis, "t")
+    assert await store.get() is None
+    assert await store.put(ADVICE, ttl_s=0.3)
+    assert await store.get() == ADVICE
+    await asyncio.sleep(0.4)
+    assert await store.get() is None
+
+
+async def test_the_timeline_is_newest_first_and_bounded(redis):
+    store = AdviceStore(redis, "t")
+    for i in range(TIMELINE + 5):
+        await store.note(Change(float(i), "hold", (1, 1), (1, 1), "r"))
+    found = await store.timeline()
+    assert (len(found), found[0].at, found[-1].at) == (TIMELINE, TIMELINE + 4.0, 5.0)
+    assert len(await store.timeline(3)) == 3
+
+
+async def test_a_pin_and_a_mode_stay_until_they_are_taken_back(redis):
+    store = AdviceStore(redis, "t")
+    assert (await store.pinned(), await store.mode()) == (None, "")
+    await store.pin(Pin(3, 5, 1.0, "ada"))
+    await store.set_mode("auto")
+    assert (await store.pinned(), await store.mode()) == (Pin(3, 5, 1.0, "ada"), "auto")
+    await store.pin(None)
+    assert await store.pinned() is None
+
+
+async def test_an_entry_of_another_version_is_passed_over(redis):
+    store = AdviceStore(redis, "t")
+    await redis.lpush("{t}:control:timeline", b"\x01nonsense")
+    await redis.set("{t}:control:advice", b"\x01nonsense")
+    assert (await store.timeline(), await store.get()) == ((), None)
+
+
+async def test_without_redis_nothing_is_known_and_nothing_raised(server, redis):
+    gone = connect("unix:///nowhere/redis.sock")
+    store, traffic = AdviceStore(gone, "t"), TrafficStore(gone, "t")
+    assert (await store.put(ADVICE), await store.get(), await store.timeline()) == (False, None, ())
+    assert not await Lease(gone, "t", "controller", "me", 1.0).hold()
+    await traffic.push(Slice("r", 1.0, 1.0))
+    assert await traffic.recent(0.0) == []
+    assert not await RoleWishes(gone, "t").want("s", "decode")
+
+
+async def test_one_of_two_leads_until_it_leaves_or_its_lease_ends(redis):
+    one, two = (Lease(redis, "t", "controller", who, 0.3) for who in ("one", "two"))
+    assert (await one.hold(), await two.hold(), await one.hold()) == (True, False, True)
+    await two.leave()  # not its own to leave
+    assert not await two.hold()
+    await one.leave()
+    assert (await two.hold(), await one.hold()) == (True, False)
+    await asyncio.sleep(0.4)
+    assert await one.hold()
+
+
+async def test_slices_add_up_over_routers_and_seconds(redis):
+    store = TrafficStore(redis, "t")
+    parts = [
+        Slice(r, at, 1.0, {"c": ClassTraffic(arrived=2, output_tokens=10)}, 0, 0, [Twin(1.0, None, 0.1, 0.2)])
+        for at in (1.0, 2.0)
+        for r in ("a", "b")
+    ]
+    parts[0].served.append(Served(1.0, 2, 3, 4))
+    for part in parts:
+        await store.push(part)
+    found = await store.recent(0.0)
+    assert (len(found), [s for one in found for s in one.served]) == (4, [Served(1.0, 2, 3, 4)])
+    assert by_class(found)["c"] == ClassTraffic(arrived=8, output_tokens=40)
+    assert len(await store.recent(1.5)) == 2
+
+
+async def test_a_slot_is_wished_a_role_until_its_cluster_begins_anew(server, redis):
+    wishes = RoleWishes(redis, "t")
+    assert await wishes.of("w-3") == ""
+    assert await wishes.want("w-3", "decode")
+    assert await wishes.of("w-3") == "decode"
+    await wishes.want("w-4", "nonsense")
+    assert await wishes.of("w-4") == ""
+    await asyncio.to_thread(forget_roles, server.url, "t")
+    assert await wishes.of("w-3") == ""

@@ -1,0 +1,41 @@
+"""baton.cluster.scale and what watches it, over a real Redis."""
+
+import asyncio
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.cluster.scale import Scale, ask, key, read
+from baton.deploy import scaling
+from baton.deploy.redis_server import RedisServer
+from baton.protos.errors import ConfigError
+
+
+async def test_what_was_asked_last_is_read_and_each_asking_has_its_serial(redis: Redis) -> None:
+    assert await read(redis, "n") is None
+    assert (await ask(redis, "n", Scale(3, 2))).serial == 1
+    assert await ask(redis, "n", Scale(3, 2)) == Scale(3, 2, 2)
+    assert await read(redis, "n") == Scale(3, 2, 2)
+    assert await read(redis, "other") is None
+    await redis.set(key("n"), b"of another version")
+    assert await read(redis, "n") is None
+
+
+@pytest.mark.parametrize("scale", [Scale(-1, 1), Scale(1, 0), Scale(1, 1025)])
+async def test_numbers_that_cannot_be_are_refused(redis: Redis, scale: Scale) -> None:
+    with pytest.raises(ConfigError, match="give 0 to 1024 and 1 to 1024"):
+        await ask(redis, "n", scale)
+
+
+async def test_a_watcher_hears_what_is_asked_from_now_on(server: RedisServer, redis: Redis, monkeypatch) -> None:
+    monkeypatch.setattr(scaling, "LOOK_S", 0.02)
+    heard: asyncio.Queue[Scale] = asyncio.Queue()
+    await ask(redis, "n", Scale(9, 9))
+    watching = asyncio.create_task(scaling.watch_scale(server.url, "n", heard.put))
+    await asyncio.sleep(0.2)
+    await ask(redis, "n", Scale(2, 3))
+    async with asyncio.timeout(20):
+        assert await heard.get() == Scale(2, 3, 2)
+    assert heard.empty(), "what was asked before is not ours"
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,72 @@
+"""The controller of a real cluster: it turns workers when one role is short, and leaves them when told to."""
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.fleet import Fleet, complete
+from tests.e2e.paced import slow_profile
+
+QUICK = {"interval_s": 0.5, "window_s": 4.0, "cooldown_s": 1.0, "horizon_s": 10.0, "grace_s": 0.3, "dial_s": 2.0}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    profile = slow_profile(Path(tmp_path_factory.mktemp("paced")), fixed=0.02, prefill=0.0008, kv=64)
+    with Fleet(1, 3, worker={"device": f"paced:{profile}"}, controller={"mode": "advise"} | QUICK) as found:
+        yield found
+
+
+def ratio(fleet: Fleet) -> dict:
+    return httpx.get(fleet.url + "/v1/ratio", timeout=10).json()
+
+
+def turn(fleet: Fleet, to: str) -> None:
+    reply = httpx.post(fleet.url + "/v1/ratio", json={"ratio": to}, timeout=60)
+    assert reply.status_code == 200, reply.text
+
+
+async def load_until(fleet: Fleet, condition, limit_s: float = 40.0) -> dict:
+    """Long prompts, short answers: more than one prefill worker can read. What was seen when it came true."""
+    rng, asked, deadline = random.Random(1), [], time.monotonic() + limit_s
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+        while not condition(seen := await asyncio.to_thread(ratio, fleet)):
+            assert time.monotonic() < deadline, (seen, fleet.log("router"))
+            prompt = [rng.randrange(2, 4000) for _ in range(900)]
+            asked.append(asyncio.create_task(complete(client, fleet.url, prompt, max_tokens=4)))
+            await asyncio.sleep(0.4)
+        answers = await asyncio.gather(*asked)
+    assert all(len(a) == 4 for a in answers)
+    return seen
+
+
+async def test_it_says_what_it_would_do_then_does_it_then_honours_a_pin(fleet):
+    def advised(seen: dict) -> bool:
+        advice = seen["advice"]
+        return bool(advice and (advice["recommended"] or [0])[0] > 1 and seen["timeline"][0]["kind"] == "advise")
+
+    said = await load_until(fleet, advised)
+    assert (said["prefill"], said["advice"]["mode"]) == (1, "advise")
+    turn(fleet, "auto")
+    done = await load_until(fleet, lambda seen: seen["prefill"] > 1)
+    change = next(c for c in done["timeline"] if c["kind"] == "rerole")
+    assert (change["before"], change["by"]) == ([1, 3], "controller")
+    assert "full" in change["reason"]
+    assert done["advice"]["pressure"] is not None
+    turn(fleet, "1:3")
+    until = time.monotonic() + 3
+
+    held = await load_until(fleet, lambda seen: time.monotonic() > until)
+    assert (held["prefill"], held["advice"]["mode"]) == (1, "pinned")
+    fleet.wait_for_baseline()
+
+
+async def test_the_dial_is_simulated_from_what_was_served(fleet):
+    seen = await load_until(fleet, lambda seen: seen["advice"] and seen["advice"]["goodput_by_ratio"])
+    points = seen["advice"]["goodput_by_ratio"]
+    assert [(p["prefill"], p["decode"]) for p in points] == [(1, 3), (2, 2), (3, 1)]
+    assert seen["advice"]["twin_error"]["samples"] > 0
