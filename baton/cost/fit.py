@@ -19,6 +19,7 @@ from baton.protos.nouns import StepCurve, StepSample, TransferCurve
 
 PRIOR_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
 PRIOR_TRANSFER = TransferCurve(1e-3, 1e-9)
+LEAST_STEP_S = 1e-6
 STEP_MEMORY = 512
 TRANSFER_MEMORY = 64
 
@@ -134,8 +135,11 @@ class StepFit:
 
     @property
     def curve(self) -> StepCurve | None:
-        """The estimate; None before the first step."""
-        return StepCurve(*self._fit.coefficients()) if self._fit.samples else None
+        """The estimate, in which no step is free; None before the first step."""
+        if not self._fit.samples:
+            return None
+        fixed, *others = self._fit.coefficients()
+        return StepCurve(max(fixed, LEAST_STEP_S), *others)
 
 
 class TransferFit:
