@@ -241,6 +241,7 @@ def _prefill(bench: _Bench, prompt: list[int], lease: Lease, to: WorkerInfo) -> 
         lease=lease.lease,
         epoch=lease.epoch,
         decode_address=to.address,
+        decode_incarnation=to.incarnation,
         token_ids=prompt,
         prompt_tokens=len(prompt),
         held_blocks=lease.held_blocks,

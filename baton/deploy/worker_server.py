@@ -138,6 +138,7 @@ class Worker:
             self.transport.layout,
             self._keys,
             lambda address, error: self._report.failed(self.transport.peer(address), error.label),
+            self.transport.expect,
         )
 
     def _shipped(self, report: HandoffReport) -> None:

@@ -37,6 +37,7 @@ class PrefillCall(msgspec.Struct, frozen=True):
     held_blocks: int
     received_blocks: tuple[int, ...] = ()
     traceparent: str = ""
+    decode_incarnation: str = ""
     fetch_address: str = ""
     fetch_blocks: int = 0
     fetch_limit_s: float = 0.0
@@ -104,13 +105,14 @@ class PrefillService:
         layout_of: Callable[[str], Awaitable[KvLayout]] | None = None,
         keys: Iterator[int] | None = None,
         failed: Callable[[str, BatonError], None] = lambda address, error: None,
+        meet: Callable[[str, str], None] = lambda address, incarnation: None,
     ):
         self._send = send
         self._memory = memory
         self._sender = sender
         self._transport = transport
         self._clock = clock
-        self._observe, self._failed = observe, failed
+        self._observe, self._failed, self._meet = observe, failed, meet
         self._layout_of = layout_of
         self._warmer = warmer
         self._keys = keys or itertools.count(1)
@@ -126,6 +128,7 @@ class PrefillService:
     async def prefill(self, call: PrefillCall) -> PrefillResult:
         """Compute a prompt and hand its blocks over. Raises the tree's errors; cancelling it cancels all."""
         self._check(call)
+        self._meet(call.decode_address, call.decode_incarnation)
         key, handoff = next(self._keys), self._handoff(call)
         job = self._jobs[key] = _Job(handoff, call)
         try:

@@ -46,6 +46,7 @@ def call_from_pb(pb: w.PrefillRequest) -> PrefillCall:
         held_blocks=pb.held_blocks,
         received_blocks=tuple(pb.received_blocks),
         traceparent=pb.traceparent,
+        decode_incarnation=pb.decode_incarnation,
         fetch_address=pb.fetch_address,
         fetch_blocks=pb.fetch_blocks,
         fetch_limit_s=pb.fetch_limit_s,

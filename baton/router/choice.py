@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.protos.convert import logprobs_from_pb, run_from_pb, sampling_to_pb, stations_from_pb
 from baton.protos.errors import BatonError, WorkerLost
-from baton.protos.nouns import Station, TokenRun
+from baton.protos.nouns import Station, TokenRun, WorkerInfo
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Ticket
@@ -122,13 +122,13 @@ class ChoiceRun:
     def prefill(
         self,
         lease: Lease,
-        address: str,
+        to: WorkerInfo,
         received: tuple[int, ...],
         taken: Option,
         router_id: str,
         traceparent: str,
     ) -> w.PrefillRequest:
-        """Asks a prefill worker to read the prompt and ship its blocks to ``address``."""
+        """Asks a prefill worker to read the prompt and ship its blocks to ``to``."""
         request = self.request
         return w.PrefillRequest(
             request_id=lease.request_id,
@@ -136,7 +136,8 @@ class ChoiceRun:
             adapter_id=request.adapter_id,
             lease=lease.lease,
             epoch=lease.epoch,
-            decode_address=address,
+            decode_address=to.address,
+            decode_incarnation=to.incarnation,
             token_ids=self.tokens,
             prompt_tokens=len(request.token_ids),
             held_blocks=lease.held_blocks,

@@ -23,6 +23,7 @@ from baton.protos.errors import (
     Draining,
     ModelNotFound,
 )
+from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Admission, load_of
 from baton.router.blame import Blame, Overdue
@@ -188,18 +189,18 @@ class Dispatcher:
             placed.answered()
             try:
                 async with asyncio.TaskGroup() as scope:
-                    reading = scope.create_task(self._read(run, lease, placed, link.info.address))
+                    reading = scope.create_task(self._read(run, lease, placed, link.info))
                     await lease.ended
                     await self._let_finish(reading)
             except BaseExceptionGroup as group:
                 raise first_of(group) from None
 
-    async def _read(self, run: ChoiceRun, lease: Lease, placed: Reservation, address: str) -> None:
+    async def _read(self, run: ChoiceRun, lease: Lease, placed: Reservation, to: WorkerInfo) -> None:
         """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do."""
         received: tuple[int, ...] = ()
         while placed.taken.way == "prefill":
             router_id = self._links.router_id
-            message = run.prefill(lease, address, received, placed.taken, router_id, current_traceparent())
+            message = run.prefill(lease, to, received, placed.taken, router_id, current_traceparent())
             try:
                 run.from_prefill(await self._prefill(run, placed, message))
                 break

@@ -94,6 +94,17 @@ class AutoTransport:
             raise
         return _Watched(stream, lambda: self._forget(address, choosing))
 
+    def expect(self, address: str, incarnation: str) -> None:
+        """``incarnation`` serves at ``address`` now: what was chosen for one that had its port before is void.
+
+        Its ways may still be served, by the worker that followed it in its slot, and would lead there.
+        """
+        choosing = self._choices.get(address)
+        if choosing is None or not incarnation or not choosing.done() or choosing.cancelled():
+            return
+        if choosing.exception() is not None or choosing.result().info.incarnation != incarnation:
+            self._forget(address, choosing)
+
     async def layout(self, address: str) -> KvLayout:
         """Of the worker at ``address``. Raises WorkerLost."""
         choosing = self._choosing(address)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
+import msgspec
 import pytest
 
 from baton.decode_worker.intake import Intake
@@ -165,6 +166,21 @@ async def test_a_way_that_broke_while_nobody_used_it_is_replaced_at_once(house: 
     assert await used(house, auto) == "shm"
     house.servers["shm"].close()
     assert await used(house, auto) == "tcp"
+    assert house.described == 2
+    await auto.close()
+
+
+async def test_another_worker_at_a_known_address_is_asked_anew(house: House) -> None:
+    auto = house.auto()
+    auto.expect(house.grpc, "i")
+    assert await used(house, auto) == "shm"
+    for known in ("i", ""):
+        auto.expect(house.grpc, known)
+        assert await used(house, auto) == "shm"
+    assert house.described == 1
+    house.info = msgspec.structs.replace(house.info, incarnation="j")
+    auto.expect(house.grpc, "j")
+    assert await used(house, auto) == "shm"
     assert house.described == 2
     await auto.close()
 
