@@ -27,7 +27,7 @@ def root(fingerprint: str, fidelity: str, adapter: str = "", salt: bytes = b"") 
     return sha256(_DOMAIN + b"".join(struct.pack("<I", len(part)) + part for part in parts)).digest()
 
 
-def _link(parent: bytes, packed: bytes | memoryview, count: int) -> bytes:
+def _link(parent: bytes, packed: bytes, count: int) -> bytes:
     digest = sha256(parent)
     digest.update(struct.pack("<I", count))
     digest.update(packed)
@@ -44,10 +44,10 @@ def _pack(token_ids: Sequence[int]) -> bytes:
 def block_hashes(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> list[bytes]:
     """The hash of each full block of ``token_ids``, 32 bytes each; a partial tail has none."""
     full = len(token_ids) // block_tokens
-    packed = memoryview(_pack(token_ids[: full * block_tokens]))
-    hashes, parent, size = [], root, 4 * block_tokens
-    for start in range(0, full * size, size):
-        parent = _link(parent, packed[start : start + size], block_tokens)
+    packed = _pack(token_ids[: full * block_tokens])
+    hashes, parent, size, count = [], root, 4 * block_tokens, struct.pack("<I", block_tokens)
+    for start in range(0, full * size, size):  # _link, in one call: a long prompt has thousands
+        parent = sha256(parent + count + packed[start : start + size]).digest()
         hashes.append(parent)
     return hashes
 

@@ -114,8 +114,9 @@ def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -
 
 def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
     """Every id is in the vocabulary. Raises InvalidRequest naming the first that isn't."""
-    bad = next((i for i in ids if not 0 <= i < vocab_size), None)
-    if bad is not None:
+    ids = tuple(ids)
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise InvalidRequest(f"{param} has token id {bad}: this model's ids are 0 to {vocab_size - 1}", param)
 
 
