@@ -82,7 +82,8 @@ def _line(raw: bytes, endpoint: str, seen: set[str], number: int) -> Line:
         raise InvalidRequest(f"the file has over {MAX_LINES} requests: split it", "file")
     try:
         line = msgspec.json.decode(raw, type=Line)
-    except msgspec.DecodeError as error:
+        orjson.dumps(line.body)  # it will have to be written again: no number may be over 64 bits
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise InvalidRequest(f"line {number}: {error}", "line") from None
     if line.method != "POST" or line.url != endpoint:
         raise InvalidRequest(f"line {number}: method and url must be POST {endpoint}", "url")
