@@ -11,9 +11,14 @@ GOOD = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": 
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"x": "\xff\xfe"}', b'{"\xff": 1}', b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"x": 1%s}' % (b"0" * 30)],
+    [
+        b'{"x": "\xff\xfe"}',
+        b'{"\xff": 1}',
+        b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"x": 1%s}' % (b"0" * 30),
+    ],
     ids=["no utf-8", "a name that is no utf-8", "endless nesting", "a number over 64 bits"],
-)  # fmt: skip
+)
 def test_a_line_that_cannot_be_read_is_named_and_the_rest_is_read(body: bytes) -> None:
     lines, errors = read_lines(b"\n".join((GOOD % b"{}", GOOD.replace(b'"a"', b'"b"') % body)), "/v1/completions")
     assert [line.custom_id for line in lines] == ["a"]
