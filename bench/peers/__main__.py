@@ -30,7 +30,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 from bench.peers.random_gguf import write
 
 HOME = Path("build/peers")
-LLAMA = "llama-cpp-python==0.3.34"
+LLAMA = "llama-cpp-python==0.3.36"
 CONTEXT, STEPS, PROMPT = 512, 8, 512
 PAGES = CONTEXT // BLOCK_TOKENS + 4
 TARGETS = {1: 1.3, 16: 2.0}
