@@ -53,14 +53,20 @@ def some_requests(watched: Watched, count: int = 4) -> None:
         assert watched.ask(tokens=100, output=5).status_code == 200
 
 
+def handoffs_failed(watched: Watched) -> int:
+    return sum(flow["failures"] for flow in watched.snapshot()["flows"])
+
+
 def test_the_picture_shows_every_worker_and_the_kv_between_them(watched, opened):
+    failed = handoffs_failed(watched)  # by the tests before this one, which took workers away
     some_requests(watched)
+    assert handoffs_failed(watched) == failed
     page = opened(viewport={"width": 1300, "height": 900})
     assert page.locator("#prefill .node .id").all_text_contents() == ["prefill-0"]
     assert page.locator("#decode .node .id").all_text_contents() == ["decode-0", "decode-1"]
     assert page.locator("#router .queue").count() == 2
     until(lambda: page.evaluate("document.querySelectorAll('.flows path.kv').length >= 1"))
-    assert "handoffs, none failed" in page.locator("#flow-note").text_content()
+    assert f"handoffs, {failed or 'none'} failed" in page.locator("#flow-note").text_content()
     assert page.locator("#dial .ratio").text_content() == "1 : 2"
     assert page.locator("#class-rows tr").count() == 2
 
