@@ -53,6 +53,11 @@ class RoleControl:
         """Prefill and decode workers that can be reached."""
         return self._view.reachable("prefill"), self._view.reachable("decode")
 
+    def usable(self) -> tuple[int, int]:
+        """Prefill and decode workers that can be given work: reachable, and held by nobody."""
+        roles = [info.role for info in self.workers() if info.state == "ready"]
+        return roles.count("prefill"), roles.count("decode")
+
     async def set_role(self, worker_id: str, role: str, grace_s: float = GRACE_S) -> RoleChange:
         """Change it and wait until it serves. Raises WorkerUnknown, InvalidRequest, NoWorker, DeadlineExceeded."""
         async with self._turn:  # two changes at once could each count on the other's worker to stay
@@ -65,15 +70,22 @@ class RoleControl:
             if role == "prefill" and not staying:
                 raise InvalidRequest("no decode worker would be left; leave one at least", "ratio")
             changes = (self._set_role(name, role, grace_s, alone=False) for name in worker_ids)
-            return list(await asyncio.gather(*changes))
+            ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
+            for failure in ended:
+                if isinstance(failure, BaseException):
+                    raise failure
+            return [change for change in ended if isinstance(change, RoleChange)]
 
     async def set_ratio(self, prefill: int, decode: int, grace_s: float = GRACE_S) -> list[RoleChange]:
-        """Form it from the workers that are here. Raises InvalidRequest that names what could be formed."""
+        """Form it from the workers here. Raises InvalidRequest that names what could be formed, and NoWorker."""
         now = self.ratio()
         if prefill + decode != sum(now) or decode < 1 or prefill < 0:
             raise cannot_form(f"{prefill}:{decode}", sum(now))
         role, count = ("decode", now[0] - prefill) if prefill < now[0] else ("prefill", prefill - now[0])
-        return await self.move(self.least_busy(role, count), role, grace_s) if count else []
+        leaving = self.least_busy(role, count)
+        if len(leaving) < count:
+            raise NoWorker(f"only {len(leaving)} of the {count} workers to change are ready now", retry_after_s=2.0)
+        return await self.move(leaving, role, grace_s) if count else []
 
     def least_busy(self, become: str, count: int) -> list[str]:
         """``count`` workers of the other role, those with the least to lose first."""
