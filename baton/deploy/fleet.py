@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import msgspec
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.deploy.plans import model_name, resolve_model, worker_plans
+from baton.deploy.ports import HOST, free_ports
 from baton.deploy.processes import die_with_parent, end_sessions
 from baton.deploy.redis_server import RedisServer
 from baton.deploy.security import probing_context
@@ -29,10 +29,10 @@ from baton.deploy.slots import Slot, SlotRecord, close_slots, holders
 from baton.deploy.supervise import HostSupervisor, host_environment
 from baton.protos.errors import StartupError, from_info
 
-HOST = "127.0.0.1"
 UP_S = 90.0
 GRACE_S, ROUTER_GRACE_S = 2.0, 3.0
 LOOK_S = 0.02
+STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
 
 
 class Fleet(contextlib.AbstractContextManager["Fleet"]):
@@ -47,7 +47,7 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
     def __init__(self, **sections: Any) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="bf-")  # short: unix sockets end at 107 bytes
         self.folder = Path(self._scratch.name)
-        port, grpc_port = _free_ports(2)
+        port, grpc_port = free_ports(2)
         router = {"port": port, "grpc_port": grpc_port} | sections.pop("router", {})
         self.config: BatonConfig = load_config(flags={"router": router, **sections}, search=self.folder)
         self.model = model_name(self.config, resolve_model(self.config))
@@ -56,7 +56,7 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
         self.url, self.grpc = f"{scheme}://{HOST}:{port}", f"{HOST}:{grpc_port}"
         self.router: subprocess.Popen[bytes] | None = None
         self._redis = RedisServer(self.folder / "redis")
-        self._supervisors: list[HostSupervisor] = []
+        self._supervisors: dict[str, HostSupervisor] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -76,7 +76,7 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
         if self.router:
             self.router.send_signal(signal.SIGTERM)
         end_sessions(holders(self.folder / "slots").values(), GRACE_S)
-        for supervisor in self._supervisors:
+        for supervisor in self._supervisors.values():
             supervisor.stop(0.0)
         if self.router:
             _end(self.router)
@@ -104,7 +104,7 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
 
     def workers_ready(self) -> int:
         """Hosts that say so."""
-        return sum(s.status().state == "ready" for s in self._supervisors)
+        return sum(s.status().state == "ready" for s in self._supervisors.values())
 
     def reachable(self) -> int:
         """Workers that the router can reach, by its own metric. Raises OSError when the router doesn't answer."""
@@ -140,16 +140,33 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
                 preexec_fn=die_with_parent,
             )  # fmt: skip
 
+    def scale(self, prefill: int, decode: int) -> None:
+        """Other numbers of workers from now on, as a placement has it: new ones start, others drain and end."""
+        numbers = {"prefill": prefill, "decode": decode}
+        self.config = self.config.model_copy(update={"cluster": self.config.cluster.model_copy(update=numbers)})
+        wanted = self._supervise()
+        leaving = [self._supervisors.pop(slot) for slot in self._supervisors.keys() - wanted]
+        for supervisor in leaving:
+            supervisor.stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
+
+    def _supervise(self) -> set[str]:
+        """Start what is missing of the config's slots; their names."""
+        url, model = self.config.redis.url, self.config.worker.model
+        plans = worker_plans(self.config, model, url, self.folder / "slots", self.folder / "logs")
+        for plan in plans:
+            if plan.slot not in self._supervisors:
+                supervisor = HostSupervisor(msgspec.structs.replace(plan, command=self.command))
+                self._supervisors[plan.slot] = supervisor
+                supervisor.start()
+        return {plan.slot for plan in plans}
+
     def _up(self) -> None:
         url = self._redis.start().url
         redis = self.config.redis.model_copy(update={"url": url})
         worker = self.config.worker.model_copy(update={"model": resolve_model(self.config)})
         self.config = self.config.model_copy(update={"redis": redis, "worker": worker})
-        slots = self.folder / "slots"
-        slots.mkdir()
-        for plan in worker_plans(self.config, worker.model, url, slots, self.folder / "logs"):
-            self._supervisors.append(HostSupervisor(msgspec.structs.replace(plan, command=self.command)))
-            self._supervisors[-1].start()
+        (self.folder / "slots").mkdir()
+        self._supervise()
         self.start_router()
         self._await_ready()
 
@@ -162,7 +179,7 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
             time.sleep(LOOK_S)
 
     def _require_no_failure(self) -> None:
-        for supervisor in self._supervisors:
+        for supervisor in self._supervisors.values():
             status = supervisor.status()
             if status.state == "failed" and status.error is not None:
                 raise from_info(status.error)
@@ -179,11 +196,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]

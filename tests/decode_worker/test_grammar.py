@@ -26,11 +26,12 @@ def outputs(messages: list[Any], key: int) -> list[int]:
     return [token for run in runs for token in run.token_ids]
 
 
-def until_ended(bench: Bench, *keys: int, most: int = 2000) -> list[Any]:
+def until_ended(bench: Bench, *keys: int, within_s: float = 60.0) -> list[Any]:
     """What the loop says until each of ``keys`` ended."""
     said: list[Any] = []
     left = set(keys)
-    for _ in range(most):
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
         said += (news := bench.say())
         left -= {o.key for m in news if isinstance(m, ch.Tokens) for o in m.outputs if o.run.finish_reason}
         left -= {m.key for m in news if isinstance(m, ch.Ended)}

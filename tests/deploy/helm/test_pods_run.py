@@ -21,6 +21,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.deploy.ports import free_ports
 from baton.deploy.redis_server import find_server
 from baton.kernels.abi import build, native
 from tests.deploy.helm.charts import ROOT, Manifest, one, profile, render
@@ -142,7 +143,7 @@ class Place(contextlib.AbstractContextManager):
     def __init__(self, values: Manifest, secrets: dict[str, dict[str, str]] | None = None) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="bh-")
         self.folder = Path(self._scratch.name)
-        self.redis_port, self.http, self.grpc = _free(3)
+        self.redis_port, self.http, self.grpc = free_ports(3)
         values = {**values, "router": {**values.get("router", {}), "ports": {"http": self.http, "grpc": self.grpc}}}
         self.manifests = render(values)
         self._secrets = secrets or {}
@@ -196,14 +197,6 @@ class Place(contextlib.AbstractContextManager):
             pod.process.kill()
             pod.process.wait()
         self._scratch.cleanup()
-
-
-def _free(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def _wait(pod: Pod, probe: str) -> None:

@@ -1,0 +1,25 @@
+"""Ports for clusters whose ports nobody chose: free now, and not among those that the kernel gives away."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from baton.deploy import ports
+from baton.deploy.ports import free_ports
+
+
+def test_they_differ_are_free_and_are_below_the_kernels_own():
+    found = free_ports(20)
+    assert len(set(found)) == 20
+    assert max(found) < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in found:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_port_in_use_is_passed_over_and_none_is_an_error(monkeypatch):
+    [taken] = free_ports(1)
+    monkeypatch.setattr(ports, "FIRST", taken)
+    monkeypatch.setattr(ports, "LAST", taken)
+    with socket.create_server(("127.0.0.1", taken)), pytest.raises(OSError, match="no 1 free ports"):
+        free_ports(1)
