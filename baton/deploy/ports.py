@@ -46,8 +46,9 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
 
 
 def _bindable(host: str, port: int, key: str, flag: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    if not port:
+        return free_ports(1, host)[0]
+    with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -57,13 +58,17 @@ def _bindable(host: str, port: int, key: str, flag: str) -> int:
                 f"{flag} N, or BATON_ROUTER__{key.upper()}=N",
                 f"router.{key}",
             ) from None
-        return int(probe.getsockname()[1])
+    return port
 
 
 def _free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
+    with socket.socket(_family(host)) as probe:
         try:
             probe.bind((host, port))
         except OSError:
             return False
         return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
