@@ -26,13 +26,14 @@ def outputs(messages: list[Any], key: int) -> list[int]:
     return [token for run in runs for token in run.token_ids]
 
 
-def until_ended(bench: Bench, *keys: int, within_s: float = 60.0) -> list[Any]:
-    """What the loop says until each of ``keys`` ended."""
+def until_ended(bench: Bench, *keys: int, told: tuple[Any, ...] = (), within_s: float = 60.0) -> list[Any]:
+    """What the loop says, once ``told`` something, until each of ``keys`` ended."""
     said: list[Any] = []
     left = set(keys)
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        said += (news := bench.say())
+        said += (news := bench.say(*told))
+        told = ()
         left -= {o.key for m in news if isinstance(m, ch.Tokens) for o in m.outputs if o.run.finish_reason}
         left -= {m.key for m in news if isinstance(m, ch.Ended)}
         if not left:
@@ -43,7 +44,7 @@ def until_ended(bench: Bench, *keys: int, within_s: float = 60.0) -> list[Any]:
 
 def test_a_completed_grammar_ends_the_choice_with_stop() -> None:
     bench = Bench()
-    said = bench.say(admit(1, "[ab]{5}!")) + until_ended(bench, 1)
+    said = until_ended(bench, 1, told=(admit(1, "[ab]{5}!"),))
     assert re.fullmatch(rb"[ab]{5}!", bytes(outputs(said, 1)))
     last = [o.run for m in said if isinstance(m, ch.Tokens) for o in m.outputs][-1]
     assert (last.finish_reason, last.stop_token_id) == ("stop", None)
@@ -52,10 +53,10 @@ def test_a_completed_grammar_ends_the_choice_with_stop() -> None:
 
 def test_an_answer_goes_on_elsewhere_in_the_middle_of_its_grammar() -> None:
     whole = Bench()
-    answer = outputs(whole.say(admit(1, "[ab]{9}")) + until_ended(whole, 1), 1)
+    answer = outputs(until_ended(whole, 1, told=(admit(1, "[ab]{9}"),)), 1)
     for cut in (1, 5, 8):
         other = Bench()
-        said = other.say(admit(1, "[ab]{9}", bytes(answer[:cut]))) + until_ended(other, 1)
+        said = until_ended(other, 1, told=(admit(1, "[ab]{9}", bytes(answer[:cut])),))
         assert outputs(said, 1) == answer[cut:]
 
 
@@ -68,7 +69,7 @@ def test_a_grammar_that_still_compiles_holds_up_nobody_else(monkeypatch: pytest.
 
     monkeypatch.setattr(grammar, "compiled", slowly)
     bench = Bench()
-    said = bench.say(admit(1, "[ab]{5}"), admit(2, None)) + until_ended(bench, 2)
+    said = until_ended(bench, 2, told=(admit(1, "[ab]{5}"), admit(2, None)))
     assert len(outputs(said, 2)) == 40
     assert outputs(said, 1) == []
     assert bench.loop._wait_s() < 0.01
@@ -78,7 +79,7 @@ def test_a_grammar_that_still_compiles_holds_up_nobody_else(monkeypatch: pytest.
 
 def test_a_bad_grammar_fails_its_own_request_alone() -> None:
     bench = Bench()
-    said = bench.say(admit(1, "(a"), admit(2, None)) + until_ended(bench, 1, 2)
+    said = until_ended(bench, 1, 2, told=(admit(1, "(a"), admit(2, None)))
     [ended] = [m for m in said if isinstance(m, ch.Ended)]
     assert (ended.key, ended.error.type) == (1, "InvalidRequest")
     assert "regex" in ended.error.message

@@ -594,7 +594,7 @@ async def _play(moves: list[tuple[str, int, int]]) -> None:
             all_streams.append(streams[who])
         streams[who].send(_move(move, lease, other, index))
         reading = asyncio.ensure_future(streams[who].reply())
-        await asyncio.wait({reading}, timeout=1)
+        await asyncio.wait({reading}, timeout=20)
         assert reading.done(), "every frame here is answered, or its stream has ended"
         reading.exception()
     right = {lease.pages.pages[i]: lease.payload(i) for lease in leases for i in range(len(lease.hashes))}

@@ -78,7 +78,7 @@ async def test_a_reader_that_waits_is_woken() -> None:
     reading = asyncio.ensure_future(anext(session.outgoing()))
     await asyncio.sleep(0)
     session.tokens(1, a, output(1, 0, 10))
-    assert isinstance(await asyncio.wait_for(reading, 1), Frame)
+    assert isinstance(await asyncio.wait_for(reading, 20), Frame)
 
 
 async def test_a_lost_engine_ends_every_request_and_then_the_session() -> None:

@@ -90,7 +90,7 @@ async def test_a_source_that_stalls_or_dies_costs_no_more_than_the_wait():
         raise WorkerLost("gone")
 
     for source, held in ((stalls, 3), (dies, 6)):
-        await asyncio.wait_for(asker.filler.fill(CHAIN[:10], source), 2)
+        await asyncio.wait_for(asker.filler.fill(CHAIN[:10], source), 20)
         await settle()
         assert asker.holds(CHAIN) == held
         assert asker.at_baseline()

@@ -134,7 +134,7 @@ async def test_another_pools_requests_pass_an_impatient_one(admission, clock):
     task = asyncio.create_task(stuck.wait(lambda: None))
     await settle()
     clock.now = PATIENCE_S + 1
-    await asyncio.wait_for(other.wait(Room(1).attempt), 1)
+    await asyncio.wait_for(other.wait(Room(1).attempt), 20)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

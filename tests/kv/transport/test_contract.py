@@ -214,7 +214,7 @@ async def test_the_last_answer_reaches_a_sender_that_is_still_writing(rig: Rigge
         sending = asyncio.ensure_future(send_for_ever(stream))
         assert [await answer(stream) for _ in range(count)] == [b"two"] * count
         await stream.close()
-        assert isinstance(await asyncio.wait_for(failure(sending), 2), WorkerLost)
+        assert isinstance(await asyncio.wait_for(failure(sending), 20), WorkerLost)
 
 
 async def test_the_last_answer_reaches_a_sender_that_pours_blocks(rig: Rigged) -> None:
@@ -241,7 +241,7 @@ async def test_a_closed_stream_ends_at_the_receiver_at_once(rig: Rigged) -> None
     await answer(stream)
     await stream.close()
     await stream.close()
-    await asyncio.wait_for(rig.peer.ended.wait(), 2)
+    await asyncio.wait_for(rig.peer.ended.wait(), 20)
 
 
 async def test_a_cancelled_sender_can_close_its_stream(rig: Rigged) -> None:
@@ -259,7 +259,7 @@ async def test_a_cancelled_sender_can_close_its_stream(rig: Rigged) -> None:
     pouring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pouring
-    await asyncio.wait_for(rig.peer.ended.wait(), 2)
+    await asyncio.wait_for(rig.peer.ended.wait(), 20)
 
 
 async def test_a_receiver_that_crashes_is_a_lost_worker(rig: Rigged) -> None:
@@ -291,7 +291,7 @@ async def test_a_receiver_that_goes_away_is_a_lost_worker(rig: Rigged) -> None:
     with pytest.raises(WorkerLost):
         await asyncio.wait_for(read_to_the_end(stream), 5)
     await stream.close()
-    await asyncio.wait_for(rig.peer.ended.wait(), 2)
+    await asyncio.wait_for(rig.peer.ended.wait(), 20)
 
 
 async def test_a_transport_that_closes_ends_its_streams_without_cancelling_their_users(rig: Rigged) -> None:
@@ -301,8 +301,8 @@ async def test_a_transport_that_closes_ends_its_streams_without_cancelling_their
     reading = asyncio.ensure_future(stream.receive())
     await asyncio.sleep(0.01)
     await rig.transport.close()
-    assert isinstance(await asyncio.wait_for(failure(reading), 2), WorkerLost)
-    await asyncio.wait_for(rig.peer.ended.wait(), 2)
+    assert isinstance(await asyncio.wait_for(failure(reading), 20), WorkerLost)
+    await asyncio.wait_for(rig.peer.ended.wait(), 20)
 
 
 async def test_streams_side_by_side_dont_mix(rig: Rigged) -> None:
