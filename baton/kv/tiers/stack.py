@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 BATCH = 16
 BESIDE_DECODE = 0.1  # of the time: a CPU decode step is bound by the same memory bus
+MOST_PAUSE_S = 0.1  # a batch that took long waited for a core, which keeps nobody from the bus
 
 
 class Tier:
@@ -81,11 +82,11 @@ class Tiers:
                 end += 1
             began = self._clock()
             loaded = await tier.run(_load, blocks[at:end], pages[at:end])
-            at += loaded
-            if self.duty < 1.0:
-                await asyncio.sleep((self._clock() - began) * (1 / self.duty - 1))
+            at, took = at + loaded, self._clock() - began
             if loaded:  # else the tier has just dropped a damaged block: a lower one may have it whole
                 yield loaded
+            if self.duty < 1.0:
+                await asyncio.sleep(min(took * (1 / self.duty - 1), MOST_PAUSE_S))
 
     def close(self) -> None:
         """Wait for every thread."""

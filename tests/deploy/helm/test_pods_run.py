@@ -6,6 +6,7 @@ was rendered, probes and the order to stop included.
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -242,12 +243,15 @@ def _ask(place: Place, router: Pod) -> None:
         body = {"model": model, "prompt": [7] * 200, "max_tokens": 8}
         if headers:
             assert client.post("/v1/completions", json=body).status_code == 401
-        answer = client.post("/v1/completions", json=body, headers=headers)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] == 8
-        counted = client.get("/metrics").text if scheme == "http" else ""
-        if counted:  # the prompt was read by the prefill worker, not by the decode worker itself
-            assert 'baton_routing_decisions_total{way="prefill"' in counted
+        deadline = time.monotonic() + UP_S
+        for token in itertools.count(8):  # until the prefill worker read one: the router may not know it yet
+            answer = client.post("/v1/completions", json=body | {"prompt": [token] * 200}, headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 8
+            counted = client.get("/metrics").text if scheme == "http" else ""
+            if not counted or 'baton_routing_decisions_total{way="prefill"' in counted:
+                return
+            assert time.monotonic() < deadline, counted
 
 
 PACED = {
