@@ -23,7 +23,7 @@ from baton.cluster.config import BatonConfig, ContextClass, Pool
 FILE = Path(__file__).with_name("configuration.md")
 HEAD = """# Configuration
 
-<!-- Written by docs/configuration.py (make reference). Edit the descriptions in baton/cluster/config.py. -->
+<!-- Written by docs/configuration.py (make reference). Edit the descriptions in baton/cluster/sections. -->
 
 A cluster reads `baton.toml` in the working directory (or `--config FILE`), then the environment, then flags; the
 later wins. A key is `BATON_SECTION__KEY` in the environment: `BATON_ROUTER__PORT=9000`. Lists and tables are JSON

@@ -98,9 +98,16 @@ class BatchStore:
         return found or b""
 
     async def files(self) -> list[StoredFile]:
-        """Every file, the youngest first."""
-        found = [await self.file(i) for i in await self._ids(self._files)]
-        return [file for file in found if file is not None]
+        """Every file, the youngest first; ids of those whose time is over are forgotten."""
+        ids = await self._ids(self._files)
+        async with _reached():
+            pipe = self._redis.pipeline(transaction=False)
+            for file_id in ids:
+                pipe.hget(self._files + file_id, "about")
+            found: list[Any] = await pipe.execute() if ids else []
+            if gone := [file_id for file_id, about in zip(ids, found, strict=True) if not about]:
+                await self._redis.zrem(self._files + "all", *gone)
+        return [msgspec.json.decode(about, type=StoredFile) for about in found if about]
 
     async def drop_file(self, file_id: str) -> None:
         """Forget a file."""
@@ -123,16 +130,25 @@ class BatchStore:
         """A job; None for no such job."""
         async with _reached():
             found = await self._redis.get(self._jobs + job_id)
-            answered: Any = await self._redis.hgetall(f"{self._jobs}{job_id}:counts")  # type: ignore[misc]
+            good: Any = await self._redis.hlen(f"{self._jobs}{job_id}:output")  # type: ignore[misc]
+            bad: Any = await self._redis.hlen(f"{self._jobs}{job_id}:errors")  # type: ignore[misc]
         if not found:
             return None
-        counts = {name.decode(): int(value) for name, value in answered.items()}
-        return msgspec.structs.replace(msgspec.json.decode(found, type=Job), **counts)
+        job = msgspec.json.decode(found, type=Job)
+        return job if job.ended else msgspec.structs.replace(job, completed=int(good), failed=int(bad))
 
     async def jobs(self) -> list[Job]:
         """Every job, the youngest first."""
-        found = [await self.job(i) for i in await self._ids(self._jobs)]
-        return [job for job in found if job is not None]
+        found = {job_id: await self.job(job_id) for job_id in await self._ids(self._jobs)}
+        for job_id in [job_id for job_id, job in found.items() if job is None]:
+            await self.forget_job(job_id)
+        return [job for job in found.values() if job is not None]
+
+    async def forget_job(self, job_id: str) -> None:
+        """Its time is over: nobody finds it any more."""
+        async with _reached():
+            await self._redis.zrem(self._jobs + "all", job_id)
+            await self._redis.srem(self._jobs + "open", job_id)  # type: ignore[misc]
 
     async def open_jobs(self) -> list[str]:
         """Ids of jobs that still have lines to answer, or to be ended."""
@@ -167,12 +183,10 @@ class BatchStore:
         """Keep a line's answer, once."""
         async with _reached():
             key = f"{self._jobs}{job_id}:{'output' if good else 'errors'}"
-            if await self._redis.hsetnx(key, str(line), answer):  # type: ignore[misc,arg-type]
-                pipe = self._redis.pipeline(transaction=True)
-                pipe.hincrby(f"{self._jobs}{job_id}:counts", "completed" if good else "failed", 1)
-                pipe.expire(key, self._kept_s)
-                pipe.expire(f"{self._jobs}{job_id}:counts", self._kept_s)
-                await pipe.execute()
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.hsetnx(key, str(line), answer)  # type: ignore[arg-type]
+            pipe.expire(key, self._kept_s)
+            await pipe.execute()
 
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
         """What was answered so far, by line."""
@@ -182,9 +196,9 @@ class BatchStore:
         return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}
 
     async def drop_answers(self, job_id: str) -> None:
-        """They are in files now; the counts stay in the job."""
+        """They are in files now; how many there were stays in the ended job."""
         async with _reached():
-            await self._redis.delete(*(f"{self._jobs}{job_id}:{part}" for part in ("output", "errors", "counts")))
+            await self._redis.delete(*(f"{self._jobs}{job_id}:{part}" for part in ("output", "errors")))
 
     async def _ids(self, prefix: str) -> list[str]:
         async with _reached():

@@ -9,283 +9,41 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettingsSource
 from pydantic_settings import PydanticBaseSettingsSource as Source
 
+from baton.cluster.hosts import LOOPBACK as LOOPBACK
 from baton.cluster.redis_url import with_credentials
+from baton.cluster.sections.base import Section
+from baton.cluster.sections.cluster import ClusterConfig, Pool, pool_worker
+from baton.cluster.sections.controller import ControllerConfig
+from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClass, RouterConfig
+from baton.cluster.sections.services import RayConfig, RedisConfig, TelemetryConfig
+from baton.cluster.sections.tls import TlsConfig
+from baton.cluster.sections.worker import WorkerConfig
 from baton.protos.errors import ConfigError
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-class Section(BaseModel):
-    """A frozen table of the config file; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ContextClass(Section):
-    """Requests of at most ``max_tokens`` tokens (prompt), first class that fits; 0 takes the rest.
-
-    SLOs in seconds for requests that name none themselves; 0: none. One that would miss it is refused early.
-    """
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$", description="of metrics and rules")
-    max_tokens: int = Field(default=0, ge=0, description="of the prompt; 0: the rest")
-    slo_ttft_s: float = Field(default=0.0, ge=0, description="wanted to the first token; 0: none")
-    slo_tpot_s: float = Field(default=0.0, ge=0, description="wanted between tokens, in the mean; 0: none")
-
-
-DEFAULT_CLASSES = (
-    ContextClass(name="short", max_tokens=1024),
-    ContextClass(name="medium", max_tokens=8192),
-    ContextClass(name="long", max_tokens=0),
-)
-
-
-class RouterConfig(Section):
-    """What clients meet. Times in seconds, sizes in bytes."""
-
-    host: str = Field(
-        default="127.0.0.1",
-        description="address that both ports listen on; a routable one needs keys_file, a client CA or insecure",
-    )
-    port: int = Field(default=8000, ge=0, le=65535, description="of REST; 0 takes a free one")
-    grpc_port: int = Field(default=8001, ge=0, le=65535, description="of gRPC; 0 takes a free one")
-    insecure: bool = Field(
-        default=False, description="listen on a routable address without asking anybody for a key"
-    )
-    keys_file: str = Field(default="", description="API keys (`baton keys add`); empty asks nobody for a key")
-    processes: int = Field(default=1, ge=1, le=64, description="router processes that share the ports")
-    policy: str = Field(default="cost", description="how a way is chosen: round_robin, least_loaded or cost")
-    hedge_prefill: float = Field(
-        default=0.0, ge=0, description="a prefill this many times overdue goes to another worker; 0: never"
-    )
-    stall_s: float = Field(default=5.0, gt=0, description="a worker that makes no progress for so long is left")
-    context_classes: tuple[ContextClass, ...] = Field(
-        default=DEFAULT_CLASSES, description="requests by prompt length, each with a queue of its own"
-    )
-    max_queue: int = Field(default=1024, ge=1, description="requests that wait, per context class")
-    max_inflight_bytes: int = Field(default=1 << 30, ge=1 << 20, description="prompts and answers held at once")
-    request_timeout_s: float = Field(
-        default=600.0, gt=0, description="a request that takes longer ends with an error"
-    )
-    shutdown_grace_s: float = Field(
-        default=2.0, ge=0, description="what runs may finish in this time when the router is told to stop"
-    )
-    max_body_bytes: int = Field(default=8 << 20, ge=1024, description="of one request")
-    max_n: int = Field(default=16, ge=1, description="choices in one request")
-    max_stop: int = Field(default=16, ge=1, description="stop strings in one request")
-    max_prompts: int = Field(default=64, ge=1, description="prompts in one completion request")
-    local_prefill_max_tokens: int = Field(
-        default=64, ge=0, description="uncached prompt tokens up to which the decode worker runs a prompt itself"
-    )
-    trace_file: str = Field(default="", description="redacted trace of what was served (.jsonl); empty: none")
-    trace_file_bytes: int = Field(default=64 << 20, ge=1024, description="a trace file that long is rotated")
-    tool_parser: str = Field(default="auto", description="format of tool calls: auto, hermes, llama3, mistral")
-    reasoning_parser: str = Field(default="auto", description="format of the model's thinking: auto, none, think")
-
-    @model_validator(mode="after")
-    def _classes_in_order(self) -> RouterConfig:
-        limits = [c.max_tokens or float("inf") for c in self.context_classes]
-        names = [c.name for c in self.context_classes]
-        if not limits or limits != sorted(limits) or len(set(names)) != len(names):
-            raise ValueError(
-                "context_classes: give distinct names in rising order of max_tokens (0, the rest, last)"
-            )
-        return self
-
-
-class WorkerConfig(Section):
-    """What each worker runs. ``threads`` 0 shares the machine's cores among its workers."""
-
-    model: str = Field(default="", description="directory or Hugging Face id; empty takes the demo model")
-    model_name: str = Field(default="", description="the name clients use; empty takes the model's last path part")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="of computation; auto takes the checkpoint's, float32 on a CPU"
-    )
-    kv_cache_dtype: Literal["auto", "float32", "bf16", "int8", "fp8"] = Field(
-        default="auto", description="of stored K and V; auto: as dtype"
-    )
-    quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
-    cache_dir: str = Field(default="", description="of packed weights; empty: $BATON_CACHE_DIR or ~/.cache/baton")
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda|paced:.+)$", description="cpu, cuda or paced:PROFILE")
-    seed: int = Field(default=0, description="of what is random; 0 takes the system's entropy")
-    host: str = Field(default="127.0.0.1", description="address its gRPC server binds and advertises")
-    port: int = Field(default=0, ge=0, le=65535, description="of its gRPC server; 0 takes a free one")
-    data_port: int = Field(
-        default=0, ge=0, le=65535, description="on which a decode worker takes KV by tcp; 0 takes a free one"
-    )
-    metrics_port: int = Field(default=0, ge=0, le=65535, description="of its /metrics; 0 takes a free one")
-    threads: int = Field(default=0, ge=0, description="of one worker; 0 shares the machine's cores")
-    pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
-    kv_memory_bytes: int = Field(default=512 << 20, ge=1 << 20, description="of KV pages, per worker")
-    max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
-    max_batch: int = Field(default=64, ge=1, description="sequences in one step")
-    prefill_chunk_tokens: int = Field(default=512, ge=16, description="prompt tokens of one step")
-    itl_target_s: float = Field(
-        default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
-    )
-    lease_ttl_s: float = Field(default=30.0, gt=0, description="a reservation that nobody renews ends then")
-    drain_grace_s: float = Field(
-        default=2.0, ge=0, description="what runs may finish in this time when the worker is told to stop"
-    )
-    metrics: bool = Field(default=True, description="whether it answers GET /metrics")
-    host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
-    disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")
-    disk_tier_dir: str = Field(default="", description="where those files lie; they survive a restart")
-    kv_transport: str = Field(
-        default="auto", description="how KV gets to decode workers; auto tries and measures each pair"
-    )
-    kv_codec: Literal["none", "int8", "fp8"] = Field(
-        default="none", description="code KV for slow networks; lossy, and kept apart from exact KV in every cache"
-    )
-
-
-class Pool(Section):
-    """Workers beside ``prefill`` and ``decode``, on hardware of their own: long prompts, another accelerator."""
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$", description="its slots are <name>-0, <name>-1 …")
-    role: Literal["prefill", "decode"] = Field(description="what its workers are")
-    count: int = Field(default=1, ge=0, le=1024, description="how many")
-    resources: dict[str, float] = Field(
-        default={}, description="that a Ray node must have free for each; empty: one baton_<role>"
-    )
-    labels: dict[str, str] = Field(default={}, description="that a Ray node must carry")
-    gang: int = Field(
-        default=1, ge=1, le=64, description="bundles of these resources per worker, all on one node or none"
-    )
-    worker: dict[str, Any] = Field(default={}, description="settings of [worker] that differ here")
-
-
-class ClusterConfig(Section):
-    """How many workers of each role, and where a run keeps its sockets, locks and logs."""
-
-    prefill: int = Field(default=1, ge=0, le=1024, description="prefill workers")
-    decode: int = Field(default=1, ge=1, le=1024, description="decode workers")
-    pools: tuple[Pool, ...] = Field(default=(), description="further workers, on hardware of their own")
-    colocated: bool = Field(
-        default=False, description="decode workers read their prompts themselves; no prefill workers"
-    )
-    namespace: str = Field(
-        default="baton", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="keeps clusters apart that share a Redis"
-    )
-    run_dir: str = Field(default="", description="empty makes one for this run")
-    start_timeout_s: float = Field(default=300.0, gt=0, description="a cluster that isn't up by then gives up")
-
-
-class RedisConfig(Section):
-    """``url`` empty starts a private server. Beats and leases are membership's, in seconds.
-
-    ``username`` and ``password`` (ACL), ``ca``, ``cert`` and ``key`` (rediss://) are put into ``url``.
-    """
-
-    url: str = Field(default="", description="redis://, rediss:// or unix://; empty starts a private one")
-    username: str = Field(default="", description="of an ACL user")
-    password: str = Field(default="", description="better from the environment: BATON_REDIS__PASSWORD")
-    ca: str = Field(default="", description="file of the CA that Redis's certificate is of (rediss://)")
-    cert: str = Field(default="", description="our certificate for Redis; empty shows none")
-    key: str = Field(default="", description="its key")
-    beat_s: float = Field(default=0.5, gt=0, description="between two heartbeats of a worker")
-    lease_s: float = Field(default=5.0, gt=0, description="a worker that is not heard for so long is forgotten")
-
-
-class RayConfig(Section):
-    """``address`` empty starts a private Ray. ``auth_mode`` must agree on every node of the cluster."""
-
-    address: str = Field(default="", description="HOST:PORT of a running Ray; empty starts a private one")
-    auth_mode: Literal["token", "disabled"] = Field(
-        default="token", description="Ray's own: the same on every node"
-    )
-    object_store_bytes: int = Field(
-        default=80 << 20, ge=80 << 20, description="of a private Ray, which keeps nothing there"
-    )
-    placement: Literal["peers", "pack", "spread"] = Field(
-        default="peers", description="nodes for workers: prefill near decode, few nodes, or many nodes"
-    )
-    cert: str = Field(default="", description="certificate of this node's Ray processes: Ray's own TLS is on then")
-    key: str = Field(default="", description="its key")
-    ca: str = Field(default="", description="CA of every node's certificate")
-
-
-class TelemetryConfig(Section):
-    """Spans go to ``otlp_endpoint`` (host:port, OTLP over gRPC); empty turns them off."""
-
-    otlp_endpoint: str = Field(default="", description="host:port that takes spans (OTLP over gRPC); empty: none")
-    enabled: bool = Field(default=True, description="count, for /metrics and the dashboard; false keeps nothing")
-    vllm_names: bool = Field(default=False, description="show metrics under vLLM's names too")
-    prefill_dollars_per_hour: float = Field(default=0.0, ge=0, description="price of a prefill worker; 0: not said")
-    decode_dollars_per_hour: float = Field(default=0.0, ge=0, description="price of a decode worker; 0: not said")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of every process")
-
-
-class TlsConfig(Section):
-    """Certificates (PEM files): ``dir`` is a folder of `baton certs`; or name ``cert``, ``key`` and ``ca``.
-
-    All is off when both are empty. Inside the cluster both ends show a certificate of ``ca``, and it must carry the
-    name of the role: ``router.<domain>`` or ``worker.<domain>``.
-    """
-
-    dir: str = Field(default="", description="folder of `baton certs`; for the roles of one machine")
-    cert: str = Field(default="", description="this process's certificate, with its chain")
-    key: str = Field(default="", description="its key")
-    ca: str = Field(default="", description="the CAs of the cluster's own certificates")
-    domain: str = Field(default="baton.internal", pattern=r"^[a-z0-9.-]{1,200}$", description="of roles' names")
-    public_cert: str = Field(default="", description="the router's certificate for clients; empty: its own")
-    public_key: str = Field(default="", description="its key")
-    client_ca: str = Field(default="", description="CA of the certificate that clients must show; empty: none")
-    client_names: tuple[str, ...] = Field(default=(), description="DNS names of which it must carry one")
-    trusted_network: bool = Field(
-        default=False, description="the network between workers is trusted: KV may go by what can't be encrypted"
-    )
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is to be encrypted."""
-        return bool(self.dir or self.cert)
-
-    @model_validator(mode="after")
-    def _whole(self) -> TlsConfig:
-        named = {"cert": self.cert, "key": self.key, "ca": self.ca}
-        if any(named.values()) and not all(named.values()):
-            missing = ", ".join(name for name, path in named.items() if not path)
-            raise ValueError(f"tls.cert, tls.key and tls.ca belong together: {missing} is missing")
-        if self.dir and self.cert:
-            raise ValueError("give tls.dir, or tls.cert, tls.key and tls.ca; not both")
-        if bool(self.public_cert) != bool(self.public_key):
-            raise ValueError("tls.public_cert and tls.public_key belong together")
-        if (self.public_cert or self.client_ca) and not self.enabled:
-            raise ValueError("tls.public_cert and tls.client_ca need tls.dir, or tls.cert, tls.key and tls.ca")
-        if self.client_names and not self.client_ca:
-            raise ValueError("tls.client_names needs tls.client_ca")
-        return self
-
-
-class ControllerConfig(Section):
-    """The ratio's controller, in one of the routers. Times in seconds; docs/ratio.md says how it decides.
-
-    The SLOs are those of requests whose context class names none.
-    """
-
-    mode: Literal["off", "advise", "auto"] = Field(
-        default="advise", description="auto changes workers' roles; advise only says what it would do"
-    )
-    interval_s: float = Field(default=5.0, ge=0.5, le=60, description="between two looks")
-    window_s: float = Field(default=20.0, ge=2, le=600, description="of traffic that counts as present")
-    ttft_s: float = Field(default=2.0, gt=0, description="wanted to the first token")
-    tpot_s: float = Field(default=0.1, gt=0, description="wanted between tokens, in the mean")
-    high: float = Field(default=0.85, gt=0, le=2, description="fullness of a role below which nothing is changed")
-    least_gain: float = Field(default=0.10, ge=0, le=1, description="of fullness, for a change to be worth it")
-    confirm: int = Field(default=2, ge=1, le=20, description="looks in a row that must agree")
-    cooldown_s: float = Field(default=10.0, ge=0, description="after a change")
-    horizon_s: float = Field(default=30.0, gt=0, description="in which a change must pay, and queues be done")
-    most_moves: int = Field(default=2, ge=1, le=64, description="workers that change at once")
-    error_bound: float = Field(default=0.5, gt=0, description="error of the twin above which it gives no advice")
-    grace_s: float = Field(default=1.0, ge=0, le=600, description="for prompts being read when a worker changes")
-    dial_s: float = Field(default=60.0, ge=0, description="between simulations of every ratio; 0: none")
+__all__ = [
+    "DEFAULT_CLASSES",
+    "LOOPBACK",
+    "BatonConfig",
+    "ClusterConfig",
+    "ContextClass",
+    "ControllerConfig",
+    "Pool",
+    "RayConfig",
+    "RedisConfig",
+    "RouterConfig",
+    "Section",
+    "TelemetryConfig",
+    "TlsConfig",
+    "WorkerConfig",
+    "load_config",
+    "pool_worker",
+]
 
 
 class BatonConfig(Section):
@@ -388,11 +146,6 @@ def _check_pools(config: BatonConfig) -> None:
             first = error.errors()[0]
             key = f"cluster.pools {pool.name}: worker.{'.'.join(str(part) for part in first['loc'])}"
             raise ConfigError(f"{key}: {first['msg']}, got {first['input']!r}", "cluster.pools") from None
-
-
-def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:
-    """What a pool's workers run."""
-    return WorkerConfig.model_validate(worker.model_dump() | pool.worker)
 
 
 def _as_config_error(error: ValidationError) -> ConfigError:

@@ -41,27 +41,23 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
     group = typer.Typer(no_args_is_help=True, help="A development CA and its certificates (mutual TLS).")
     app.add_typer(group, name="certs")
 
-    @group.command("make")
-    def make(
-        folder: _Folder = DEFAULT,
-        role: _Role = None,
-        host: _Host = None,
-        days: _Days = 90.0,
-        domain: _Domain = "baton.internal",
-    ) -> None:
-        """Make the CA and every certificate that is missing or near its end."""
-        raise typer.Exit(guarded(lambda: write(Path(folder), role, host or (), days, domain, False)))
+    def adds(name: str, anew: bool, about: str) -> None:
+        @group.command(name, help=about)
+        def issue(
+            folder: _Folder = DEFAULT,
+            role: _Role = None,
+            host: _Host = None,
+            days: _Days = 90.0,
+            domain: _Domain = "baton.internal",
+        ) -> None:
+            raise typer.Exit(guarded(lambda: write(Path(folder), role, host or (), days, domain, anew)))
 
-    @group.command("renew")
-    def renew(
-        folder: _Folder = DEFAULT,
-        role: _Role = None,
-        host: _Host = None,
-        days: _Days = 90.0,
-        domain: _Domain = "baton.internal",
-    ) -> None:
-        """Replace certificates now; they keep their names, and running processes take them up by themselves."""
-        raise typer.Exit(guarded(lambda: write(Path(folder), role, host or (), days, domain, True)))
+    adds("make", False, "Make the CA and every certificate that is missing or near its end.")
+    adds(
+        "renew",
+        True,
+        "Replace certificates now; they keep their names, and running processes take them up by themselves.",
+    )
 
     @group.command("show")
     def show_all(folder: _Folder = DEFAULT) -> None:

@@ -6,13 +6,9 @@ Knows nothing of how a ratio is chosen or a worker changes; the router answers f
 from __future__ import annotations
 
 import json
-import tempfile
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,10 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from baton.console.explain import url_of
-from baton.console.workers import newest_config
-from baton.deploy.security import probing_context
-from baton.protos.errors import BatonError, ConfigError, InvalidRequest
+from baton.console.asking import router
 
 Guard = Callable[[Callable[[], int]], int]
 TIMEOUT_S = 120.0
@@ -65,20 +58,8 @@ def register(app: typer.Typer, guarded: Guard) -> None:
 
 
 def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON call of the router. Raises ConfigError where none answers, InvalidRequest for what it refuses."""
-    config = None if url else newest_config(Path(tempfile.gettempdir()))
-    base, context = (url or "", None) if config is None else (url_of(config), probing_context(config))
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(base.rstrip("/") + path, data, headers, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:
-            found: dict[str, Any] = json.load(response)
-            return found
-    except urllib.error.HTTPError as error:
-        raise _refused(error) from None
-    except OSError as error:
-        raise ConfigError(f"no router answers at {base} ({error}); pass --url", "url") from None
+    """A call that may take as long as a change of role does. Raises as ``Router.call``."""
+    return router(url, key).call(method, path, body, TIMEOUT_S)
 
 
 def _change(slot: str, to: str, url: str | None, key: str) -> int:
@@ -156,11 +137,3 @@ def _timeline(changes: list[dict[str, Any]]) -> Table:
         seconds = f"{change['seconds']:.2f}" if change["seconds"] else ""
         table.add_row(at, change["kind"], before, after, seconds, escape(change["by"]), escape(change["reason"]))
     return table
-
-
-def _refused(error: urllib.error.HTTPError) -> BatonError:
-    try:
-        message = json.load(error)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"the router answered HTTP {error.code}"
-    return InvalidRequest(message)

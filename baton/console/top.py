@@ -6,15 +6,10 @@ Knows nothing of how figures come about: it asks a router for /v1/cluster and dr
 from __future__ import annotations
 
 import json
-import ssl
 import sys
-import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.columns import Columns
@@ -24,10 +19,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from baton.console.explain import TIMEOUT_S, url_of
-from baton.console.workers import newest_config
-from baton.deploy.security import probing_context
-from baton.protos.errors import BatonError, ConfigError, Forbidden, Unauthenticated, Unavailable
+from baton.console.asking import router
+from baton.protos.errors import BatonError
 
 BAR = 12
 WIDE = 120
@@ -39,7 +32,7 @@ NONE = "–"
 
 def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) -> int:
     """Until Ctrl-C; ``once`` prints and ends. Raises ConfigError, Unauthenticated, Forbidden."""
-    look = partial(fetch, *_router(url), key)
+    look = partial(router(url, key).call, "GET", "/v1/cluster")
     if as_json:
         sys.stdout.write(json.dumps(look(), indent=1) + "\n")
         return 0
@@ -51,28 +44,6 @@ def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) ->
         while True:
             time.sleep(every_s)
             live.update(_latest(look, console.width), refresh=True)
-
-
-def _router(url: str | None) -> tuple[str, ssl.SSLContext | None]:
-    """The one that was named, or that of the newest cluster on this machine."""
-    if url:
-        return url, None
-    config = newest_config(Path(tempfile.gettempdir()))
-    return url_of(config), probing_context(config)
-
-
-def fetch(url: str, context: ssl.SSLContext | None, key: str) -> dict[str, Any]:
-    """A snapshot. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/v1/cluster", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:
-            found: dict[str, Any] = json.load(response)
-            return found
-    except urllib.error.HTTPError as error:
-        raise _refused(error) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no router answers at {url} ({error}); pass --url", "url") from None
 
 
 def page(found: dict[str, Any], width: int) -> RenderableType:
@@ -252,12 +223,3 @@ def _latest(look: Callable[[], dict[str, Any]], width: int) -> RenderableType:
         return page(look(), width)
     except BatonError as error:
         return Text(error.message, style="red")
-
-
-def _refused(error: urllib.error.HTTPError) -> BatonError:
-    try:
-        message = json.load(error)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"HTTP {error.code}"
-    kinds = {401: Unauthenticated, 403: Forbidden}
-    return kinds.get(error.code, Unavailable)(message)

@@ -35,6 +35,7 @@ from baton.protos.nouns import (
 )
 
 DIGEST_BYTES = 16
+PART_BYTES = 512 << 10  # read at a time: what is gathered stays in the processor's cache until it is hashed
 
 
 class PacedRunner:
@@ -65,6 +66,8 @@ class PacedRunner:
         self._row_bytes = kv_bytes_per_token
         self._step_seconds, self._sleep, self._clock = step_seconds, sleep, clock
         self._rows: NDArray[np.uint8] = np.empty((0, BLOCK_TOKENS, kv_bytes_per_token), np.uint8)
+        part = max(1, PART_BYTES // self.spec.layout.page_bytes)
+        self._part: NDArray[np.uint8] = np.empty((part, BLOCK_TOKENS, kv_bytes_per_token), np.uint8)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Use ``buffer`` as the KV pages: (pages, 16, kv_bytes_per_token) bytes."""
@@ -109,14 +112,24 @@ class PacedRunner:
         before = self._rows[item.pages[last // BLOCK_TOKENS], last % BLOCK_TOKENS].tobytes() if item.start else b""
         fresh = b"".join(rows_after(before, item.tokens, item.start, self._row_bytes))
         at = np.arange(item.start, item.start + len(item.tokens))
-        pages = np.asarray(item.pages, np.int64)
-        self._rows[pages[at // BLOCK_TOKENS], at % BLOCK_TOKENS] = np.frombuffer(fresh, np.uint8).reshape(
+        first, end = item.start // BLOCK_TOKENS, -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
+        pages = np.asarray(item.pages[first:end], np.int64)
+        self._rows[pages[at // BLOCK_TOKENS - first], at % BLOCK_TOKENS] = np.frombuffer(fresh, np.uint8).reshape(
             len(item.tokens), self._row_bytes
         )
 
     def _read(self, pages: Sequence[int], tokens: int) -> Iterable[memoryview]:
+        """All rows, in order, in pieces that hold until the next is asked for; neighbours aren't copied."""
         full, tail = divmod(tokens, BLOCK_TOKENS)
-        yield self._rows[np.asarray(pages[:full], np.int64)].data
+        table = np.asarray(pages[:full], np.int64)
+        if full and (table.min() < 0 or table.max() >= len(self._rows)):
+            raise IndexError(f"a page is outside 0 … {len(self._rows) - 1}")
+        for at in range(0, full, len(self._part)):
+            part = table[at : at + len(self._part)]
+            if (np.diff(part) == 1).all():
+                yield self._rows[part[0] : part[0] + len(part)].data
+            else:
+                yield np.take(self._rows, part, axis=0, out=self._part[: len(part)], mode="clip").data
         if tail:
             yield self._rows[pages[full], :tail].data
 

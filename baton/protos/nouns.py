@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import msgspec
 
+from baton.protos.version import PROTOCOL as PROTOCOL
+from baton.protos.version import product_version
+
 BLOCK_TOKENS = 16
-PROTOCOL = "1.0"
 MAX_LOGPROBS = 20
 # A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
 POOLINGS = ("mean", "last")
@@ -96,7 +98,10 @@ class LayerGroup(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """How one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers)."""
+    """How one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers).
+
+    A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout.py).
+    """
 
     dtype: str
     groups: tuple[LayerGroup, ...]
@@ -106,6 +111,16 @@ class KvLayout(msgspec.Struct, frozen=True):
     shard_rank: int = 0
     shard_count: int = 1
     version: int = 1
+
+    @property
+    def runs(self) -> int:
+        """Runs of 16 tokens in a page."""
+        return self.block_tokens // BLOCK_TOKENS
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of 16 tokens, all layers."""
+        return self.page_bytes * BLOCK_TOKENS // max(1, self.block_tokens)
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
@@ -135,6 +150,12 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     host_id: str = ""
     data_addresses: dict[str, str] = {}
     kv_backing: str = ""
+    version: str = ""  # of the build; empty where an older one doesn't say
+
+
+def of_this_build(info: WorkerInfo) -> WorkerInfo:
+    """With this process's version: what a worker says of itself. (A default would be taken for others' too.)"""
+    return msgspec.structs.replace(info, version=product_version())
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ other clients read status and details.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 import grpc
@@ -35,3 +36,13 @@ def heed_cancel() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def settled(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Until all have ended. To be the last in a TaskGroup's block, where ``heed_cancel`` may be called after it.
+
+    A task that fails while the block is left already counts as a cancellation of the parent that Python 3.11 never
+    takes back; one that fails inside the block is taken back.
+    """
+    if tasks:
+        await asyncio.wait(tasks)

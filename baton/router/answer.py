@@ -63,6 +63,7 @@ class Choice:
         self._stops = StopStrings(ask.stops, ask.include_stop)
         self._min_tokens = generation.samplings[prompt].min_tokens
         self._prompt_only = ask.prompt_only
+        self._stoppable = bool(ask.stops)
         self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
 
     def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
@@ -88,6 +89,8 @@ class Choice:
         """The piece that ``run`` makes; tokens after a stop string are dropped, as if they had never come."""
         if self._prompt_only:
             return Piece(self.index, "", finish_reason=run.finish_reason)
+        if not self._stoppable:
+            return self._taken_whole(run)
         text = ""
         for taken, token_id in enumerate(run.token_ids, 1):
             is_last = bool(run.finish_reason) and taken == len(run.token_ids)
@@ -99,6 +102,15 @@ class Choice:
             released, stopped = self._finish()
             return self._piece(run, len(run.token_ids), text + released, "stop" if stopped else run.finish_reason)
         return self._piece(run, len(run.token_ids), text, "")
+
+    def _taken_whole(self, run: TokenRun) -> Piece:
+        """Where no string can stop it. The id that ended the choice is no part of its text."""
+        self.tokens += len(run.token_ids)
+        shown = run.token_ids[:-1] if run.finish_reason and run.stop_token_id is not None else run.token_ids
+        text = self._detokenizer.push_all(shown)
+        if run.finish_reason:
+            text += self._detokenizer.flush()
+        return Piece(self.index, text, run.token_ids, run.logprobs, run.finish_reason)
 
     def _scored(self, piece: Piece) -> Piece:
         if self._scores is None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from baton.protos.errors import BatonError
+from baton.protos.version import product_version
 from baton.router.batch_api import batch_routes
 from baton.router.border import Border
 from baton.router.cluster_api import cluster_routes, page_routes
@@ -22,7 +23,7 @@ from baton.router.open_inference_rest import open_inference_routes
 from baton.router.openai_api import openai_routes
 from baton.router.openai_errors import error_response, plain_error
 from baton.router.openapi import describe
-from baton.router.ops_api import model_routes, ops_routes, product_version
+from baton.router.ops_api import model_routes, ops_routes
 from baton.router.responses_api import responses_routes
 from baton.router.roles_api import roles_routes
 

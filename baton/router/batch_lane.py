@@ -9,13 +9,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import orjson
 
 from baton.cluster.batch_store import BatchStore, Job, StoredFile
-from baton.protos.errors import BatonError
-from baton.protos.rpc import heed_cancel
+from baton.protos.errors import BatonError, QuotaExceeded
+from baton.protos.rpc import heed_cancel, settled
 from baton.router.batch_lines import Line, answer_line, read_lines
 from baton.router.caller import CALLER, Caller
 from baton.router.generation import Frontend
@@ -26,6 +27,8 @@ LOOK_EVERY_S = 0.5
 ROOM_EVERY_S = 0.05
 AT_ONCE = 8
 TRIES = 5
+MOST_PAUSE_S = 10.0
+NO_INPUT = {"code": "input_gone", "line": None, "message": "the input file is gone", "param": "input_file_id"}
 LOWEST_PRIORITY = 1000  # behind everybody who asks for an answer now
 log = logging.getLogger(__name__)
 
@@ -51,13 +54,21 @@ class BatchLane:
         while True:
             try:
                 for job_id in await self._store.open_jobs():
-                    await self.work(job_id)
+                    await self._try(job_id)
             except BatonError as error:
                 log.warning("batch lane: %s", error.message)
-            except Exception:
-                log.exception("the batch lane failed on a job")
             heed_cancel()
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _try(self, job_id: str) -> None:
+        """``work``, so that a job that fails holds up none of those behind it."""
+        try:
+            await self.work(job_id)
+        except BatonError as error:
+            log.warning("batch lane: %s: %s", job_id, error.message)
+        except Exception:
+            log.exception("the batch lane failed on %s", job_id)
+        heed_cancel()
 
     async def work(self, job_id: str) -> None:
         """Answer a job's lines, unless another router has it."""
@@ -66,7 +77,9 @@ class BatchLane:
         keeping = asyncio.create_task(self._keep(job_id))
         try:
             job = await self._store.job(job_id)
-            if job is not None:
+            if job is None:
+                await self._store.forget_job(job_id)
+            else:
                 await self._answer(job)
         finally:
             keeping.cancel()
@@ -81,11 +94,15 @@ class BatchLane:
 
     async def _answer(self, job: Job) -> None:
         lines, _ = read_lines(await self._store.content(job.input_file), job.endpoint)
+        if len(lines) != job.total:
+            await self._close(job, NO_INPUT)
+            return
         if not job.started:
             job = msgspec.structs.replace(job, status="in_progress", started=int(self._frontend.wall_clock()))
             await self._store.put(job, is_open=True)
         answered = {*await self._store.answers(job.id, True), *await self._store.answers(job.id, False)}
         places = asyncio.Semaphore(AT_ONCE)
+        asked: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as scope:
             for number, line in enumerate(lines):
                 if number in answered:
@@ -94,7 +111,8 @@ class BatchLane:
                 if await self._store.cancel_asked(job.id):
                     places.release()
                     break
-                scope.create_task(self._line(job, number, line, places))
+                asked.append(scope.create_task(self._line(job, number, line, places)))
+            await settled(asked)
         await self._close(job)
 
     async def _room(self, places: asyncio.Semaphore) -> None:
@@ -109,25 +127,45 @@ class BatchLane:
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
         try:
-            for attempt in range(TRIES):
-                try:
-                    answer, good = await answer_line(self._frontend, urgent, request_id)
-                    break
-                except BatonError as error:
-                    answer, good = _gave_up(line, request_id, error), False
-                    await asyncio.sleep(min(2.0**attempt, max(error.retry_after_s, ROOM_EVERY_S)))
+            answer, good = await self._answered(job, urgent, request_id)
             await self._store.answer(job.id, number, orjson.dumps(answer), good)
         finally:
             places.release()
 
-    async def _close(self, job: Job) -> None:
-        """Make files of the answers and end the job."""
+    async def _answered(self, job: Job, line: Line, request_id: str) -> tuple[dict[str, object], bool]:
+        """A line's answer. A rate that is used up is waited for; what else may pass is tried some times."""
+        failed: BatonError = BatonError("it was not tried")
+        attempt = 0
+        while attempt < TRIES:
+            try:
+                return await answer_line(self._frontend, line, request_id)
+            except QuotaExceeded as error:
+                failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
+                if await self._store.cancel_asked(job.id):
+                    break
+            except BatonError as error:
+                failed, pause = error, min(2.0**attempt, max(error.retry_after_s, ROOM_EVERY_S))
+                attempt += 1
+            except Exception as error:  # a line that we stumble over fails alone
+                log.exception("a line of %s failed in the router", job.id)
+                failed = BatonError(f"the router failed on this line: {error}")
+                break
+            await asyncio.sleep(pause)
+        return _gave_up(line, request_id, failed), False
+
+    async def _close(self, job: Job, error: dict[str, Any] | None = None) -> None:
+        """Make files of the answers and end the job, as failed where there is an ``error``."""
         now, cancelled = int(self._frontend.wall_clock()), await self._store.cancel_asked(job.id)
         counted = await self._store.job(job.id) or job
         files = {"output_file": await self._file(job, True, now), "error_file": await self._file(job, False, now)}
-        status = "cancelled" if cancelled else "completed"
+        status = "failed" if error else "cancelled" if cancelled else "completed"
         done = msgspec.structs.replace(
-            counted, status=status, ended=now, cancelled=now if cancelled else 0, **files
+            counted,
+            status=status,
+            ended=now,
+            cancelled=now if cancelled else 0,
+            errors=(error,) if error else (),
+            **files,
         )
         await self._store.put(done, is_open=False)
         await self._store.drop_answers(job.id)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
 from baton.router.body import parse_body
 from baton.router.generation import Frontend
 from baton.router.openai_calls import NO_HEADERS, Call, chat_call, completion_call, whole
@@ -59,7 +59,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], list[Json]]:
 async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[Json, bool]:
     """The response of one request as a batch's output has it, and whether it is a good one.
 
-    Raises what trying again later may mend (Overloaded, Unavailable).
+    Raises what trying again later may mend (Overloaded, Unavailable, QuotaExceeded).
     """
     kind, prepare = CALLS[line.url]
     try:
@@ -69,7 +69,7 @@ async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[
         content, _ = await whole(frontend, await prepare(frontend, NO_HEADERS, body))
         status = 200
     except BatonError as error:
-        if error.retryable:
+        if error.retryable or isinstance(error, QuotaExceeded):
             raise
         content, status = error_json(error), error.http_status
     response = {"status_code": status, "request_id": request_id, "body": content}

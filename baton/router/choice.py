@@ -43,7 +43,7 @@ class ChoiceRun:
             slo_ttft_s=request.slo_ttft_s,
             slo_tpot_s=request.slo_tpot_s,
         )
-        self.stream = ChoiceStream(choice, summary)
+        self.stream = ChoiceStream(choice, summary, clock)
         self.failures = self.moves = 0
         self.avoid: set[str] = set()
         self.admitted = False

@@ -25,6 +25,7 @@ FLUSH_S = 0.25
 KEPT_REQUESTS = 4096
 KEPT_BYTES = 16 << 20
 MAX_UNSENT = 4096
+ASKED = "asked:"
 FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
 
 
@@ -158,7 +159,8 @@ class DecisionLog:
 
     async def _of_store(self, store: RecordStore, request_id: str, alias: str) -> bytes | None:
         bare = bare_id(request_id)
-        for name in (bare, f"{bare}{FIRST_OF_SEVERAL}"):
+        own = () if bare.startswith(ASKED) else (bare, f"{bare}{FIRST_OF_SEVERAL}")  # an alias is no record
+        for name in own:
             found = await store.get(name)
             if found is not None:
                 return found
@@ -213,4 +215,4 @@ def bare_id(text: str) -> str:
 
 def _alias(tenant: str, asked_id: str) -> str:
     """A key that no id of ours can be."""
-    return f"asked:{tenant}:{asked_id}"
+    return f"{ASKED}{tenant}:{asked_id}"

@@ -20,6 +20,9 @@ class Detokenizer(Protocol):
     def push(self, token_id: int) -> str:
         """The text that became certain with ``token_id``; may be empty."""
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """The same for several at once."""
+
     def flush(self) -> str:
         """What was still held back; incomplete characters become U+FFFD."""
 
@@ -34,6 +37,10 @@ class ByteDetokenizer:
     def push(self, token_id: int) -> str:
         """Whole characters only; bytes of an unfinished one wait."""
         return self._utf8.decode(self._token_bytes(token_id))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Decoded in one call."""
+        return self._utf8.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
         """The unfinished character, replaced."""
@@ -59,6 +66,10 @@ class WindowDetokenizer:
         if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
             return ""
         return self._settle(text)
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """One by one: what is certain depends on where each ends."""
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         """What is held, as the decoder gives it."""

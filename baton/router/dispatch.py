@@ -24,6 +24,7 @@ from baton.protos.errors import (
     ModelNotFound,
 )
 from baton.protos.nouns import WorkerInfo
+from baton.protos.rpc import settled
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Admission, load_of
 from baton.router.blame import Blame, Overdue
@@ -277,6 +278,7 @@ class Dispatcher:
         """The answer is complete; the prefill's own reply, with its times, may be a moment behind."""
         await asyncio.wait([reading], timeout=self._settings.late_reply_s)
         reading.cancel()
+        await settled([reading])
 
     def _remaining(self, run: ChoiceRun) -> float | None:
         deadline = run.request.deadline

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from baton.protos import version
 from baton.protos.errors import BatonError, Cancelled, WorkerLost
 from baton.protos.nouns import PROTOCOL, WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -34,7 +36,7 @@ BACKOFF_S = (0.05, 1.0)
 BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and can't serve us
 
 
-class Link:
+class Link(ABC):
     """A connection to one incarnation of a worker. ``run`` keeps it until it is cancelled."""
 
     def __init__(
@@ -80,6 +82,8 @@ class Link:
                 self._complain(WorkerLost(f"no TLS with {self.info.address}: {why}"))
             elif isinstance(error, grpc.aio.AioRpcError) and error.code() in BROKEN:
                 self._complain(WorkerLost(f"{error.code().name}: {error.details()}"))
+            elif isinstance(error, grpc.aio.AioRpcError) and (reason := said(error)):
+                self._complain(reason)
         except asyncio.CancelledError:
             heed_cancel()  # ours; else a call was cancelled from elsewhere: a lost connection like any other
             log.debug("%s: a call ended as cancelled", self.info.worker_id)
@@ -95,8 +99,9 @@ class Link:
             log.warning("%s %s: %s", self.info.role, self.info.worker_id, error)
         self._complaint = error.message
 
+    @abstractmethod
     async def _hold(self) -> None:
-        raise NotImplementedError
+        """Connect, be up as long as the worker answers; returns or raises when it doesn't any more."""
 
     async def _probe(self) -> None:
         """Whether it makes progress: its engine answers between two steps. Raises WorkerLost.
@@ -137,8 +142,8 @@ class Link:
             self._changed()
 
     def _check(self, seen: w.WorkerInfo) -> None:
-        if seen.protocol.split(".")[0] != PROTOCOL.split(".")[0]:
-            raise WorkerLost(f"{seen.worker_id} speaks protocol {seen.protocol}, this router {PROTOCOL}")
+        if not version.runs_with(seen.protocol):
+            raise WorkerLost(version.refusal(seen.worker_id, seen.protocol, seen.version))
         if seen.incarnation != self.info.incarnation:
             raise WorkerLost(f"{self.info.address} is now another incarnation of {seen.worker_id}")
 

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from baton.protos.errors import InvalidRequest, ModelNotFound
+from baton.protos.version import product_version
 from baton.router.body import read_body_of
 from baton.router.catalog import ModelEntry
 from baton.router.generation import Frontend
 from baton.router.openai_calls import Call, Headers, completion_call
-from baton.router.ops_api import product_version
 from baton.router.schemas import CompletionBody
 
 VERSION = "1"

@@ -5,14 +5,13 @@ Knows nothing of sampling or streams.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastapi import APIRouter, Request
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
 from baton.protos.errors import NoWorker
+from baton.protos.version import product_version
 from baton.router.catalog import ModelEntry
 from baton.router.generation import Frontend
 from baton.router.limits import read_body
@@ -104,11 +103,3 @@ async def _tokenize(frontend: Frontend, body: TokenizeBody) -> Response:
     if body.return_token_strs:
         found["token_strs"] = [token_name(text.tokenizer.token_bytes(i)) for i in ids]
     return json_response(found)
-
-
-def product_version() -> str:
-    """The installed version; "0+unknown" when it runs from a bare checkout."""
-    try:
-        return version("baton-serve")
-    except PackageNotFoundError:
-        return "0+unknown"

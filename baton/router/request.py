@@ -10,6 +10,7 @@ Knows nothing of workers, policies, text or HTTP: ids in, runs of ids out.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +20,9 @@ from baton.protos.errors import BatonError, Cancelled
 from baton.protos.nouns import Sampling, Station, TokenLogprobs, TokenRun
 from baton.router.keys import Key
 
-GAP_S = 0.005  # a fast engine's tokens are given out 200 times a second at most; a lone token waits for nothing
+QUICK_S = 0.0025  # runs that follow one another sooner share a write; workers space their frames by twice as much
+LATE_S = 0.003  # a reader that wakes this long after its run came: the event loop is behind
+HOLD_TIMES, HOLD_MOST_S = 4, 0.025  # behind, a run is held that often the delay, so that others join it
 
 
 class RouterRequest(msgspec.Struct, frozen=True):
@@ -97,16 +100,19 @@ class ChoiceStream:
     the tree (protos/errors.py) are raised by the iteration; runs that came before them are given out first.
     """
 
-    def __init__(self, choice: int, summary: Summary) -> None:
+    def __init__(self, choice: int, summary: Summary, clock: Callable[[], float] = time.monotonic) -> None:
         self.choice = choice
         self.summary = summary
         self.emitted: list[int] = []
         self.cancel_reason = ""
+        self._clock = clock
         self._waiting: list[TokenRun] = []
-        self._news = asyncio.Event()
+        self._wake: asyncio.Future[None] | None = None  # the reader's, while it waits for anything
+        self._holding = False  # it waits for the end alone: what comes joins what waits
         self._ended = False
         self._error: BatonError | None = None
-        self._given_at = float("-inf")
+        self._came_at = 0.0
+        self._given_at: float | None = None
         self._on_cancel: Callable[[], object] = lambda: None
 
     # ---- the surface's side --------------------------------------------------------------------------
@@ -116,29 +122,43 @@ class ChoiceStream:
 
     async def __anext__(self) -> TokenRun:
         """The next run; everything that waits comes as one. Raises the error that ended the choice."""
-        await self._some()
-        if not self._ended:
-            await self._gap()
-        waiting, self._waiting = self._waiting, []
-        return waiting[0] if len(waiting) == 1 else joined(waiting)
-
-    async def _some(self) -> None:
-        """Until something waits."""
         while not self._waiting:
             if self._error is not None:
                 raise self._error
             if self._ended:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            await self._woken()
+        if self._given_at is not None and not self._ended:
+            await self._hold(self._given_at)
+        self._given_at = self._clock()
+        waiting, self._waiting = self._waiting, []
+        return waiting[0] if len(waiting) == 1 else joined(waiting)
 
-    async def _gap(self) -> None:
-        """Hold a run that follows another within GAP_S: what comes meanwhile joins it; one write carries all."""
-        loop = asyncio.get_running_loop()
-        early = self._given_at + GAP_S - loop.time()
-        if early > 0:
-            await asyncio.sleep(early)
-        self._given_at = loop.time()
+    async def _hold(self, given_at: float) -> None:
+        """Let more join what waits, where each run is a write too many: they come quick, or the loop is behind."""
+        now = self._clock()
+        late = now - self._came_at
+        behind = min(HOLD_MOST_S, HOLD_TIMES * late) if late > LATE_S else 0.0
+        seconds = max(behind, given_at + QUICK_S - now)
+        if seconds > 0:
+            self._holding = True
+            timer = asyncio.get_running_loop().call_later(seconds, self._tell)
+            try:
+                await self._woken()
+            finally:
+                self._holding = False
+                timer.cancel()
+
+    async def _woken(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    def _tell(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def cancel(self, reason: str) -> None:
         """Stop now ("client_gone", "stop_string", "deadline", "shutdown"). Idempotent; nothing to await.
@@ -178,18 +198,21 @@ class ChoiceStream:
             return 0
         self.emitted += fresh.token_ids
         self.summary.completion_tokens = len(self.emitted)
+        if not self._waiting:
+            self._came_at = self._clock()
         self._waiting.append(fresh)
         if fresh.finish_reason:
             self.summary.finish_reason, self.summary.stop_token_id = fresh.finish_reason, fresh.stop_token_id
             self._ended = True
-        self._news.set()
+        if self._ended or not self._holding:
+            self._tell()
         return len(fresh.token_ids)
 
     def fail(self, error: BatonError) -> None:
         """End with ``error``, unless it ended already."""
         if not self._ended:
             self._ended, self._error = True, error
-            self._news.set()
+            self._tell()
 
 
 class Serving(Protocol):

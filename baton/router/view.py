@@ -63,6 +63,11 @@ class _Own:
         self.sequences = self.unanswered = self.unread_requests = self.unread_tokens = 0
         self.full_until = self.tight_until = float("-inf")
 
+    @property
+    def is_idle(self) -> bool:
+        """This router has nothing there."""
+        return not (self.sequences or self.unanswered or self.unread_requests or self.unread_tokens)
+
     def is_full(self, now: float) -> bool:
         """It refused somebody just now; or lately, and has yet to answer the one that tries again."""
         return self.full_until > now or (self.tight_until > now and self.unanswered > 0)
@@ -155,6 +160,8 @@ class ClusterView:
         for link in self._links:
             self._models[link.info.model_id] = (_served(link.info), now)
         self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
+        linked = {link.info.worker_id for link in self._links}
+        self._own = {k: own for k, own in self._own.items() if k in linked or not own.is_idle}
 
     def _empty_the_leaving(self) -> None:
         """A decode worker that drains: its requests go on elsewhere, if there is somebody who can take them."""

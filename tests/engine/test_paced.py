@@ -56,6 +56,27 @@ def test_seed_and_choice_change_a_drawn_answer_but_not_a_greedy_one() -> None:
     assert len({tuple(answer(1.0, seed, choice)) for seed in (1, 2) for choice in (0, 1)}) == 4
 
 
+@pytest.mark.parametrize("order", ["ascending", "descending", "mixed"])
+def test_the_order_of_its_pages_changes_nothing(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.engine.paced.PART_BYTES", 3 * 16 * ROW)  # several parts, the last one short
+    pages = {"ascending": range(2, 10), "descending": range(9, 1, -1), "mixed": [3, 4, 9, 8, 2, 5, 6, 7]}[order]
+    prompt, sampling = list(range(120)), Sampling(temperature=0.0, max_tokens=1)
+    runner = paced()
+    runner.bind(memoryview(bytearray(10 * runner.spec.layout.page_bytes)), 10)
+    spec = SampleSpec(sampling, 0, 120, prompt, 120)
+    found = runner.run(StepPlan((SequenceStep(0, prompt, 0, list(pages), spec),))).sampled[0].token_id
+    assert [found] == paced_answer(prompt, sampling, **SHAPE)
+
+
+def test_a_foreign_page_among_those_read_fails() -> None:
+    runner = paced()
+    runner.bind(memoryview(bytearray(4 * runner.spec.layout.page_bytes)), 4)
+    spec = SampleSpec(Sampling(temperature=0.0), 0, 33, [1] * 33, 33)
+    for foreign in (-1, 4):
+        with pytest.raises(IndexError, match="outside"):
+            runner.run(StepPlan((SequenceStep(0, [1], 32, [foreign, 0, 1], spec),)))
+
+
 @pytest.mark.parametrize("token", [0, 15, 16, 33])
 def test_one_wrong_byte_anywhere_gives_another_token(token: int) -> None:
     runner = paced()

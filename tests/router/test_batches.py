@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import openai
 import pytest
 
-from baton.cluster.batch_store import BatchStore
+from baton.cluster.batch_store import BatchStore, Job, StoredFile
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
-from baton.protos.errors import Overloaded, Unavailable
+from baton.protos.errors import Overloaded, QuotaExceeded, Unavailable
 from baton.router.batch_lane import BatchLane
+from baton.router.batch_lines import answer_line
 from baton.router.catalog import ModelCatalog
+from baton.router.gate import Gate
 from baton.router.server import make_frontend, running_router
 from tests.router.conftest import SAID, Clients
 
+ENDS = ("completed", "cancelled", "failed")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
 
 
@@ -43,13 +48,24 @@ class Bench:
 
     async def ended(self, batch_id: str):
         async with asyncio.timeout(10):
-            while (batch := await self.openai.batches.retrieve(batch_id)).status not in ("completed", "cancelled"):
+            while (batch := await self.openai.batches.retrieve(batch_id)).status not in ENDS:
                 await asyncio.sleep(0.02)
         return batch
 
     async def lines(self, file_id: str) -> list[dict]:
         content = await self.openai.files.content(file_id)
         return [json.loads(line) for line in content.text.splitlines()]
+
+
+class Full(Gate):
+    """Says that the rate is used up, some times over."""
+
+    times = 8
+
+    async def charge(self, *_: object) -> None:
+        self.times -= 1
+        if self.times > 0:
+            raise QuotaExceeded("used up", retry_after_s=0.01)
 
 
 @pytest.fixture
@@ -190,3 +206,56 @@ async def test_a_store_out_of_reach_is_an_error_that_says_so() -> None:
     store = BatchStore(connect("unix:///nowhere/redis.sock"), "t")
     with pytest.raises(Unavailable, match="can't be reached"):
         await store.jobs()
+
+
+async def test_a_job_whose_input_is_gone_fails_and_says_so(bench) -> None:
+    batch = await bench.submit(CHAT)
+    await bench.openai.files.delete(batch.input_file_id)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.status, done.errors.data[0].code) == ("failed", "input_gone")
+    assert await bench.store.open_jobs() == []
+
+
+async def test_a_job_that_fails_again_and_again_holds_up_none_behind_it(bench) -> None:
+    bad, good = await bench.submit(CHAT), await bench.submit(CHAT)
+    broken = msgspec.structs.replace(await bench.store.job(bad.id), id="batch_0", key="{")  # the first in order
+    await bench.store.put(broken, is_open=True)
+    async with bench.lane().running():
+        assert (await bench.ended(good.id)).status == "completed"
+    assert "batch_0" in await bench.store.open_jobs()
+
+
+async def test_a_line_that_the_router_stumbles_over_fails_alone(bench, monkeypatch) -> None:
+    async def answer(frontend, line, request_id):
+        if line.custom_id == "r0":
+            raise ZeroDivisionError
+        return await answer_line(frontend, line, request_id)
+
+    monkeypatch.setattr("baton.router.batch_lane.answer_line", answer)
+    batch = await bench.submit(CHAT, CHAT)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+    assert "failed on this line" in (await bench.lines(done.error_file_id))[0]["error"]["message"]
+
+
+async def test_a_rate_that_is_used_up_is_waited_for(bench) -> None:
+    bench.frontend = msgspec.structs.replace(bench.frontend, gate=Full())
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+
+
+async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
+    store = BatchStore(redis, "t", kept_s=1)
+    await store.add_file(StoredFile("file-1", "", "x", "batch", 1, 1), b"x")
+    job = Job("batch_1", "", "/v1/completions", "file-1", "24h", 1, 1)
+    await store.put(job, is_open=True)
+    deadline = time.monotonic() + 10
+    while await store.file("file-1") or await store.job("batch_1"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert (await store.files(), await store.jobs(), await store.open_jobs()) == ([], [], [])
+    assert await redis.keys("*") == []

@@ -133,6 +133,19 @@ async def test_any_router_answers_for_any_other():
     assert await second.find("nobody") is None
 
 
+async def test_the_name_under_which_another_ones_alias_is_kept_finds_nothing():
+    store, clock = Store(), lambda: 0.0
+    log = DecisionLog("one", clock, store)
+    decided(log, "aa11", asked="mine")
+    await log.flush()
+    [alias] = [name for name in store.held if name != "aa11"]
+    other = DecisionLog("two", clock, store)
+    assert await other.find("mine") is not None
+    for name in (alias, f"cmpl-{alias}", alias.removesuffix("-0")):
+        assert await other.find(name) is None
+        assert await log.find(name, "acme") is None
+
+
 def test_ids_of_answers_name_their_request():
     assert [bare_id(t) for t in ("cmpl-x", "chatcmpl-x", "resp_x", "x")] == ["x"] * 4
 

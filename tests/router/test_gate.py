@@ -9,6 +9,7 @@ import pytest
 from baton.protos.errors import Forbidden, QuotaExceeded
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
+from baton.router.border import is_open
 from baton.router.caller import Caller
 from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
@@ -93,6 +94,12 @@ def keys(tmp_path):
         "other": add_key(path, "other", 0.0, models=("elsewhere",)),
     }
     return made, Gate(KeyRing(path, Clock()), Clock())
+
+
+def test_nobody_is_asked_for_a_key_at_the_open_paths_alone():
+    assert all(map(is_open, ("/health", "/metrics", "/dashboard", "/dashboard/", "/dashboard/page.js")))
+    closed = ("/", "/healthz", "/metrics/x", "/dashboards", "/dashboard-data", "/dashboard.json", "/v1/models")
+    assert not any(map(is_open, closed))
 
 
 async def test_rest_wants_a_key_and_says_so_as_openai_does(fake, model_dir, start_router, keys):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from baton.kv import prefix
 from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
 from baton.router import hints
@@ -56,7 +58,7 @@ async def test_an_index_that_does_not_answer_costs_no_more_than_the_bound():
         async def longest(self, workers, hashes):
             await asyncio.sleep(60)
 
-    assert await asyncio.wait_for(PrefixHints(Stuck(), 0.05).hits(SNAPSHOT, REQUEST, TOKENS), 1) == {}
+    assert await asyncio.wait_for(PrefixHints(Stuck(), 0.05).hits(SNAPSHOT, REQUEST, TOKENS), 20) == {}
 
 
 async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
@@ -69,3 +71,20 @@ async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
     monkeypatch.setattr(hints.asyncio, "to_thread", to_thread)
     await PrefixHints(FakeIndex()).hits(SNAPSHOT, REQUEST, tuple(range(hints.HASH_OFF_LOOP_TOKENS)))
     assert threads == [prefix.block_hashes]
+
+
+async def test_workers_of_another_page_size_are_asked_by_their_own_chain_and_counted_alike():
+    wide = msgspec.structs.replace(LAYOUT, block_tokens=48)
+    broken = msgspec.structs.replace(LAYOUT, block_tokens=0)
+    infos = (candidate("p0").info, msgspec.structs.replace(candidate("d1").info, layout=wide))
+    lost = msgspec.structs.replace(candidate("d2").info, layout=broken)
+    snapshot = ClusterSnapshot((), tuple(Candidate(info, WorkerLoad()) for info in (lost, *infos)))
+    index = FakeIndex({"p0": 9, "d1": 2, "d2": 4})
+    metered: list[int] = []
+    found = PrefixHints(index, reuse=lambda request, hashes: metered.append(len(hashes)))
+    assert await found.hits(snapshot, REQUEST, TOKENS) == {"p0": 6, "d1": 6}
+    assert index.asked == [(["p0"], 6), (["d1"], 2)]
+    assert metered == [6]
+    only_wide = ClusterSnapshot((), (Candidate(infos[1], WorkerLoad()),))
+    assert await found.hits(only_wide, REQUEST, TOKENS) == {"d1": 6}
+    assert metered == [6, 6]

@@ -12,6 +12,7 @@ import time
 import msgspec
 import pytest
 
+from baton.protos import version
 from baton.protos.errors import BatonError, Draining, WorkerLost
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.link import DecodeLink, Link, PrefillLink
@@ -80,12 +81,26 @@ async def test_another_incarnation_on_the_same_port_is_not_taken_for_the_old_one
     await until(lambda: watched.up() == {"w"})
 
 
-async def test_a_worker_of_another_protocol_is_not_used(watched, worker):
+@pytest.mark.parametrize("protocol", ["2.0", "1.3", "0.9", ""])
+async def test_a_worker_more_than_one_version_apart_is_refused_by_name(
+    watched, worker, protocol, monkeypatch, caplog
+):
+    monkeypatch.setattr(version, "PROTOCOL", "1.1")
     told = worker.info
-    worker.info = msgspec.structs.replace(told, protocol="2.0")
+    worker.info = msgspec.structs.replace(told, protocol=protocol, version="7.8.9")
     watched.links.sync({"w": told})
-    await asyncio.sleep(0.3)
+    await until(lambda: "run together" in caplog.text)
     assert not watched.up()
+    assert f"w (baton 7.8.9) speaks protocol {protocol or 'unknown'}" in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["1.0", "1.1", "1.2"])
+async def test_a_worker_one_version_apart_is_used(watched, worker, protocol, monkeypatch):
+    monkeypatch.setattr(version, "PROTOCOL", "1.1")
+    told = worker.info
+    worker.info = msgspec.structs.replace(told, protocol=protocol)
+    watched.links.sync({"w": told})
+    await until(lambda: watched.up() == {"w"})
 
 
 async def test_a_worker_that_redis_forgot_stays_while_its_link_is_up(watched, worker):

@@ -107,3 +107,104 @@ async def test_nothing_is_taken_after_the_end():
     s.push(run(0, 5, "stop"))
     assert s.push(run(5, 6)) == 0
     assert await collect(s) == list(ANSWER[:5])
+
+
+class Behind:
+    """A stream whose reader wakes ``late`` seconds after each run came."""
+
+    def __init__(self) -> None:
+        self.now, self.late = 100.0, 0.0
+        self.stream = ChoiceStream(0, Summary(prompt_tokens=3), clock=lambda: self.now)
+
+    async def push(self, start: int, end: int, reason: str = "") -> None:
+        self.stream.push(run(start, end, reason))
+        self.now += self.late
+        await turns()
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def read_runs(s: ChoiceStream, found: list[int]) -> None:
+    async for r in s:
+        found.append(len(r.token_ids))  # noqa: PERF401 (looked at while it grows)
+
+
+async def test_runs_are_given_at_once_while_the_loop_keeps_up():
+    behind, found = Behind(), list[int]()
+    reading = asyncio.create_task(read_runs(behind.stream, found))
+    await turns()
+    for i in range(4):
+        await behind.push(i, i + 1)
+        assert found == [1] * (i + 1)
+        behind.now += 0.005
+    reading.cancel()
+
+
+async def test_a_loop_that_is_behind_gives_the_first_run_at_once_and_joins_what_follows_until_the_end():
+    behind, found = Behind(), list[int]()
+    behind.late = 0.010
+    reading = asyncio.create_task(read_runs(behind.stream, found))
+    await turns()
+    await behind.push(0, 1)
+    assert found == [1]
+    await behind.push(1, 2)
+    await behind.push(2, 5)
+    assert found == [1]
+    await behind.push(5, 6, "length")
+    assert found == [1, 5]
+    await reading
+
+
+async def test_what_is_held_goes_out_by_itself():
+    behind, found = Behind(), list[int]()
+    behind.late = 0.010
+    reading = asyncio.create_task(read_runs(behind.stream, found))
+    await turns()
+    await behind.push(0, 1)
+    await behind.push(1, 3)
+    async with asyncio.timeout(5.0):
+        while found != [1, 2]:
+            await asyncio.sleep(0.005)
+    reading.cancel()
+
+
+async def test_runs_in_quick_succession_share_one():
+    behind, found = Behind(), list[int]()
+    reading = asyncio.create_task(read_runs(behind.stream, found))
+    await turns()
+    for i in range(4):
+        await behind.push(i, i + 1)
+        behind.now += 0.0005
+    await behind.push(4, 5, "stop")
+    assert found == [1, 4]
+    await reading
+
+
+async def test_a_held_run_is_given_before_the_error_that_followed():
+    behind, found = Behind(), list[int]()
+    behind.late = 0.010
+    reading = asyncio.create_task(read_runs(behind.stream, found))
+    await turns()
+    await behind.push(0, 1)
+    await behind.push(1, 3)
+    behind.stream.fail(WorkerLost("gone"))
+    with pytest.raises(WorkerLost):
+        await reading
+    assert found == [1, 2]
+
+
+async def test_a_reader_that_is_cancelled_while_it_waits_or_holds_leaves_a_stream_that_can_be_read():
+    behind, found = Behind(), list[int]()
+    behind.late = 0.010
+    for start, end in ((0, 1), (1, 3)):
+        reading = asyncio.create_task(read_runs(behind.stream, found))
+        await turns()
+        await behind.push(start, end)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    behind.stream.push(run(3, 4, "length"))
+    await read_runs(behind.stream, found)
+    assert sum(found) == 4

@@ -34,6 +34,16 @@ def test_streamed_text_is_the_whole_decode_for_any_ids(tokenizer: HfTokenizer, v
     assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_pieces_of_several_tokens_join_to_the_same_text(tokenizer: HfTokenizer, vocab_size: int, data) -> None:
+    ids = data.draw(st.lists(st.integers(0, vocab_size - 1), max_size=40))
+    size = data.draw(st.integers(1, 9))
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push_all(ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids)
+
+
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_text_survives_the_way_to_ids_and_back_in_pieces(tokenizer: HfTokenizer, text: str) -> None:

@@ -161,3 +161,16 @@ async def test_it_goes_on_looking_when_one_look_fails(view, roster, monkeypatch)
     await until(lambda: {k.info.worker_id for k in view._links} == {"p0", "d0", "d1"}, 5)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_nothing_is_kept_of_a_worker_that_left_but_what_is_still_placed_there(view, roster):
+    held = view.reserve(decision(), 10)
+    view.full("p0", 0.01)
+    roster.entries.clear()
+    for link in list(view._links):
+        link._set(False)
+    view.refresh()
+    assert view.own_counts().keys() == {"p0", "d0"}
+    held.close()
+    view.refresh()
+    assert view._own == {}

@@ -38,7 +38,7 @@ const updateClass = (row, one) => {
 
 export const showClasses = ({ classes }) => keep($("class-rows"), classes, (one) => one.name, makeClass, updateClass);
 
-const VERBS = { hold: "Hold", advise: "Advice", rerole: "Role change", pin: "Pinned", unpin: "Unpinned", failed: "Failed" };
+const VERBS = { hold: "Hold", advise: "Advice", rerole: "Role change", add: "Added", remove: "Removed", pin: "Pinned", unpin: "Unpinned", failed: "Failed" };
 
 const headline = (change) => {
   const [before, after] = [change.before.join(":"), change.after.join(":")];

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from baton.kv.bridge import can_ship
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
 
@@ -164,9 +165,9 @@ def has_room(worker: Candidate, uncached: int, window: int) -> bool:
 
 
 def fits(first: Candidate, second: Candidate) -> bool:
-    """Whether KV made by one means the same to the other."""
+    """Whether KV made by the first can be shipped to the second."""
     a, b = first.info, second.info
-    return a.fingerprint == b.fingerprint and a.layout == b.layout
+    return a.fingerprint == b.fingerprint and can_ship(a.layout, b.layout)
 
 
 def local_ways(snapshot: ClusterSnapshot, ask: Ask) -> list[Candidate]:

@@ -13,7 +13,7 @@ import msgspec
 from baton.cost.curves import prefill_seconds, transfer_seconds
 from baton.cost.fit import PRIOR_STEP, PRIOR_TRANSFER
 from baton.protos.nouns import BLOCK_TOKENS
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, fits
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option
 
 LEAST_LIMIT_S = 0.1  # the first fetch from a worker connects first
 
@@ -34,7 +34,7 @@ def best_fetch(snapshot: ClusterSnapshot, ask: Ask, reader: Candidate) -> Fetch 
     if source is None:
         return None
     blocks = min(ask.hits[source.id], (ask.tokens - 1) // BLOCK_TOKENS)
-    seconds = _fetch_seconds(reader, (blocks - own) * source.info.layout.page_bytes)
+    seconds = _fetch_seconds(reader, (blocks - own) * source.info.layout.run_bytes)
     saved = _compute_seconds(reader, own, blocks) - seconds
     return Fetch(source, blocks, seconds, saved) if saved > 0 else None
 
@@ -65,8 +65,9 @@ def _fullest(snapshot: ClusterSnapshot, ask: Ask, reader: Candidate, own: int) -
     """Who holds the most, if that is more than ``own``; equals by id."""
     most, found = own, None
     for worker in (*snapshot.prefill, *snapshot.decode):
-        held = ask.hits.get(worker.id, 0)
-        if held > most and worker.id != reader.id and fits(worker, reader):
+        held, a, b = ask.hits.get(worker.id, 0), worker.info, reader.info
+        like = (a.fingerprint, a.layout) == (b.fingerprint, b.layout)  # cached blocks are fetched as they are
+        if held > most and worker.id != reader.id and like:
             most, found = held, worker
     return found
 

@@ -123,12 +123,12 @@ def _ship_seconds(reader: Candidate, writer: Candidate, ask: Ask, read: float) -
     curve = reader.load.transfer_curve or UNKNOWN_TRANSFER
     blocks = max(1, ask.blocks - ask.hits.get(writer.id, 0))
     last = min(blocks, CHUNK_TOKENS // BLOCK_TOKENS)
-    block_bytes = writer.info.layout.page_bytes
+    block_bytes = writer.info.layout.run_bytes
     return exposed_seconds(curve, blocks * block_bytes, last * block_bytes, read)
 
 
 def _step_seconds(worker: Candidate, ask: Ask, added: int) -> float:
-    context = worker.load.leased_pages * BLOCK_TOKENS + added * ask.tokens
+    context = worker.load.leased_pages * worker.info.layout.block_tokens + added * ask.tokens
     return decode_seconds(_curve(worker), worker.running + added, context)
 
 

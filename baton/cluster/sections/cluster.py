@@ -1,0 +1,47 @@
+"""``[cluster]`` and its pools: how many workers there are. Knows nothing of where they run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from baton.cluster.sections.base import Section
+from baton.cluster.sections.worker import WorkerConfig
+
+
+class Pool(Section):
+    """Workers beside ``prefill`` and ``decode``, on hardware of their own: long prompts, another accelerator."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$", description="its slots are <name>-0, <name>-1 …")
+    role: Literal["prefill", "decode"] = Field(description="what its workers are")
+    count: int = Field(default=1, ge=0, le=1024, description="how many")
+    resources: dict[str, float] = Field(
+        default={}, description="that a Ray node must have free for each; empty: one baton_<role>"
+    )
+    labels: dict[str, str] = Field(default={}, description="that a Ray node must carry")
+    gang: int = Field(
+        default=1, ge=1, le=64, description="bundles of these resources per worker, all on one node or none"
+    )
+    worker: dict[str, Any] = Field(default={}, description="settings of [worker] that differ here")
+
+
+class ClusterConfig(Section):
+    """How many workers of each role, and where a run keeps its sockets, locks and logs."""
+
+    prefill: int = Field(default=1, ge=0, le=1024, description="prefill workers")
+    decode: int = Field(default=1, ge=1, le=1024, description="decode workers")
+    pools: tuple[Pool, ...] = Field(default=(), description="further workers, on hardware of their own")
+    colocated: bool = Field(
+        default=False, description="decode workers read their prompts themselves; no prefill workers"
+    )
+    namespace: str = Field(
+        default="baton", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="keeps clusters apart that share a Redis"
+    )
+    run_dir: str = Field(default="", description="empty makes one for this run")
+    start_timeout_s: float = Field(default=300.0, gt=0, description="a cluster that isn't up by then gives up")
+
+
+def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:
+    """What a pool's workers run."""
+    return WorkerConfig.model_validate(worker.model_dump() | pool.worker)

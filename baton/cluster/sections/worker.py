@@ -1,0 +1,62 @@
+"""``[worker]``: what each worker runs. Knows nothing of how many there are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from baton.cluster.sections.base import Section
+
+
+class WorkerConfig(Section):
+    """What each worker runs. ``threads`` 0 shares the machine's cores among its workers."""
+
+    model: str = Field(default="", description="directory or Hugging Face id; empty takes the demo model")
+    model_name: str = Field(default="", description="the name clients use; empty takes the model's last path part")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="of computation; auto takes the checkpoint's, float32 on a CPU"
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bf16", "int8", "fp8"] = Field(
+        default="auto", description="of stored K and V; auto: as dtype"
+    )
+    quantization: Literal["none", "int8", "int4"] = Field(default="none", description="of plain weights, on load")
+    cache_dir: str = Field(default="", description="of packed weights; empty: $BATON_CACHE_DIR or ~/.cache/baton")
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda|auto|paced:.+)$",
+        description="cpu, cuda, auto (a GPU where one will do, else the CPU) or paced:PROFILE",
+    )
+    seed: int = Field(default=0, description="of what is random; 0 takes the system's entropy")
+    host: str = Field(default="127.0.0.1", description="address its gRPC server binds and advertises")
+    port: int = Field(default=0, ge=0, le=65535, description="of its gRPC server; 0 takes a free one")
+    data_port: int = Field(
+        default=0, ge=0, le=65535, description="on which a decode worker takes KV by tcp; 0 takes a free one"
+    )
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="of its /metrics; 0 takes a free one")
+    threads: int = Field(default=0, ge=0, description="of one worker; 0 shares the machine's cores")
+    pages: int = Field(default=0, ge=0, description="KV pages; 0 takes kv_memory_bytes")
+    kv_memory_bytes: int = Field(default=512 << 20, ge=1 << 20, description="of KV pages, per worker")
+    max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
+    max_batch: int = Field(default=64, ge=1, description="sequences in one step")
+    prefill_chunk_tokens: int = Field(default=512, ge=16, description="prompt tokens of one step")
+    itl_target_s: float = Field(
+        default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
+    )
+    lease_ttl_s: float = Field(default=30.0, gt=0, description="a reservation that nobody renews ends then")
+    drain_grace_s: float = Field(
+        default=2.0, ge=0, description="what runs may finish in this time when the worker is told to stop"
+    )
+    metrics: bool = Field(default=True, description="whether it answers GET /metrics")
+    host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
+    disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")
+    disk_tier_dir: str = Field(default="", description="where those files lie; they survive a restart")
+    kv_transport: str = Field(
+        default="auto", description="how KV gets to decode workers; auto tries and measures each pair"
+    )
+    block_tokens: int = Field(
+        default=16, ge=16, le=1024, multiple_of=16, description="tokens in a KV page; pools may differ in it"
+    )
+    kv_codec: Literal["none", "int8", "fp8"] = Field(
+        default="none", description="code KV for slow networks; lossy, and kept apart from exact KV in every cache"
+    )
