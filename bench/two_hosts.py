@@ -1,26 +1,22 @@
 """Two network namespaces as two hosts with mutual TLS on: a prefill worker on one, router, decode worker and Redis
 on the other. It serves, and on every port strangers and plaintext are refused.
 
-    sudo python -m bench.two_hosts [--requests N] [--json FILE]      needs `ip netns`; else it says so and exits 77
+    sudo python -m bench.two_hosts [--requests N] [--json FILE] [--delay-ms D] [--loss P]
 
-What a namespace can't separate is set apart by hand: each host has a boot id of its own, so that nobody takes the
-other for a process of the same machine and offers shared memory. Redis is a real server behind bench.tls_front.
+needs `ip netns`; else it says so and exits 77. With a delay (one way) or a loss of packets the hosts are joined by
+bench.rough_link, in user space, instead of a veth pair. Redis is a real server behind bench.tls_front.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
-import re
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,50 +31,14 @@ from baton.engine.paced import paced_answer
 from baton.protos.nouns import Sampling, WorkerInfo
 from baton.tls.authority import Authority
 from bench.intruders import DOMAIN, Papers, Port, Visit, table, visit, visitors
+from bench.namespaces import ADDRESS, FAR, NEAR, Impossible, listening, start_on, two_hosts
+from bench.rough_link import Roughness
 
 SKIPPED = 77
-NEAR, FAR = "baton-near", "baton-far"  # near: router, decode, Redis; far: prefill
-ADDRESS = {NEAR: "10.231.77.1", FAR: "10.231.77.2"}
 REST, GRPC, REDIS, SECRET = 8443, 8444, 6380, "of-two-hosts"
 UP_S = 60.0
 PROFILE = "zero"
 ROOT = Path(__file__).resolve().parents[1]
-
-
-class Impossible(Exception):
-    """Namespaces can't be had here; the text says why."""
-
-
-@contextlib.contextmanager
-def two_hosts() -> Iterator[None]:
-    """Both namespaces and the cable between them, while the block runs. Raises Impossible."""
-    commands = [f"ip netns add {NEAR}", f"ip netns add {FAR}", "ip link add baton-a type veth peer name baton-b"]
-    for name, end in ((NEAR, "baton-a"), (FAR, "baton-b")):
-        commands += [
-            f"ip link set {end} netns {name}",
-            f"ip -n {name} addr add {ADDRESS[name]}/24 dev {end}",
-            f"ip -n {name} link set {end} up",
-            f"ip -n {name} link set lo up",
-        ]
-    if os.geteuid() != 0:
-        raise Impossible("network namespaces need root")
-    _remove_hosts()
-    try:
-        for command in commands:
-            try:
-                subprocess.run(command.split(), check=True, capture_output=True, text=True)
-            except (OSError, subprocess.CalledProcessError) as error:
-                why = getattr(error, "stderr", "") or error
-                raise Impossible(f"`{command}`: {str(why).strip()}") from None
-        yield
-    finally:
-        _remove_hosts()
-
-
-def _remove_hosts() -> None:
-    for name in (NEAR, FAR):
-        with contextlib.suppress(OSError):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 class Hosts:
@@ -150,20 +110,11 @@ class Hosts:
         self.config.write_text("\n".join(lines) + "\n")
 
     def _run(self, host: str, name: str, arguments: list[str]) -> None:
-        boot = self.folder / f"{host}.boot"
-        boot.write_text(f"{host}\n")
-        inside = 'mount --bind "$0" /proc/sys/kernel/random/boot_id 2>/dev/null; exec "$@"'
-        command = ["ip", "netns", "exec", host, "sh", "-c", inside, str(boot), sys.executable, *arguments]
         settings = {
             "BATON_ROUTER__HOST": ADDRESS[host], "BATON_WORKER__HOST": ADDRESS[host],
             "BATON_CLUSTER__RUN_DIR": str(self.folder / name[:1]), "PYTHONPATH": str(ROOT),
         }  # fmt: skip
-        with open(self.folder / f"{name}.log", "wb") as log:
-            started = subprocess.Popen(
-                command, cwd=self.folder, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, start_new_session=True,
-            )  # fmt: skip
-        self._processes.append(started)
+        self._processes.append(start_on(host, self.folder, name, arguments, settings))
 
 
 # ---- what is done on one of the hosts (a process of its own, in the namespace) ---------------------------------
@@ -260,22 +211,16 @@ async def _members(hosts: Hosts) -> tuple[dict[str, WorkerInfo], list[str]]:
     entries = await Roster(client, "baton").refresh()
     await client.aclose()
     links = [
-        f"{name} -> {link.peer} by {link.transport}, {link.bytes_per_s / 1e9:.2f} GB/s, {link.fixed_s * 1e3:.2f} ms"
+        f"{name} -> {link.peer} by {link.transport}, {link.bytes_per_s / 1e6:.0f} MB/s, {link.fixed_s * 1e3:.2f} ms"
         for name, entry in entries.items()
         for link in entry.load.kv_links
     ]
     return {name: entry.info for name, entry in entries.items()}, links
 
 
-def listening(host: str) -> list[str]:
-    """Addresses on which anything listens in a namespace."""
-    done = subprocess.run(["ip", "netns", "exec", host, "ss", "-Hltn"], capture_output=True, text=True, check=False)
-    return sorted(re.sub(r"^\[::ffff:(.*)\]", r"\1", line.split()[3]) for line in done.stdout.splitlines())
-
-
-def prove(requests: int) -> dict[str, Any]:
+def prove(requests: int, rough: Roughness | None = None) -> dict[str, Any]:
     """Start, ask, visit; what came of it. Raises Impossible, RuntimeError."""
-    with tempfile.TemporaryDirectory(prefix="b2-") as name, two_hosts():
+    with tempfile.TemporaryDirectory(prefix="b2-") as name, two_hosts(rough) as link:
         hosts = Hosts(Path(name))
         try:
             hosts.start()
@@ -290,7 +235,11 @@ def prove(requests: int) -> dict[str, Any]:
             again = on_host(NEAR, Task(certs=str(hosts.certs), requests=requests))
             told = {port.address for _, port in known}
             untold = [at for host in (NEAR, FAR) for at in listening(host) if at not in told]
-            return {"from far": served, "from near": again, "visits": visits, "ports nobody told of": untold}
+            packets = [{"carried": way.carried, "lost": way.dropped} for way in link]
+            return {
+                "from far": served, "from near": again, "visits": visits, "ports nobody told of": untold,
+                "packets": packets,
+            }  # fmt: skip
         finally:
             hosts.close()
 
@@ -318,13 +267,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.two_hosts", description=__doc__)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--json", help="write what was seen to this file")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="added to each packet, each way")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of packets that are lost, each way")
     parser.add_argument("--task", action="store_true", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.task:
         print(json.dumps(do(msgspec.json.decode(sys.stdin.buffer.read(), type=Task))))
         return 0
     try:
-        found = prove(told.requests)
+        rough = Roughness(told.delay_ms / 1e3, told.loss) if told.delay_ms or told.loss else None
+        found = prove(told.requests, rough)
     except Impossible as why:
         print(f"skipped: {why}")
         return SKIPPED

@@ -34,6 +34,11 @@ class StepBudget:
         if self._fit.samples % REFIT_EVERY == 0:
             self._curve = self._fit.curve
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is anything to keep to, and enough was seen to do so."""
+        return self._curve is not None
+
     def chunk(self, most: int, start: int, sequences: int, context: int) -> int:
         """Prompt tokens, a block at least and ``most`` at most, that follow ``start`` ones in a step.
 

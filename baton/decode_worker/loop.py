@@ -14,6 +14,7 @@ from typing import Any
 from baton.decode_worker.budget import StepBudget
 from baton.decode_worker.leases import Receive
 from baton.decode_worker.scheduler import DecodeScheduler, Decoding
+from baton.decode_worker.swap import SwapArea
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
 from baton.engine.isolate import Outcome
 from baton.engine.plan import SequenceStep
@@ -21,7 +22,7 @@ from baton.engine.step_loop import IDLE_WAIT_S, StepLoop
 from baton.kv import prefix
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
-from baton.protos.nouns import BLOCK_TOKENS, Station, TokenRun
+from baton.protos.nouns import Station, StepSample, TokenRun
 
 LEASE_ID_BYTES = 16
 
@@ -57,7 +58,8 @@ class DecodeLoop(StepLoop):
     ):
         super().__init__(*args, **kwargs)
         self.budget = StepBudget(itl_target_s)
-        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget)
+        self.swap = SwapArea.beside(self.memory, self.spec.layout, self.pool.pages) if self.memory else None
+        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget, self.swap)
         self.entropy = entropy
         self.ttl_s = ttl_s
         self.answers: dict[int, Answer] = {}
@@ -73,12 +75,17 @@ class DecodeLoop(StepLoop):
         plan = self.scheduler.plan()
         if plan.items:
             outcome = self.compute(plan)
-            self.budget.observe(plan.shape(outcome.seconds))
+            self._observe(plan.shape(outcome.seconds))
             for item in plan.items:
                 self._advance(item, outcome)
         starved = not plan.items and self._fail_starved()
         self._tell()
         return bool(plan.items) or starved
+
+    def _observe(self, sample: StepSample) -> None:
+        self.budget.observe(sample)
+        if self.swap is not None:
+            self.swap.observe(sample)
 
     def patience(self) -> float:
         """Until the next lease runs out."""
@@ -171,12 +178,13 @@ class DecodeLoop(StepLoop):
         root = prefix.root(
             self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
         )
-        hashes, tokens = prefix.chain(root, request.token_ids), len(request.token_ids)
+        size, tokens = self.pool.block_tokens, len(request.token_ids)
+        hashes = prefix.chain(root, request.token_ids, size)
         pages = self.pool.open(
-            hashes[: tokens // BLOCK_TOKENS],
-            blocks_for(tokens),
+            hashes[: tokens // size],
+            blocks_for(tokens, size),
             self.scheduler.growth_reserve,
-            limit_held=holdable_of(request) if message.local else holdable(tokens),
+            limit_held=holdable_of(request, size) if message.local else holdable(tokens, size),
         )
         sequence = self.sequence(message.key, request)
         self._ages += 1

@@ -1,8 +1,8 @@
 """Who advances in a decode step: continuous batching, prompts in chunks, growth, preemption. Torch-free and pure.
 
 Knows nothing of leases' ids, handoffs, channels or time. Order is by priority (lower first), then age. The first
-sequence is never preempted; a preempted one gives its pages back and is computed again from its tokens (what stayed
-in the cache is found, not computed).
+sequence is never preempted; a preempted one gives its pages back. Its KV is set aside in host memory where that was
+measured to be cheaper (swap.py), else computed again from its tokens; what stayed in the cache is found either way.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from bisect import insort
 from collections.abc import Iterator
 
 from baton.decode_worker.budget import StepBudget
+from baton.decode_worker.swap import SwapArea, Swapped
 from baton.engine.checks import blocks_for, holdable
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
 from baton.kv.pool import PageLease, PagePool
 from baton.kv.prefix import Chain
 from baton.protos.errors import PoolExhausted
-from baton.protos.nouns import BLOCK_TOKENS
 
 
 class Decoding:
@@ -27,21 +27,23 @@ class Decoding:
         self.sequence = sequence
         self.pages = pages
         self.age = age
-        self.chain = Chain(root, sequence.tokens)
+        self.chain = Chain(root, sequence.tokens, pages.block_tokens)
         self.sealed = pages.held
-        sequence.computed = pages.held * BLOCK_TOKENS
+        self.swapped: Swapped | None = None
+        sequence.computed = pages.held * pages.block_tokens
 
     def advance(self, tokens: int) -> None:
         """``tokens`` more have their KV; blocks that are full now become findable."""
         self.sequence.computed += tokens
-        while (self.sealed + 1) * BLOCK_TOKENS <= self.sequence.computed:
-            self.pages.seal(self.sealed, self.chain.hashes[self.sealed])
-            self.sealed += 1
+        full = self.sequence.computed // self.pages.block_tokens
+        if full > self.sealed:
+            self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
+            self.sealed = full
 
     def restart(self, pages: PageLease) -> None:
         """Begin again on new pages, after the blocks that were found."""
         self.pages, self.sealed = pages, pages.held
-        self.sequence.computed = pages.held * BLOCK_TOKENS
+        self.sequence.computed = pages.held * pages.block_tokens
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -57,9 +59,17 @@ class Decoding:
 class DecodeScheduler:
     """``running`` sequences hold pages, in order; ``waiting`` ones were preempted."""
 
-    def __init__(self, pool: PagePool, max_batch: int, chunk_tokens: int, budget: StepBudget | None = None):
+    def __init__(
+        self,
+        pool: PagePool,
+        max_batch: int,
+        chunk_tokens: int,
+        budget: StepBudget | None = None,
+        swap: SwapArea | None = None,
+    ):
         self.pool = pool
         self.budget = budget or StepBudget()
+        self.swap = swap
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
         self.running: list[Decoding] = []
@@ -81,6 +91,9 @@ class DecodeScheduler:
             if decoding in members:
                 members.remove(decoding)
         decoding.pages.close()
+        if self.swap is not None and decoding.swapped is not None:
+            self.swap.drop(decoding.swapped)
+            decoding.swapped = None
 
     def plan(self) -> StepPlan:
         """The next step: one token for each sequence that writes, chunks for those that read."""
@@ -90,15 +103,16 @@ class DecodeScheduler:
         for decoding in self._in_order():
             if len(items) == self.max_batch:
                 break
-            if not decoding.reading and writers == 0:
+            reading, pending = decoding.reading, decoding.sequence.pending
+            if not reading and writers == 0:
                 continue
-            take = min(decoding.sequence.pending, budget) if decoding.reading else 1
-            waits = take == decoding.sequence.pending and not decoding.sequence.ready
+            take = min(pending, budget) if reading else 1
+            waits = take == pending and not decoding.sequence.ready
             if take == 0 or waits or not self._grow(decoding, take):
                 continue
-            items.append(_step(decoding, take))
-            budget -= take if decoding.reading else 0
-            writers -= not decoding.reading
+            items.append(_step(decoding, take, reading))
+            budget -= take if reading else 0
+            writers -= not reading
         return StepPlan(tuple(items))
 
     def starved(self) -> Decoding | None:
@@ -109,6 +123,8 @@ class DecodeScheduler:
 
     def _limits(self) -> tuple[int, int]:
         """How many answers this step advances, and how many prompt tokens it reads, within the step's budget."""
+        if not self.budget.limits:
+            return self.max_batch, self.chunk_tokens
         writing = [d.sequence.computed + 1 for d in self.running if not d.reading]
         writers = self.budget.batch(writing, self.max_batch)
         first = next((d for d in self.running if d.reading), None)
@@ -127,19 +143,31 @@ class DecodeScheduler:
     def _resume(self) -> None:
         while self.waiting:
             decoding = self.waiting[0]
-            tokens = len(decoding.sequence.tokens)
+            tokens, size = len(decoding.sequence.tokens), self.pool.block_tokens
             try:
                 pages = self.pool.open(
-                    decoding.chain.hashes, blocks_for(tokens), self.growth_reserve, limit_held=holdable(tokens)
+                    decoding.chain.hashes,
+                    blocks_for(tokens, size),
+                    self.growth_reserve,
+                    limit_held=holdable(tokens, size),
                 )
             except PoolExhausted:
                 return
             decoding.restart(pages)
+            self._swap_in(decoding)
             self.add(self.waiting.pop(0))
+
+    def _swap_in(self, decoding: Decoding) -> None:
+        """What was set aside goes into the new pages, and needn't be computed."""
+        swapped, decoding.swapped = decoding.swapped, None
+        if self.swap is not None and swapped is not None:
+            self.swap.restore(swapped, decoding.pages.pages, decoding.pages.held)
+            decoding.advance(max(0, swapped.tokens - decoding.sequence.computed))
 
     def _grow(self, decoding: Decoding, take: int) -> bool:
         """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
-        short = blocks_for(decoding.sequence.computed + take) - len(decoding.pages.pages)
+        needed = blocks_for(decoding.sequence.computed + take, self.pool.block_tokens)
+        short = needed - len(decoding.pages.pages)
         while short > 0:
             try:
                 decoding.pages.extend(short)
@@ -155,13 +183,15 @@ class DecodeScheduler:
 
     def _preempt(self, decoding: Decoding) -> None:
         self.running.remove(decoding)
+        if self.swap is not None:
+            decoding.swapped = self.swap.save(decoding.pages.pages, decoding.sequence.computed)
         decoding.pages.close()
         decoding.sequence.computed = 0
         insort(self.waiting, decoding, key=lambda d: d.rank)
         self.preemptions += 1
 
 
-def _step(decoding: Decoding, take: int) -> SequenceStep:
+def _step(decoding: Decoding, take: int, reading: bool) -> SequenceStep:
     sequence = decoding.sequence
     return SequenceStep(
         seq=sequence.seq,
@@ -169,8 +199,8 @@ def _step(decoding: Decoding, take: int) -> SequenceStep:
         start=sequence.computed,
         pages=decoding.pages.pages,
         sample=sequence.sample_spec() if take == sequence.pending else None,
-        is_prefill=decoding.reading,
-        targets=sequence.targets(take) if decoding.reading else (),
-        pool=decoding.reading and sequence.pools,
+        is_prefill=reading,
+        targets=sequence.targets(take) if reading else (),
+        pool=reading and sequence.pools,
         score_top=sequence.request.sampling.prompt_logprobs or 0,
     )

@@ -10,9 +10,9 @@ from baton.decode_worker.service import DecodeService
 from baton.decode_worker.session import Frame, Reply
 from baton.decode_worker.session import Session as RouterSession
 from baton.protos import channel as ch
-from baton.protos import convert
+from baton.protos import convert, version
 from baton.protos.errors import ErrorInfo, InvalidRequest
-from baton.protos.nouns import PROTOCOL, WorkerInfo
+from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
@@ -30,8 +30,8 @@ class DecodeShell(stubs.DecodeWorkerServicer):
         hello = await anext(aiter(incoming), None)
         if hello is None or not hello.HasField("hello"):
             await abort(context, InvalidRequest("the first message of a session is Hello", "hello"))
-        if hello.hello.protocol.split(".")[0] != PROTOCOL.split(".")[0]:
-            text = f"this worker speaks protocol {PROTOCOL}, the router {hello.hello.protocol}; run one version"
+        if not version.runs_with(hello.hello.protocol):
+            text = version.refusal(f"router {hello.hello.router_id}", hello.hello.protocol)
             await abort(context, InvalidRequest(text, "protocol"))
         session = self._service.open_session(hello.hello.router_id)
         reading = asyncio.create_task(self._read(incoming, session), name=f"session of {session.router_id}")

@@ -10,20 +10,20 @@ from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
 
-def blocks_for(tokens: int) -> int:
+def blocks_for(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
     """Pages that ``tokens`` tokens need."""
-    return -(-tokens // BLOCK_TOKENS)
+    return -(-tokens // block_tokens)
 
 
-def holdable(tokens: int) -> int:
+def holdable(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
     """Leading blocks that may be taken from a cache: never all of them, one token is always computed."""
-    return max(tokens - 1, 0) // BLOCK_TOKENS
+    return max(tokens - 1, 0) // block_tokens
 
 
-def holdable_of(request: EngineRequest) -> int:
+def holdable_of(request: EngineRequest, block_tokens: int = BLOCK_TOKENS) -> int:
     """Blocks that ``request`` may take from the cache of whoever reads it: none when it wants every token."""
     wanted = request.sampling.prompt_logprobs is not None or request.sampling.pooling == "mean"
-    return 0 if wanted else holdable(len(request.token_ids))
+    return 0 if wanted else holdable(len(request.token_ids), block_tokens)
 
 
 def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
@@ -37,5 +37,6 @@ def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
         raise InvalidRequest(f"adapter {request.adapter_id!r} is not loaded here; send none", "adapter_id")
     if count >= spec.max_model_len:
         raise ContextTooLong(f"{count} tokens leave no room in a context of {spec.max_model_len}", "token_ids")
-    if blocks_for(count) > pages:
-        raise ContextTooLong(f"{count} tokens need {blocks_for(count)} pages; the pool has {pages}", "token_ids")
+    blocks = blocks_for(count, spec.layout.block_tokens)
+    if blocks > pages:
+        raise ContextTooLong(f"{count} tokens need {blocks} pages; the pool has {pages}", "token_ids")

@@ -56,7 +56,7 @@ def _require_known(config: EngineConfig) -> None:
     if config.dtype not in Dtype.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"dtype {config.dtype!r} is unknown; use auto, float32 or bfloat16", "dtype")
     if config.device not in Device.__args__:  # type: ignore[attr-defined]
-        raise ConfigError(f"device {config.device!r} is unknown; use cpu, cuda or paced:PROFILE", "device")
+        raise ConfigError(f"device {config.device!r} is unknown; use cpu, cuda, auto or paced:PROFILE", "device")
     if config.kv_cache_dtype not in KvCacheDtype.__args__:  # type: ignore[attr-defined]
         text = f"KV cache dtype {config.kv_cache_dtype!r} is unknown; use auto, float32, bf16, int8 or fp8"
         raise ConfigError(text, "kv_cache_dtype")

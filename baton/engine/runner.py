@@ -6,6 +6,7 @@ from and writes it to; on a GPU a step moves what it reads and writes.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from baton.engine.batch import BatchBuilder
 from baton.engine.config import ModelConfig
+from baton.engine.gpu import require
 from baton.engine.hub import locate
 from baton.engine.interpreter import Interpreter, KvPages
 from baton.engine.load import EngineConfig
@@ -44,20 +46,35 @@ def load(config: EngineConfig) -> Runner:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
         native.set_threads(config.threads)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no GPU here; use cpu", "device")
+    if config.device == "cuda":
+        require()  # before a model is fetched for it
+        _require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
-    dtype = _dtype_name(config)
-    program, weights, fingerprint = load_weights(config, directory, model, program_for(model), DTYPES[dtype])
+    dtype, planned = _dtype_name(config), program_for(model)
+    if config.device == "cuda":
+        elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
+        require(elements * DTYPES[dtype].itemsize)
+    program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
     work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
         return NativeRunner(spec, program, weights, check=os.environ.get(CHECK_ENV) == "1", work=work)
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
+        if config.device == "cuda":
+            text = f"device cuda: the engine's GPU path has no op for KV as {config.kv_cache_dtype}; use auto"
         raise ConfigError(text, "kv_cache_dtype")
     return TorchRunner(spec, program, weights, work)
+
+
+def _require_torch_cuda() -> None:
+    if torch.version.cuda is None:
+        text = "device cuda: this torch is built without CUDA; install the CUDA build of its version, or use cpu"
+        raise ConfigError(text, "device")
+    if not torch.cuda.is_available():
+        text = f"device cuda: torch (CUDA {torch.version.cuda}) can't use the GPU; update the driver, or use cpu"
+        raise ConfigError(text, "device")
 
 
 class TorchRunner:

@@ -132,7 +132,7 @@ class Sequence:
             self.finish_reason, self.stop_token_id = "stop", token_id
         elif self._grammar is not None and self._grammar.done:
             self.finish_reason, self.stop_token_id = "stop", token_id if token_id in self._eos else None
-        elif self.outputs >= sampling.max_tokens or len(self.tokens) >= self._room:
+        elif index + 1 >= sampling.max_tokens or len(self.tokens) >= self._room:
             self.finish_reason = "length"
         return TokenRun(
             output_index=index,

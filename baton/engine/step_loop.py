@@ -6,6 +6,7 @@ Knows nothing of prefill or decode; waits only in ``channel.poll``, and only whe
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -36,7 +37,7 @@ class Channel(Protocol):
         """Messages that have come, waiting up to ``timeout_s`` for the first; EOFError when the peer is gone."""
 
 
-class StepLoop:
+class StepLoop(ABC):
     """Base of both loops: subclasses give ``beat``, ``patience``, ``on_*`` handlers and two counts."""
 
     def __init__(
@@ -46,8 +47,10 @@ class StepLoop:
         channel: Channel,
         clock: Callable[[], float],
         grammars: Grammars | None = None,
+        memory: memoryview | None = None,
     ):
         self.runner = runner
+        self.memory = memory  # the pages' bytes, for a role that copies them itself
         self.spec = runner.spec
         self.grammars = grammars or Grammars(runner.spec)
         self.pool = pool
@@ -63,30 +66,30 @@ class StepLoop:
 
     # ---- what a role adds ----
 
+    @abstractmethod
     def beat(self) -> bool:
         """Run one step if there is one; False when there is nothing to compute now."""
-        raise NotImplementedError
 
     def patience(self) -> float:
         """Seconds an idle loop may sleep before it must look at the clock again."""
         return IDLE_WAIT_S
 
+    @abstractmethod
     def fail(self, key: int, error: Exception) -> None:
         """End one request with ``error``; everything else goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self) -> tuple[int, int, int]:
         """Running sequences, waiting sequences, prompt tokens that wait."""
-        raise NotImplementedError
 
     def extras(self) -> dict[str, int]:
         """Fields of Stats that only this role counts."""
         return {}
 
     @property
+    @abstractmethod
     def empty(self) -> bool:
         """Whether no request is left here, and no page is anybody's but the cache's or a share's."""
-        raise NotImplementedError
 
     # ---- the beat ----
 

@@ -102,7 +102,7 @@ class Filler:
             if len(filling.pages) > held:
                 pages = [self._memory.page(page) for page in filling.pages[held:]]
                 async with asyncio.timeout(limit_s), aclosing(bring(tuple(hashes[held:]), pages)) as progress:
-                    while (more := await asyncio.wait_for(anext(progress, None), self._stall_s)) is not None:
+                    while (more := await self._next(progress)) is not None:
                         done += more
         except (BatonError, OSError, TimeoutError) as error:
             self.failures, failed = self.failures + 1, True
@@ -112,6 +112,11 @@ class Filler:
             self._send(ch.Filled(key, done))  # also when cancelled: no write follows it
         size = (done - held) * self._memory.page_bytes
         return FillReport(held, done - held, size, self._clock() - began, failed)
+
+    async def _next(self, progress: AsyncGenerator[int, None]) -> int | None:
+        """Not by ``asyncio.wait_for``: until Python 3.12 it swallows a cancellation that meets the result."""
+        async with asyncio.timeout(self._stall_s):
+            return await anext(progress, None)
 
     def take(self, message: ch.Filling) -> None:
         """The engine gave pages, or has none."""

@@ -5,12 +5,17 @@ Knows nothing of memory or of tensors. A page holds one block, group after group
     [layer][plane][token 0..15][kv_head][head_dim]        contiguous, in the dtype's native little-endian order
 
 each plane of a scaled dtype (int8, fp8_e4m3) followed by [token 0..15][kv_head] float32 scales,
-so that a block is one run of bytes on the wire as in memory.
+so that a block is one run of bytes on the wire as in memory. Kernels read runs of 16 tokens; a worker whose pages
+hold more (``worker.block_tokens``) has several such runs in a row in each, so that page sizes are bridged by run:
+
+    page of 48     [run of 16: all of the above][run of 16][run of 16]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
@@ -38,19 +43,30 @@ def layout_for(
     return KvLayout(dtype, groups, page_bytes, dtype if fidelity is None else fidelity)
 
 
+def in_pages_of(layout: KvLayout, block_tokens: int) -> KvLayout:
+    """``layout`` with ``block_tokens`` tokens in a page. Raises ConfigError."""
+    if block_tokens < BLOCK_TOKENS or block_tokens % BLOCK_TOKENS:
+        raise ConfigError(
+            f"a page of {block_tokens} tokens can't be made: take a multiple of {BLOCK_TOKENS}",
+            "worker.block_tokens",
+        )
+    page_bytes = layout.run_bytes * (block_tokens // BLOCK_TOKENS)
+    return msgspec.structs.replace(layout, block_tokens=block_tokens, page_bytes=page_bytes)
+
+
 def plane_bytes(dtype: str, group: LayerGroup) -> int:
-    """Bytes of one plane of one layer in one page."""
+    """Bytes of one plane of one layer in one run of 16 tokens."""
     row = group.head_dim * ITEM_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
     return BLOCK_TOKENS * group.kv_heads * row
 
 
 def group_bytes(dtype: str, group: LayerGroup) -> int:
-    """Bytes of ``group`` in one page."""
+    """Bytes of ``group`` in one run of 16 tokens."""
     return group.layers * len(group.planes) * plane_bytes(dtype, group)
 
 
 def group_offsets(layout: KvLayout) -> list[int]:
-    """Where each group starts in a page, in bytes."""
+    """Where each group starts in a run of 16 tokens, in bytes."""
     offsets, at = [], 0
     for group in layout.groups:
         offsets.append(at)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS
 
 
 class PoolCounts(NamedTuple):
@@ -36,10 +37,13 @@ class PoolCounts(NamedTuple):
 
 
 class PagePool:
-    """``pages`` pages, numbered from 0, all free at first."""
+    """``pages`` pages, numbered from 0, all free at first. ``block_tokens``: of one page, for those who ask.
 
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
+    ``watched`` False: nobody asks for changes, and none are kept.
+    """
+
+    def __init__(self, pages: int, block_tokens: int = BLOCK_TOKENS, watched: bool = True) -> None:
+        self.pages, self.block_tokens = pages, block_tokens
         self._free = list(range(pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._refs = [0] * pages
@@ -49,6 +53,7 @@ class PagePool:
         self._leases: set[PageLease] = set()
         self._leased = 0
         self._quarantined = 0
+        self._watched = watched
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         self._kept: dict[int, int] = {}
@@ -167,6 +172,8 @@ class PagePool:
         assert block is not None
         self._hash[page] = None
         del self._by_hash[block]
+        if not self._watched:
+            return page
         if block in self._added:
             del self._added[block]
         else:
@@ -187,6 +194,8 @@ class PagePool:
         if block in self._by_hash:
             return False
         self._hash[page], self._by_hash[block] = block, page
+        if not self._watched:
+            return True
         if block in self._removed:
             del self._removed[block]
         else:
@@ -202,6 +211,27 @@ class PagePool:
                 self._quarantined += 1
             else:
                 self._settle(page)
+
+    def _unpin_all(self, pages: Sequence[int]) -> None:
+        """``_unpin`` of each, tail first, where nobody holds them: a long prompt has thousands."""
+        refs, io, hashes, cached, free = self._refs, self._io, self._hash, self._cached, self._free
+        idle, left = self.idle, 0
+        for page in reversed(pages):
+            refs[page] -= 1
+            if refs[page]:
+                continue
+            left += 1
+            block = hashes[page]
+            if io[page]:
+                self._quarantined += 1
+            elif block is None:
+                free.append(page)
+            else:
+                cached[page] = None
+                if idle is not None:
+                    idle.pop(block, None)
+                    idle[block] = None
+        self._leased -= left
 
     def _unquarantine(self, page: int) -> None:
         self._io[page] -= 1
@@ -235,6 +265,11 @@ class PageLease:
         self._holds = 0
 
     @property
+    def block_tokens(self) -> int:
+        """Tokens in each page."""
+        return self._pool.block_tokens
+
+    @property
     def holds(self) -> int:
         """Holds that are out."""
         return self._holds
@@ -249,6 +284,24 @@ class PageLease:
         """Block ``index`` is full and finished: others may find it. False when its hash is cached elsewhere."""
         assert not self.closed, "a closed lease can't seal"
         return self._pool._publish(self.pages[index], block)
+
+    def seal_run(self, first: int, blocks: Sequence[bytes]) -> None:
+        """``seal`` of the blocks that follow one another from ``first`` on."""
+        assert not self.closed, "a closed lease can't seal"
+        pages, hashes, by_hash = self.pages, self._pool._hash, self._pool._by_hash
+        added, removed, watched = self._pool._added, self._pool._removed, self._pool._watched
+        for index, block in enumerate(blocks, first):
+            page = pages[index]
+            if hashes[page] is not None or block in by_hash:
+                self._pool._publish(page, block)
+                continue
+            hashes[page], by_hash[block] = block, page
+            if not watched:
+                continue
+            if block in removed:
+                del removed[block]
+            else:
+                added[block] = None
 
     def hold(self) -> None:
         """I/O on these pages begins."""
@@ -269,8 +322,11 @@ class PageLease:
             return
         self.closed = True
         self._pool._leases.discard(self)
+        if not self._holds:
+            self._pool._unpin_all(self.pages)
+            return
         for page in reversed(self.pages):
-            self._pool._unpin(page, quarantine=self._holds > 0)
+            self._pool._unpin(page, quarantine=True)
 
     def __enter__(self) -> PageLease:
         return self

@@ -56,6 +56,7 @@ class BlockSource:
         self._check(model_id, layout)
         if self._lift is not None:
             await self._lift(hashes)
+            self._check(model_id, layout)  # the engine may have gone meanwhile: nobody would answer
         key = next(self._keys)
         self._pins[key] = pinned = asyncio.get_running_loop().create_future()
         self._send(ch.Pin(key, hashes))

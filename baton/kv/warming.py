@@ -32,7 +32,9 @@ class Warmer:
         observe: Callable[[FillReport], None] = lambda report: None,
         tiers: Tiers | None = None,
         holdings: Holdings | None = None,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
+        self._block_tokens = block_tokens
         self._filler, self._fetcher, self._observe = filler, fetcher, observe
         self._tiers, self._holdings = tiers, holdings
         self._fingerprint, self._fidelity = fingerprint, fidelity
@@ -45,12 +47,12 @@ class Warmer:
     async def warm(
         self, request: EngineRequest, address: str = "", blocks: int = 0, limit_s: float | None = None
     ) -> FillReport:
-        """Lift the prompt's leading blocks from lower tiers, then fetch up to ``blocks`` from ``address``.
+        """Lift the prompt's leading blocks from lower tiers, then fetch up to ``blocks`` (of 16) from ``address``.
 
         What came (the fetch within ``limit_s``) is findable afterwards; the report is the fetch's.
         """
-        most = (len(request.token_ids) - 1) // BLOCK_TOKENS
-        wanted = min(blocks, most) if address else 0
+        most = (len(request.token_ids) - 1) // self._block_tokens
+        wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
         hashes = await self._hashes(request, most if self.has_tiers else wanted)
         lifted = await self.lift(hashes)
         if wanted <= lifted:
@@ -72,7 +74,8 @@ class Warmer:
 
     async def _hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
         root = prefix.root(self._fingerprint, self._fidelity, request.adapter_id, request.tenant_salt)
-        tokens = request.token_ids[: blocks * BLOCK_TOKENS]
+        size = self._block_tokens
+        tokens = request.token_ids[: blocks * size]
         if len(tokens) < HASH_OFF_LOOP_TOKENS:
-            return prefix.block_hashes(root, tokens)
-        return await asyncio.to_thread(prefix.block_hashes, root, tokens)
+            return prefix.block_hashes(root, tokens, size)
+        return await asyncio.to_thread(prefix.block_hashes, root, tokens, size)

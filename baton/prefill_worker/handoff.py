@@ -10,21 +10,25 @@ is read until it is acknowledged, and never after ``run`` has returned or been c
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
 
 from baton.kv import copying
-from baton.kv.bridge import Bridge
 from baton.kv.memory import PageMemory
+from baton.kv.repaging import Piece
 from baton.kv.transport import control, frames
 from baton.kv.transport.base import HandoffStream, Transport
 from baton.kv.transport.frames import Block, Frame, Kind
+from baton.prefill_worker.wire import Wire
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 from baton.protos.nouns import KvLayout, TokenRun
+from baton.protos.rpc import settled
 
 WINDOW_BYTES = 64 << 20
+LAST_WORDS_S = 2.0  # after a send failed: a stream may be broken at our end alone, and then nobody says anything
 FRAME_BYTES = 1 << 20  # in one frame: with less the cost per frame shows, with more the first bytes leave late
 
 
@@ -50,17 +54,6 @@ class Destination(msgspec.Struct, frozen=True):
     total_blocks: int
     tail_tokens: int
     adapter_id: str = ""
-
-
-class Wire(msgspec.Struct, frozen=True):
-    """How blocks go to one receiver: as its ``layout`` has them, through ``bridge`` where ours differs.
-
-    ``hashes`` are the prompt's block hashes at the receiver where its fidelity, and so its chain, is another.
-    """
-
-    layout: KvLayout
-    bridge: Bridge | None = None
-    hashes: tuple[bytes, ...] | None = None
 
 
 class HandoffReport(msgspec.Struct, frozen=True):
@@ -102,6 +95,7 @@ class Handoff:
         self._wire = Wire(sender.layout)
         self._todo: asyncio.Queue[Item] = asyncio.Queue()
         self._ahead: Item | None = None  # taken out of the queue, but not a block
+        self._ready: deque[ShipBlock | Piece] = deque()  # of what was taken out of the queue, not sent yet
         self._unacked: set[int] = set()
         self._unflagged = 0
         self._room = asyncio.Event()
@@ -140,8 +134,10 @@ class Handoff:
         stream = await self._transport.connect(self._to.address)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_all(stream))
+                sending = group.create_task(self._send_all(stream))
                 await self._collect(stream)
+                sending.cancel()  # everything is there: a lane that broke since is of no interest
+                await settled([sending])
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         finally:
@@ -153,11 +149,12 @@ class Handoff:
             try:
                 await stream.send(frame, payload)
             except WorkerLost:
-                return  # the stream is over: the collector reads why
+                await asyncio.sleep(LAST_WORDS_S)  # the collector reads why, if the receiver has said it
+                raise
 
     async def _outgoing(self) -> AsyncIterator[tuple[Frame, list[memoryview]]]:
         yield self._frame(Kind.OPEN, control.encode_opening(self._opening())), []
-        while isinstance(item := await self._next(), ShipBlock):
+        while isinstance(item := await self._next(), (ShipBlock, Piece)):
             room = await self._has_room()
             yield self._blocks([item, *self._more(room)])
         if isinstance(item, BatonError):
@@ -178,31 +175,32 @@ class Handoff:
             self._acknowledged(frames.acked_blocks(frame))
         raise WorkerLost(f"the decode worker at {self._to.address} ended the handoff early", "decode_address")
 
-    async def _next(self) -> Item:
-        ahead, self._ahead = self._ahead, None
-        return await self._todo.get() if ahead is None else ahead
+    async def _next(self) -> Item | Piece:
+        while not self._ready:
+            ahead, self._ahead = self._ahead, None
+            item = await self._todo.get() if ahead is None else ahead
+            if not isinstance(item, ShipBlock):
+                return item
+            self._ready.extend(self._wire.take(item))
+        return self._ready.popleft()
 
     async def _has_room(self) -> int:
         """Wait until a block may go; how many may go in its frame besides it."""
-        unit = self._unit
+        unit = self._wire.unit
         while self._unacked and (len(self._unacked) + 1) * unit > self._window:
             self._room.clear()
             await self._room.wait()
         window = self._window // unit - len(self._unacked)
         return min(window, max(1, FRAME_BYTES // unit), frames.MAX_BLOCKS) - 1
 
-    @property
-    def _unit(self) -> int:
-        """Bytes of one block on its way."""
-        return self._wire.layout.page_bytes if self._wire.bridge is None else self._wire.bridge.unit
-
-    def _more(self, room: int) -> list[ShipBlock]:
+    def _more(self, room: int) -> list[ShipBlock | Piece]:
         """Blocks that are ready by now, at most ``room``; what isn't a block stays queued behind them."""
-        found: list[ShipBlock] = []
-        while len(found) < room and self._ahead is None and not self._todo.empty():
-            item = self._todo.get_nowait()
-            if isinstance(item, ShipBlock):
-                found.append(item)
+        found: list[ShipBlock | Piece] = []
+        while len(found) < room and (self._ready or (self._ahead is None and not self._todo.empty())):
+            if self._ready:
+                found.append(self._ready.popleft())
+            elif isinstance(item := self._todo.get_nowait(), ShipBlock):
+                self._ready.extend(self._wire.take(item))
             else:
                 self._ahead = item
         return found
@@ -215,13 +213,12 @@ class Handoff:
         if blocks and not self._unacked:
             self._busy_s += self._clock() - self._busy_since
 
-    def _blocks(self, batch: list[ShipBlock]) -> tuple[Frame, list[memoryview]]:
+    def _blocks(self, batch: list[ShipBlock | Piece]) -> tuple[Frame, list[memoryview]]:
         if not self._unacked:
             self._busy_since = self._clock()
-        size, wire = self._unit, self._wire
-        payload = [self._memory.page(block.page) for block in batch]
-        if wire.bridge is not None:
-            payload = [wire.bridge.convert(page) for page in payload]
+        wire, size = self._wire, self._wire.unit
+        found = [wire.payload(block, self._memory) for block in batch]
+        payload, offsets = [view for view, _ in found], tuple([at for _, at in found if at is not None])
         self._unacked.update([block.index for block in batch])
         self.shipped_blocks += len(batch)
         self.shipped_bytes += len(batch) * size
@@ -231,20 +228,18 @@ class Handoff:
             unit=size,
             blocks=tuple(
                 [
-                    Block(block.index, self._hash(block), checksum)
+                    Block(block.index, wire.hash(block), checksum)
                     for block, checksum in zip(batch, copying.checksums(payload), strict=True)
                 ]
             ),
-            offsets=() if wire.bridge is not None else tuple([block.page * size for block in batch]),
+            offsets=offsets if len(offsets) == len(batch) else (),
         ), payload
-
-    def _hash(self, block: ShipBlock) -> bytes:
-        return block.hash if self._wire.hashes is None else self._wire.hashes[block.index]
 
     def _wants_ack(self, size: int) -> bool:
         """Whether the sender may come to wait for it: nothing else is ready, or a quarter window went out."""
         self._unflagged += size
-        if (self._ahead is not None or not self._todo.empty()) and self._unflagged < self._window // 4:
+        more = self._ahead is not None or self._ready or not self._todo.empty()
+        if more and self._unflagged < self._window // 4:
             return False
         self._unflagged = 0
         return True
@@ -254,13 +249,13 @@ class Handoff:
         return Frame(kind, to.lease, to.epoch, body, layout.shard_rank, layout.shard_count, flags)
 
     def _opening(self) -> control.Opening:
-        sender, to = self._sender, self._to
+        sender, to, paging = self._sender, self._to, self._wire.paging
         return control.Opening(
             request_id=to.request_id,
             layout=self._wire.layout,
             sender=sender.worker_id,
-            total_blocks=to.total_blocks,
-            tail_tokens=to.tail_tokens,
+            total_blocks=to.total_blocks if paging is None else paging.blocks,
+            tail_tokens=to.tail_tokens if paging is None else paging.tail_tokens,
             model_id=sender.model_id,
             fingerprint=sender.fingerprint,
             adapter_id=to.adapter_id,

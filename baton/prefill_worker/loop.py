@@ -19,7 +19,7 @@ from baton.kv.pool import PageLease
 from baton.prefill_worker.scheduler import PrefillJob, PrefillScheduler
 from baton.protos import channel as ch
 from baton.protos.errors import Cancelled, Draining, to_info
-from baton.protos.nouns import BLOCK_TOKENS, Station
+from baton.protos.nouns import Station
 
 
 class Shipment:
@@ -35,7 +35,7 @@ class Shipment:
     def ready(self) -> tuple[ch.ShipBlock, ...]:
         """Blocks that are finished since the last call; the first ones pin the lease's pages."""
         computed = self.job.sequence.computed
-        blocks = computed // BLOCK_TOKENS if computed < self.job.tokens else len(self.job.hashes)
+        blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
         fresh = tuple(self._block(i) for i in range(self._next, blocks) if self._wanted(i))
         self._next = max(self._next, blocks)
         if fresh and self._pinned is None:
@@ -63,7 +63,8 @@ class Shipment:
         return index >= self._held_blocks and index not in self._received
 
     def _block(self, index: int) -> ch.ShipBlock:
-        tokens = min(BLOCK_TOKENS, self.job.tokens - index * BLOCK_TOKENS)
+        size = self.job.block_tokens
+        tokens = min(size, self.job.tokens - index * size)
         return ch.ShipBlock(index, self.job.held_lease.pages[index], self.job.hashes[index], tokens)
 
 
@@ -100,7 +101,8 @@ class PrefillLoop(StepLoop):
             self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
         )
         sequence = self.sequence(message.key, request)
-        job = PrefillJob(sequence, prefix.chain(root, request.token_ids), self.clock())
+        size = self.pool.block_tokens
+        job = PrefillJob(sequence, prefix.chain(root, request.token_ids, size), self.clock(), size)
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
 
@@ -138,7 +140,7 @@ class PrefillLoop(StepLoop):
         job.sequence.score(before, outcome.scored.get(item.seq, ()))
         job.sequence.pool(before, outcome.pooled.get(item.seq))
         job.sequence.computed = before + len(item.tokens)
-        for index in range(before // BLOCK_TOKENS, job.sequence.computed // BLOCK_TOKENS):
+        for index in range(before // job.block_tokens, job.sequence.computed // job.block_tokens):
             job.held_lease.seal(index, job.hashes[index])
         self._announce(item.seq)
         if item.seq in outcome.sampled:

@@ -19,7 +19,8 @@ AGING_TOKENS_PER_S = 2048.0
 class PrefillJob:
     """A prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
 
-    def __init__(self, sequence: Sequence, hashes: list[bytes], now: float):
+    def __init__(self, sequence: Sequence, hashes: list[bytes], now: float, block_tokens: int = BLOCK_TOKENS):
+        self.block_tokens = block_tokens
         self.sequence = sequence
         self.hashes = hashes
         self.arrived = now
@@ -41,7 +42,7 @@ class PrefillJob:
     def cached_tokens(self) -> int:
         """Prompt tokens that were found instead of computed."""
         held = 0 if self.lease is None else self.lease.held
-        return min(held * BLOCK_TOKENS, self.sequence.request.prompt_tokens)
+        return min(held * self.block_tokens, self.sequence.request.prompt_tokens)
 
     @property
     def remaining(self) -> int:
@@ -50,7 +51,7 @@ class PrefillJob:
 
     def full_hashes(self) -> list[bytes]:
         """Hashes of the blocks that can be cached."""
-        return self.hashes[: self.tokens // BLOCK_TOKENS]
+        return self.hashes[: self.tokens // self.block_tokens]
 
 
 class PrefillScheduler:
@@ -105,18 +106,18 @@ class PrefillScheduler:
 
     def _comes_soon(self, job: PrefillJob) -> bool:
         """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
-        limit = holdable_of(job.sequence.request)
+        limit = holdable_of(job.sequence.request, job.block_tokens)
         have = min(self.pool.match(job.full_hashes()), limit)
         return have < limit and job.hashes[have] in self._coming
 
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
-            limit = holdable_of(job.sequence.request)
-            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens), limit_held=limit)
+            limit = holdable_of(job.sequence.request, job.block_tokens)
+            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens, job.block_tokens), limit_held=limit)
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
-        job.sequence.computed = lease.held * BLOCK_TOKENS
+        job.sequence.computed = lease.held * job.block_tokens
         for block_hash in job.full_hashes()[lease.held :]:
             self._coming.setdefault(block_hash, job.sequence.seq)
         return True

@@ -18,12 +18,14 @@ from baton.kv import prefix
 from baton.kv.bridge import bridge, wire_layout
 from baton.kv.filling import NOTHING, FillReport
 from baton.kv.memory import PageMemory
+from baton.kv.repaging import Repaging
 from baton.kv.transport.base import Transport
 from baton.kv.warming import Warmer
-from baton.prefill_worker.handoff import Destination, Handoff, HandoffReport, Sender, Wire
+from baton.prefill_worker.handoff import Destination, Handoff, HandoffReport, Sender
+from baton.prefill_worker.wire import Wire
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
-from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, KvLayout, Station, TokenLogprobs, TokenRun
+from baton.protos.nouns import EngineRequest, KvLayout, Station, TokenLogprobs, TokenRun
 
 
 class PrefillCall(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ class PrefillService:
         job = self._jobs[key] = _Job(handoff, call)
         try:
             fetched = await self._warm(call)
-            self._send(ch.Prefill(key, call.request, call.held_blocks, call.received_blocks))
+            self._send(ch.Prefill(key, call.request, *await self._not_wanted(call)))
             report = await handoff.run()
             job.shipped(report)
         except BatonError as error:
@@ -194,6 +196,20 @@ class PrefillService:
             call.request, call.fetch_address, call.fetch_blocks, call.fetch_limit_s or None
         )
 
+    async def _not_wanted(self, call: PrefillCall) -> tuple[int, tuple[int, ...]]:
+        """What the decode worker has already, in our blocks; it counts in its own."""
+        if self._layout_of is None or not (call.held_blocks or call.received_blocks):
+            return call.held_blocks, call.received_blocks  # nothing is nothing: no need to ask it before we begin
+        paging = self._paging(call, await self._layout_of(call.decode_address))
+        return (call.held_blocks, call.received_blocks) if paging is None else paging.wanted()
+
+    def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | None:
+        """What makes its blocks of ours; None where they are of one size."""
+        ours, tokens = self._sender.layout, len(call.request.token_ids)
+        if ours.block_tokens == theirs.block_tokens or not theirs.runs:
+            return None  # pages of less than a run: the bridge refuses them by name
+        return Repaging(ours, theirs, tokens, call.held_blocks, call.received_blocks)
+
     def _release(self, key: int, job: _Job) -> None:
         """However it ended: no page of it is read any more."""
         job.end_span()
@@ -203,14 +219,15 @@ class PrefillService:
         self._send(ch.SendClosed(key))
 
     def _handoff(self, call: PrefillCall) -> Handoff:
-        blocks = blocks_for(len(call.request.token_ids))
+        size = self._sender.layout.block_tokens
+        blocks = blocks_for(len(call.request.token_ids), size)
         destination = Destination(
             address=call.decode_address,
             lease=call.lease,
             epoch=call.epoch,
             request_id=call.request.request_id,
             total_blocks=blocks,
-            tail_tokens=len(call.request.token_ids) - (blocks - 1) * BLOCK_TOKENS,
+            tail_tokens=len(call.request.token_ids) - (blocks - 1) * size,
             adapter_id=call.request.adapter_id,
         )
         plan = None if self._layout_of is None else lambda: self._wire(call)
@@ -221,11 +238,11 @@ class PrefillService:
         assert self._layout_of is not None
         ours, theirs, request = self._sender.layout, await self._layout_of(call.decode_address), call.request
         theirs = wire_layout(ours, theirs)
-        made = bridge(ours, theirs)
-        if ours.fidelity == theirs.fidelity:
+        made, paging = bridge(ours, theirs), self._paging(call, theirs)
+        if ours.fidelity == theirs.fidelity and paging is None:
             return Wire(theirs, made)
         root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
-        return Wire(theirs, made, tuple(prefix.chain(root, request.token_ids)))
+        return Wire(theirs, made, tuple(prefix.chain(root, request.token_ids, theirs.block_tokens)), paging)
 
     def _check(self, call: PrefillCall) -> None:
         if self._lost is not None:

@@ -49,6 +49,7 @@ class Bench:
             self.tape,
             lambda: self.now,
             entropy=lambda n: next(ids).to_bytes(n, "big"),
+            memory=self.memory.view(),
             **limits,
         )
         self._keys = itertools.count(1)

@@ -12,9 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.soak
-def test_two_hosts_serve_each_other_and_nobody_else() -> None:
+@pytest.mark.parametrize("link", [(), ("--delay-ms", "10", "--loss", "0.01")], ids=["a cable", "far, and lossy"])
+def test_two_hosts_serve_each_other_and_nobody_else(link: tuple[str, ...]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.two_hosts", "--requests", "20"],
+        [sys.executable, "-m", "bench.two_hosts", "--requests", "20", *link],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode == SKIPPED:

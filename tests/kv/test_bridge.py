@@ -118,7 +118,8 @@ REFUSED = {
     "head_dim: sender 8, receiver 16": (ONE, layout_for("float32", 1, 2, 16)),
     r"groups\[0\].layers: sender 1, receiver 2": (ONE, layout_for("float32", 2, 2, 8)),
     "groups: sender has 2, receiver 1": (layout(), ONE),
-    "block_tokens: sender 16, receiver 32": (layout(), msgspec.structs.replace(layout(), block_tokens=32)),
+    "page_bytes: receiver's 20480 aren't 32 tokens": (layout(), msgspec.structs.replace(layout(), block_tokens=32)),
+    "block_tokens: sender's pages of 24 tokens": (msgspec.structs.replace(layout(), block_tokens=24), layout()),
     "fidelity: sender 'paced', receiver 'float32'": (PACED, layout_for("float32", 1, 1, 8)),
 }  # fmt: skip
 

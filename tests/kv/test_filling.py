@@ -231,3 +231,38 @@ def test_any_mix_of_fills_leaves_each_page_with_one_owner(steps):
                 worker.holds(known)
 
     asyncio.run(play())
+
+
+async def test_a_cancellation_that_meets_a_block_is_heeded():
+    """``asyncio.wait_for`` swallows it until Python 3.12."""
+    holder, asker = Sharer(), Sharer()
+    holder.compute(CHAIN[:20])
+    filling: asyncio.Task
+
+    async def meets(hashes):
+        at = 0
+        async for page in of(holder)(hashes):
+            at += 1
+            if at == 5:
+                asyncio.get_running_loop().call_soon(filling.cancel)
+                await asyncio.sleep(0)
+            yield page
+
+    filling = asyncio.ensure_future(asker.filler.fill(CHAIN[:20], meets))
+    with pytest.raises(asyncio.CancelledError):
+        await filling
+    await settle()
+    assert asker.holds(CHAIN) < 20
+    assert asker.at_baseline()
+
+
+async def test_an_engine_that_goes_while_blocks_are_lifted_leaves_nobody_waiting():
+    holder = Sharer()
+
+    async def lift(hashes):
+        holder.source.lost(WorkerLost("the engine is gone"))
+        return 0
+
+    holder.source._lift = lift
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(anext(holder.source.fetch("m", tuple(CHAIN[:3]), LAYOUT)), 5)

@@ -299,3 +299,27 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPoolAgainstItsModel = PoolMachine.TestCase
+
+
+def test_a_run_of_blocks_is_sealed_as_one_by_one() -> None:
+    at_once, singly = PagePool(8), PagePool(8)
+    for pool in (at_once, singly):
+        finished(pool, names(9))  # one of them is cached elsewhere already
+    run, each = at_once.open([], 4), singly.open([], 4)
+    run.seal_run(1, names(1, 9, 3))
+    for index, block in enumerate(names(1, 9, 3), 1):
+        each.seal(index, block)
+    for pool, lease in ((at_once, run), (singly, each)):
+        pool.check()
+        lease.close()
+        pool.check()
+    assert at_once.drain_changes() == singly.drain_changes()
+    assert at_once.snapshot_counts() == singly.snapshot_counts()
+
+
+def test_a_pool_that_nobody_watches_keeps_no_changes() -> None:
+    pool = PagePool(2, watched=False)
+    for number in range(5):  # with evictions
+        finished(pool, names(number, number + 100))
+    pool.check()
+    assert pool.drain_changes() == ((), ())

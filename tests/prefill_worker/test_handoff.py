@@ -438,3 +438,51 @@ async def test_a_second_prefill_finishes_what_the_first_began(
     second.commit(FIRST, 0)
     await asyncio.wait_for(second.run(), 10)
     assert there.received() == [bytes(source.memory.page(block.page)) for block in source.blocks]
+
+
+class Broken:
+    """A stream whose sends fail from the ``fails_at``-th on, at our end alone; it answers once it is told to."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.sent: list[Frame] = []
+        self.replies: asyncio.Queue[bytes] = asyncio.Queue()
+        self.closed = False
+        self._fails_at = fails_at
+
+    async def connect(self, address: str) -> Broken:
+        return self
+
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
+        self.sent.append(frame)
+        if len(self.sent) >= self._fails_at:
+            raise WorkerLost("no buffer space available", "decode_address")
+
+    async def receive(self) -> bytes | None:
+        return await self.replies.get()
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_stream_that_breaks_at_our_end_alone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.prefill_worker.handoff.LAST_WORDS_S", 0.05)
+    stream, source = Broken(fails_at=2), Source()
+    handoff = source.handoff(stream)
+    handoff.ship(source.blocks)
+    with pytest.raises(WorkerLost, match="no buffer space"):
+        await asyncio.wait_for(handoff.run(), 5)
+    assert stream.closed
+
+
+async def test_a_receiver_that_took_everything_over_is_believed_though_a_send_failed() -> None:
+    stream, source = Broken(fails_at=3), Source()
+    handoff = source.handoff(stream)
+    handoff.ship(source.blocks)
+    handoff.commit(FIRST, 0)
+    running = asyncio.ensure_future(handoff.run())
+    while not any(frame.kind is Kind.COMMIT for frame in stream.sent):
+        await asyncio.sleep(0)
+    for frame in stream.sent:
+        stream.replies.put_nowait(frames.ack(frame, range(BLOCKS) if frame.kind is Kind.BLOCK else ()))
+    report = await asyncio.wait_for(running, 1)  # not after the wait for last words
+    assert report.shipped_blocks == BLOCKS

@@ -4,6 +4,9 @@ Knows nothing of throughput's rows. The chunks are announced by a thread of thei
 sender that keeps the event loop busy must not slow the prefill that it is measured against. Two paces: that of a
 fast GPU (45k tokens/s of 128 KB each, 5.9 GB/s), and, because no transport can hide what its link can't carry, the
 share PACE of what the transport was just measured to carry.
+
+What shipping layer by layer would gain is modelled: the last chunk's bytes are announced in LAYER_GROUPS parts,
+evenly over the time that it computes. A part is some of the blocks here, and would be some layers of all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from baton.console.kvbench import setting
@@ -24,30 +28,31 @@ if TYPE_CHECKING:
 TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
 PACE = 0.8
 TARGET = 1.2
+LAYER_GROUPS = 8
 
 
-async def exposed(bench: Bench, name: str, bytes_per_s: float) -> float:
-    """Seconds from the moment that the last chunk was due until the receiver had taken over."""
+async def exposed(bench: Bench, name: str, bytes_per_s: float, parts: int = 1) -> float:
+    """Seconds from the moment that the last chunk was due (in ``parts``) until the receiver had taken over."""
     chunk, count = setting.chunk_counts(bench.pages)
     handoff = bench.new_handoff(name, count)
     running = asyncio.ensure_future(handoff.run())
-    producing = threading.Thread(
-        target=_produce, args=(asyncio.get_running_loop(), bench, handoff, chunk * bench.page_bytes / bytes_per_s)
-    )
+    every_s = chunk * bench.page_bytes / bytes_per_s
+    loop = asyncio.get_running_loop()
+    producing = threading.Thread(target=_produce, args=(loop, bench, handoff, every_s, parts))
     producing.start()
     report = await running
     producing.join()
     return report.exposed_s
 
 
-def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, every_s: float) -> None:
+def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, every_s: float, parts: int) -> None:
     chunk, count = setting.chunk_counts(bench.pages)
-    due = time.perf_counter()
-    for first in range(0, count, chunk):
-        due += every_s
+    due, last = time.perf_counter(), count - chunk
+    cuts = [last + chunk * part // parts for part in range(parts + 1)]
+    for first, end in [*((at, at + chunk) for at in range(0, last, chunk)), *pairwise(cuts)]:
+        due += every_s * (end - first) / chunk
         time.sleep(max(0.0, due - time.perf_counter()))
-        blocks = list(bench.blocks(range(first, first + chunk)))
-        loop.call_soon_threadsafe(handoff.ship, blocks)
+        loop.call_soon_threadsafe(handoff.ship, list(bench.blocks(range(first, end))))
     loop.call_soon_threadsafe(handoff.commit, TokenRun(0, (1,)), 0, due)
 
 
@@ -56,7 +61,7 @@ async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
     made: list[Row] = []
     chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
     for name in names:
-        took: dict[str, list[float]] = {"alone": [], "fast": [], "own": []}
+        took: dict[str, list[float]] = {"alone": [], "fast": [], "own": [], "layered": []}
         rates = []
         for number in range(rounds + 1):
             whole = await bench.handoff(name, bench.pages)
@@ -64,8 +69,9 @@ async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
             alone = await bench.handoff(name, chunk)
             at_fast = await exposed(bench, name, fast)
             at_own = await exposed(bench, name, PACE * median(rates))
+            layered = await exposed(bench, name, PACE * median(rates), LAYER_GROUPS)
             if number:
-                for key, seconds in (("alone", alone), ("fast", at_fast), ("own", at_own)):
+                for key, seconds in (("alone", alone), ("fast", at_fast), ("own", at_own), ("layered", layered)):
                     took[key].append(seconds)
         rate = median(rates)
         carried = "" if rate > fast else f", {rate / 1e9:.1f} of {fast / 1e9:.1f} GB/s carried"
@@ -76,4 +82,9 @@ async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
                 ceiling=True)
             for key, (text, note) in texts.items()
         ]  # fmt: skip
+        made.append(
+            Row(f"{name}: the same, if the last chunk left in {LAYER_GROUPS} groups of layers (modelled)",
+                median(took["layered"]) * 1e3, "ms", "one chunk's shipping",
+                paired(took["layered"], took["alone"]), spread(took["layered"]))
+        )  # fmt: skip
     return made

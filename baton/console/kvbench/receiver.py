@@ -3,7 +3,7 @@
 Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with one:
 its CPU seconds so far. It ends with its stdin.
 
-    python -m baton.console.kvbench.receiver PAGE_BYTES PAGES SKIP_CHECKSUMS
+    python -m baton.console.kvbench.receiver PAGE_BYTES PAGES SKIP_CHECKSUMS [CERTS]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -55,8 +56,8 @@ class Receiver:
             self._admit(message.key)
 
 
-async def serve(page_bytes: int, pages: int) -> None:
-    """Until stdin ends."""
+async def serve(page_bytes: int, pages: int, certs: Path | None) -> None:
+    """Until stdin ends; with ``certs`` there is a port with TLS too."""
     receiver = Receiver(page_bytes, pages)
     with tempfile.TemporaryDirectory(prefix="bkv-") as folder:
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -64,12 +65,18 @@ async def serve(page_bytes: int, pages: int) -> None:
         addresses = {"grpc": f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"}
         await server.start()
         data, addresses["tcp"] = tcp.listen("127.0.0.1", receiver.intake.accept)
+        listening = [data]
+        if certs is not None:
+            identity = setting.identity(certs)
+            secured, addresses[setting.TLS] = tcp.listen("127.0.0.1", receiver.intake.accept, identity=identity)
+            listening.append(secured)
         local, addresses["shm"] = shm.listen(f"{folder}/kv", receiver.intake.accept)
         addresses["bare tcp"] = bare_tcp(receiver.memory.view())
         threads, addresses["bare grpc"] = bare_sync()
         print(json.dumps(addresses), flush=True)
         await _answer_until_the_end()
-        data.close()
+        for server_socket in listening:
+            server_socket.close()
         local.close()
         threads.stop(0)
         await server.stop(0)
@@ -138,4 +145,4 @@ async def _answer_until_the_end() -> None:
 if __name__ == "__main__":
     if sys.argv[3] == "1":
         setting.skip_checksums()
-    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4]) if len(sys.argv) > 4 else None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from baton.kernels.kv_copy.cpu import copy_only
 from baton.kv import copying
@@ -11,9 +12,12 @@ from baton.kv.layout import layout_for
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+from baton.tls.authority import Authority
+from baton.tls.identity import Identity, TlsFiles
 
 FINGERPRINT = "f" * 64
 BARE = "baton.bench.Bare"
+TLS = "tcp, TLS"  # the transport tcp between ends that have certificates
 CHUNKS = 8  # of the paced prefill, in one handoff
 BIG_BYTES = 16 << 10  # what is hashed at this size is a block
 
@@ -36,6 +40,13 @@ def lease(count: int) -> bytes:
 def chunk_counts(pages: int) -> list[int]:
     """Blocks of one chunk, and of the whole paced prompt."""
     return [max(1, pages // CHUNKS), max(1, pages // CHUNKS) * CHUNKS]
+
+
+def identity(folder: Path) -> Identity:
+    """A worker's, of a CA that is made in ``folder`` unless it is there: what both ends show each other."""
+    Authority(folder).make(("worker",))
+    files = TlsFiles(str(folder / "worker.crt"), str(folder / "worker.key"), str(folder / "ca.crt"))
+    return Identity(files, "the bench")
 
 
 def source(page_bytes: int, pages: int) -> PageMemory:

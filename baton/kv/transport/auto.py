@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from baton.kv.transport import preflight
 from baton.kv.transport.base import HandoffStream, Transport
 from baton.kv.transport.frames import Frame
 from baton.kv.transport.preflight import Measured
-from baton.protos import convert
+from baton.protos import convert, version
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLayout, KvLink, WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -38,6 +39,7 @@ OTHER_HOST = ("tcp", "grpc")
 MUCH_FASTER = 1.5  # a preflight on a busy machine is noisy: below this the order of preference decides
 TYPICAL_BYTES = 16 << 20
 DESCRIBE_S = 5.0
+KEPT_CHOICES = 1024  # workers come and go, each with an address of its own
 
 Describe = Callable[[str], Awaitable[WorkerInfo]]
 Report = Callable[[KvLink, str], None]
@@ -82,15 +84,18 @@ class AutoTransport:
 
         A choice of long ago that fails now is made anew, once: the worker may have been restarted meanwhile.
         """
-        known = address in self._choices
+        if address in self._choices:
+            with suppress(BatonError):
+                return await self._connect(address)
+        return await self._connect(address)
+
+    async def _connect(self, address: str) -> HandoffStream:
         choosing = self._choosing(address)
         try:
             choice = await asyncio.shield(choosing)
             stream = await choice.transport.connect(choice.address)
-        except BatonError:
+        except Exception:  # whatever it is: a choice that failed must not be the choice of whoever comes next
             self._forget(address, choosing)
-            if known:
-                return await self.connect(address)
             raise
         return _Watched(stream, lambda: self._forget(address, choosing))
 
@@ -110,7 +115,7 @@ class AutoTransport:
         choosing = self._choosing(address)
         try:
             return (await asyncio.shield(choosing)).info.layout
-        except BatonError:
+        except Exception:
             self._forget(address, choosing)
             raise
 
@@ -131,8 +136,13 @@ class AutoTransport:
 
     def _choosing(self, address: str) -> asyncio.Task[Choice]:
         if address not in self._choices:
+            while len(self._choices) >= KEPT_CHOICES and (done := self._oldest_done()):
+                del self._choices[done]  # of a worker that has left, most likely; else it is chosen again
             self._choices[address] = asyncio.ensure_future(self._choose(address))
         return self._choices[address]
+
+    def _oldest_done(self) -> str:
+        return next((address for address, choosing in self._choices.items() if choosing.done()), "")
 
     def _forget(self, address: str, choosing: asyncio.Task[Choice]) -> None:
         """Something broke: choose anew next time."""
@@ -283,4 +293,6 @@ async def ask_worker(address: str, dialer: Dialer = PLAIN) -> WorkerInfo:
             heed_cancel()
             said = f"{error.code().name}: {error.details()}"
             raise WorkerLost(f"the decode worker at {address} does not answer: {said}", "decode_address") from error
+    if not version.runs_with(answer.protocol):
+        raise WorkerLost(version.refusal(answer.worker_id, answer.protocol, answer.version), "decode_address")
     return convert.info_from_pb(answer)

@@ -107,6 +107,11 @@ def sender(memory: PageMemory) -> Transport:
 
 def listen(path: str, accept: Accept) -> tuple[SocketServer, str]:
     """The receiving side, on the running loop, at ``path``, which nobody else may be using."""
+    return ShmServer(bind(path), accept), path
+
+
+def bind(path: str) -> socket.socket:
+    """A listening socket at ``path`` that only our user can reach. Raises ConfigError."""
     if len(path) > MAX_PATH:
         raise ConfigError(f"{path} is too long for a unix socket; choose a shorter cluster.run_dir", "run_dir")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -118,7 +123,7 @@ def listen(path: str, accept: Accept) -> tuple[SocketServer, str]:
     except OSError as error:
         sock.close()
         raise ConfigError(f"the KV socket {path} can't be made: {error.strerror}", "run_dir") from None
-    return ShmServer(sock, accept), path
+    return sock
 
 
 class ShmServer(SocketServer):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc.aio
 
+from baton.kv import cuda_driver
 from baton.kv.memory import PageMemory
-from baton.kv.transport import nccl, shm, tcp
+from baton.kv.transport import cuda_ipc, nccl, shm, tcp
 from baton.kv.transport.base import Accept, Transport
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.transport.loopback import LoopbackTransport
@@ -112,6 +118,29 @@ async def nccl_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
     return Rig(nccl.NcclTransport(memory, MOVER.here()), address, stop)
 
 
+@functools.cache
+def stand_in_driver() -> str:
+    """A library that answers for the CUDA driver, of stand_in_cuda.c; empty without a compiler."""
+    source, folder = Path(__file__).with_name("stand_in_cuda.c"), Path(tempfile.mkdtemp(prefix="bcuda-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / "libcuda.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return ""
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-lrt"], check=True)
+    return str(library)
+
+
+async def cuda_ipc_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:
+    cuda_driver.LIBRARY = stand_in_driver()  # on a real card a process can't open its own handle
+    server, address = cuda_ipc.listen(str(folder / "gpu"), accept)
+
+    async def stop() -> None:
+        server.close()
+
+    return Rig(cuda_ipc.CudaIpcTransport(ring_bytes=64 << 20), address, stop)
+
+
 RIGS = {
     "nccl": nccl_rig,
     "grpc": grpc_rig,
@@ -119,6 +148,7 @@ RIGS = {
     "tcp": tcp_rig,
     "tcp, 3 lanes": lanes_rig,
     "shm": shm_rig,
+    **({"cuda_ipc": cuda_ipc_rig} if stand_in_driver() else {}),
     "grpc, TLS": secured_grpc_rig,
     "tcp, TLS": secured_tcp_rig,
     "tcp, 3 lanes, TLS": secured_lanes_rig,

@@ -207,7 +207,7 @@ def test_the_order_of_preference_stands_unless_a_later_way_is_much_faster() -> N
 
 
 def test_an_unknown_transport_lists_the_choices() -> None:
-    with pytest.raises(ConfigError, match=r"'pigeon' is unknown; choose one of auto, grpc, .*shm, tcp"):
+    with pytest.raises(ConfigError, match=r"'pigeon' is unknown; choose one of auto, cuda_ipc, grpc, .*shm, tcp"):
         transports.check_name("pigeon")
     with pytest.raises(ConfigError, match="loopback"):
         transports.check_name("loopback")
@@ -272,3 +272,46 @@ async def test_a_senders_memory_is_mapped_once_read_only_and_only_while_it_is_th
     await transport.close()
     await asyncio.sleep(0.05)
     assert not server.mappings
+
+
+async def test_handoffs_that_fail_together_each_try_twice_and_no_more() -> None:
+    asked = 0
+
+    async def describe(address: str) -> WorkerInfo:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.001 * (asked % 3))
+        raise WorkerLost("gone", "decode_address")
+
+    auto = AutoTransport(PageMemory.create(1, 4096), time.perf_counter, describe=describe, host_id="x")
+    found = await asyncio.gather(*(auto.connect("d:1") for _ in range(40)), return_exceptions=True)
+    assert all(isinstance(error, WorkerLost) for error in found)
+    assert asked <= 80
+    await auto.close()
+
+
+async def test_an_unforeseen_failure_is_not_the_choice_of_whoever_comes_next(house: House) -> None:
+    answers = iter([OSError(24, "too many open files")])
+
+    async def describe(address: str) -> WorkerInfo:
+        for error in answers:
+            raise error
+        return await house.describe(address)
+
+    auto = AutoTransport(house.memory, time.perf_counter, describe=describe, host_id="here")
+    with pytest.raises(OSError, match="too many"):
+        await auto.connect(house.grpc)
+    await (await auto.connect(house.grpc)).close()
+    await auto.close()
+
+
+async def test_choices_of_workers_that_have_left_are_forgotten(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.kv.transport.auto.KEPT_CHOICES", 3)
+    house.addresses = {"tcp": house.addresses["tcp"]}
+    auto = house.auto("tcp")
+    for port in range(6):
+        await (await auto.connect(f"left:{port}")).close()
+    assert list(auto._choices) == ["left:3", "left:4", "left:5"]
+    await auto.close()

@@ -1,0 +1,104 @@
+"""KV of preempted sequences, set aside in host memory: copied out of their pages, and back when they go on.
+
+Knows nothing of order or of the batch. Whether copying twice or computing again costs less is judged by what both
+were measured to cost here: copies by their own times, computing by a curve fitted on the last steps when asked.
+Torch-free, single-threaded: pages are copied between steps, while nobody writes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from baton.cost.curves import prefill_seconds
+from baton.cost.fit import StepFit
+from baton.protos.nouns import KvLayout, StepCurve, StepSample
+
+SHARE = 4  # the area holds this part of the pages' memory at most
+REMEMBERED = 32  # steps that read prompts, and as many that only write: what the curve is fitted on
+FIRST_GUESS_S = 1e-9  # per byte, until a copy was measured
+NEW = 0.3  # weight of the last copy
+
+
+class Swapped(NamedTuple):
+    """The first ``tokens`` tokens' KV, a copy of each page."""
+
+    pages: tuple[bytes, ...]
+    tokens: int
+
+
+class SwapArea:
+    """``memory`` is the pages' own, ``capacity`` bytes may lie here at once."""
+
+    def __init__(
+        self,
+        memory: memoryview,
+        page_bytes: int,
+        block_tokens: int,
+        capacity: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.used = 0
+        self.saved = self.restored = 0  # sequences, ever
+        self._memory, self._page_bytes, self._block_tokens = memory, page_bytes, block_tokens
+        self._capacity, self._clock = capacity, clock
+        self._per_byte = FIRST_GUESS_S
+        self._reads: deque[StepSample] = deque(maxlen=REMEMBERED)
+        self._writes: deque[StepSample] = deque(maxlen=REMEMBERED)
+
+    @classmethod
+    def beside(cls, memory: memoryview, layout: KvLayout, pages: int) -> SwapArea:
+        """For ``pages`` pages, with room for a part of what they hold, taken only as sequences are preempted."""
+        return cls(memory, layout.page_bytes, layout.block_tokens, pages * layout.page_bytes // SHARE)
+
+    def observe(self, sample: StepSample) -> None:
+        """One step was run."""
+        (self._reads if sample.prefill_tokens else self._writes).append(sample)
+
+    def save(self, pages: Sequence[int], tokens: int) -> Swapped | None:
+        """A copy of the pages of ``tokens`` tokens; None where computing them again costs less, or without room."""
+        kept = pages[: -(-tokens // self._block_tokens)]
+        size = len(kept) * self._page_bytes
+        if not kept or self.used + size > self._capacity or not self._cheaper(size, tokens):
+            return None
+        began = self._clock()
+        copies = tuple(bytes(self._page(page)) for page in kept)
+        self._note(size, began)
+        self.used += size
+        self.saved += 1
+        return Swapped(copies, tokens)
+
+    def restore(self, swapped: Swapped, pages: Sequence[int], held: int) -> None:
+        """Write it into ``pages``, whose first ``held`` have their content already; it is gone from here."""
+        began, copied = self._clock(), 0
+        for page, content in zip(pages[held:], swapped.pages[held:], strict=False):
+            self._page(page)[:] = content
+            copied += self._page_bytes
+        if copied:
+            self._note(copied, began)
+        self.restored += 1
+        self.drop(swapped)
+
+    def drop(self, swapped: Swapped) -> None:
+        """Its sequence has ended."""
+        self.used -= len(swapped.pages) * self._page_bytes
+
+    def _page(self, page: int) -> memoryview:
+        return self._memory[page * self._page_bytes : (page + 1) * self._page_bytes]
+
+    def _cheaper(self, size: int, tokens: int) -> bool:
+        """Whether copying out and back takes less than reading the tokens again; without any step seen, no."""
+        curve = self._curve()
+        return curve is not None and 2 * size * self._per_byte < prefill_seconds(curve, tokens)
+
+    def _curve(self) -> StepCurve | None:
+        """What steps cost lately. A fit takes milliseconds, and preemptions are rare: none is kept up to date."""
+        fit = StepFit()
+        for sample in (*self._writes, *self._reads):
+            fit.observe(sample)
+        return fit.curve
+
+    def _note(self, size: int, began: float) -> None:
+        self._per_byte += NEW * ((self._clock() - began) / size - self._per_byte)

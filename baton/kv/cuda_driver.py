@@ -1,0 +1,105 @@
+"""The few calls of the CUDA driver that passing a card's memory from process to process needs. Torch-free.
+
+Knows nothing of KV or of sockets. The library comes with every NVIDIA driver; it is called by ctypes. Not
+thread-safe: one event loop uses it. Every failed call is a ConfigError that says what the driver said.
+
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from baton.kv import copying
+from baton.protos.errors import ConfigError
+
+LIBRARY = "libcuda.so.1"
+HANDLE_BYTES = 64
+LAZY_PEER_ACCESS = 1
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle: passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+class Driver:
+    """Device 0 of those that this process sees. ``card`` names it to other processes."""
+
+    def __init__(self, library: str) -> None:
+        try:
+            self._calls = ctypes.CDLL(library)
+        except OSError as error:
+            raise ConfigError(
+                f"worker.kv_transport cuda_ipc needs an NVIDIA driver on this host, and {library} can't be loaded "
+                f"({error}); set it to auto",
+                "worker.kv_transport",
+            ) from None
+        device, context, uuid = ctypes.c_int(), ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDeviceGetUuid_v2", uuid, device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
+        self.card = bytes(uuid).hex()
+
+    def allocate(self, size: int) -> int:
+        """``size`` bytes of the card; their address."""
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def free(self, address: int) -> None:
+        """What ``allocate`` gave."""
+        self._call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def share(self, address: int) -> bytes:
+        """What lets another process of this user open what ``allocate`` gave."""
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """Another process's memory; its address here."""
+        address = ctypes.c_uint64()
+        shared = _Handle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), shared, ctypes.c_uint(LAZY_PEER_ACCESS))
+        return address.value
+
+    def close(self, address: int) -> None:
+        """What ``open`` gave."""
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def upload(self, address: int, view: memoryview) -> None:
+        """Bytes of the host to the card; they are there once ``wait`` has returned."""
+        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), _at(view), ctypes.c_size_t(len(view)))
+
+    def download(self, view: memoryview, address: int) -> None:
+        """Bytes of the card to the host; they are here when it returns."""
+        self._call("cuMemcpyDtoH_v2", _at(view), ctypes.c_uint64(address), ctypes.c_size_t(len(view)))
+
+    def wait(self) -> None:
+        """An upload from pageable memory may return before its last bytes are on the card: until they are."""
+        self._call("cuCtxSynchronize")
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._calls, name)(*arguments)
+        if status:
+            said = ctypes.c_char_p()
+            self._calls.cuGetErrorString(status, ctypes.byref(said))
+            text = (said.value or b"unknown").decode(errors="replace")
+            raise ConfigError(f"worker.kv_transport cuda_ipc: {name}: {text} ({status})", "worker.kv_transport")
+
+
+def driver() -> Driver:
+    """Of this process, loaded once. Raises ConfigError where there is no card."""
+    return _loaded(LIBRARY)
+
+
+_loaded = cache(Driver)
+
+
+def _at(view: memoryview) -> ctypes.c_void_p:
+    return ctypes.c_void_p(copying.address(view))
