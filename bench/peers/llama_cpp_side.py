@@ -13,7 +13,7 @@ import time
 
 import llama_cpp as llama
 
-VOCABULARY = 32000
+VOCABULARY = 31000  # below the special tokens
 
 
 class Model:
@@ -26,7 +26,7 @@ class Model:
         if not self.model:
             raise SystemExit(f"{path}: llama.cpp doesn't load it")
         wanted = llama.llama_context_default_params()
-        wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = sequences * length, 2048, 512
+        wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = (sequences + 1) * length, 2048, 512
         wanted.n_seq_max, wanted.n_threads, wanted.n_threads_batch = sequences, threads, threads
         wanted.kv_unified = True
         wanted.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED

@@ -1,11 +1,13 @@
-"""A Llama of random weights as a GGUF file, for engines that read nothing else. Knows nothing of measuring.
+"""A Llama of random weights as a GGUF file, which llama.cpp, OpenVINO GenAI, transformers and Baton all read.
 
-Matrices are all of one type but the head and the embedding, which are Q8_0 in a quantized file: ours keeps the head
-in int8 too. There is no vocabulary: whoever runs it feeds token ids.
+Knows nothing of measuring. Matrices are all of one type but the head and the embedding, which are Q8_0 in a
+quantized file: ours keeps the head in int8 too. The vocabulary is made up (bytes and numbered words); config.json
+and tokenizer.json lie beside the file, so that the folder can be served.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,46 @@ from gguf.quants import quantize
 from baton.console.enginebench.models import CONTEXT, SIZES
 
 TYPES = {
-    "bf16": gguf.GGMLQuantizationType.BF16,
-    "int8": gguf.GGMLQuantizationType.Q8_0,
-    "int4": gguf.GGMLQuantizationType.Q4_0,
+    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "int8": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "int4": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
+NAME, EPS, THETA, DEVIATION = "model.gguf", 1e-6, 10000.0, 0.02
+SPECIAL = ("<s>", "</s>")  # the vocabulary's last two
+NORMAL, CONTROL = 1, 3  # gguf.TokenType
 
 
-def write(path: Path, size: str, scheme: str) -> None:
-    """``size`` of enginebench.models.SIZES in ``scheme`` of TYPES."""
-    fields, kind = SIZES[size], TYPES[scheme]
-    ends = TYPES["int8"] if scheme != "bf16" else kind
+def folder_of(home: Path, size: str, scheme: str) -> Path:
+    """Where ``size`` of enginebench.models.SIZES in ``scheme`` of TYPES lies; written where it isn't there yet."""
+    folder = home / f"{size}-{scheme}"
+    if not (folder / NAME).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_beside(folder, SIZES[size])
+        _write(folder / NAME, SIZES[size], scheme)
+    return folder
+
+
+def vocabulary(size: int) -> list[str]:
+    """``size`` tokens: the 256 bytes as GPT-2 spells them, one pair of them, numbered words, SPECIAL."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(code) for code in (*kept, *range(256, 256 + 256 - len(kept)))]
+    words = [f"w{number}" for number in range(size - len(letters) - 1 - len(SPECIAL))]
+    return [*letters, letters[0] + letters[1], *words, *SPECIAL]
+
+
+def _write(path: Path, fields: dict[str, Any], scheme: str) -> None:
+    kind, file_type = TYPES[scheme]
+    ends = TYPES["int8"][0] if scheme != "bf16" else kind
     partial = path.with_suffix(".partial")
     writer = gguf.GGUFWriter(str(partial), "llama")
     _header(writer, fields)
+    writer.add_file_type(file_type)
     rng = np.random.default_rng(0)
     for name, shape in _shapes(fields):
         if len(shape) == 1:
             writer.add_tensor(name, np.ones(shape, np.float32))
             continue
-        values = rng.standard_normal(shape, np.float32) * np.float32(0.02)
+        values = rng.standard_normal(shape, np.float32) * np.float32(DEVIATION)
         chosen = ends if name in ("token_embd.weight", "output.weight") else kind
         writer.add_tensor(name, quantize(values, chosen), raw_dtype=chosen)
     writer.write_header_to_file()
@@ -51,10 +74,42 @@ def _header(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
     writer.add_feed_forward_length(fields["intermediate_size"])
     writer.add_head_count(fields["num_attention_heads"])
     writer.add_head_count_kv(fields["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_layer_norm_rms_eps(EPS)
     writer.add_rope_dimension_count(fields["hidden_size"] // fields["num_attention_heads"])
+    writer.add_rope_freq_base(THETA)
     writer.add_vocab_size(fields["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    tokens = vocabulary(fields["vocab_size"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([NORMAL] * (len(tokens) - len(SPECIAL)) + [CONTROL] * len(SPECIAL))
+    writer.add_token_merges([f"{tokens[0]} {tokens[1]}"])
+    writer.add_bos_token_id(len(tokens) - 2)
+    writer.add_eos_token_id(len(tokens) - 1)
+
+
+def _write_beside(folder: Path, fields: dict[str, Any]) -> None:
+    tokens = vocabulary(fields["vocab_size"])
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": EPS,
+        "rope_theta": THETA, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+        "bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    special = [
+        {"id": tokens.index(token), "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for token in SPECIAL
+    ]  # fmt: skip
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                  "vocab": {token: at for at, token in enumerate(tokens)}, "merges": [[tokens[0], tokens[1]]]},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
 def _shapes(fields: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:

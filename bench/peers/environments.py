@@ -1,0 +1,86 @@
+"""What `make bench-peers` sets up: each peer in an environment of its own under ``build/peers``, from the registry.
+
+    python -m bench.peers.environments [llama_cpp] [openvino] [transformers] [llama_server]
+
+llama-cpp-python is compiled here (5 minutes on two quiet cores). Its package serves one request at a time, so
+``llama_server`` is llama.cpp's own server, with slots and continuous batching, built from the sources inside that
+same package (10 to 15 minutes more; needs a C++ compiler, takes cmake and ninja as packages). Knows nothing of
+measuring.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+HOME = Path("build/peers")
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+REQUIREMENTS = {
+    "llama_cpp": (LLAMA_CPP,),
+    "openvino": ("openvino-genai==2026.4.1.0", "numpy"),
+    "transformers": ("torch==2.13.0", "transformers==5.23.0", "gguf==0.19.0", "accelerate"),
+    "llama_server": ("cmake", "ninja"),
+}
+SERVER_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Set up the peers that are named, or all."""
+    wanted = sys.argv[1:] or list(REQUIREMENTS)
+    unknown = set(wanted) - set(REQUIREMENTS)
+    if unknown:
+        print(f"no peer {', '.join(sorted(unknown))}; there is {', '.join(REQUIREMENTS)}", file=sys.stderr)
+        return 2
+    for name in wanted:
+        print(f"{name}: {server() if name == 'llama_server' else python_of(name)}", flush=True)
+    return 0
+
+
+def python_of(name: str) -> Path:
+    """The Python of a peer's environment, which is made on first use or where its requirements moved on."""
+    requirements, home = REQUIREMENTS[name], HOME / name
+    python, stamp = home / "bin" / "python", home / "installed"
+    if not stamp.exists() or stamp.read_text() != " ".join(requirements):
+        print(f"setting up {home}: {' '.join(requirements)}", flush=True)
+        _run(sys.executable, "-m", "venv", home)
+        _run(python, "-m", "pip", "install", "--quiet", *requirements)
+        stamp.write_text(" ".join(requirements))
+    return python
+
+
+def server() -> Path:
+    """llama.cpp's server, built on first use from the sources that LLAMA_CPP carries."""
+    python, home = python_of("llama_server"), HOME / "llama_server"
+    built = home / LLAMA_CPP.replace("==", "-")
+    binary = built / "bin" / "llama-server"
+    if not binary.exists():
+        sources = _sources(python, home / "sources")
+        tools = home.resolve() / "bin"
+        _run(tools / "cmake", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", *SERVER_OPTIONS,
+             "-S", sources, "-B", built)  # fmt: skip
+        _run(tools / "ninja", "-C", built, "llama-server")
+    return binary
+
+
+def _sources(python: Path, folder: Path) -> Path:
+    """llama.cpp's own tree, unpacked from the package's source archive."""
+    pick = ("--no-deps", "--no-binary", LLAMA_CPP.split("==")[0])
+    _run(python, "-m", "pip", "download", "--quiet", *pick, "--dest", folder, LLAMA_CPP)
+    archive = next(folder.glob("*.tar.gz"))
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return next(folder.glob("*/vendor/llama.cpp"))
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([str(part) for part in command], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

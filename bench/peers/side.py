@@ -1,0 +1,139 @@
+"""Those who are compared: our engine in this process, each peer in a process of its own environment.
+
+All answer the same two questions with seconds: a step that advances ``batch`` sequences with CONTEXT tokens behind
+them, and a prompt of PROMPT tokens up to its first token. Knows nothing of rows or of how a peer does it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Protocol
+
+from baton.console.enginebench.memory import MemoryRead
+from baton.console.enginebench.models import random_runner
+from baton.console.enginebench.step import CONTEXT, PROMPT, STEPS, Workload
+from baton.engine.load import EngineConfig
+from baton.engine.native_runner import NativeRunner
+from baton.engine.runner import load
+from baton.protos.errors import ConfigError
+from bench.peers.environments import python_of
+from bench.peers.random_gguf import NAME
+
+PEERS = {"llama.cpp": "llama_cpp", "OpenVINO": "openvino", "transformers": "transformers"}
+
+
+class Side(Protocol):
+    """One engine with one model."""
+
+    name: str
+
+    def decode_seconds(self, batch: int) -> float:
+        """Of a step, on average."""
+
+    def prompt_seconds(self) -> float:
+        """Of reading a prompt."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class Ours:
+    """Our engine: weights rounded by ``scheme``, or those of the peers' own file."""
+
+    def __init__(self, name: str, runner: NativeRunner, most: int) -> None:
+        self.name = name
+        self._work = Workload(runner, most)
+        self.kv_bytes = self._work.kv_bytes
+
+    @classmethod
+    def rounded(cls, size: str, scheme: str, most: int) -> tuple[Ours, int]:
+        """With our own form of ``scheme``, as --quantization gives; and the bytes of weights that a step reads."""
+        runner, read = random_runner(size, scheme, "bf16")
+        return cls(scheme, runner, most), read
+
+    @classmethod
+    def of_file(cls, folder: Path, most: int) -> Ours:
+        """With the blocks of the peers' file as they are."""
+        runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16"))
+        if not isinstance(runner, NativeRunner):
+            raise ConfigError("the comparison needs the native kernels: install a C++ compiler", "device")
+        return cls("the peers' file", runner, most)
+
+    def decode_seconds(self, batch: int) -> float:
+        """Of a step, on average."""
+        return self._work.decode_seconds(batch)
+
+    def prompt_seconds(self) -> float:
+        """Of reading a prompt."""
+        return self._work.prompt_seconds()
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Memory:
+    """Not an engine: reads memory, the floor of decoding one sequence, in the same rounds."""
+
+    name = "memory read"
+
+    def __init__(self) -> None:
+        self._read = MemoryRead()
+
+    def decode_seconds(self, batch: int) -> float:
+        """Of reading a gigabyte."""
+        return 1e9 / self._read.rate()
+
+    def prompt_seconds(self) -> float:
+        """The same: it reads no prompts."""
+        return self.decode_seconds(1)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Peer:
+    """A peer's process, asked by lines of JSON."""
+
+    def __init__(self, name: str, folder: Path, threads: int, most: int) -> None:
+        script = Path(__file__).with_name(f"{PEERS[name]}_side.py")
+        command = [python_of(PEERS[name]), script, folder / NAME, threads, most, CONTEXT + 2 * STEPS]
+        self._script, self._log = script.name, folder / f"{PEERS[name]}.log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.about = self._read()
+        self.name = f"{name} {self.about['version']}"
+
+    def decode_seconds(self, batch: int) -> float:
+        """Of a step, on average."""
+        return self._ask(batch=batch, context=CONTEXT, steps=STEPS)
+
+    def prompt_seconds(self) -> float:
+        """Of reading a prompt."""
+        return self._ask(prompt=PROMPT)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate(timeout=60)
+
+    def _ask(self, **question: Any) -> float:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return float(self._read()["seconds"])
+
+    def _read(self) -> dict[str, Any]:
+        """The next line that is JSON: some peers greet on stdout."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        raise SystemExit(f"{self._script} ended with {self._process.wait()}; it said why in {self._log}")

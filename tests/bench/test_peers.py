@@ -1,0 +1,86 @@
+"""What a comparison with other engines stands on: the file that all read, and what clients count."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.console.enginebench.step import Workload
+from baton.engine.load import EngineConfig
+from baton.engine.native_runner import NativeRunner
+from baton.engine.runner import load
+from baton.kernels.abi import native
+from bench.peers import random_gguf
+from bench.peers.streams import Load, Seen, run
+
+TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+
+
+def test_a_vocabulary_has_every_byte_and_no_token_twice() -> None:
+    tokens = random_gguf.vocabulary(512)
+    assert len(tokens) == len(set(tokens)) == 512
+    assert tokens[-2:] == list(random_gguf.SPECIAL)
+    assert sum(len(token) == 1 for token in tokens) == 256
+
+
+@pytest.mark.parametrize("scheme", list(random_gguf.TYPES))
+def test_our_engine_measures_itself_on_the_file_that_the_peers_read(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native.library() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setitem(random_gguf.SIZES, "tiny", TINY)
+    folder = random_gguf.folder_of(tmp_path, "tiny", scheme)
+    written = (folder / random_gguf.NAME).stat().st_mtime_ns
+    assert random_gguf.folder_of(tmp_path, "tiny", scheme) == folder
+    assert (folder / random_gguf.NAME).stat().st_mtime_ns == written, "it is made once"
+    runner = load(EngineConfig(model=str(folder), dtype="float32", kv_cache_dtype="bf16", cache_dir=str(tmp_path)))
+    assert isinstance(runner, NativeRunner)
+    work = Workload(runner, most=2, vocab=512)
+    assert work.decode_seconds(2) > 0
+    assert work.prompt_seconds(32) > 0
+
+
+async def test_gaps_and_prompts_are_counted_as_clients_see_them() -> None:
+    asked: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        body = json.loads(await reader.readexactly(size))
+        asked.append(len(body["prompt"]))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        for _ in range(body["max_tokens"]):
+            await asyncio.sleep(0.02)
+            writer.write(b'data: {"choices": [{"text": "w", "finish_reason": null}]}\n\n')
+        writer.write(b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n')
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        seen = await run(port, Load(streams=2, prompt=300, every=0.2, seconds=0.9), "test")
+    assert asked.count(300) == 5
+    assert len(seen.prompts) >= 3
+    assert seen.itl(0.5) >= 0.02
+    assert len(seen.gaps) <= seen.tokens <= 2 * 0.9 / 0.02
+
+
+async def test_an_answer_that_fails_ends_the_measurement() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RuntimeError, match="requests failed"):
+            await run(port, Load(1, 16, 0.1, 0.2), "test")
+
+
+def test_a_server_that_answers_nothing_is_as_slow_as_the_window() -> None:
+    nothing = Seen(2.0, 10)
+    assert (nothing.itl(0.99), nothing.prompt_median) == (2.0, 2.0)
+    assert (nothing.rate, nothing.prompt_rate) == (0.5, 5.0)
