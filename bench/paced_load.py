@@ -37,9 +37,9 @@ class Answered(msgspec.Struct, frozen=True):
     sent: float = 0.0
 
 
-async def ask(fleet: Fleet, arrival: Arrival, rng: random.Random, start: float) -> Answered:
+async def ask(fleet: Fleet, arrival: Arrival, rng: random.Random, start: float, vocab: int = VOCAB) -> Answered:
     """One streamed completion over a connection of its own."""
-    prompt = [rng.randrange(2, VOCAB) for _ in range(arrival.prompt)]
+    prompt = [rng.randrange(2, vocab) for _ in range(arrival.prompt)]
     body = {"prompt": prompt, "max_tokens": arrival.answer, "ignore_eos": True, "stream": True}
     raw = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {fleet.host}\r\ncontent-type: application/json\r\n"
@@ -67,12 +67,14 @@ async def ask(fleet: Fleet, arrival: Arrival, rng: random.Random, start: float) 
     return Answered(arrival.phase, first - since if first else None, tpot, reason, since - start)
 
 
-async def drive(fleet: Fleet, load: list[Arrival], run: str, tail_s: float = WAIT_S) -> list[Answered]:
+async def drive(
+    fleet: Fleet, load: list[Arrival], run: str, tail_s: float = WAIT_S, vocab: int = VOCAB
+) -> list[Answered]:
     """Send the load when it is due. Who has no answer ``tail_s`` after the last was sent hangs up, as too late."""
     rng, start, asked = random.Random(run), time.monotonic(), []
     for arrival in load:
         await asyncio.sleep(max(0.0, start + arrival.at - time.monotonic()))
-        asked.append(asyncio.create_task(ask(fleet, arrival, rng, start)))
+        asked.append(asyncio.create_task(ask(fleet, arrival, rng, start, vocab)))
     _, late = await asyncio.wait(asked, timeout=tail_s)
     for task in late:
         task.cancel()

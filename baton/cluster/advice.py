@@ -75,8 +75,9 @@ class Advice(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, frozen=True):
     """One entry of the timeline: what was decided, why, and how it went. ``at`` in seconds since 1970.
 
-    ``kind``: "hold" (a reason changed), "advise" (dry run), "rerole" (workers change role), "pin", "unpin",
-    "failed". ``workers`` are the slots that change; ``seconds`` is how long it took, 0 while it runs.
+    ``kind``: "hold" (a reason changed), "advise" (dry run), "rerole" (workers change role), "add" and "remove"
+    (replicas come and go), "pin", "unpin", "failed". ``workers`` are the slots that change; ``seconds`` is how long
+    it took, 0 while it runs.
     """
 
     at: float

@@ -5,22 +5,30 @@ Knows nothing of who places workers, nor whether there is room.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import msgspec
+import redis as blocking
 from redis.asyncio import Redis
+from redis.exceptions import RedisError, WatchError
 
+from baton.cluster.roles import roles_key
 from baton.protos.errors import ConfigError
 
 MOST = 1024
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Workers of each role. ``serial`` rises with each asking, so that the same numbers can be asked for again."""
+    """Workers of each role. ``serial`` rises with each asking, so that the same numbers can be asked for again.
+
+    ``by``: who asked; empty for an operator.
+    """
 
     prefill: int
     decode: int
     serial: int = 0
+    by: str = ""
 
 
 def key(namespace: str) -> str:
@@ -28,21 +36,51 @@ def key(namespace: str) -> str:
     return f"{{{namespace}}}:scale"
 
 
-async def ask(redis: Redis, namespace: str, scale: Scale) -> Scale:
-    """Write it; with its serial. Raises ConfigError for numbers that can't be."""
+def slots_of(scale: Scale) -> dict[str, str]:
+    """Slot -> the role it is planned as; what role it plays now is another matter."""
+    return {f"prefill-{i}": "prefill" for i in range(scale.prefill)} | {
+        f"decode-{i}": "decode" for i in range(scale.decode)
+    }
+
+
+async def ask(redis: Redis, namespace: str, scale: Scale, present: Scale | None = None) -> Scale:
+    """Write it; with its serial. Slots that are new begin in the role that their name says, whatever a slot of
+    that name was before; ``present`` is what there is where nobody asked yet.
+
+    Raises ConfigError for numbers that can't be.
+    """
     if not (0 <= scale.prefill <= MOST and 1 <= scale.decode <= MOST):
         raise ConfigError(
             f"prefill={scale.prefill} decode={scale.decode}: give 0 to {MOST} and 1 to {MOST}", "scale"
         )
-    before = await read(redis, namespace)
-    asked = msgspec.structs.replace(scale, serial=before.serial + 1 if before else 1)
-    await redis.set(key(namespace), msgspec.msgpack.encode(asked))
-    return asked
+    while True:
+        async with redis.pipeline(transaction=True) as pipe:
+            await pipe.watch(key(namespace))
+            before = _decoded(cast(Any, await pipe.get(key(namespace))))
+            asked = msgspec.structs.replace(scale, serial=before.serial + 1 if before else 1)
+            known = slots_of(before or present or scale)
+            fresh = {slot: role for slot, role in slots_of(asked).items() if slot not in known}
+            pipe.multi()
+            pipe.set(key(namespace), msgspec.msgpack.encode(asked))
+            if fresh:
+                pipe.hset(roles_key(namespace), mapping=cast(Any, fresh))
+            with contextlib.suppress(WatchError):  # somebody else asked meanwhile: his serial comes first
+                await pipe.execute()
+                return asked
 
 
 async def read(redis: Redis, namespace: str) -> Scale | None:
     """What was asked last; None when nobody asked, or another version wrote it."""
-    raw = cast(Any, await redis.get(key(namespace)))
+    return _decoded(cast(Any, await redis.get(key(namespace))))
+
+
+def forget_scale(url: str, namespace: str) -> None:
+    """A cluster begins: what was asked of an earlier one doesn't count."""
+    with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:
+        client.delete(key(namespace))
+
+
+def _decoded(raw: bytes | None) -> Scale | None:
     try:
         return msgspec.msgpack.decode(raw, type=Scale) if raw else None
     except msgspec.MsgspecError:

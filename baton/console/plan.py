@@ -6,6 +6,7 @@ Knows nothing of how it is simulated.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -43,11 +44,12 @@ def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool)
 
 def simulate_command(
     trace: str, profile: str, decode_profile: str | None, json: str | None, slo: tuple[float, float],
-    part: tuple[float, float, float], **cluster: Any,
+    part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (), **cluster: Any,
 ) -> int:  # fmt: skip
     """One ratio over a trace."""
     from baton.planner.cluster_sim import SimSettings
     from baton.planner.costs import worker_costs
+    from baton.planner.faults import parse_failure, parse_pool
     from baton.planner.score import Slo
     from baton.planner.sweep import simulate, why
 
@@ -56,7 +58,8 @@ def simulate_command(
     decode = worker_costs(decode_profile, settings.prefill_chunk) if decode_profile else costs
     load_from = load(trace, *part, skip_bad=False)
     began = time.process_time()
-    found = simulate(settings, costs, decode, load_from, Slo(*slo))
+    more = [parse_pool(text, settings.prefill_chunk) for text in pools]
+    found = simulate(settings, costs, decode, load_from, Slo(*slo), more, [parse_failure(t) for t in failures])
     took = time.process_time() - began
     result = {"trace": load_from.source, "profile": costs.about, "cpu_seconds": took}
     if write_json(json, result | {"result": msgspec.to_builtins(found)}):
@@ -71,6 +74,8 @@ def simulate_command(
     out.print(table)
     out.print(f"every SLO met by {s.attainment:.1%} ({s.goodput:.2f}/s); {why(found)}")
     out.print(f"prefix hits {found.hit_rate:.1%} of prompt tokens")
+    if found.deaths:
+        out.print(f"{found.deaths} deaths: {found.moved} answers moved, {found.read_again} prompts read again")
     return 0
 
 

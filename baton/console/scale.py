@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from baton.cluster.membership import Roster, connect
-from baton.cluster.scale import Scale, ask, read
+from baton.cluster.scale import Scale, ask, read, slots_of
 from baton.console.workers import newest_config
 from baton.protos.errors import ConfigError, StartupError
 
@@ -67,8 +67,8 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
     try:
         roster = Roster(client, namespace)
         present = await read(client, namespace) or _scale_of(await _states(roster))
-        fields = {"prefill": present.prefill, "decode": present.decode} | asked
-        wanted = await ask(client, namespace, Scale(**fields))
+        prefill, decode = asked.get("prefill", present.prefill), asked.get("decode", present.decode)
+        wanted = await ask(client, namespace, Scale(prefill, decode), present)
         deadline = time.monotonic() + wait_s
         while wait_s and (now := await _states(roster)) != dict.fromkeys(slots_of(wanted), "ready"):
             if time.monotonic() > deadline:
@@ -78,11 +78,6 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
         return wanted
     finally:
         await client.aclose()
-
-
-def slots_of(scale: Scale) -> set[str]:
-    """Names of the slots that ``scale`` means; what role each plays now is another matter."""
-    return {f"prefill-{i}" for i in range(scale.prefill)} | {f"decode-{i}" for i in range(scale.decode)}
 
 
 def _scale_of(slots: Iterable[str]) -> Scale:

@@ -38,6 +38,13 @@ def sim_command(
     stepwise: Annotated[
         bool, typer.Option("--stepwise", help="Compress nothing: blocks of 16, the real decode scheduler")
     ] = False,
+    fail: Annotated[
+        list[str] | None, typer.Option(help="WORKER@FROM:UNTIL in seconds: it dies and comes back; again for more")
+    ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME:ROLE:COUNT=PROFILE: more workers, unlike the others; again for more"),
+    ] = None,
     seed: plan.SeedFlag = 0,
     json: Json = None,
 ) -> None:
@@ -49,7 +56,7 @@ def sim_command(
     raise typer.Exit(
         guarded(
             lambda: plan.simulate_command(
-                trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds),
+                trace, profile, decode_profile, json, (ttft, tpot), (speed, start, seconds), pool or [], fail or [],
                 prefill=prefill, decode=decode, policy=policy, stepwise=stepwise, seed=seed,
             )
         )

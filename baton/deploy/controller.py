@@ -1,7 +1,8 @@
 """The ratio's controller: one of the routers looks every few seconds, decides, and turns workers or only says so.
 
-Knows nothing of how a decision is made (planner/control, pure) or how a worker changes (router/roles). It holds the
-leader's lease; what it knows beyond a look (history) starts anew with a new leader, who waits a cool-down first.
+Where turning roles can't help, it asks for more workers, or fewer. Knows nothing of how a decision is made
+(planner/control and planner/replicas, pure), how a worker changes (router/roles) or comes (deploy/replicas). It
+holds the leader's lease; its history starts anew with a new leader, who waits a cool-down first.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.advice import Advice, AdviceStore, Change, Pin, RatioPoint, TwinError
+from baton.cluster.advice import Advice, AdviceStore, Change, Pin, TwinError
 from baton.cluster.config import BatonConfig
 from baton.cluster.lease import Lease
 from baton.cluster.membership import Entry
+from baton.cluster.telemetry import RouterMetrics
 from baton.cluster.traffic import Slice, TrafficStore
+from baton.deploy.control_advice import advice_of, joined, kinds_of, slos
+from baton.deploy.control_metrics import ControlMetrics
 from baton.deploy.dialling import Dial
+from baton.deploy.replicas import ReplicaControl
 from baton.planner import observe
 from baton.planner.control import ControlSettings, Decision, History, Look, decide
 from baton.planner.dial import DialAnswer, DialQuestion
 from baton.planner.pressure import Demand, Workers
+from baton.planner.replicas import ReplicaDecision, decide_replicas
 from baton.planner.twin import twin_error
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel
@@ -43,6 +49,7 @@ LEASE_INTERVALS = 3.0
 LONGER = 6.0  # windows over which the shapes of answers are taken
 TWIN_S = 60.0
 KEPT_LOOKS = 120
+CHANGE_S = 30.0  # a worker that drains for longer is held by an operator, or stuck: it isn't waited for
 NUMBERS = re.compile(r"[\d.]+")
 
 
@@ -64,9 +71,12 @@ class Controller:
         traffic: TrafficStore,
         store: AdviceStore,
         lease: Lease,
+        replicas: ReplicaControl,
+        metrics: ControlMetrics,
         wall_clock: Callable[[], float],
     ) -> None:
         self._config, self._members, self._roles = config.controller, members, roles
+        self._replicas, self._metrics = replicas, metrics
         self._traffic, self._store, self._lease, self._clock = traffic, store, lease, wall_clock
         self._chunk_tokens = config.worker.prefill_chunk_tokens
         self._ttft_s, self._tpot_s = slos(config)
@@ -77,6 +87,7 @@ class Controller:
         self._dial = Dial(self._config.dial_s)
         self._said = ""
         self._leads = False
+        self._draining: dict[str, float] = {}  # slot -> since when
         self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_LOOKS)  # at a look, predicted TPOT
 
     async def run(self) -> None:
@@ -100,6 +111,9 @@ class Controller:
         leads = await self._lease.hold()
         if leads and not self._leads:
             self._history = History(changed_at=self._clock())  # an earlier leader may just have changed something
+            self._replicas.lead(self._clock())
+        elif self._leads and not leads:
+            self._metrics.left()
         self._leads = leads
         if leads:
             await self.look()
@@ -109,24 +123,38 @@ class Controller:
         at, mode = self._clock(), await self._store.mode() or self._config.mode
         pin = await self._store.pinned()
         longer = await self._traffic.recent(at - LONGER * self._config.window_s)
-        workers = [observe.Seen(e.info, e.load) for e in self._members.snapshot().values()]
-        models = {w.info.model_id for w in workers}
+        members = self._members.snapshot()
+        workers = [observe.Seen(e.info, e.load) for e in members.values()]
         looked = self._looked(at, workers, longer, pin)
         decision, self._history = decide(looked, self._history, self._settings)
-        if len(models) > 1:
-            text = f"{len(models)} models share the cluster: roles are turned by hand"
+        replicas = ReplicaDecision("hold", 0, 0)
+        if len({w.info.model_id for w in workers}) > 1:
+            text = f"{len({w.info.model_id for w in workers})} models share the cluster: roles are turned by hand"
             decision = Decision("hold", looked.prefill, looked.decode, text, withheld="several models")
+        elif self._config.most_workers:
+            replicas = await self._replicated(looked, decision, members)
+            decision = msgspec.structs.replace(decision, reason=joined(decision.reason, replicas.reason))
         dialled = self._dialled(looked, workers, longer)
-        advice = _advice(at, "pinned" if pin else mode, looked, decision, dialled)
+        advice = advice_of(at, "pinned" if pin else mode, looked, decision, dialled)
         await self._store.put(advice)
-        await self._act(looked, decision, mode)
+        self._metrics.looked(advice, kinds_of(decision, replicas, mode))
+        await self._act(looked, decision, replicas, mode)
         return advice
+
+    async def _replicated(self, looked: Look, decision: Decision, members: Mapping[str, Entry]) -> ReplicaDecision:
+        """What the look means for the number of workers; and what became of the last change of it."""
+        control = self._replicas
+        placed, news = await control.placed(looked.at, members)
+        if news is not None:
+            await self._note(news)
+        found, control.history = decide_replicas(looked, decision, placed, control.history, control.settings)
+        return found
 
     def _looked(self, at: float, workers: list[observe.Seen], longer: list[Slice], pin: Pin | None) -> Look:
         now = [s for s in longer if s.at > at - self._config.window_s]
         asked = observe.demand(now, longer)
         known = observe.costs(workers, self._chunk_tokens, self._ttft_s, self._tpot_s)
-        prefill, decode = self._roles.ratio()
+        prefill, decode = self._roles.usable()
         there = observe.backlog(workers, [], at)
         if known is not None and there.running:
             self._steps.append((at, observe.predicted_tpot(there, known, decode, asked.context)))
@@ -139,8 +167,13 @@ class Controller:
             workers=known,
             twin=self._twin(at, asked, known, prefill, decode, longer),
             pin=pin,
-            pending=any(w.info.state in ("starting", "draining") for w in workers),
+            pending=self._is_changing(at, workers),
         )
+
+    def _is_changing(self, at: float, workers: list[observe.Seen]) -> bool:
+        leaving = {w.info.worker_id for w in workers if w.info.state == "draining"}
+        self._draining = {slot: self._draining.get(slot, at) for slot in leaving}
+        return any(at - since < CHANGE_S + self._config.grace_s for since in self._draining.values())
 
     def _twin(
         self, at: float, asked: Demand, known: Workers | None, prefill: int, decode: int, longer: list[Slice]
@@ -172,11 +205,15 @@ class Controller:
 
     # ---- acting --------------------------------------------------------------------------------------
 
-    async def _act(self, looked: Look, decision: Decision, mode: str) -> None:
+    async def _act(self, looked: Look, decision: Decision, replicas: ReplicaDecision, mode: str) -> None:
         before = looked.prefill, looked.decode
         after = decision.prefill, decision.decode
+        if replicas.kind != "hold" and mode == "auto":
+            await self._note(await self._replicas.ask(looked.at, before, replicas))
+            return
         if decision.kind == "hold" or mode != "auto":
-            kind = "hold" if decision.kind == "hold" else "advise"
+            kind = "hold" if decision.kind == replicas.kind == "hold" else "advise"
+            after = replicas.after if replicas.kind != "hold" else after
             await self._note_once(Change(looked.at, kind, before, after, decision.reason))
             return
         by = decision.prefill - looked.prefill
@@ -202,12 +239,20 @@ class Controller:
 
     async def _note(self, change: Change) -> None:
         self._said = NUMBERS.sub("#", f"{change.kind} {change.before} {change.reason}")
+        if change.kind == "failed":
+            self._metrics.failed()
         await self._store.note(change)
 
 
 @asynccontextmanager
 async def controlling(
-    config: BatonConfig, redis: Redis, router_id: str, dispatcher: Dispatcher, members: Members, store: AdviceStore
+    config: BatonConfig,
+    redis: Redis,
+    router_id: str,
+    dispatcher: Dispatcher,
+    members: Members,
+    store: AdviceStore,
+    metrics: RouterMetrics,
 ) -> AsyncIterator[None]:
     """This router tells of its traffic and stands for leader while the block runs; neither where it is off."""
     if config.controller.mode == "off" or dispatcher.roles is None:
@@ -217,7 +262,8 @@ async def controlling(
     traffic, log_ = TrafficStore(redis, namespace), dispatcher.decisions
     log_.watcher = meter = TrafficMeter(router_id, log_, time.time)
     lease = Lease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
-    controller = Controller(config, members, dispatcher.roles, traffic, store, lease, time.time)
+    replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, time.time)
+    controller = Controller(config, members, dispatcher.roles, traffic, store, lease, replicas, figures, time.time)
     tasks = [
         asyncio.create_task(meter.run(traffic.push), name="traffic"),
         asyncio.create_task(controller.run(), name="controller"),
@@ -229,36 +275,6 @@ async def controlling(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def slos(config: BatonConfig) -> tuple[float, float]:
-    """The strictest TTFT and TPOT of the context classes; the controller's own where none is named."""
-    named = config.router.context_classes
-    ttft = min((c.slo_ttft_s for c in named if c.slo_ttft_s), default=config.controller.ttft_s)
-    tpot = min((c.slo_tpot_s for c in named if c.slo_tpot_s), default=config.controller.tpot_s)
-    return ttft, tpot
-
-
-def _advice(at: float, mode: str, looked: Look, decision: Decision, dialled: DialAnswer | None) -> Advice:
-    points: tuple[RatioPoint, ...] = ()
-    interval = plateau = None
-    if dialled is not None and not decision.withheld and sum(dialled.best) == looked.prefill + looked.decode:
-        points, interval, plateau = dialled.points, dialled.interval, dialled.plateau
-    now = decision.now
-    return Advice(
-        at=at,
-        mode=mode,
-        prefill=looked.prefill,
-        decode=looked.decode,
-        reason=decision.reason,
-        recommended=decision.best,
-        interval=interval,
-        plateau=plateau,
-        goodput_by_ratio=points,
-        pressure=None if now is None else (now.prefill, now.decode),
-        twin_error=looked.twin,
-        withheld=decision.withheld,
-    )
 
 
 def _longest(changes: list[RoleChange]) -> float:

@@ -127,7 +127,7 @@ def _by_twin(
     if now.worst < settings.high:
         return _said(found, f"{says}: enough room"), history_of(history, 0)
     gain = (now.worst - best.worst) / now.worst
-    short = settings.horizon_s * _lacking(now, best, look)
+    short = settings.horizon_s * lacking(now, best)
     cost = abs(by) * (history.change_s or settings.change_s)
     then = f"{best.prefill_workers}:{best.decode_workers} would be {best.worst:.0%}"
     if gain < settings.least_gain or short < cost:
@@ -177,13 +177,17 @@ def _not_yet(look: Look, history: History, settings: ControlSettings, worst: flo
     return None
 
 
-def _lacking(now: Pressure, best: Pressure, look: Look) -> float:
+def lacking(now: Pressure, best: Pressure) -> float:
     """Workers' worth of work that is not done now and would be then."""
-    over = max(0.0, now.prefill - 1.0) * look.prefill + max(0.0, now.decode - 1.0) * look.decode
-    left = max(0.0, best.prefill - 1.0) * best.prefill_workers + max(0.0, best.decode - 1.0) * best.decode_workers
+    over, left = _over(now), _over(best)
     # Between "high" and full, what is short is what bursts will find taken.
-    room = (now.worst - best.worst) * (look.prefill + look.decode) / 4
+    room = (now.worst - best.worst) * (now.prefill_workers + now.decode_workers) / 4
     return max(over - left, min(room, 1.0))
+
+
+def _over(of: Pressure) -> float:
+    """Workers' worth of work beyond what the roles can do."""
+    return max(0.0, of.prefill - 1.0) * of.prefill_workers + max(0.0, of.decode - 1.0) * of.decode_workers
 
 
 def _best(table: tuple[Pressure, ...], prefill: int) -> Pressure:

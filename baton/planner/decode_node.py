@@ -38,7 +38,7 @@ class CompressedDecode:
 
     def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
         self.costs, self.block, self.max_batch, self.chunk = costs, block_tokens, max_batch, chunk_tokens
-        self.pool = PagePool(max(1, costs.kv_tokens // block_tokens))
+        self.pool = PagePool(max(1, costs.kv_tokens // block_tokens), watched=False)
         self.now = 0.0
         self.preemptions = 0
         self.busy = 0.0
@@ -116,6 +116,12 @@ class CompressedDecode:
                     steps = min(steps, self._steps_until(until))
                 self._take_run(max(1, steps), ended)
         return ended
+
+    def stop(self) -> None:
+        """It dies now: what its members have written is told them."""
+        for member in self._members.values():
+            if not member.reading:
+                member.flight.written += self._tick - member.start
 
     # ---- steps ---------------------------------------------------------------------------------------------
 

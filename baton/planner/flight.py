@@ -1,5 +1,7 @@
 """A request on its way through the simulated cluster. Knows nothing of how it is moved.
 
+Where a decode worker dies, what is left of an answer is a flight of its own, whose ``origin`` is the first one.
+
 Times are seconds of the simulated clock; -1 until they are known.
 """
 
@@ -14,8 +16,8 @@ class Flight:
     """``full_blocks`` are the chained ids of the prompt's full blocks; ``written`` counts output tokens."""
 
     __slots__ = (
-        "arrival", "cached", "decode", "first_token", "full_blocks", "index", "last_token", "outputs",
-        "placed", "preemptions", "prefill", "prompt", "refused", "unread", "way", "written",
+        "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "moves",
+        "origin", "outputs", "placed", "preemptions", "prefill", "prompt", "refused", "unread", "way", "written",
     )  # fmt: skip
 
     def __init__(self, index: int, request: TraceRequest, full_blocks: list[bytes]) -> None:
@@ -27,6 +29,26 @@ class Flight:
         self.placed = self.first_token = self.last_token = -1.0
         self.prefill = self.decode = self.way = ""
         self.refused = False
+        self.origin: Flight | None = None
+        self.moves = 0  # how often a decode worker that had it died
+        self.epoch = 0  # rises when its way is left: what was still to happen on it doesn't
+
+    def again(self, index: int, block_tokens: int) -> Flight:
+        """What is left: tokens that were written are part of the prompt now."""
+        prompt, outputs = self.prompt + self.written, self.outputs - self.written
+        more = range(len(self.full_blocks), prompt // block_tokens)
+        blocks = [*self.full_blocks, *(struct.pack("<BIq", 3, i, index) for i in more)]
+        leg = Flight(index, TraceRequest(self.arrival, prompt, outputs), blocks)
+        leg.origin, leg.first_token = self.origin or self, self.first_token
+        leg.origin.moves += 1
+        return leg
+
+    def landed(self) -> None:
+        """The answer is whole: its origin has its times."""
+        if self.origin is not None:
+            self.origin.first_token, self.origin.last_token = self.first_token, self.last_token
+            self.origin.written = self.origin.outputs
+            self.origin.preemptions += self.preemptions
 
 
 def blocks_of(index: int, request: TraceRequest, trace_tokens: int, block_tokens: int) -> list[bytes]:

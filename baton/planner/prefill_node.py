@@ -30,7 +30,7 @@ class PrefillNode:
         self, costs: WorkerCosts, block_tokens: int, chunk_tokens: int, ship: Callable[[Flight, int, bool], None]
     ) -> None:
         self.costs, self.unit = costs, block_tokens // BLOCK_TOKENS
-        self.pool = PagePool(max(1, costs.kv_tokens // block_tokens))
+        self.pool = PagePool(max(1, costs.kv_tokens // block_tokens), watched=False)
         chunk = max(1, chunk_tokens // self.unit)
         self.scheduler = PrefillScheduler(self.pool, chunk, MAX_BATCH, AGING_TOKENS_PER_S / self.unit)
         self.busy = 0.0
@@ -66,6 +66,14 @@ class PrefillNode:
             lease.seal(index, block)
         lease.close()
 
+    def cancel(self, flight: Flight) -> None:
+        """Forget a prompt that nobody wants any more, if it is here."""
+        job = self.scheduler.remove(flight.index)
+        if job is not None:
+            del self._flights[flight.index]
+            if job.lease is not None:
+                job.lease.close()
+
     def unread(self, key: int) -> Flight:
         """The flight of a prompt that is being read here."""
         return self._flights[key]
@@ -93,11 +101,13 @@ class PrefillNode:
         plan, self._plan = self._plan, None
         done = []
         for item in plan.items:
+            if item.seq not in self.scheduler.jobs:
+                continue  # cancelled while the step ran
             job, flight = self.scheduler.jobs[item.seq], self._flights[item.seq]
             before = job.sequence.computed
             job.sequence.computed = before + len(item.tokens)
-            for index in range(before // BLOCK_TOKENS, job.sequence.computed // BLOCK_TOKENS):
-                job.held_lease.seal(index, job.hashes[index])
+            first, full = before // BLOCK_TOKENS, job.sequence.computed // BLOCK_TOKENS
+            job.held_lease.seal_run(first, job.hashes[first:full])
             read = item.sample is not None
             self._ship(flight, min(job.sequence.computed * self.unit, flight.prompt), read)
             if read:

@@ -1,13 +1,12 @@
 """A decode worker in modelled time with nothing compressed: the real scheduler, sequences and chains, step by step.
 
-Knows nothing of routers. Slow and obvious: what ``decode_node.CompressedDecode`` is held against. Tokens are made
-up so that prompts whose blocks have the same ids have the same tokens, and are hashed for real.
+Knows nothing of routers. Slow and obvious: what ``decode_node.CompressedDecode`` is held against. A prompt's full
+blocks are known by the trace's ids, as if they were hashes; what is written is made up, and hashed for real.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 
 from baton.decode_worker.scheduler import DecodeScheduler, Decoding
 from baton.engine.plan import StepPlan
@@ -29,11 +28,12 @@ class StepwiseDecode:
     def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
         assert block_tokens == BLOCK_TOKENS, "the real scheduler's blocks hold 16 tokens"
         self.costs = costs
-        self.pool = PagePool(max(1, costs.kv_tokens // BLOCK_TOKENS))
+        self.pool = PagePool(max(1, costs.kv_tokens // BLOCK_TOKENS), watched=False)
         self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
         self.now = self.busy = 0.0
         self.generated = 0
         self._ages = 0
+        self._may_read = False  # a prompt came to be read, or a preempted sequence will
         self._flights: dict[int, tuple[Flight, Decoding]] = {}
         self._planned: tuple[StepPlan, float] | None = None
 
@@ -50,12 +50,16 @@ class StepwiseDecode:
     @property
     def readers(self) -> int:
         """Prompts being read here."""
-        return sum(d.reading for d in self.scheduler.running)
+        return sum(d.reading for d in self.scheduler.running) if self._may_read else 0
 
     @property
     def reading_tokens(self) -> int:
         """Prompt tokens still to be computed here."""
-        return sum(d.sequence.pending for d in self.scheduler.running if d.reading)
+        if not self._may_read:
+            return 0
+        found = sum(d.sequence.pending for d in self.scheduler.running if d.reading)
+        self._may_read = bool(found or self.scheduler.waiting)
+        return found
 
     def reserve(self, flight: Flight) -> PageLease:
         """As the decode loop's admission."""
@@ -72,13 +76,21 @@ class StepwiseDecode:
         self._ages += 1
         sampling = Sampling(max_tokens=flight.outputs, ignore_eos=True)
         request = EngineRequest("", _tokens(flight), flight.prompt, sampling)
-        decoding = Decoding(Sequence(flight.index, request, (), NO_LIMIT), ROOT, lease, self._ages)
-        decoding.chain.hashes[: len(flight.full_blocks)] = flight.full_blocks
+        sequence = Sequence(flight.index, request, (), NO_LIMIT)
+        tokens, full = sequence.tokens, len(flight.full_blocks)
+        sequence.tokens = tokens[full * BLOCK_TOKENS :]  # its full blocks have ids: they needn't be hashed
+        decoding = Decoding(sequence, ROOT, lease, self._ages)
+        decoding.chain.hashes[:0] = flight.full_blocks
+        sequence.tokens = tokens
         self._flights[flight.index] = (flight, decoding)
+        self._may_read = self._may_read or local
         if not local:
             decoding.advance(decoding.sequence.pending)
             self._take(flight, decoding)
         self.scheduler.add(decoding)
+
+    def stop(self) -> None:
+        """It dies now; what its members have written, they know."""
 
     def next_event(self) -> float:
         """The end of the next step."""
@@ -102,7 +114,9 @@ class StepwiseDecode:
     def _next(self) -> tuple[StepPlan, float]:
         """The step under way: it is planned once, and who joins meanwhile waits for the one after."""
         if self._planned is None:
+            preempted = self.scheduler.preemptions
             plan = self.scheduler.plan()
+            self._may_read = self._may_read or self.scheduler.preemptions > preempted
             shape = plan.shape()
             seconds = self.costs.step_seconds(
                 shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
@@ -125,21 +139,17 @@ class StepwiseDecode:
 
     def _take(self, flight: Flight, decoding: Decoding) -> None:
         """The next token; its id only has to be its own."""
-        token = (flight.index * 7919 + decoding.sequence.outputs) % VOCAB
+        before = decoding.sequence.outputs
+        token = (flight.index * 7919 + before) % VOCAB
         decoding.sequence.append(token)
         decoding.chain.append(token)
         self.generated += 1
-        flight.written = decoding.sequence.outputs
+        flight.written = before + 1
         if flight.first_token < 0:
             flight.first_token = self.now
 
 
 def _tokens(flight: Flight) -> tuple[int, ...]:
-    """The prompt, made from its blocks' ids."""
-    tokens: list[int] = []
-    for block in flight.full_blocks:
-        _, index, owner = struct.unpack("<BIq", block)
-        first = (owner * 65536 + index * BLOCK_TOKENS) % VOCAB
-        tokens.extend(range(first, first + BLOCK_TOKENS))
-    tokens.extend((flight.index + i) % VOCAB for i in range(flight.prompt - len(tokens)))
-    return tuple(tokens)
+    """The prompt: what is in its full blocks is known by their ids, and the rest is its own."""
+    full = len(flight.full_blocks) * BLOCK_TOKENS
+    return (0,) * full + tuple((flight.index + i) % VOCAB for i in range(flight.prompt - full))

@@ -12,6 +12,7 @@ import msgspec
 
 from baton.planner.cluster_sim import ClusterSim, SimSettings
 from baton.planner.costs import WorkerCosts
+from baton.planner.faults import Failure, SimPool
 from baton.planner.flight import Flight
 from baton.planner.score import Score, Slo, is_good, score
 from baton.planner.traces import Trace
@@ -28,7 +29,7 @@ class Ratio(msgspec.Struct, frozen=True):
     """One ratio's outcome, means over its workers.
 
     ``prefill_busy``, ``decode_busy``: shares of the time; ``decode_pages``, ``decode_seats``: shares that arrivals
-    found taken.
+    found taken. ``moved``: answers that went on elsewhere as their decode worker died, ``read_again``: prompts.
     """
 
     prefill: int
@@ -40,6 +41,9 @@ class Ratio(msgspec.Struct, frozen=True):
     hit_rate: float
     decode_pages: float = 0.0
     decode_seats: float = 0.0
+    deaths: int = 0
+    moved: int = 0
+    read_again: int = 0
 
     @property
     def name(self) -> str:
@@ -73,15 +77,29 @@ class Sweep(msgspec.Struct, frozen=True):
 Flights = dict[tuple[int, int], list[Flight]]
 
 
-def simulate(settings: SimSettings, prefill: WorkerCosts, decode: WorkerCosts, trace: Trace, slo: Slo) -> Ratio:
-    """One ratio."""
-    return _run(settings, prefill, decode, trace, slo)[0]
+def simulate(
+    settings: SimSettings,
+    prefill: WorkerCosts,
+    decode: WorkerCosts,
+    trace: Trace,
+    slo: Slo,
+    pools: Sequence[SimPool] = (),
+    failures: Sequence[Failure] = (),
+) -> Ratio:
+    """One ratio, of workers that are alike but for those of ``pools``; some die."""
+    return _run(settings, prefill, decode, trace, slo, pools, failures)[0]
 
 
 def _run(
-    settings: SimSettings, prefill: WorkerCosts, decode: WorkerCosts, trace: Trace, slo: Slo
+    settings: SimSettings,
+    prefill: WorkerCosts,
+    decode: WorkerCosts,
+    trace: Trace,
+    slo: Slo,
+    pools: Sequence[SimPool] = (),
+    failures: Sequence[Failure] = (),
 ) -> tuple[Ratio, list[Flight]]:
-    sim = ClusterSim(settings, prefill, decode, trace)
+    sim = ClusterSim(settings, prefill, decode, trace, pools, failures)
     sim.run()
     duration = max(trace.duration, 1e-9)
     end = max(duration, *(f.last_token for f in sim.flights))
@@ -89,8 +107,8 @@ def _run(
     writers = [d.node for d in sim.decodes.values()]
     asked = sum(f.prompt for f in sim.flights if not f.refused)
     found = Ratio(
-        settings.prefill,
-        settings.decode,
+        len(sim.prefills),
+        len(sim.decodes),
         score(sim.flights, slo, duration),
         sum(n.busy for n in readers) / end / max(1, len(readers)),
         sum(n.busy for n in writers) / end / len(writers),
@@ -98,6 +116,9 @@ def _run(
         sum(f.cached for f in sim.flights if not f.refused) / max(1, asked),
         sum(sim.pages_leased) / max(1, len(sim.pages_leased)),
         sum(sim.seats_taken) / max(1, len(sim.seats_taken)),
+        sim.faults.deaths,
+        sim.faults.moved,
+        sim.faults.read_again,
     )
     return found, sim.flights
 

@@ -1,0 +1,108 @@
+"""The controller at a look, over a real Redis: what it waits for, what it counts, what it shows of itself."""
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from redis.asyncio import Redis
+
+from baton.cluster.advice import AdviceStore
+from baton.cluster.config import load_config
+from baton.cluster.lease import Lease
+from baton.cluster.membership import Entry
+from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.traffic import TrafficStore
+from baton.deploy.control_metrics import ControlMetrics
+from baton.deploy.controller import CHANGE_S, Controller
+from baton.deploy.redis_server import RedisServer
+from baton.deploy.replicas import ReplicaControl
+from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
+
+CURVE = StepCurve(0.03, 4e-4, 0.0, 1.25e-3, 0.0)
+INFO = WorkerInfo("w", "w-1", "prefill", "", "m", "", KvLayout("float32", (), 64, "float32"), 64, 64, (), 8)
+
+
+class Cluster:
+    """Members and roles of a cluster that is told what it looks like; ``moved`` is what was asked of it."""
+
+    def __init__(self, **roles: str) -> None:
+        self.roles, self.states, self.moved = roles, dict.fromkeys(roles, "ready"), []
+
+    def snapshot(self) -> dict[str, Entry]:
+        load = WorkerLoad(step_curve=CURVE)
+        return {
+            slot: Entry(
+                msgspec.structs.replace(INFO, worker_id=slot, role=role, state=self.states[slot], max_batch=8),
+                load, 0.0,
+            )
+            for slot, role in self.roles.items()
+        }  # fmt: skip
+
+    def usable(self) -> tuple[int, int]:
+        ready = [role for slot, role in self.roles.items() if self.states[slot] == "ready"]
+        return ready.count("prefill"), ready.count("decode")
+
+
+class At:
+    """A clock that is set."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        found = RedisServer(Path(folder)).start()
+        yield found
+        found.stop()
+
+
+@pytest.fixture
+async def redis(server: RedisServer) -> AsyncIterator[Redis]:
+    client = Redis.from_url(server.url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+def controller(redis: Redis, cluster: Cluster, clock: At, folder: Path, registry: CollectorRegistry) -> Controller:
+    config = load_config(flags={"controller": {"mode": "auto", "dial_s": 0.0}}, search=folder)
+    metrics = ControlMetrics(RouterMetrics(registry), clock)
+    return Controller(
+        config, cluster, cluster, TrafficStore(redis, "baton"), AdviceStore(redis, "baton"),
+        Lease(redis, "baton", "controller", "r", 15.0), ReplicaControl(redis, config), metrics, clock,
+    )  # type: ignore[arg-type] # fmt: skip
+
+
+async def test_a_worker_that_is_held_is_not_waited_for_for_ever_nor_counted(redis: Redis, tmp_path: Path) -> None:
+    cluster, clock = Cluster(a="prefill", b="decode", c="decode"), At(1000.0)
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    assert (await looked.look()).reason == "no traffic"
+    cluster.states["c"] = "draining"
+    clock.now += 5
+    changing = await looked.look()
+    assert (changing.reason, changing.decode) == ("a change is under way", 1)
+    clock.now += CHANGE_S + 5
+    assert (await looked.look()).reason == "no traffic"
+    cluster.states["c"] = "ready"
+    clock.now += 5
+    assert (await looked.look()).decode == 2
+
+
+async def test_its_figures_are_shown_while_it_leads_and_its_age_grows(redis: Redis, tmp_path: Path) -> None:
+    registry, clock = CollectorRegistry(), At(1000.0)
+    looked = controller(redis, Cluster(a="prefill", b="decode"), clock, tmp_path, registry)
+    await looked.look()
+    clock.now += 42
+    text = generate_latest(registry).decode()
+    assert 'baton_controller_decision_age_seconds{mode="auto"} 42.0' in text
+    assert 'baton_controller_decisions_total{kind="hold"} 1.0' in text
+    looked._metrics.left()
+    assert "baton_controller_decision_age_seconds{" not in generate_latest(registry).decode()
