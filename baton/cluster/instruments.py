@@ -37,7 +37,7 @@ class Nothing:
     def set(self, *_: object, **__: object) -> None:
         """Nothing; nor do the others."""
 
-    inc = dec = observe = observe_many = set_function = set
+    inc = dec = observe = observe_many = set_function = clear = set
 
     def track_inprogress(self) -> AbstractContextManager[None]:
         """Counts nothing."""

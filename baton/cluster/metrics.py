@@ -105,13 +105,45 @@ ROUTER: dict[str, Metric] = {
     "retries": _count("request_retries", "Second tries, by cause", ("cause",)),
     "refused": _count("requests_refused", "Calls without a good key or over its rate", ("cause",)),
     "workers": _gauge("workers", "Workers the router can reach", ("role",)),
+    "certificate": _gauge(
+        "router_certificate_expiry_timestamp_seconds",
+        "When a router's certificate in force ends, since 1970; kind is api (what clients see) or cluster",
+        ("kind",),
+        "seconds",
+    ),
     "price": _gauge(
         "workers_price_dollars_per_hour", "What the reachable workers cost, as configured", ("role",), "dollars"
+    ),
+    "control_decisions": _count(
+        "controller_decisions",
+        "The ratio controller's looks by what came of them, in the router that leads",
+        ("kind",),
+    ),
+    "control_age": _gauge(
+        "controller_decision_age_seconds",
+        "Since the controller's last look; only the router that leads has it",
+        ("mode",),
+        "seconds",
+    ),
+    "control_pressure": _gauge(
+        "controller_pressure_ratio",
+        "Load on each role over what it carries within its SLO, as the controller sees it",
+        ("role",),
+        "ratio",
+    ),
+    "control_error": _gauge(
+        "controller_twin_error_ratio", "Predicted against observed, relative (0.1: 10% off)", ("figure",), "ratio"
     ),
 }
 
 # What a worker counts, by the name of its attribute in telemetry.WorkerMetrics.
 WORKER: dict[str, Metric] = {
+    "certificate": _gauge(
+        "worker_certificate_expiry_timestamp_seconds",
+        "When the worker's certificate in force ends, since 1970; not shown without TLS",
+        _WORKER,
+        "seconds",
+    ),
     "cache_usage": _gauge(
         "kv_cache_usage_ratio",
         "Leased and quarantined pages over all pages",

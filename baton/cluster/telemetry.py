@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.cluster import instruments, metrics
 
-OPTIONAL = frozenset({"mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes"})
+OPTIONAL = frozenset({"certificate", "mfu", "mbu", "flops", "bytes_read", "peak_flops", "peak_bytes"})
 Attributes = Mapping[str, str | int | float | bool]
 
 
@@ -46,7 +46,12 @@ class RouterMetrics:
     retries: Counter
     refused: Counter
     workers: Gauge
+    certificate: Gauge
     price: Gauge
+    control_decisions: Counter
+    control_age: Gauge
+    control_pressure: Gauge
+    control_error: Gauge
 
     def __init__(self, registry: CollectorRegistry, vllm_names: bool = False, enabled: bool = True) -> None:
         self.registry, self.enabled = registry, enabled

@@ -43,7 +43,7 @@ def serve(
     dtype: Annotated[str | None, _flag("auto, float32 or bfloat16 (auto)")] = None,
     kv_cache_dtype: Annotated[str | None, _flag("auto, float32, bf16, int8 or fp8 (auto: as dtype)")] = None,
     quantization: Annotated[str | None, _flag("Round the weights on load: none, int8 or int4 (none)")] = None,
-    device: Annotated[str | None, _flag("cpu, cuda or paced:PROFILE (cpu)")] = None,
+    device: Annotated[str | None, _flag("cpu, cuda, auto or paced:PROFILE (cpu)")] = None,
     seed: Annotated[int | None, _flag("Seeds what is random; 0 takes the system's entropy")] = None,
     max_model_len: Annotated[int | None, _flag("Cap on prompt and answer, in tokens")] = None,
     pages: Annotated[int | None, _flag("KV pages per worker (16 tokens each)")] = None,

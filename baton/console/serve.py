@@ -19,6 +19,7 @@ from rich.markup import escape
 from baton.cluster.config import BatonConfig, load_config
 from baton.console.certs import ensure
 from baton.deploy.local import LocalCluster
+from baton.engine.gpu import Probe, probe, require, settled
 
 INTERRUPTED = 130
 
@@ -37,8 +38,18 @@ class Progress:
 
 def run(config_path: str | None, flags: Mapping[str, Mapping[str, Any]]) -> int:
     """Serve until SIGINT or SIGTERM; the exit code. Raises StartupError and its kin."""
-    config = load_config(config_path, flags)
+    config = on_this_machine(load_config(config_path, flags))
     return asyncio.run(_serve(config, Console(highlight=False)))
+
+
+def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
+    """``worker.device`` auto settled, cuda looked for, where workers are started here. Raises ConfigError."""
+    if config.ray.address:
+        return config  # each worker's own machine says
+    device = settled(config.worker.device, ask)
+    if config.worker.device == "cuda":
+        require(ask=ask)
+    return config.model_copy(update={"worker": config.worker.model_copy(update={"device": device})})
 
 
 async def _serve(config: BatonConfig, console: Console) -> int:

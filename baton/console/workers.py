@@ -17,9 +17,23 @@ from rich.table import Table
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import Entry, Roster, connect
 from baton.deploy.redis_server import check_redis
+from baton.protos import version
 from baton.protos.errors import ConfigError
+from baton.protos.nouns import WorkerInfo
 
-COLUMNS = ("worker", "role", "state", "model", "address", "running", "waiting", "pages free", "cached", "beat")
+COLUMNS = (
+    "worker",
+    "role",
+    "state",
+    "model",
+    "version",
+    "address",
+    "running",
+    "waiting",
+    "pages free",
+    "cached",
+    "beat",
+)
 
 
 def show_workers(redis_url: str | None, namespace: str) -> int:
@@ -61,9 +75,25 @@ def table(entries: dict[str, Entry]) -> Table:
     for name, (info, load, age) in sorted(entries.items()):
         counts = (load.running, load.waiting, load.free_pages, load.cached_pages)
         shown.add_row(
-            name, info.role, info.state, info.model_id, info.address, *map(str, counts), f"{age:.1f} s ago"
+            name,
+            info.role,
+            info.state,
+            info.model_id,
+            version_of(info),
+            info.address,
+            *map(str, counts),
+            f"{age:.1f} s ago",
         )
     return shown
+
+
+def version_of(info: WorkerInfo) -> str:
+    """Its build, and the protocol where that is not ours; in red where the two of us would refuse each other."""
+    build = escape(info.version or "?")
+    if info.protocol == version.PROTOCOL:
+        return build
+    said = f"{build}, protocol {escape(info.protocol)}"
+    return said if version.runs_with(info.protocol) else f"[red]{said}: refused[/]"
 
 
 def links_table(entries: dict[str, Entry]) -> Table | None:

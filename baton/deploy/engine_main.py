@@ -28,6 +28,7 @@ from baton.engine.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner
 from baton.engine.step_loop import Channel, StepLoop
+from baton.engine.wide_pages import widened
 from baton.kv.bridge import with_codec
 from baton.kv.channel import EngineChannel
 from baton.kv.memory import PageMemory
@@ -35,6 +36,7 @@ from baton.kv.pool import PagePool
 from baton.prefill_worker.loop import PrefillLoop
 from baton.protos.channel import EngineFailed, EngineReady
 from baton.protos.errors import ConfigError, to_info
+from baton.protos.nouns import BLOCK_TOKENS
 
 PR_SET_PDEATHSIG = 1
 
@@ -75,6 +77,8 @@ def die_with_parent(parent: int) -> None:
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     """Load, allocate, announce. Raises CheckpointError, ConfigError."""
     runner, profile_pages = make_runner(spec)
+    runner = widened(runner, spec.block_tokens)
+    profile_pages = profile_pages * BLOCK_TOKENS // spec.block_tokens  # a profile counts pages of 16
     layout = with_codec(runner.spec.layout, spec.kv_codec)
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
@@ -98,15 +102,15 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             runner.work,
         )
     )
-    pool = PagePool(pages)
+    pool = PagePool(pages, model.layout.block_tokens)
     pool.idle = {} if spec.has_tiers else None
-    return make_loop(spec, runner, pool, channel, Grammars(model, tokenizer_of(spec)))
+    return make_loop(spec, runner, pool, channel, Grammars(model, tokenizer_of(spec)), memory.view())
 
 
 def successor(spec: WorkerSpec, loop: StepLoop) -> StepLoop:
     """The loop of the role that ``loop`` was told to leave to: same runner, same pages, same cached blocks."""
     told = msgspec.structs.replace(spec, role=loop.next_role)
-    after = make_loop(told, loop.runner, loop.pool, loop.channel, loop.grammars)
+    after = make_loop(told, loop.runner, loop.pool, loop.channel, loop.grammars, loop.memory)
     after.succeed(loop)
     return after
 
@@ -153,9 +157,14 @@ def tokenizer_of(spec: WorkerSpec) -> Path | None:
 
 
 def make_loop(
-    spec: WorkerSpec, runner: Runner, pool: PagePool, channel: Channel, grammars: Grammars | None = None
+    spec: WorkerSpec,
+    runner: Runner,
+    pool: PagePool,
+    channel: Channel,
+    grammars: Grammars | None = None,
+    memory: memoryview | None = None,
 ) -> StepLoop:
-    """The role's loop."""
+    """The role's loop; ``memory`` is the pages', which only a decode worker's loop touches itself."""
     if spec.role == "prefill":
         return PrefillLoop(
             runner,
@@ -165,6 +174,7 @@ def make_loop(
             chunk_tokens=spec.prefill_chunk_tokens,
             max_batch=spec.max_batch,
             grammars=grammars,
+            memory=memory,
         )
     return DecodeLoop(
         runner,
@@ -177,6 +187,7 @@ def make_loop(
         ttl_s=spec.lease_ttl_s,
         itl_target_s=spec.itl_target_s,
         grammars=grammars,
+        memory=memory,
     )
 
 

@@ -43,6 +43,7 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
     """
 
     command: tuple[str, ...] = ()  # what runs in each slot; empty: a worker host
+    router_command: tuple[str, ...] = (sys.executable, "-m", "baton.deploy.router_host")
 
     def __init__(self, **sections: Any) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="bf-")  # short: unix sockets end at 107 bytes
@@ -132,10 +133,10 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
     def start_router(self) -> None:
         """The router's process; also after somebody killed it."""
         path = self.folder / "config.json"
-        path.write_text(self.config.model_dump_json())
+        path.write_text(self.config.model_dump_json(exclude_defaults=True))  # an older build reads it too
         with open(self.folder / "router.log", "ab") as log:
             self.router = subprocess.Popen(
-                [sys.executable, "-m", "baton.deploy.router_host", "--config", str(path)],
+                [*self.router_command, "--config", str(path)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(),
                 preexec_fn=die_with_parent,
             )  # fmt: skip
@@ -148,6 +149,12 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
         leaving = [self._supervisors.pop(slot) for slot in self._supervisors.keys() - wanted]
         for supervisor in leaving:
             supervisor.stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
+
+    def replace(self, slot: str, command: tuple[str, ...]) -> None:
+        """The slot's worker drains and ends; ``command`` runs there from now on, and in slots that start later."""
+        self._supervisors.pop(slot).stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
+        self.command = command
+        self._supervise()
 
     def _supervise(self) -> set[str]:
         """Start what is missing of the config's slots; their names."""

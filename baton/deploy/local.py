@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 import ssl
 import urllib.error
 import urllib.request
@@ -21,9 +19,10 @@ import msgspec
 from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.redis_url import shown
 from baton.cluster.roles import forget_roles
-from baton.cluster.scale import Scale
+from baton.cluster.scale import Scale, forget_scale
 from baton.deploy.children import Child, python
 from baton.deploy.plans import model_name, resolve_model, slots_of, worker_plans
+from baton.deploy.ports import dialled, with_ports
 from baton.deploy.processes import adopt_orphans, end_sessions, kill_session, reap_orphans
 from baton.deploy.ray_app import PlacementSpec
 from baton.deploy.ray_host import Report
@@ -48,10 +47,10 @@ class LocalCluster:
         self.model = resolve_model(config)
         if config.ray.address and not config.redis.url:
             raise ConfigError("workers on other nodes need a Redis they can reach: pass --redis URL", "redis.url")
-        self.config = _with_ports(config)
+        self.config = with_ports(config)
         self.files = RunFiles(config)
         scheme = "https" if config.tls.enabled else "http"
-        self.url = f"{scheme}://{_dialled(config.router.host)}:{self.config.router.port}"
+        self.url = f"{scheme}://{dialled(config.router.host)}:{self.config.router.port}"
         self._tls = probing_context(config)
         self.name = model_name(config, self.model)
         self.slots: dict[str, SlotStatus] = {}
@@ -126,6 +125,7 @@ class LocalCluster:
         if self._redis is None:
             check_redis(self.config.redis.url)
             forget_roles(self.config.redis.url, self.config.cluster.namespace)
+            forget_scale(self.config.redis.url, self.config.cluster.namespace)
             self._show("redis", shown(self.config.redis.url))
             return
         url = self._redis.start().url
@@ -265,35 +265,6 @@ def _said(status: SlotStatus) -> str:
         adopted = " (adopted)" if status.adopted else ""
         return f"ready{role} at {status.address}, pid {status.pid}{adopted}"
     return f"{status.state}: {status.error.message}" if status.error else status.state
-
-
-def _dialled(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
-
-
-def _with_ports(config: BatonConfig) -> BatonConfig:
-    """``config`` with ports that are free now; 0 takes any. Raises ConfigError naming the flag."""
-    router = config.router
-    ports = {
-        "port": _free(router.host, router.port, "port", "--port"),
-        "grpc_port": _free(router.host, router.grpc_port, "grpc_port", "--grpc-port"),
-    }
-    return config.model_copy(update={"router": router.model_copy(update=ports)})
-
-
-def _free(host: str, port: int, key: str, flag: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"{key} {port} on {host} can't be used ({os.strerror(error.errno or 0)}): choose another with "
-                f"{flag} N, or BATON_ROUTER__{key.upper()}=N",
-                f"router.{key}",
-            ) from None
-        return int(probe.getsockname()[1])
 
 
 def _answers(url: str, context: ssl.SSLContext | None) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import baton
-from baton.cluster.config import BatonConfig, pool_worker
+from baton.cluster.config import BatonConfig, Pool, pool_worker
 from baton.deploy.security import files_of
 from baton.deploy.supervise import HostPlan
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
@@ -73,19 +73,31 @@ def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path
     _require_own_ports(config)
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
     plans = []
-    pools = {pool.name: pool for pool in config.cluster.pools}
     for slot, role in slots_of(config):
-        pool, own = pools.get(slot.rpartition("-")[0]), config
-        if pool is not None:
-            own = config.model_copy(update={"worker": pool_worker(config.worker, pool)})
+        own = config_of(config, slot)
         spec = worker_spec(own, slot, role, model, redis_url, slot_dir, own.worker.threads or threads, owner)
         plan = HostPlan(slot, role, dump_spec(spec), str(slot_dir), str(log_dir / f"{slot}.log"))
-        if pool is not None:
-            plan = msgspec.structs.replace(
-                plan, resources=dict(pool.resources), labels=dict(pool.labels), gang=pool.gang
-            )
-        plans.append(plan)
+        plans.append(in_pool(config, plan))
     return plans
+
+
+def config_of(config: BatonConfig, slot: str) -> BatonConfig:
+    """With the worker settings of the slot's pool, where it is in one."""
+    pool = _pool_of(config, slot)
+    return config if pool is None else config.model_copy(update={"worker": pool_worker(config.worker, pool)})
+
+
+def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
+    """With what its pool asks of a node, where it is in one."""
+    pool = _pool_of(config, plan.slot)
+    if pool is None:
+        return plan
+    asked = {"resources": dict(pool.resources), "labels": dict(pool.labels), "gang": pool.gang}
+    return msgspec.structs.replace(plan, **asked)
+
+
+def _pool_of(config: BatonConfig, slot: str) -> Pool | None:
+    return next((pool for pool in config.cluster.pools if pool.name == slot.rpartition("-")[0]), None)
 
 
 def worker_spec(

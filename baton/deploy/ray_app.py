@@ -15,15 +15,12 @@ from typing import Any
 
 import msgspec
 
-from baton.deploy.ray_seats import Seats, WorkerActor, resource_of
+from baton.deploy.ray_seats import Seats, resource_of
 from baton.deploy.supervise import HostPlan, SlotStatus
 from baton.protos.errors import ConfigError, StartupError
 
-__all__ = ["Placement", "PlacementSpec", "WorkerActor", "quiet_environment", "resource_of"]
-
 PLACE_S = 20.0
 SEATS = 1024  # workers of a role that a private Ray lets this machine run: the machine is its owner's business
-LOST_S = 5.0  # a restarted actor answers sooner than this
 
 
 class PlacementSpec(msgspec.Struct, frozen=True):
@@ -38,6 +35,8 @@ class PlacementSpec(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}  # of every Ray process, besides ours: Ray's own TLS
     strategy: str = "peers"  # of node_choice
     drain_s: float = 2.0  # a host's own grace when it is told to leave
+    lasting: bool = False  # workers outlive this connection, and the next one finds them
+    lost_s: float = 5.0  # no actor answers for so long: Ray is gone; a restarted actor answers sooner
 
 
 def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
@@ -54,8 +53,6 @@ def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
     }
     if not spec.address:
         quiet["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own switch for listening on loopback alone
-    if not spec.address:
-        quiet["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own switch for listening on loopback alone
     if not spec.address and spec.auth_mode == "token" and "RAY_AUTH_TOKEN" not in os.environ:
         quiet["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return quiet | spec.environment
@@ -68,7 +65,8 @@ class Placement:
         self._spec, self._clock = spec, clock
         self._silent = 0.0
         self.ray = _import_ray(spec)
-        self._seats = Seats(self.ray, spec.strategy, spec.gpus, spec.drain_s, clock)
+        self._seats = Seats(self.ray, spec.strategy, spec.gpus, spec.drain_s, clock, lasting=spec.lasting)
+        self._shown: dict[str, SlotStatus] = {}
 
     def connect(self) -> str:
         """Start a private Ray or join the one at ``address``; returns its address."""
@@ -110,11 +108,18 @@ class Placement:
         found, answered = self._seats.statuses()
         if answered or not self._seats.where():
             self._silent = 0.0
-        elif self._silent and self._clock() - self._silent > LOST_S:
+        elif self._silent and self._clock() - self._silent > self._spec.lost_s:
             raise StartupError("Ray answers no more")
         else:
             self._silent = self._silent or self._clock()
         return found
+
+    def changes(self) -> list[SlotStatus]:
+        """Statuses that are other than the last time this was asked. Raises as ``statuses``."""
+        now = self.statuses()
+        changed = [status for slot, status in now.items() if self._shown.get(slot) != status]
+        self._shown = now
+        return changed
 
     def stop_hosts(self, grace_s: float) -> None:
         """End every host through its actor."""

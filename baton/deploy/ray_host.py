@@ -63,7 +63,6 @@ def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: Aske
 
 
 def _watch(placement: Placement, reports: int, stop: threading.Event, asked: Asked) -> None:
-    known: dict[str, SlotStatus] = {}
     raylet = named_in_session("raylet")  # None in a joined cluster
     while not stop.wait(POLL_S):
         if raylet is not None and wait_exit(raylet, 0):
@@ -71,10 +70,8 @@ def _watch(placement: Placement, reports: int, stop: threading.Event, asked: Ask
         if (plans := asked.take()) is not None:
             placement.scale(plans)
         placement.tend()
-        for slot, status in placement.statuses().items():
-            if known.get(slot) != status:
-                known[slot] = status
-                _say(reports, Report(slot=status))
+        for status in placement.changes():
+            _say(reports, Report(slot=status))
 
 
 def _take_stdout() -> int:

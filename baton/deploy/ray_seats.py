@@ -1,8 +1,8 @@
-"""Slots on the nodes of a Ray cluster: each has a placement group and an actor of its own, on a node chosen for it.
+"""Slots on the nodes of a Ray cluster: which are wanted, where each sits, who has to leave and who comes next.
 
-Given a connected Ray; knows nothing of how it was started or what a host serves. What a node's death or preemption
-leaves without a seat is placed again elsewhere, after pauses that grow; a slot that is not wanted any more is
-drained before its actor goes. A placement group is a gang: all of a slot's bundles on one node, or none.
+Given a connected Ray; knows nothing of how it was started, of what a host serves, or (``ray_actors``) of how an
+actor is asked for. What a node's death or preemption leaves without a seat is placed again elsewhere, after pauses
+that grow. A slot that is not wanted any more, or that shall run something else, is drained before its actor goes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from baton.deploy.node_choice import Node, Seat, Wish, choose
-from baton.deploy.supervise import BACKOFF_S, HostPlan, HostSupervisor, SlotStatus
+from baton.deploy.node_choice import Node, Wish, choose
+from baton.deploy.ray_actors import ANSWER_S, Actors, Placed, mark_of
+from baton.deploy.supervise import BACKOFF_S, HostPlan, SlotStatus
 from baton.protos.errors import ConfigError
 
-ANSWER_S = 2.0
 LOOK_S = 1.0  # between two looks at the nodes
 SETTLED_S = 30.0  # in place for so long: the next loss is a first one again
 URGENT_S = 10.0  # a node that goes sooner than this, and the drain, is left by all at once
@@ -27,33 +27,21 @@ STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
 log = logging.getLogger("baton.placement")
 
 
-class WorkerActor:
-    """Supervises the host of one slot. Ray restarts this actor on its node; the host doesn't notice."""
-
-    def __init__(self, plan: str) -> None:
-        self._supervisor = HostSupervisor(msgspec.json.decode(plan, type=HostPlan))
-        self._supervisor.start()
-
-    def status(self) -> str:
-        """A SlotStatus, as JSON."""
-        return msgspec.json.encode(self._supervisor.status()).decode()
-
-    def stop(self, grace_s: float) -> None:
-        """End the host and start it no more."""
-        self._supervisor.stop(grace_s)
-
-
 class _Seated:
     """A slot that has a node."""
 
-    def __init__(self, seat: Seat, group: Any, actor: Any, since: float) -> None:
-        self.seat, self.group, self.actor, self.since = seat, group, actor, since
+    def __init__(self, placed: Placed, since: float) -> None:
+        self.placed, self.seat, self.since = placed, placed.seat, since
         self.leaving: Any = None  # the answer to ``stop``, once it was asked
         self.leave_by = 0.0
 
 
 class Seats:
-    """Keeps ``want``-ed slots in place. Call ``tend`` again and again, from one thread."""
+    """Keeps ``want``-ed slots in place. Call ``tend`` again and again, from one thread.
+
+    ``lasting``: the workers outlive us, and those that an earlier one of us left are taken over; a worker then
+    takes a whole GPU, since nodes come as they like, and waits for one.
+    """
 
     def __init__(
         self,
@@ -63,9 +51,12 @@ class Seats:
         drain_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        lasting: bool = False,
     ) -> None:
-        self._wall_clock = wall_clock
+        self._wall_clock, self._lasting = wall_clock, lasting
         self._ray, self._strategy, self._gpus, self._drain_s, self._clock = ray, strategy, gpus, drain_s, clock
+        self._actors = Actors(ray, lasting)
+        self._has_adopted = not lasting
         self._wanted: dict[str, HostPlan] = {}
         self._seats: dict[str, _Seated] = {}
         self._losses: dict[str, tuple[int, float]] = {}  # slot -> how often lost its node, not again before
@@ -88,21 +79,20 @@ class Seats:
             self._finish_leaving()
             return
         self._looked = self._clock()
-        nodes = self._nodes()
-        draining = self._draining()
+        self._adopt()
+        nodes, draining = self._nodes(), self._draining()
         for slot, seated in list(self._seats.items()):
-            if seated.seat.node_id not in nodes:
+            if seated.leaving is None and seated.seat.node_id not in nodes:
                 self._lose(slot, f"its node {seated.seat.node_id[:12]} is gone")
-            elif seated.leaving is None and slot not in self._wanted:
-                self._ask_to_leave(slot, "it is not wanted any more")
-            elif seated.leaving is None and self._should_move(slot, draining.get(seated.seat.node_id)):
-                self._ask_to_leave(slot, f"its node {seated.seat.node_id[:12]} will be taken away")
         self._finish_leaving()
         self._fill([node for name, node in nodes.items() if name not in draining])
+        for slot, seated in list(self._seats.items()):  # last: who could be seated again keeps its role served
+            if seated.leaving is None and (why := self._why_leave(slot, seated, draining)):
+                self._ask_to_leave(slot, why)
 
     def statuses(self) -> tuple[dict[str, SlotStatus], bool]:
         """slot -> status, as it was where nobody answers; and whether anybody answered."""
-        asked = {seated.actor.status.remote(): slot for slot, seated in self._seats.items()}
+        asked = {seated.placed.actor.status.remote(): slot for slot, seated in self._seats.items()}
         done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         answers = {asked[answer]: status for answer in done if (status := self._read(answer))}
         for slot in self._wanted:
@@ -124,7 +114,7 @@ class Seats:
 
     def stop_all(self, grace_s: float) -> None:
         """End every host through its actor."""
-        calls = [seated.actor.stop.remote(grace_s) for seated in self._seats.values()]
+        calls = [self._actors.stop(seated.placed, grace_s) for seated in self._seats.values()]
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=grace_s + 1)
 
@@ -143,42 +133,55 @@ class Seats:
         chosen = choose(wishes, nodes, [seated.seat for seated in self._seats.values()], self._strategy)
         for plan, wish in zip(plans, wishes, strict=True):
             if plan.slot in chosen:
-                self._seat(plan, wish, chosen[plan.slot])
+                placed = self._actors.start(plan, wish, chosen[plan.slot])
+                self._seats[plan.slot] = _Seated(placed, self._clock())
+                log.info("%s goes to node %s", plan.slot, placed.seat.node_id[:12])
 
-    def _seat(self, plan: HostPlan, wish: Wish, node_id: str) -> None:
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        bundles = [dict(wish.needs) for _ in range(wish.gang)]
-        pinned = [{"ray.io/node-id": node_id} for _ in bundles]
-        group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=pinned)
-        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-        custom = {name: amount for name, amount in wish.needs.items() if name != "GPU"}
-        actor = self._ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(WorkerActor).options(
-            resources=custom, num_gpus=wish.needs.get("GPU", 0), scheduling_strategy=strategy
-        )
-        started = actor.remote(msgspec.json.encode(plan).decode())
-        self._seats[plan.slot] = _Seated(Seat(wish, node_id), group, started, self._clock())
-        log.info("%s goes to node %s", plan.slot, node_id[:12])
+    def _adopt(self) -> None:
+        """Once: take over what an earlier one of us left. Of two of one slot the second goes."""
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        for placed in self._actors.found():
+            slot = placed.seat.wish.slot
+            if slot in self._seats:
+                self._ray.wait([self._actors.stop(placed, ANSWER_S)], timeout=2 * ANSWER_S)
+                self._actors.remove(placed)
+            else:
+                self._seats[slot] = _Seated(placed, self._clock())
+                log.info("%s is on node %s already", slot, placed.seat.node_id[:12] or "(not said)")
 
     def _wish(self, plan: HostPlan, nodes: Sequence[Node]) -> Wish:
         needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
         if self._gpus and "GPU" not in needs:
-            # A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers.
-            have = sum(node.resources.get("GPU", 0.0) for node in nodes)
-            if not have:
-                raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
-            needs = {**needs, "GPU": min(1.0, int(100 * have / len(self._wanted)) / 100)}
+            needs = {**needs, "GPU": 1.0 if self._lasting else self._gpu_share(nodes)}
         return Wish(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels)
+
+    def _gpu_share(self, nodes: Sequence[Node]) -> float:
+        """A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers."""
+        have = sum(node.resources.get("GPU", 0.0) for node in nodes)
+        if not have:
+            raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
+        return min(1.0, int(100 * have / len(self._wanted)) / 100)
 
     # ---- out -------------------------------------------------------------------------------------------
 
-    def _should_move(self, slot: str, deadline: float | None) -> bool:
-        """Whether to leave a node that goes at ``deadline`` (0: nobody said; None: it stays). One of a role after
+    def _why_leave(self, slot: str, seated: _Seated, draining: Mapping[str, float]) -> str:
+        """Empty: it stays."""
+        plan = self._wanted.get(slot)
+        if plan is None:
+            return "it is not wanted any more"
+        deadline = draining.get(seated.seat.node_id)
+        if deadline is not None and self._may_leave(slot, deadline):
+            return f"its node {seated.seat.node_id[:12]} will be taken away"
+        if mark_of(plan) != seated.placed.mark and self._may_leave(slot):
+            return "it shall run something else"
+        return ""
+
+    def _may_leave(self, slot: str, deadline: float = 0.0) -> bool:
+        """Whether its turn has come, when it has to be gone at ``deadline`` (0: nobody said). One of a role after
         the other, as long as there is time: another that is ready goes on serving meanwhile.
         """
-        if deadline is None:
-            return False
         role = self._seats[slot].seat.wish.role
         alike = {s: seated for s, seated in self._seats.items() if s != slot and seated.seat.wish.role == role}
         known = self._clock() - KNOWN_S
@@ -189,7 +192,7 @@ class Seats:
     def _ask_to_leave(self, slot: str, why: str) -> None:
         log.info("%s leaves: %s", slot, why)
         seated, grace_s = self._seats[slot], self._drain_s + STOP_EXTRA_S
-        seated.leaving = seated.actor.stop.remote(grace_s)
+        seated.leaving = self._actors.stop(seated.placed, grace_s)
         seated.leave_by = self._clock() + grace_s + ANSWER_S
 
     def _finish_leaving(self) -> None:
@@ -210,16 +213,9 @@ class Seats:
         log.warning("%s lost its place: %s", slot, why)
 
     def _vacate(self, slot: str) -> None:
-        from ray.util.placement_group import remove_placement_group
-
-        seated = self._seats.pop(slot)
+        self._actors.remove(self._seats.pop(slot).placed)
         self._last[slot] = SlotStatus(slot, "waiting")
         self._ready.pop(slot, None)
-        try:
-            self._ray.kill(seated.actor)
-            remove_placement_group(seated.group)
-        except (self._ray.exceptions.RayError, ValueError) as error:
-            log.warning("%s was not let go of in order: %s", slot, error)
 
     # ---- what Ray says ---------------------------------------------------------------------------------
 

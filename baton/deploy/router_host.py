@@ -36,7 +36,7 @@ from baton.deploy.plans import model_name, text_directory
 from baton.deploy.router_metrics import SharedMetrics
 from baton.deploy.router_overview import make_overview
 from baton.deploy.router_pool import run_pool
-from baton.deploy.security import public_identity, router_dialer
+from baton.deploy.security import public_identity, router_dialer, show_ends
 from baton.protos.errors import BatonError
 from baton.router.batch_lane import BatchLane
 from baton.router.catalog import ModelCatalog
@@ -98,6 +98,7 @@ async def serve(
     identity = public_identity(config)
     redis, registry = connect(config.redis.url), CollectorRegistry()
     metrics = RouterMetrics(registry, config.telemetry.vllm_names, config.telemetry.enabled)
+    show_ends(config, identity, metrics.certificate)
     live = LiveStats(time.monotonic) if config.telemetry.enabled else None
     advice = AdviceStore(redis, config.cluster.namespace, config.controller.mode != "off")
     namespace = config.cluster.namespace
@@ -147,7 +148,7 @@ async def serve(
             )
             async with (
                 BatchLane(frontend, batches, router_id, dispatcher.queued).running(),
-                controlling(config, redis, router_id, dispatcher, roster, advice),
+                controlling(config, redis, router_id, dispatcher, roster, advice, metrics),
             ):
                 await serve_router(config.router, frontend, registry, stop, started, identity)
     finally:

@@ -22,7 +22,11 @@ LINE_BYTES = 4096
 LIVE = "live"
 EOF = "# EOF"
 # Families that every process sees whole: the largest counts.
-NOT_ADDED = {"baton_workers", "baton_workers_price_dollars_per_hour"}
+NOT_ADDED = {
+    "baton_workers",
+    "baton_workers_price_dollars_per_hour",
+    "baton_router_certificate_expiry_timestamp_seconds",
+}
 
 
 class SharedMetrics:

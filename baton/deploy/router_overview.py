@@ -15,9 +15,9 @@ from baton.cluster.holds import HeldRoster
 from baton.cluster.telemetry import RouterMetrics
 from baton.deploy.plans import model_name
 from baton.deploy.router_metrics import SharedMetrics
+from baton.protos.version import product_version
 from baton.router.dispatch import Dispatcher
 from baton.router.live import LiveStats
-from baton.router.ops_api import product_version
 from baton.router.overview import Overview, Prices
 
 ROLES = ("prefill", "decode")

@@ -8,12 +8,19 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from baton.cluster.config import LOOPBACK, BatonConfig, TlsConfig
+from baton.cluster.hosts import LOOPBACK
 from baton.tls.identity import Identity, TlsFiles, only_roles
 from baton.tls.reporting import everybody
 from baton.tls.rpc import PLAIN, Dialer
+
+if TYPE_CHECKING:  # pydantic takes 0.15 s to import, and a worker host reads no config
+    from prometheus_client import Gauge
+
+    from baton.cluster.config import BatonConfig, TlsConfig
 
 log = logging.getLogger("baton.tls")
 
@@ -76,6 +83,19 @@ def ray_environment(config: BatonConfig) -> dict[str, str]:
         return {}
     names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
     return {"RAY_USE_TLS": "1", **dict(zip(names, files, strict=True))}
+
+
+def show_ends(config: BatonConfig, public: Identity | None, gauge: Gauge) -> None:
+    """Until when a router's certificates are good, looked up at each scrape; nothing where nothing is encrypted."""
+    for kind, identity in (("api", public), ("cluster", identity_of(files_of(config.tls, "router")))):
+        if identity is not None:
+            gauge.labels(kind=kind).set_function(partial(getattr, identity, "ends"))
+
+
+def show_end(files: TlsFiles | None, gauge: Gauge) -> None:
+    """The same of a worker's certificate."""
+    if (identity := identity_of(files)) is not None:
+        gauge.set_function(partial(getattr, identity, "ends"))
 
 
 def warn_of_plaintext(host: str, files: TlsFiles | None) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from baton.cluster.config import BatonConfig
-from baton.deploy.plans import resolve_model, worker_spec
+from baton.deploy.plans import config_of, resolve_model, worker_spec
 from baton.deploy.processes import end_sessions
 from baton.deploy.run_files import RunFiles
 from baton.deploy.slots import close_slots, holders
@@ -48,7 +48,7 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
     name = slot or socket.gethostname()
     if not SLOT.fullmatch(name):
         raise ConfigError(f"slot {name!r}: use letters, digits, '.', '_' or '-' (--slot NAME)", "slot")
-    config = _complete(config)
+    config = _complete(config_of(config, name))
     files = RunFiles(config)
     threads = config.worker.threads or usable_cores()
     spec = worker_spec(config, name, role, config.worker.model, config.redis.url, files.slots, threads)

@@ -46,6 +46,7 @@ class WorkerBlocks:
             observe,
             self._tiers.tiers if self._tiers else None,
             self._tiers.holdings if self._tiers else None,
+            info.layout.block_tokens,
         )
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
 

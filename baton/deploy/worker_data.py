@@ -13,7 +13,7 @@ from pathlib import Path
 
 from baton.deploy.security import identity_of
 from baton.deploy.worker_spec import WorkerSpec
-from baton.kv.transport import nccl, shm, tcp
+from baton.kv.transport import cuda_ipc, nccl, shm, tcp
 from baton.kv.transport.auto import AUTO
 from baton.kv.transport.base import Accept
 from baton.kv.transport.receiving import SocketServer
@@ -36,6 +36,9 @@ def open_data_ports(spec: WorkerSpec, accept: Accept, stack: AsyncExitStack) -> 
     }
     if spec.kv_transport == "nccl":  # never by itself: it costs a process with torch, and can't be encrypted
         ways["nccl"] = lambda: nccl.listen(spec.host, accept)
+    card = path.with_suffix(".gpu")
+    if spec.kv_transport == "cuda_ipc":  # never by itself: with pages in host memory shm is quicker
+        ways["cuda_ipc"] = lambda: cuda_ipc.listen(str(card), accept)
     opened: dict[str, str] = {}
     for name, listen in ways.items():
         if spec.kv_transport not in (AUTO, name):
@@ -49,6 +52,7 @@ def open_data_ports(spec: WorkerSpec, accept: Accept, stack: AsyncExitStack) -> 
             continue
         stack.callback(server.close)
     stack.callback(_remove, path)
+    stack.callback(_remove, card)
     return opened
 
 

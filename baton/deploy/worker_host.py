@@ -39,11 +39,12 @@ from baton.deploy.worker_membership import join, present_role
 from baton.deploy.worker_report import WorkerReport
 from baton.deploy.worker_server import Shown, Worker, serve_grpc, serve_metrics
 from baton.deploy.worker_spec import WorkerSpec, load_spec
+from baton.engine.gpu import settled
 from baton.kv import copying
 from baton.kv.filling import FillReport
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
-from baton.protos.nouns import WorkerInfo
+from baton.protos.nouns import WorkerInfo, of_this_build
 
 T = TypeVar("T")
 log = logging.getLogger("baton.worker")
@@ -72,6 +73,7 @@ def main() -> int:
 def run(spec: WorkerSpec) -> int:
     """The worker of ``spec``, from start to exit status, in this process."""
     logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s")
+    spec = msgspec.structs.replace(spec, device=settled(spec.device))
     slot = Slot(spec.slot_dir, spec.slot)
     if not slot.acquire():
         log.error("slot %s is held by process %s", spec.slot, slot.holder())
@@ -234,7 +236,7 @@ class Kept:
 
 def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
     """Who this worker is, but for its addresses."""
-    return WorkerInfo(
+    info = WorkerInfo(
         worker_id=spec.slot,
         incarnation=incarnation,
         role=spec.role,
@@ -249,6 +251,7 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         max_batch=ready.max_batch,
         device=spec.device,
     )
+    return of_this_build(info)
 
 
 def watch_signals(stop: asyncio.Event) -> None:

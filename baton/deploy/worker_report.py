@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from baton.cluster.telemetry import WorkerMetrics
 from baton.cost.fit import StepFit, TransferFit
 from baton.deploy.energy import Energy
+from baton.deploy.security import show_end
 from baton.deploy.worker_rates import Rates, bytes_read, done, flops
 from baton.deploy.worker_spec import WorkerSpec
 from baton.kv.filling import FillReport
@@ -62,6 +63,8 @@ class WorkerReport:
             rates.now({})
         self._last: Stats | None = None
         self._ceilings()
+        if self.spec is not None and self.spec.tls is not None:
+            show_end(self.spec.tls, self.metrics.optional("certificate"))
         self._steps, self._transfers, self._fetches = StepFit(), TransferFit(), TransferFit()
         if earlier is not None:  # of the role before: the machine is the same, so what was learned of it holds
             self._steps, self._transfers, self._fetches = earlier._steps, earlier._transfers, earlier._fetches

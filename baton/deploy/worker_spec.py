@@ -14,8 +14,11 @@ from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
 
 
-class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One worker. Zero or empty means: the model's own, the profile's own, or off."""
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One worker. Zero or empty means: the model's own, the profile's own, or off.
+
+    What has its default is not written: an older build reads the text, unless it asks for what is new.
+    """
 
     slot: str  # worker id, stable over restarts
     role: Literal["prefill", "decode"]
@@ -30,6 +33,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0  # of the run, for what may be seeded; lease ids never are
     threads: int = 0
     pages: int = 0
+    block_tokens: int = 16  # tokens in a page: a multiple of 16
     kv_memory_bytes: int = 512 << 20
     max_model_len: int = 0
     max_batch: int = 64

@@ -20,7 +20,7 @@ def test_names_are_unique_and_units_are_in_them():
 def test_labels_are_bounded_ones():
     allowed = {
         "model", "context_class", "outcome", "station", "slo", "verdict", "way", "worker", "cause", "role", "state",
-        "peer", "transport", "reason", "tier", "event", "error", "host", "source",
+        "peer", "transport", "reason", "tier", "event", "error", "host", "source", "kind", "mode", "figure",
     }  # fmt: skip
     assert {label for metric in metrics.ALL for label in metric.labels} <= allowed
 

@@ -14,6 +14,7 @@ from baton.console.doctor import examine, machine, services
 from baton.console.findings import Finding, exit_code
 from baton.console.main import app
 from baton.deploy.redis_server import find_server
+from baton.tls.authority import Authority
 
 
 def config(**sections):
@@ -131,6 +132,20 @@ def test_certificates_are_looked_at(tmp_path: Path) -> None:
         "tls router": "ok",
         "tls worker": "ok",
     }
+
+
+def test_a_certificate_that_ends_soon_is_a_warning_and_one_that_is_over_a_failure(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.make()
+    authority.issue("router", ["router.baton.internal"], days=6)
+    authority.issue("worker", ["worker.baton.internal"], days=-2)
+    authority.issue("public", ["api.example"], days=30)
+    public = {"public_cert": str(tmp_path / "public.crt"), "public_key": str(tmp_path / "public.key")}
+    found = services.certificates(config(tls={"dir": str(tmp_path), **public}))
+    assert states(found) == {"tls router": "warn", "tls worker": "fail", "tls public": "ok"}
+    assert "days left" in found[0].what
+    assert "ended 2 days ago" in found[1].what
+    assert all("renew" in f.remedy for f in found)
 
 
 def test_an_examination_that_breaks_does_not_stop_the_others(monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,8 +12,10 @@ import httpx
 import pytest
 
 from baton.cluster.config import load_config
-from baton.deploy.placer import actor_name, plans_of
+from baton.deploy.placer import plans_of, spec_of
+from baton.deploy.ports import free_ports
 from baton.deploy.processes import end_sessions, wait_exit
+from baton.deploy.ray_actors import actor_name
 from baton.deploy.redis_server import RedisServer
 from baton.deploy.single import drain_workers, run_worker, usable_cores
 from baton.deploy.slots import holders
@@ -46,8 +47,29 @@ def test_every_slot_runs_the_command_that_a_pod_would_with_its_nodes_own_config(
 
 def test_another_plan_is_another_actor() -> None:
     before, after = plans_of(config(), "/a.toml")[0], plans_of(config(), "/b.toml")[0]
-    assert actor_name(before) != actor_name(after)
-    assert actor_name(before) == actor_name(plans_of(config(prefill=3), "/a.toml")[0])
+    assert actor_name(before, "n") != actor_name(after, "n")
+    assert actor_name(before, "n") == actor_name(plans_of(config(prefill=3), "/a.toml")[0], "n")
+    assert actor_name(before, "n") != actor_name(before, "m"), "elsewhere is another one"
+
+
+def test_a_pools_workers_ask_for_its_nodes() -> None:
+    pool = {
+        "name": "long", "role": "prefill", "count": 1, "resources": {"baton_long": 1, "GPU": 8},
+        "labels": {"accelerator": "h200"}, "gang": 2,
+    }  # fmt: skip
+    plan = plans_of(config(pools=[pool]), "")[-1]
+    assert (plan.slot, plan.role, plan.gang) == ("long-0", "prefill", 2)
+    assert plan.resources == {"baton_long": 1, "GPU": 8}
+    assert plan.labels == {"accelerator": "h200"}
+
+
+def test_placing_for_good_is_the_placement_of_serve_with_other_settings() -> None:
+    settings = load_config(
+        flags={"ray": {"address": "10.0.0.1:6379", "placement": "spread"}, "worker": {"drain_grace_s": 9}},
+        search=Path("/nowhere"),
+    )
+    spec = spec_of(settings, ())
+    assert (spec.lasting, spec.strategy, spec.drain_s) == (True, "spread", 9)
 
 
 @pytest.mark.parametrize(("section", "key"), [("ray", "ray.address"), ("cluster", "cluster.run_dir")])
@@ -113,8 +135,8 @@ def test_placed_workers_serve_outlive_the_placer_and_are_drained() -> None:
 
 
 def _free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    [port] = free_ports(1)
+    return port
 
 
 def _tcp_redis(root: Path, stack: contextlib.ExitStack) -> str:

@@ -32,6 +32,8 @@ class FakeRay:
 
     def __init__(self) -> None:
         self.alive: dict[str, dict[str, float]] = {}
+        self.named: dict[str, Actor] = {}
+        self.named_groups: dict[str, Any] = {}
         self.draining: dict[str, int] = {}
         self.actors: list[Actor] = []
         self.groups: list[str] = []
@@ -41,18 +43,39 @@ class FakeRay:
         client = types.SimpleNamespace(get_draining_nodes=lambda: self.draining)
         worker = types.SimpleNamespace(global_worker=types.SimpleNamespace(gcs_client=client))
         self._private = types.SimpleNamespace(worker=worker)
+        self.util = types.SimpleNamespace(
+            list_named_actors=lambda: list(self.named), get_placement_group=self._group_named
+        )
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"NodeID": n, "Alive": True, "Resources": r, "Labels": {}} for n, r in self.alive.items()]
 
     def remote(self, **_: Any) -> Any:
-        def start(plan: str) -> Actor:
+        def start(plan: str, name: str) -> Actor:
             self.actors.append(Actor(msgspec.json.decode(plan, type=HostPlan)))
             self.actors[-1].state = self.new_actors_are
+            if name:
+                self.named[name] = self.actors[-1]
             return self.actors[-1]
 
-        handle = types.SimpleNamespace(remote=start)
-        return lambda kind: types.SimpleNamespace(options=lambda **__: handle)
+        def options(name: str = "", **_: Any) -> Any:
+            return types.SimpleNamespace(remote=lambda plan: start(plan, name))
+
+        return lambda kind: types.SimpleNamespace(options=options)
+
+    def get_actor(self, name: str) -> Actor:
+        return self.named[name]
+
+    def _group_named(self, name: str) -> Any:
+        if name not in self.named_groups:
+            raise ValueError(name)
+        return self.named_groups[name]
+
+    def place(self, bundles: list[dict[str, float]], name: str = "", **options: Any) -> Any:
+        self.groups.append(str(options))
+        if name:
+            self.named_groups[name] = types.SimpleNamespace(bundle_specs=bundles)
+        return options
 
     def wait(self, asked: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
         done = [a for a in asked if a[0] == "status" or a[1].plan.slot in self.stopped]
@@ -63,6 +86,7 @@ class FakeRay:
 
     def kill(self, actor: Actor) -> None:
         actor.killed = True
+        self.named = {name: other for name, other in self.named.items() if other is not actor}
 
 
 class Clock:
@@ -76,7 +100,7 @@ class Clock:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     groups = types.ModuleType("ray.util.placement_group")
-    groups.placement_group = lambda bundles, **options: made.groups.append(str(options)) or options  # type: ignore[attr-defined,func-returns-value]
+    groups.placement_group = made.place  # type: ignore[attr-defined]
     groups.remove_placement_group = lambda group: None  # type: ignore[attr-defined]
     strategies = types.ModuleType("ray.util.scheduling_strategies")
     strategies.PlacementGroupSchedulingStrategy = lambda **options: options  # type: ignore[attr-defined]
@@ -90,16 +114,16 @@ def clock() -> Clock:
     return Clock()
 
 
-def seats(ray: FakeRay, clock: Clock, *slots: str) -> Seats:
-    made = Seats(ray, clock=clock, wall_clock=clock)
+def seats(ray: FakeRay, clock: Clock, *slots: str, lasting: bool = False, gpus: bool = False) -> Seats:
+    made = Seats(ray, gpus=gpus, clock=clock, wall_clock=clock, lasting=lasting)
     made.want([plan(slot) for slot in slots])
     made.tend()
     made.statuses()
     return made
 
 
-def plan(slot: str) -> HostPlan:
-    return HostPlan(slot, slot.split("-")[0], "{}", "/slots", "/log")
+def plan(slot: str, *command: str) -> HostPlan:
+    return HostPlan(slot, slot.split("-")[0], "{}", "/slots", "/log", command)
 
 
 def later(made: Seats, clock: Clock, seconds: float = 1.0) -> dict[str, SlotStatus]:
@@ -190,3 +214,64 @@ def test_a_node_that_goes_very_soon_is_left_by_all_at_once(ray: FakeRay, clock: 
     later(made, clock)
     assert made.where() == {}
     assert {plan.slot for plan in made.unseated()} == {"decode-0", "decode-1"}
+
+
+def test_one_of_two_leaves_a_node_at_a_time_however_often_it_is_looked_at(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"old": {"baton_decode": 2}}
+    made = seats(ray, clock, "decode-0", "decode-1")
+    ray.alive["new"] = {"baton_decode": 2}
+    ray.draining = {"old": int((clock.now + 300) * 1000)}
+    ray.new_actors_are = "starting"
+    ray.stopped = {"decode-0", "decode-1"}
+    for _ in range(50):
+        later(made, clock, 0.2)
+    assert sorted(made.where().values()) == ["new", "old"]
+
+
+def test_the_next_one_takes_over_lasting_workers_and_drains_what_it_does_not_want(
+    ray: FakeRay, clock: Clock
+) -> None:
+    ray.alive["n"] = {"baton_decode": 2, "baton_prefill": 1}
+    seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    made = seats(ray, clock, "decode-0", "prefill-0", lasting=True)
+    assert len(ray.actors) == 3, "decode-0 is not started again"
+    assert made.where() == {"decode-0": "n", "decode-1": "n", "prefill-0": "n"}
+    ray.stopped = {"decode-1"}
+    assert later(made, clock)["decode-1"].state == "ended"
+    assert [actor.killed for actor in ray.actors] == [False, True, False]
+    assert set(made.where()) == {"decode-0", "prefill-0"}
+
+
+def test_what_another_version_named_otherwise_is_drained_and_placed_anew(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 1}
+    ray.named["baton/decode-0/0123456789ab"] = old = Actor(plan("decode-0"))
+    ray.named["somebody/else"] = Actor(plan("decode-0"))
+    made = seats(ray, clock, "decode-0", lasting=True)
+    ray.stopped = {"decode-0"}
+    for _ in range(3):
+        later(made, clock)
+    assert old.killed
+    assert "somebody/else" in ray.named
+    assert made.where() == {"decode-0": "n"}
+
+
+def test_workers_of_another_plan_are_replaced_one_of_a_role_after_the_other(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2}
+    made = seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    clock.now += 5
+    ray.new_actors_are = "starting"
+    ray.stopped = {"decode-0", "decode-1"}
+    made.want([plan("decode-0", "new"), plan("decode-1", "new")])
+    for _ in range(30):
+        later(made, clock, 0.3)
+    assert [actor.killed for actor in ray.actors] == [True, False, False], "until the first serves"
+    ray.actors[-1].state = "ready"
+    for _ in range(30):
+        later(made, clock, 0.3)
+    assert [actor.plan.command for actor in ray.actors if not actor.killed] == [("new",), ("new",)]
+
+
+def test_a_lasting_worker_waits_for_a_whole_gpu_and_another_takes_a_share(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2, "GPU": 1}
+    assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True).where()) == {"decode-0", "decode-1"}
+    assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True, lasting=True).where()) == {"decode-0"}

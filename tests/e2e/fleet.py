@@ -32,7 +32,7 @@ class Fleet(fleet.Fleet):
     """``with Fleet(prefill=2, decode=2, worker={"device": "paced:zero"}) as fleet: httpx.get(fleet.url + …)``."""
 
     def __init__(self, prefill: int = 1, decode: int = 1, colocated: bool = False, **sections):
-        cluster = {"prefill": prefill, "decode": decode, "colocated": colocated}
+        cluster = {"prefill": prefill, "decode": decode, "colocated": colocated} | sections.pop("cluster", {})
         super().__init__(cluster=cluster, **sections)
         self._channels: dict[str, grpc.Channel] = {}
 

@@ -85,6 +85,27 @@ def test_every_port_serves_its_own_and_refuses_everybody_else_with_the_cause_in_
         assert ask(fleet, client, prompt) == oracle.answer(prompt, 8), "the visits left something behind"
 
 
+def certificate_ends(fleet: Fleet, ours: Authority) -> dict[str, float]:
+    """When each certificate ends, by the metrics of the router and of every worker."""
+    context = ssl.create_default_context(cafile=ours.folder / "ca.crt")
+    context.check_hostname = False  # workers are known by role, not by address
+    context.load_cert_chain(ours.folder / "monitor.crt", ours.folder / "monitor.key")
+    found = {}
+    with httpx.Client(verify=context, timeout=30) as scraper:
+        scraped = [fleet.record(slot).metrics_address for slot in fleet.slots]
+        for address in scraped:
+            found |= _ends(scraper.get(f"https://{address}/metrics").text)
+    with client_of(ours) as client:
+        return found | _ends(client.get(f"{fleet.url}/metrics").text)
+
+
+def _ends(exposition: str) -> dict[str, float]:
+    lines = [
+        line for line in exposition.splitlines() if "_certificate_expiry_" in line and not line.startswith("#")
+    ]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
 def test_renewed_certificates_are_taken_up_by_every_port_without_a_restart(authorities) -> None:
     ours, _ = authorities
     with secured_fleet(ours.folder) as fleet, client_of(ours) as client:
@@ -92,6 +113,8 @@ def test_renewed_certificates_are_taken_up_by_every_port_without_a_restart(autho
         ports = [*ports_of(fleet), kv_port(fleet, ours)]
         prompt = oracle.prompt(1, 200)
         assert ask(fleet, client, prompt) == oracle.answer(prompt, 8)
+        ends = certificate_ends(fleet, ours)
+        assert len(ends) == 2 + len(fleet.slots)
         before = {port.name: shown_certificate(port, papers_of(ours, port.role)) for port in ports}
         ours.make(anew=True)
         for port in ports:
@@ -100,6 +123,9 @@ def test_renewed_certificates_are_taken_up_by_every_port_without_a_restart(autho
                 10,
                 f"{port.name} with a new certificate",
             )
+        wait_for(
+            lambda: all(end > ends[name] for name, end in certificate_ends(fleet, ours).items()), 10, "new ends"
+        )
         gone = fleet.record("decode-0").incarnation
         fleet.kill("decode-0", "io")  # whoever connects to its successor shows the new certificate
         fleet.wait_for_return("decode-0", gone)

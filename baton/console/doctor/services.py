@@ -9,6 +9,8 @@ import asyncio
 import importlib.util
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,11 +18,12 @@ import redis
 
 from baton.cluster.config import BatonConfig
 from baton.cluster.redis_url import shown
-from baton.console.findings import Finding
+from baton.console.findings import Finding, State
 from baton.deploy.plans import resolve_model
 from baton.deploy.redis_server import find_server
-from baton.deploy.security import files_of
+from baton.deploy.security import files_of, identity_of, public_identity
 from baton.protos.errors import BatonError
+from baton.tls.identity import SOON_S, Identity
 
 SKEW_S = 1.0
 SLOW_REDIS_S = 0.005
@@ -140,21 +143,22 @@ def certificates(config: BatonConfig) -> list[Finding]:
     """Of each role that has files here: readable, of their keys, and not soon over."""
     if not config.tls.enabled:
         return [Finding("tls", "skip", "off: everything speaks plaintext")]
-    from baton.tls.identity import Identity
+    looked = [_certificate(role, partial(identity_of, files_of(config.tls, role))) for role in ("router", "worker")]
+    if config.tls.public_cert:
+        looked.append(_certificate("public", partial(public_identity, config)))
+    return looked
 
-    found = []
-    for role in ("router", "worker"):
-        files = files_of(config.tls, role)
-        assert files is not None
-        try:
-            left = (Identity(files).ends - time.time()) / DAY_S
-        except BatonError as error:
-            found.append(Finding(f"tls {role}", "fail", error.message))
-            continue
-        state = "fail" if left <= 0 else "warn" if left < 7 else "ok"
-        said = f"{files.cert}: {left:.0f} days left" if left > 0 else f"{files.cert}: ended {-left:.0f} days ago"
-        found.append(Finding(f"tls {role}", state, said, "`baton certs renew`, or renew it where it comes from"))  # type: ignore[arg-type]
-    return found
+
+def _certificate(name: str, read: Callable[[], Identity | None]) -> Finding:
+    try:
+        identity = read()
+    except BatonError as error:
+        return Finding(f"tls {name}", "fail", error.message)
+    assert identity is not None
+    left, path = identity.ends - time.time(), identity.files.cert
+    state: State = "fail" if left <= 0 else "warn" if left < SOON_S else "ok"
+    said = f"{left / DAY_S:.0f} days left" if left > 0 else f"ended {-left / DAY_S:.0f} days ago"
+    return Finding(f"tls {name}", state, f"{path}: {said}", "`baton certs renew`, or renew it where it comes from")
 
 
 def transports() -> list[Finding]:

@@ -57,6 +57,15 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "watt",
                 about="Where the platform tells; each host once.",
             ),
+            Panel(
+                "Certificates: time left",
+                (
+                    Line(f"{q.level(W['certificate'], 'worker', ALL_WORKERS, how='min')} - time()", "{{worker}}"),
+                    Line(f"{q.level(R['certificate'], 'kind', how='min')} - time()", "router, {{kind}}"),
+                ),
+                "s",
+                about="Renewed ones are taken up without a restart.",
+            ),
         ),
     ),
     (

@@ -148,4 +148,28 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
         ),
     ),
+    (
+        "The ratio's controller",
+        (
+            Panel(
+                "Fullness of the roles",
+                (Line(q.level(R["control_pressure"], "role", how="max"), "{{role}}"),),
+                "percentunit",
+                about="1: as much as the role carries within its SLO; queues count as work.",
+            ),
+            Panel(
+                "Decisions",
+                (
+                    Line(q.rate(R["control_decisions"], "kind"), "{{kind}} per second"),
+                    Line(q.level(R["control_age"], how="min"), "seconds since the last look"),
+                ),
+            ),
+            Panel(
+                "Twin error",
+                (Line(q.level(R["control_error"], "figure", how="max"), "{{figure}}"),),
+                "percentunit",
+                about="Predicted against observed; above its bound the controller gives no advice.",
+            ),
+        ),
+    ),
 )

@@ -25,6 +25,7 @@ def rules() -> dict[str, Any]:
             {"name": "baton-clients", "rules": _clients()},
             {"name": "baton-workers", "rules": _workers()},
             {"name": "baton-kv", "rules": _kv()},
+            {"name": "baton-certificates", "rules": _certificates()},
         ]
     }
 
@@ -141,12 +142,51 @@ def _workers() -> list[dict[str, Any]]:
             "It is short of KV pages: more decode workers, a smaller KV dtype, or more memory.",
         ),
         _alert(
+            "BatonControllerSilent",
+            f"{q.level(R['control_age'], how='min')} > 120",
+            "1m",
+            WARNING,
+            "The ratio's controller hasn't looked for {{ $value | humanizeDuration }}",
+            "Is Redis there? The log of the router that leads says why.",
+        ),
+        _alert(
+            "BatonWorkersDoNotCome",
+            f'increase({R["control_decisions"].series}{{kind="failed"}}[30m]) > 0',
+            "0s",
+            WARNING,
+            "What the ratio's controller asked for did not come",
+            "The timeline of the dashboard says what; see whoever places workers, and whether there is room.",
+        ),
+        _alert(
             "BatonHitsFarBelowBest",
             "baton:prefix_hits_best:ratio_rate5m - baton:prefix_hits:ratio_rate5m > 0.25",
             "30m",
             WARNING,
             f"{{{{ $labels.model }}}}: {SHARE} of prompt tokens could have been in a cache and were not",
             "Caches are too small (host or disk tier), or requests of one conversation are spread.",
+        ),
+    ]
+
+
+def _certificates() -> list[dict[str, Any]]:
+    left = f"({R['certificate'].series} or {W['certificate'].series}) - time()"
+    renew = "Renew it where it comes from (`baton certs renew`, cert-manager): no restart is needed."
+    return [
+        _alert(
+            "BatonCertificateEnds",
+            f"{left} < {7 * 86400}",
+            "10m",
+            WARNING,
+            "A certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}",
+            renew,
+        ),
+        _alert(
+            "BatonCertificateEndsNow",
+            f"{left} < {86400}",
+            "1m",
+            CRITICAL,
+            "A certificate of {{ $labels.instance }} ends in {{ $value | humanizeDuration }}, and connections then",
+            renew,
         ),
     ]
 

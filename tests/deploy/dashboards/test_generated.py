@@ -125,6 +125,16 @@ WORKER = 'role="decode", worker="decode-0", model="m"'
             {"role": "decode", "worker": "decode-0", "model": "m", "severity": "critical"},
         ),
         (
+            {f"baton_worker_certificate_expiry_timestamp_seconds{{{WORKER}}}": "604000x40"},
+            "BatonCertificateEnds",
+            {"role": "decode", "worker": "decode-0", "model": "m", "severity": "warning"},
+        ),
+        (
+            {'baton_router_certificate_expiry_timestamp_seconds{kind="api"}': "80000x40"},
+            "BatonCertificateEndsNow",
+            {"kind": "api", "severity": "critical"},
+        ),
+        (
             {'baton_workers{role="decode"}': "0x40"},
             "BatonNoDecodeWorker",
             {"severity": "critical"},
