@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: dashboards helm-check images reference setup serve test soak soak-ray fuzz check kernels proto proto-check bench
+.PHONY: dashboards helm-check images reference setup serve test soak soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
 
 $(STAMP): pyproject.toml
@@ -34,6 +34,9 @@ fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster; make soak sends 10^6
 kernels: $(STAMP)  ## build the native kernels ahead of first use, for every ISA
 	@$(BIN)/python -m baton.kernels.abi.build
 
+cuda-check: $(STAMP)  ## the CUDA kernels without a GPU: nvcc, ledger, disassembly, suites on the SIMT shim; ARGS=--write renews
+	@$(BIN)/python -m baton.kernels.cuda.check $(ARGS)
+
 proto: $(STAMP)  ## write the protobuf code anew
 	@$(call PROTOC,.)
 
@@ -43,6 +46,9 @@ proto-check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-peers: $(STAMP)  ## llama.cpp, OpenVINO GenAI and transformers beside our engine; sets each up on first use
+	@$(BIN)/python -m bench.peers.environments && $(BIN)/python -m bench.peers --json bench/results/peers.json $(ARGS)
 
 helm-check: $(STAMP)  ## the chart by the real Helm engine: every profile and Kubernetes version, its pods run here
 	@$(BIN)/pytest -m "" --timeout 600 tests/deploy/helm $(ARGS)

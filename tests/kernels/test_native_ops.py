@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import choose
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I32, I64, F, P, declare
+from baton.kernels.abi.native import I32, I64, P, declare
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 from baton.kernels.registry import kernels
@@ -22,6 +22,7 @@ from baton.kernels.rms_norm.reference import normed
 from baton.kernels.step.structs import CHOICE
 from baton.protos.nouns import Sampling
 from tests.kernels.mutants import is_caught, mutant
+from tests.kernels.rows_suite import embedding_widens, norms_are_right, rms_norm, swiglu_is_exact
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 K = kernels()
@@ -43,28 +44,6 @@ def dense(library: ctypes.CDLL, weight: PackedWeight, x: Tensor, bias: Tensor | 
     return out[:, : weight.n]
 
 
-def rms_norm(library: ctypes.CDLL, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    call = declare(library, "rms_norm", P, P, P, F, I64, I64, P)
-    out = torch.full_like(x, torch.nan)
-    call(
-        x.data_ptr(), None if delta is None else delta.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr()
-    )
-    return out
-
-
-def norms_are_right(library: ctypes.CDLL) -> None:
-    for rows, hidden in ((1, 1), (3, 24), (5, 160), (130, 257)):
-        x, delta, weight = torch.randn(rows, hidden), torch.randn(rows, hidden), torch.rand(hidden)
-        total = x + delta
-        for eps in (1e-5, 1.0):
-            mine = x.clone()
-            found = rms_norm(library, mine, delta, weight, eps)
-            wide = total.double()
-            wanted = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-            assert torch.equal(mine, total)
-            assert bool(((found - wanted).abs() <= 2e-6 * (wanted.abs() + 1)).all())
-
-
 def test_norms_are_those_of_float64(library: ctypes.CDLL) -> None:
     norms_are_right(library)
 
@@ -81,24 +60,11 @@ def test_a_norm_without_its_epsilon_is_caught() -> None:
 
 
 def test_swiglu_is_exact_at_any_size_and_sign(library: ctypes.CDLL) -> None:
-    call = declare(library, "swiglu", P, I64, I64, P)
-    for rows, inner in ((1, 1), (3, 17), (9, 200), (70, 640)):
-        x = torch.randn(rows, 2 * inner) * 5
-        x[0, 0], x[-1, inner - 1] = -200.0, 90.0
-        out = torch.empty(rows, inner)
-        call(x.data_ptr(), rows, inner, out.data_ptr())
-        gate, up = x.double().chunk(2, -1)
-        torch.testing.assert_close(out, (gate / (1 + (-gate).exp()) * up).float(), atol=1e-6, rtol=3e-6)
+    swiglu_is_exact(library)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_embedding_widens_its_table(library: ctypes.CDLL, dtype: torch.dtype) -> None:
-    call = declare(library, "embedding", P, I64, P, I32, I64, P)
-    table, tokens = torch.randn(37, 24).to(dtype), np.array([36, 0, 5, 5], np.int32)
-    out = torch.empty(4, 24)
-    code = native.BF16 if dtype == torch.bfloat16 else native.F32
-    call(tokens.ctypes.data, 4, table.data_ptr(), code, 24, out.data_ptr())
-    assert torch.equal(out, table[torch.from_numpy(tokens).long()].float())
+def test_embedding_widens_its_table(library: ctypes.CDLL) -> None:
+    embedding_widens(library)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (63, 24), (64, 256), (65, 257), (200, 1000)])

@@ -3,13 +3,10 @@
 //
 //   [token 0..15][kv_head][head_dim]  elements, then for int8 and fp8  [token 0..15][kv_head]  float32 scales
 #pragma once
+#include "paged.h"
 #include "vector.h"
 
 namespace baton {
-
-enum KvType : int { KV_F32 = 0, KV_BF16 = 1, KV_INT8 = 2, KV_FP8 = 3 };
-
-constexpr int PAGE = 16;
 
 template <int T>
 constexpr int kv_bytes() {
@@ -20,14 +17,6 @@ template <int T>
 constexpr bool kv_scaled() {
   return T == KV_INT8 || T == KV_FP8;
 }
-
-// The pages as one layer sees them.
-struct PagedKv {
-  char* pages;
-  int64_t page_bytes;
-  int64_t layer_offset;  // bytes from a page's start to the layer's K plane; its V plane follows
-  int32_t type, kv_heads, head_dim;
-};
 
 struct KvPlane {
   int kv_heads, head_dim;

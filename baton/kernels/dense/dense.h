@@ -20,5 +20,7 @@ void dense(const PackedLinear& w, const float* x, int64_t x_stride, int64_t m, c
 
 }  // namespace baton
 
+#ifndef BATON_DEVICE  // a cuda.cu exports the same symbol, with a stream
 BATON_API void baton_dense(const baton::PackedLinear* w, const float* x, int64_t x_stride, int64_t m,
                            const float* bias, float* out, int64_t out_stride);
+#endif

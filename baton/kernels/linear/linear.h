@@ -12,7 +12,14 @@
 // fixed chunks.
 #pragma once
 
+#ifdef BATON_DEVICE
+#include <cstdint>
+namespace baton {
+using fp16 = uint16_t;
+}
+#else
 #include "../abi/common.h"
+#endif
 
 namespace baton {
 
@@ -30,6 +37,8 @@ struct PackedLinear {
 
 }  // namespace baton
 
+#ifndef BATON_DEVICE  // a cuda.cu exports the same symbol, with a stream
 // x (m, k) and out (m, n) with row strides in elements; bias (n) float or null.
 BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m,
                             const float* bias, void* out, int32_t out_dtype, int64_t out_stride);
+#endif

@@ -23,6 +23,8 @@ struct Choice {
 
 }  // namespace baton
 
+#ifndef BATON_DEVICE  // a cuda.cu exports the same symbol, with a stream
 // x (rows, k) float, normed. The same choice whatever the rows beside it.
 BATON_API void baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows,
                              baton::Choice* choices);
+#endif

@@ -41,5 +41,7 @@ struct Step {
 
 }  // namespace baton
 
+#ifndef BATON_DEVICE  // a cuda.cu exports the same symbol, with a stream
 // Runs ops from … to - 1. The arena's registers stay readable until the next call.
 BATON_API void baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to);
+#endif

@@ -1,0 +1,137 @@
+"""Whether this machine's GPU can run the engine, asked of the driver before anything is loaded. Torch-free.
+
+Knows nothing of models but how many bytes they need. The driver is called by ctypes, without a context on the card;
+what it answers is told in a ConfigError that says what is missing and what to do.
+
+    device   cuda   a GPU, or an error
+             auto   a GPU where one will do, else the CPU, which the log says
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.protos.errors import ConfigError
+
+log = logging.getLogger("baton.engine")
+
+LIBRARY = "libcuda.so.1"
+SETTING = "worker.device"
+CAPABILITY = (9, 0)  # sm_90a runs on this one alone: H100, H200, GH200
+RELEASE = 13  # of CUDA, that the kernels and torch are built with; a driver runs its own and older ones
+DRIVER = "580"  # the first of that release
+ROOM_BYTES = 1 << 30  # beyond weights: contexts, graphs, workspaces
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+CPU_REMEDY = "or use --device cpu"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Device 0 of those that this process sees."""
+
+    name: str
+    capability: tuple[int, int]
+    driver: tuple[int, int]  # the newest CUDA release that it runs
+    memory_bytes: int
+
+
+Probe = Callable[[], Gpu]
+
+
+def probe(library: str = LIBRARY) -> Gpu:
+    """Ask the driver. Raises ConfigError where there is no driver or no GPU."""
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError as error:
+        raise _wrong(
+            f"no NVIDIA driver is here ({error}); install it (in a container: the NVIDIA runtime), {CPU_REMEDY}"
+        ) from None
+    status = driver.cuInit(0)
+    if status == _NO_DEVICE:
+        raise _wrong(f"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, {CPU_REMEDY}")
+    _checked(driver, "cuInit", status)
+    number, device, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    _checked(driver, "cuDeviceGetCount", driver.cuDeviceGetCount(ctypes.byref(count)))
+    if not count.value:
+        raise _wrong(f"the driver sees no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES, {CPU_REMEDY}")
+    _checked(driver, "cuDeviceGet", driver.cuDeviceGet(ctypes.byref(device), 0))
+    _checked(driver, "cuDriverGetVersion", driver.cuDriverGetVersion(ctypes.byref(number)))
+    return Gpu(
+        _name(driver, device),
+        (_attribute(driver, device, _MAJOR), _attribute(driver, device, _MINOR)),
+        (number.value // 1000, number.value % 1000 // 10),
+        _memory(driver, device),
+    )
+
+
+def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
+    """The GPU, where it will do for ``needed_bytes`` of weights. Raises ConfigError saying why not."""
+    gpu = ask()
+    if gpu.driver[0] < RELEASE:
+        raise _wrong(
+            f"the driver of {gpu.name} runs CUDA {gpu.driver[0]}.{gpu.driver[1]}, and the kernels are built with "
+            f"CUDA {RELEASE}; update it to {DRIVER} or newer, {CPU_REMEDY}"
+        )
+    if gpu.capability != CAPABILITY:
+        have, want = ("{}.{}".format(*pair) for pair in (gpu.capability, CAPABILITY))
+        raise _wrong(
+            f"{gpu.name} has compute capability {have}, and the kernels are built for {want} (sm_90a); "
+            f"take an H100 or H200, {CPU_REMEDY}"
+        )
+    if needed_bytes and gpu.memory_bytes < needed_bytes + ROOM_BYTES:
+        raise _wrong(
+            f"{gpu.name} has {_gib(gpu.memory_bytes)}, and the model's weights and what runs them need "
+            f"{_gib(needed_bytes + ROOM_BYTES)}; take a smaller model or a larger GPU, {CPU_REMEDY}"
+        )
+    return gpu
+
+
+def settled(device: str, ask: Probe = probe) -> str:
+    """``device`` with auto made cuda or cpu; why it is the CPU is in the log. Others stay as they are."""
+    if device != "auto":
+        return device
+    try:
+        gpu = require(ask=ask)
+    except ConfigError as error:
+        log.warning("device auto: running on the CPU, as %s", error.message.removeprefix("device cuda: "))
+        return "cpu"
+    log.info("device auto: running on %s", gpu.name)
+    return "cuda"
+
+
+def _name(driver: ctypes.CDLL, device: ctypes.c_int) -> str:
+    text = ctypes.create_string_buffer(256)
+    _checked(driver, "cuDeviceGetName", driver.cuDeviceGetName(text, len(text), device))
+    return text.value.decode(errors="replace")
+
+
+def _memory(driver: ctypes.CDLL, device: ctypes.c_int) -> int:
+    size = ctypes.c_size_t()
+    _checked(driver, "cuDeviceTotalMem", driver.cuDeviceTotalMem_v2(ctypes.byref(size), device))
+    return size.value
+
+
+def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
+    value = ctypes.c_int()
+    _checked(driver, "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(ctypes.byref(value), which, device))
+    return value.value
+
+
+def _checked(driver: ctypes.CDLL, name: str, status: int) -> None:
+    if status:
+        said = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(said))
+        text = (said.value or b"unknown").decode(errors="replace")
+        raise _wrong(f"the NVIDIA driver says: {text} ({name}, {status}); nvidia-smi must work here, {CPU_REMEDY}")
+
+
+def _wrong(text: str) -> ConfigError:
+    return ConfigError(f"device cuda: {text}", SETTING)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

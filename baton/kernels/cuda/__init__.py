@@ -1,0 +1,1 @@
+"""What the ops' ``cuda.cu`` include, how nvcc and g++ (the SIMT shim) build them, the gates on what came out."""

@@ -1,0 +1,161 @@
+"""Builds the ops' ``cuda.cu``: by nvcc for a GPU, by g++ on the SIMT shim for a machine without one. Torch-free.
+
+Knows nothing of what the ops compute. Everything is cached by a hash over the sources, the flags and the compiler,
+as the CPU's libraries are (``abi/build.py``).
+
+    python -m baton.kernels.cuda.build         compiles every cuda.cu for sm_90a and links the library for a GPU
+    python -m baton.kernels.cuda.build simt    builds the same sources on the shim
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.kernels.abi import build as cpu
+from baton.kernels.abi.build import KERNELS, BuildError, cache_dir
+
+ARCH = "sm_90a"
+NVCC_ENV = "BATON_NVCC"
+NVCC_FLAGS = ("-std=c++17", "-O3", f"-arch={ARCH}", "--expt-relaxed-constexpr", "-Xptxas", "-v")
+SIMT_FLAGS = (
+    *("-std=c++17", "-O1", "-g1", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DBATON_SIMT"),
+    *("-Wno-unknown-pragmas", "-Wno-psabi"),
+)
+# gcc's calls before each access of memory, answered by simt/race.cpp instead of its own runtime.
+RACE_FLAGS = ("-fsanitize=thread",)
+RUNTIME = KERNELS / "cuda" / "simt"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One op for a GPU: its cubin, and what ptxas said of each kernel."""
+
+    op: str
+    cubin: Path
+    ptxas: str
+
+
+def ops() -> tuple[str, ...]:
+    """The ops that have a ``cuda.cu``, sorted."""
+    return tuple(sorted(path.parent.name for path in KERNELS.glob("*/cuda.cu")))
+
+
+def source(op: str) -> Path:
+    """The op's ``cuda.cu``."""
+    return KERNELS / op / "cuda.cu"
+
+
+def nvcc() -> str:
+    """The compiler: $BATON_NVCC, or nvcc on PATH, or where CUDA installs it. Raises BuildError."""
+    named = os.environ.get(NVCC_ENV)
+    found = shutil.which(named) if named else shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if not found:
+        raise BuildError(
+            f"no CUDA compiler ({named or 'nvcc'}) on PATH; install CUDA 12.4 or newer, or set {NVCC_ENV}"
+        )
+    return found
+
+
+def cubins(names: Iterable[str] | None = None) -> list[Compiled]:
+    """Every op (or those named) compiled for sm_90a. Raises BuildError with what the compiler said."""
+    compiler = nvcc()
+    version = cpu._run([compiler, "--version"])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda op: _cubin(compiler, version, op), ops() if names is None else names))
+
+
+def library() -> Path:
+    """The library for a GPU, all ops in it. Raises BuildError."""
+    compiler = nvcc()
+    flags = (*NVCC_FLAGS[:-2], "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
+    tag = f"{compiler} {cpu._run([compiler, '--version'])} {flags}".encode()
+
+    def compiled(op: str) -> Path:
+        path = _folder("gpu") / f"{op}-{_key(tag, source(op))}.o"
+        return cpu._made(path, [compiler, *flags, "-c", str(source(op))])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, ops()))
+    key = cpu._key(tag, *(str(path).encode() for path in objects))
+    link = [compiler, f"-arch={ARCH}", "-shared", "-cudart", "static", *map(str, objects)]
+    return cpu._made(_folder("gpu") / f"baton-cuda-{key}.so", link)
+
+
+def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races: bool = False) -> Path:
+    """The ops (all, or those named) on the shim; ``races``: every access of shared memory is checked."""
+    return on_shim([source(op) for op in (ops() if names is None else names)], extra, races)
+
+
+def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = False) -> Path:
+    """The same for any .cu files. Raises BuildError."""
+    compiler, flags = cpu._compiler(), (*SIMT_FLAGS, *(("-DBATON_SIMT_RACE",) if races else ()))
+    version = cpu._version(compiler)
+
+    def compiled(path: Path) -> Path:
+        mine = (*flags, *extra, *(RACE_FLAGS if races else ())) if path.suffix == ".cu" else flags
+        name = f"{path.parent.name}-{path.stem}-{_key(f'{compiler} {version} {mine}'.encode(), path)}.o"
+        return cpu._made(_folder("simt") / name, [compiler, *mine, "-x", "c++", "-c", str(path)])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compiled, [*kernels, *sorted(RUNTIME.glob("*.cpp"))]))
+    key = cpu._key(*(str(path).encode() for path in objects))
+    return cpu._made(
+        _folder("simt") / f"baton-simt-{key}.so", [compiler, "-shared", "-pthread", *map(str, objects)]
+    )
+
+
+def _cubin(compiler: str, version: str, op: str) -> Compiled:
+    path = _folder("cubin") / f"{op}-{_key(f'{version} {NVCC_FLAGS}'.encode(), source(op))}.cubin"
+    log = path.with_suffix(".log")
+    if not (path.exists() and log.exists()):
+        said = _said([compiler, *NVCC_FLAGS, "-cubin", str(source(op)), "-o", str(path)])
+        log.write_text(said)
+    return Compiled(op, path, log.read_text())
+
+
+def _said(command: list[str]) -> str:
+    """What the compiler wrote to stderr: ptxas reports there."""
+    done = cpu.subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
+    return done.stderr
+
+
+def _key(tag: bytes, path: Path) -> str:
+    headers = [*KERNELS.glob("cuda/*.cuh"), *KERNELS.glob("cuda/simt/*.h"), *KERNELS.glob("*/*.cuh")]
+    headers += [*KERNELS.glob("abi/paged.h"), *path.parent.glob("*.h")]
+    return cpu._key(tag, path.read_bytes(), *(header.read_bytes() for header in sorted(set(headers))))
+
+
+def _folder(name: str) -> Path:
+    folder = cache_dir() / "cuda" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"{error}; set {cpu.CACHE_ENV} to a directory that can be written") from error
+    return folder
+
+
+def main() -> int:
+    """Compile everything; exit status 1 where something fails."""
+    try:
+        if sys.argv[1:] == ["simt"]:
+            print(f"simt: {simt()}")
+            return 0
+        for made in cubins():
+            print(f"{made.op}: {made.cubin}")
+        print(f"library: {library()}")
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""``make cuda-check``: everything that can be known of the CUDA kernels without a GPU. Torch-free.
+
+Knows nothing of how each gate works. nvcc compiles every ``cuda.cu`` for sm_90a, what ptxas spent is held against
+the ledger, the machine code against the instructions meant; then the suites run on the SIMT shim, under several
+schedules, with planted bugs. Where nvcc or cuobjdump is missing its gate says so in words and is left out; --strict
+makes that a failure. --write renews the ledger first, and ran.json and docs/cuda.md where the suites passed.
+
+    python -m baton.kernels.cuda.check [--strict] [--write] [pytest's arguments]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda import build, disassembly, ledger, table
+
+SCHEDULES = "8"
+SUITES = "tests/kernels/cuda"
+SEEDS_ENV = "BATON_CUDA_SEEDS"
+
+
+def compiled() -> list[str]:
+    """Every op for sm_90a; a warning-free log is not asked for."""
+    build.cubins()
+    return []
+
+
+def costs() -> list[str]:
+    """What grew over the ledger."""
+    return ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.taken())
+
+
+def page() -> list[str]:
+    """Whether docs/cuda.md is as the sources make it."""
+    return (
+        [] if table.current() else ["docs/cuda.md is not of these sources; run: python -m baton.kernels.cuda.table"]
+    )
+
+
+GATES: tuple[tuple[str, Callable[[], object], Callable[[], list[str]]], ...] = (
+    ("nvcc compiles every op for sm_90a", build.nvcc, compiled),
+    ("registers, shared memory and spills are within the ledger", build.nvcc, costs),
+    ("the machine code has the instructions meant", disassembly.cuobjdump, disassembly.check),
+    ("docs/cuda.md is current", build.nvcc, page),
+)
+
+
+def gate(name: str, needs: Callable[[], object], check: Callable[[], list[str]]) -> bool | None:
+    """Run one and say how it went; None where what it needs isn't here."""
+    try:
+        build.nvcc()
+        needs()
+    except BuildError as error:
+        print(f"left out: {name}: {error}")
+        return None
+    begin = time.monotonic()
+    try:
+        said = check()
+    except BuildError as error:
+        said = [str(error)]
+    print(f"{'FAILED' if said else 'ok'}: {name} ({time.monotonic() - begin:.1f} s)")
+    for line in said:
+        print(f"    {line}")
+    return not said
+
+
+def suites(arguments: list[str]) -> bool:
+    """The suites on the shim, under several schedules."""
+    environment = {SEEDS_ENV: SCHEDULES, **os.environ}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", SUITES, *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode == 0
+
+
+def main() -> int:
+    """Run all; exit status 1 where one fails."""
+    arguments = sys.argv[1:]
+    strict, write = "--strict" in arguments, "--write" in arguments
+    ran = suites([argument for argument in arguments if argument not in ("--strict", "--write")])
+    if write and ran:
+        ledger.LEDGER.write_text(json.dumps(ledger.taken(), indent=1, sort_keys=True) + "\n")
+        table.mark_run()
+        table.PAGE.write_text(table.text())
+    found = [gate(*each) for each in GATES]
+    fine = ran and all(result is not False for result in found) and not (strict and None in found)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""Whether the machine code has the instructions that the sources mean, by cuobjdump. Torch-free.
+
+Knows nothing of the kernels' speed. ``expect.json``: op -> kernel (a glob over the short name) -> regular
+expressions, each of which must match a mnemonic of every such kernel; one with "!" in front must match none.
+
+    python -m baton.kernels.cuda.disassembly            checks; exit status 1 where something is missing
+    python -m baton.kernels.cuda.disassembly OP         lists the op's mnemonics, to write its lines by
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from baton.kernels.abi.build import BuildError, _run
+from baton.kernels.cuda import build
+from baton.kernels.cuda.names import short
+
+EXPECT = Path(__file__).with_name("expect.json")
+_LINE = re.compile(r"Function : (?P<name>\S+)|/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<mnemonic>[A-Z][A-Z0-9_.]+)")
+
+
+def cuobjdump() -> str:
+    """The tool: on PATH, or from the package nvidia-cuda-cuobjdump. Raises BuildError."""
+    packaged = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "cuobjdump")
+    found = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump") or shutil.which(packaged)
+    if not found:
+        raise BuildError("no cuobjdump on PATH; pip install nvidia-cuda-cuobjdump")
+    return found
+
+
+def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
+    """Every kernel's instructions, counted by mnemonic with its modifiers. Raises BuildError."""
+    found: dict[str, Counter[str]] = {}
+    name = ""
+    for line in _LINE.finditer(_run([cuobjdump(), "-sass", str(cubin)])):
+        if line["name"]:
+            name = short(line["name"])
+            found[name] = Counter()
+        else:
+            found[name][line["mnemonic"]] += 1
+    return found
+
+
+def missing(expect: Mapping[str, list[str]], kernels: Mapping[str, Counter[str]]) -> list[str]:
+    """In words, what ``expect`` asks of one op's ``kernels`` and isn't so."""
+    said = []
+    for pattern, wanted in expect.items():
+        names = [name for name in kernels if fnmatchcase(name, pattern)]
+        if not names:
+            said.append(f"no kernel is named {pattern}")
+        for name in names:
+            for regex in wanted:
+                has = any(re.fullmatch(regex.removeprefix("!"), mnemonic) for mnemonic in kernels[name])
+                if has == regex.startswith("!"):
+                    said.append(f"{name} has {'an' if has else 'no'} instruction like {regex.removeprefix('!')}")
+    return said
+
+
+def check() -> list[str]:
+    """In words, everything that isn't as ``expect.json`` says, ops without lines as well. Raises BuildError."""
+    expect = json.loads(EXPECT.read_text())
+    said = [f"{op}: it has a line in {EXPECT.name}, and no cuda.cu" for op in expect if op not in build.ops()]
+    for made in build.cubins():
+        if made.op not in expect:
+            said.append(f"{made.op}: {EXPECT.name} has no line for it")
+            continue
+        said += [f"{made.op}: {line}" for line in missing(expect[made.op], mnemonics(made.cubin))]
+    return said
+
+
+def main() -> int:
+    """Check, or list an op; exit status 1 where something is missing."""
+    try:
+        if sys.argv[1:]:
+            for made in build.cubins(sys.argv[1:]):
+                for name, counts in mnemonics(made.cubin).items():
+                    print(name, *(f"{mnemonic}:{count}" for mnemonic, count in counts.most_common()))
+            return 0
+        said = check()
+    except BuildError as error:
+        print(f"the disassembly was not checked: {error}", file=sys.stderr)
+        return 1
+    for line in said:
+        print(line, file=sys.stderr)
+    return bool(said)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What ptxas spent on each kernel, held against ``ledger.json``: more registers, shared memory or spills fail.
+
+Knows nothing of the kernels' speed. The numbers are one compiler's: with another release of nvcc only spills are
+compared. Torch-free.
+
+    python -m baton.kernels.cuda.ledger            compares; exit status 1 where a kernel grew or is not in it
+    python -m baton.kernels.cuda.ledger --write    writes the ledger anew
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from baton.kernels.abi.build import BuildError, _run
+from baton.kernels.cuda import build
+from baton.kernels.cuda.names import short
+
+LEDGER = Path(__file__).with_name("ledger.json")
+COSTS = ("registers", "shared", "spills")
+Cost = dict[str, int]
+_WHAT = re.compile(
+    r"Compiling entry function '(?P<entry>\S+)'|Function properties for (?P<of>\S+)"
+    r"|(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r"|Used (?P<registers>\d+) registers(?P<rest>.*)"
+)
+
+
+def costs(ptxas: str) -> dict[str, Cost]:
+    """What ``ptxas -v`` said, by kernel: registers of a thread, bytes of static shared memory, bytes spilled."""
+    found: dict[str, Cost] = {}
+    entry = of = ""
+    for line in _WHAT.finditer(ptxas):
+        if line["entry"]:
+            entry = of = line["entry"]
+            found[short(entry)] = dict.fromkeys(COSTS, 0)
+        elif line["of"]:
+            of = line["of"]
+        elif line["stores"] and of == entry:
+            found[short(entry)]["spills"] = int(line["stores"]) + int(line["loads"])
+        elif line["registers"]:
+            shared = re.search(r"(\d+) bytes smem", line["rest"])
+            found[short(entry)] |= {"registers": int(line["registers"]), "shared": int(shared[1]) if shared else 0}
+    return found
+
+
+def release() -> str:
+    """Of nvcc: "13.0"."""
+    found = re.search(r"release (\d+\.\d+)", _run([build.nvcc(), "--version"]))
+    return found[1] if found else "unknown"
+
+
+def taken() -> dict[str, Any]:
+    """The ledger of the sources as they are. Raises BuildError."""
+    kernels = {made.op: costs(made.ptxas) for made in build.cubins()}
+    return {"arch": build.ARCH, "nvcc": release(), "kernels": kernels}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """In words, every kernel that costs more than the ledger allows, and every one that is in one of the two."""
+    same = old["nvcc"] == new["nvcc"]
+    said = []
+    for op in sorted({*old["kernels"], *new["kernels"]}):
+        before, now = old["kernels"].get(op, {}), new["kernels"].get(op, {})
+        said += [f"{op}: {name} is not in the ledger" for name in now if name not in before]
+        said += [f"{op}: {name} is in the ledger and no longer in the source" for name in before if name not in now]
+        for name in now.keys() & before.keys():
+            for cost in COSTS if same else ("spills",):
+                if now[name][cost] > before[name][cost]:
+                    said.append(
+                        f"{op}: {name} takes {now[name][cost]} {cost}, the ledger allows {before[name][cost]}"
+                    )
+    return said
+
+
+def main() -> int:
+    """Compare or write; exit status 1 where the ledger doesn't hold."""
+    try:
+        new = taken()
+    except BuildError as error:
+        print(f"the ledger was not checked: {error}", file=sys.stderr)
+        return 1
+    if "--write" in sys.argv[1:]:
+        LEDGER.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
+        print(f"{LEDGER.name}: {sum(map(len, new['kernels'].values()))} kernels")
+        return 0
+    old = json.loads(LEDGER.read_text())
+    if old["nvcc"] != new["nvcc"]:
+        print(f"the ledger is of nvcc {old['nvcc']}, this is {new['nvcc']}: only spills are compared")
+    said = differences(old, new)
+    for line in said:
+        print(line, file=sys.stderr)
+    if said:
+        print("run: python -m baton.kernels.cuda.ledger --write, if that is meant", file=sys.stderr)
+    return bool(said)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

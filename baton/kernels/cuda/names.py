@@ -1,0 +1,45 @@
+"""Kernels' mangled names as the sources have them. Knows nothing of what is said about a kernel.
+
+``_ZN5baton…6appendILi3ELi8EEEvNS0_4CallE`` is ``append<3, 8>``. The file's hash, which nvcc puts into the names of
+anonymous namespaces, is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import re
+from functools import cache
+
+
+def short(mangled: str) -> str:
+    """The kernel's own name and template arguments."""
+    plain = re.sub(r"\(anonymous namespace\)::|\bbaton::|^void ", "", _demangled(mangled))
+    return re.sub(r"\(int\)", "", plain[: _arguments_at(plain)])
+
+
+def _arguments_at(name: str) -> int:
+    """Where the argument list begins: the first parenthesis outside of template arguments."""
+    depth = 0
+    for at, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and not depth:
+            return at
+    return len(name)
+
+
+@cache
+def _demangled(mangled: str) -> str:
+    found = ctypes.util.find_library("stdc++")
+    if found is None:
+        return mangled
+    demangle = ctypes.CDLL(found)["__cxa_demangle"]
+    demangle.restype = ctypes.c_void_p
+    demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
+    status = ctypes.c_int()
+    at = demangle(mangled.encode(), None, None, ctypes.byref(status))
+    if status.value or not at:
+        return mangled
+    text = ctypes.cast(at, ctypes.c_char_p).value or b""
+    ctypes.CDLL(None).free(ctypes.c_void_p(at))
+    return text.decode()

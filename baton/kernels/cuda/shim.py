@@ -1,0 +1,73 @@
+"""A library of ops on the SIMT shim, reached as if it were the CPU's: same names, same arguments. Torch-free.
+
+Knows nothing of the ops. The trailing stream is added here, and a launch that failed (a deadlock, a race) raises
+``SimtError`` with the shim's own words. So a suite that takes a ``ctypes.CDLL`` takes a ``Simt`` as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, cast
+
+
+class SimtError(AssertionError):
+    """What the shim found wrong with a kernel, or a launch that it refused."""
+
+
+class Function:
+    """One exported op: ``argtypes`` as the CPU's symbol has them."""
+
+    def __init__(self, library: Simt, name: str) -> None:
+        self._library, self._call = library, library.library[name]
+        self.argtypes: list[Any] = []
+        self.restype: Any = None
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
+        if status := self._call(*arguments, None):
+            raise SimtError(f"status {status}: {self._library.error()}")
+
+
+class Simt:
+    """The library at ``path``; its schedules are drawn from ``seed``.
+
+    ``preempt``: in thousandths, how often a thread steps aside where it may. ``blocks``: resident at once.
+    """
+
+    def __init__(self, path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> None:
+        self.path, self.library = path, ctypes.CDLL(str(path))
+        self.library.baton_simt_error.restype = ctypes.c_char_p
+        self.library.baton_simt_launches.restype = ctypes.c_uint64
+        self.schedule(seed, preempt, blocks)
+
+    def schedule(self, seed: int, preempt: int = 0, blocks: int = 2) -> None:
+        """Draw what follows from this seed."""
+        self.library.baton_simt_configure(ctypes.c_uint64(seed), ctypes.c_int32(preempt), ctypes.c_int32(blocks))
+
+    def error(self) -> str:
+        """What ended the last launch that failed; an address is said as its line where binutils are here."""
+        text = (self.library.baton_simt_error() or b"").decode()
+        found = re.search(r"\[(0x[0-9a-f]+)\]$", text)
+        if found is None or not (tool := shutil.which("addr2line")):
+            return text
+        command = [tool, "-s", "-e", str(self.path), found[1]]
+        return (
+            text[: found.start()]
+            + subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        )
+
+    def launches(self) -> int:
+        """Kernels launched so far: that a suite ran on the shim shows here."""
+        return int(self.library.baton_simt_launches())
+
+    def __getitem__(self, name: str) -> Function:
+        return Function(self, name)
+
+
+def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:
+    """The same, typed as what the suites take."""
+    return cast(ctypes.CDLL, Simt(path, seed, preempt, blocks))

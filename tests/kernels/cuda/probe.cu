@@ -1,0 +1,97 @@
+// Small kernels, right and wrong on purpose, that show what the SIMT shim does with them. Knows nothing of ops.
+#include "../../../baton/kernels/cuda/device.cuh"
+
+namespace baton {
+namespace {
+
+// Reverses its block's values through shared memory.
+template <bool Barrier>
+__global__ void reverse(const float* in, float* out) {
+  BATON_SHARED(float, line);
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  line[threadIdx.x] = in[i];
+  if (Barrier) __syncthreads();
+  out[i] = line[blockDim.x - 1 - threadIdx.x];
+}
+
+__global__ void half_of_the_block_waits() {
+  if (threadIdx.x < blockDim.x / 2) __syncthreads();
+}
+
+__global__ void one_lane_shuffles(float* out) {
+  if (threadIdx.x == 3) out[0] = __shfl_sync(0xffffffffu, 1.0f, 0);
+  else __syncthreads();
+}
+
+__global__ void outside(float* out) {
+  BATON_STATIC_SHARED(float, line, 8);
+  line[threadIdx.x] = 1;
+  out[threadIdx.x] = line[threadIdx.x];
+}
+
+__global__ void wild(float* out) { out[size_t(1) << 40] = 1; }
+
+__global__ void waits_for_nobody(uint32_t* flag) {
+  while (!load_acquire(flag)) {
+  }
+}
+
+// One warp: 16 bytes per lane come in by cp.async; without the wait they are not there yet.
+template <bool Wait>
+__global__ void copied(const float* in, float* out) {
+  BATON_SHARED(float, line);
+  cp_async_16(line + 4 * threadIdx.x, in + 4 * threadIdx.x, threadIdx.x < 31);
+  cp_async_commit();
+  if (Wait) cp_async_wait<0>();
+  __syncwarp();
+  for (int i = 0; i < 4; i++) out[32 * i + threadIdx.x] = line[32 * i + threadIdx.x];
+}
+
+// d (16, 8) = a (16, 16) b (16, 8), bf16, all row major: a by ldmatrix, b by its transposing form.
+__global__ void multiplied(const bf16* a, const bf16* b, float* d) {
+  BATON_SHARED(bf16, tile);
+  bf16 *mine = tile, *theirs = tile + 256;
+  for (int i = int(threadIdx.x); i < 256; i += 32) mine[i] = a[i];
+  for (int i = int(threadIdx.x); i < 128; i += 32) theirs[i] = b[i];
+  __syncwarp();
+  const int lane = int(threadIdx.x);
+  uint32_t ra[4], rb[2];
+  ldmatrix_x4(ra, mine + (lane % 16) * 16 + lane / 16 * 8);
+  ldmatrix_x2_trans(rb, theirs + (lane % 16) * 8);
+  float sum[4] = {};
+  mma_bf16_16816(sum, ra, rb);
+  for (int i = 0; i < 4; i++) d[(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2] = sum[i];
+}
+
+// Sums the block's values by atomics, and by warps through named barrier 1.
+__global__ void summed(const int* in, int* out) {
+  BATON_STATIC_SHARED(int, parts, 8);
+  const int warp = int(threadIdx.x) / 32;
+  const int sum = __reduce_add_sync(0xffffffffu, in[threadIdx.x]);
+  if (threadIdx.x % 32 == 0) parts[warp] = sum;
+  if (warp) return named_barrier_arrive(1, int(blockDim.x));
+  named_barrier_sync(1, int(blockDim.x));
+  if (threadIdx.x < blockDim.x / 32) atomicAdd(out, parts[threadIdx.x]);
+}
+
+}  // namespace
+}  // namespace baton
+
+using namespace baton;
+
+BATON_API int baton_reverse(const float* in, float* out, int32_t barrier, void* stream) {
+  return barrier ? BATON_LAUNCH(reverse<true>, 3, 96, 96 * 4, stream, in, out) : BATON_LAUNCH(reverse<false>, 3, 96, 96 * 4, stream, in, out);
+}
+BATON_API int baton_half(int32_t, void* stream) { return baton::launch_simt("half_of_the_block_waits", half_of_the_block_waits, 1, 64, 0, stream); }
+BATON_API int baton_one_lane(float* out, void* stream) { return BATON_LAUNCH(one_lane_shuffles, 1, 32, 0, stream, out); }
+BATON_API int baton_outside(float* out, void* stream) { return BATON_LAUNCH(outside, 1, 32, 0, stream, out); }
+BATON_API int baton_wild(float* out, void* stream) { return BATON_LAUNCH(wild, 1, 32, 0, stream, out); }
+BATON_API int baton_spin(uint32_t* flag, void* stream) { return BATON_LAUNCH(waits_for_nobody, 1, 1, 0, stream, flag); }
+BATON_API int baton_copied(const float* in, float* out, int32_t wait, void* stream) {
+  return wait ? BATON_LAUNCH(copied<true>, 1, 32, 512, stream, in, out) : BATON_LAUNCH(copied<false>, 1, 32, 512, stream, in, out);
+}
+BATON_API int baton_multiplied(const bf16* a, const bf16* b, float* d, void* stream) {
+  return BATON_LAUNCH(multiplied, 1, 32, 1024, stream, a, b, d);
+}
+BATON_API int baton_summed(const int* in, int* out, void* stream) { return BATON_LAUNCH(summed, 1, 256, 0, stream, in, out); }
+BATON_API int baton_too_much(float* out, void* stream) { return BATON_LAUNCH(outside, 1, 32, 300 * 1024, stream, out); }

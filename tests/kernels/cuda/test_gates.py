@@ -1,0 +1,133 @@
+"""The gates on the CUDA kernels' machine code: what they let through, and what they stop. No nvcc needed here.
+
+``make cuda-check`` runs them on the real thing.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda import build, check, disassembly, ledger, table
+from baton.kernels.cuda.names import short
+
+KERNEL = "_ZN5baton39_GLOBAL__N__52f0b7aa_7_cuda_cu_80e38b756appendILi3ELi8EEEvNS0_4CallE"
+PTXAS = """
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_Z4onlyPf' for 'sm_90a'
+ptxas info    : Function properties for _Z4onlyPf
+    88 bytes stack frame, 164 bytes spill stores, 128 bytes spill loads
+ptxas info    : Used 64 registers, used 1 barriers, 88 bytes cumulative stack size, 1152 bytes smem
+ptxas info    : Function properties for _Z6helperv
+    16 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Compiling entry function '_Z5otherIfEvPT_' for 'sm_90a'
+ptxas info    : Function properties for _Z5otherIfEvPT_
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 30 registers, used 0 barriers
+"""
+
+
+def book(**changes: int) -> dict[str, Any]:
+    cost = {"registers": 40, "shared": 1024, "spills": 0} | changes
+    return {"nvcc": "13.0", "kernels": {"op": {"k<1>": cost}}}
+
+
+def test_names_lose_what_the_compiler_adds() -> None:
+    assert short(KERNEL) == "append<3, 8>"
+    assert short("_Z5otherIfEvPT_") == "other<float>"
+    assert short("_Z4onlyPf") == "only"
+
+
+def test_what_ptxas_says_is_read_kernel_by_kernel() -> None:
+    assert ledger.costs(PTXAS) == {
+        "only": {"registers": 64, "shared": 1152, "spills": 292},
+        "other<float>": {"registers": 30, "shared": 0, "spills": 0},
+    }
+
+
+@pytest.mark.parametrize(("cost", "value"), [("registers", 41), ("shared", 1040), ("spills", 4)])
+def test_growth_is_said_and_shrinking_is_not(cost: str, value: int) -> None:
+    grown = book(**{cost: value})
+    assert ledger.differences(book(), grown) == [
+        f"op: k<1> takes {value} {cost}, the ledger allows {book()['kernels']['op']['k<1>'][cost]}"
+    ]
+    assert ledger.differences(grown, book()) == []
+
+
+def test_kernels_that_come_or_go_are_said() -> None:
+    other = copy.deepcopy(book())
+    other["kernels"]["op"]["k<2>"] = other["kernels"]["op"].pop("k<1>")
+    said = ledger.differences(book(), other)
+    assert said == ["op: k<2> is not in the ledger", "op: k<1> is in the ledger and no longer in the source"]
+
+
+def test_another_compilers_registers_are_not_compared_but_its_spills_are() -> None:
+    other = book(registers=99, spills=8) | {"nvcc": "13.2"}
+    assert ledger.differences(book(), other) == ["op: k<1> takes 8 spills, the ledger allows 0"]
+
+
+def test_instructions_that_are_missing_or_unwanted_are_said() -> None:
+    kernels = {"k<1>": Counter({"LDG.E.128": 4, "LDL": 1})}
+    assert disassembly.missing({"k<*>": [r"LDG\.E\.128.*"]}, kernels) == []
+    assert disassembly.missing({"k<*>": ["HMMA.*"]}, kernels) == ["k<1> has no instruction like HMMA.*"]
+    assert disassembly.missing({"k<*>": ["!LDL.*"]}, kernels) == ["k<1> has an instruction like LDL.*"]
+    assert disassembly.missing({"gone": []}, kernels) == ["no kernel is named gone"]
+
+
+def test_without_nvcc_a_gate_is_left_out_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(build.NVCC_ENV, "/nowhere/nvcc")
+    with pytest.raises(BuildError, match="no CUDA compiler"):
+        build.cubins(["rms_norm"])
+    assert check.gate("the ledger holds", build.nvcc, list) is None
+    assert "left out: the ledger holds: no CUDA compiler (/nowhere/nvcc) on PATH" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+def test_one_op_is_within_the_ledger_and_has_its_instructions() -> None:
+    [made] = build.cubins(["swiglu"])
+    old = json.loads(ledger.LEDGER.read_text())
+    new = {"nvcc": ledger.release(), "kernels": {"swiglu": ledger.costs(made.ptxas)}}
+    assert ledger.differences(old | {"kernels": {"swiglu": old["kernels"]["swiglu"]}}, new) == []
+    try:
+        kernels = disassembly.mnemonics(made.cubin)
+    except BuildError as error:
+        pytest.skip(str(error))
+    assert disassembly.missing(json.loads(disassembly.EXPECT.read_text())["swiglu"], kernels) == []
+
+
+def test_every_op_has_its_ledger_and_its_instructions() -> None:
+    for book_of_ops in (_read(ledger.LEDGER)["kernels"], _read(disassembly.EXPECT)):
+        assert set(build.ops()) == set(book_of_ops)
+    assert set(_read(table.FORMS)) <= set(build.ops())
+
+
+def test_an_op_without_a_suite_is_not_said_to_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "RAN", tmp_path / "ran.json")
+    monkeypatch.setattr(build, "ops", lambda: ("dense", "swiglu"))
+    table.mark_run()
+    assert [(op, ran) for op, _, _, ran, _ in table.rows()] == [("dense", "no"), ("swiglu", "yes")]
+
+
+def test_a_source_that_changed_since_its_suite_ran_is_not_said_to_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "RAN", tmp_path / "ran.json")
+    table.mark_run()
+    assert {row[3] for row in table.rows() if row[0] == "swiglu"} == {"yes"}
+    ran = _read(table.RAN) | {"swiglu": "another"}
+    table.RAN.write_text(json.dumps(ran))
+    assert {row[3] for row in table.rows() if row[0] == "swiglu"} == {"no"}
+    assert {row[4] for row in table.rows()} == {"no"}
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())

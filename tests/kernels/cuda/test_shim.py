@@ -1,0 +1,127 @@
+"""The SIMT shim: right kernels give right numbers under any schedule, wrong ones are told what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.kernels.abi.build import BuildError
+from baton.kernels.abi.native import I32, P
+from baton.kernels.cuda import build
+from baton.kernels.cuda.shim import Simt, SimtError
+
+PROBE = Path(__file__).with_name("probe.cu")
+
+
+def probe(races: bool) -> Simt:
+    try:
+        return Simt(build.on_shim([PROBE], races=races), seed=5, preempt=100)
+    except BuildError as error:
+        pytest.skip(f"the shim needs a C++ compiler: {error}")
+
+
+@pytest.fixture(scope="module")
+def plain() -> Simt:
+    return probe(False)
+
+
+@pytest.fixture(scope="module")
+def checked() -> Simt:
+    return probe(True)
+
+
+def call(shim: Simt, name: str, *arguments: Any) -> None:
+    function = shim[f"baton_{name}"]
+    function.argtypes = [P if isinstance(value, np.ndarray) else I32 for value in arguments]
+    function(*(value.ctypes.data if isinstance(value, np.ndarray) else value for value in arguments))
+
+
+def floats(count: int, value: float = np.nan) -> Any:
+    return np.full(count, value, np.float32)
+
+
+@pytest.fixture(params=["plain", "checked"])
+def either(request: pytest.FixtureRequest) -> Simt:
+    found: Simt = request.getfixturevalue(request.param)
+    return found
+
+
+def test_a_barrier_orders_a_block_under_any_schedule(either: Simt) -> None:
+    values = np.arange(288, dtype=np.float32)
+    for seed in range(10):
+        either.schedule(seed, 200)
+        out = floats(288)
+        call(either, "reverse", values, out, 1)
+        assert (out.reshape(3, 96) == values.reshape(3, 96)[:, ::-1]).all()
+
+
+def test_a_dropped_barrier_reads_poison_without_checks(plain: Simt) -> None:
+    out = floats(288)
+    call(plain, "reverse", np.arange(288, dtype=np.float32), out, 0)
+    assert np.isnan(out).any()
+
+
+def test_a_dropped_barrier_is_a_race_in_any_schedule_and_its_line_is_named(checked: Simt) -> None:
+    for seed in range(10):
+        checked.schedule(seed)
+        with pytest.raises(SimtError, match=r"race on byte \d+ of shared memory.*no barrier .*probe\.cu:\d+"):
+            call(checked, "reverse", np.arange(288, dtype=np.float32), floats(288), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("half", r"deadlock: .*reached by all in block \(0, 0, 0\); 32 of 64 threads \(first: 32\) ended; "
+                 r"32 of 64 threads \(first: 0\) waits at __syncthreads, .*probe\.cu:\d+"),
+        ("one_lane", r"deadlock: .*1 of 32 threads \(first: 3\) waits at a warp's meeting"),
+        ("wild", r"touched memory that isn't there"),
+        ("spin", r"no progress"),
+        ("too_much", r"more shared memory than a block of sm_90 can have"),
+    ],
+)  # fmt: skip
+def test_what_cannot_go_on_ends_the_launch_in_words(either: Simt, name: str, says: str) -> None:
+    argument: Any = 0 if name == "half" else np.zeros(64, np.float32)
+    with pytest.raises(SimtError, match=says):
+        call(either, name, argument)
+    call(either, "reverse", floats(288, 1), floats(288), 1)  # and the next one runs
+
+
+def test_shared_memory_ends_where_it_was_declared_to(checked: Simt) -> None:
+    with pytest.raises(SimtError, match="outside of its block's shared memory"):
+        call(checked, "outside", floats(32))
+
+
+def test_an_asynchronous_copy_is_there_after_its_wait_and_not_before(plain: Simt) -> None:
+    values, out = np.arange(128, dtype=np.float32), floats(128)
+    call(plain, "copied", values, out, 1)
+    assert (out[:124] == values[:124]).all()
+    assert (out[124:] == 0).all()  # what isn't filled is zero
+    call(plain, "copied", values, out, 0)
+    assert np.isnan(out).all()
+
+
+def test_matrix_fragments_are_those_of_the_ptx_manual(either: Simt) -> None:
+    a, b = torch.randn(16, 16).bfloat16(), torch.randn(16, 8).bfloat16()
+    out = floats(128)
+    call(either, "multiplied", a.view(torch.int16).numpy(), b.view(torch.int16).numpy(), out)
+    torch.testing.assert_close(torch.from_numpy(out.reshape(16, 8)), a.float() @ b.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_atomics_reductions_and_named_barriers_add_up(either: Simt) -> None:
+    values, out = np.arange(256, dtype=np.int32), np.zeros(1, np.int32)
+    call(either, "summed", values, out)
+    assert out[0] == values.sum()
+
+
+def test_the_same_seed_is_the_same_schedule(plain: Simt) -> None:
+    def drawn() -> Any:
+        plain.schedule(11)
+        out = floats(288)
+        call(plain, "reverse", np.arange(288, dtype=np.float32), out, 0)
+        return np.isnan(out)
+
+    assert (drawn() == drawn()).all()
