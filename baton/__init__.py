@@ -5,7 +5,3 @@ import os
 # gRPC reads this as it is imported. With its fork handlers on, the child between fork and exec starts gRPC's
 # poller anew, and dies of it when subprocess closes the descriptors. Our children always exec.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-# A client's sockets are read by the thread that polls its completions, not handed to it by another: a frame of a
-# session costs the router a third less. grpcio is pinned; a version without this switch would log that and go on.
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
