@@ -18,6 +18,8 @@ from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import TokenRun
 
 GAP_S = 0.005
+WIDE_GAP_S = 0.010  # where one of the above held MANY_STEPS: no reader tells 100 writes a second from 200
+MANY_STEPS = 3
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -28,10 +30,15 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct):
-    """Tokens of every request that advanced since the frame before, by request id."""
+    """Tokens of every request that advanced since the frame before, by request id.
+
+    ``steps`` that it holds; ``urgent``: an answer begins in it.
+    """
 
     step: int
     outputs: dict[str, ch.Output]
+    steps: int = 1
+    urgent: bool = False
 
 
 class Request:
@@ -58,6 +65,7 @@ class Session:
         self._news = asyncio.Event()
         self._over = False
         self._framed_at = float("-inf")
+        self._gap_s = GAP_S
 
     def reply(self, request: Request, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
         """Queue an answer; a request that was replaced under its id gets none."""
@@ -75,7 +83,11 @@ class Session:
         last = self._outbox[-1] if self._outbox else None
         if not isinstance(last, Frame):
             self._put(last := Frame(step, {}))
+        last.steps += last.step != step
         last.step = step
+        if output.run.output_index == 0:
+            last.urgent = True
+            self._news.set()
         earlier = last.outputs.get(request.request_id)
         last.outputs[request.request_id] = output if earlier is None else merge(earlier, output)
 
@@ -101,7 +113,7 @@ class Session:
         while True:
             while self._outbox:
                 if len(self._outbox) == 1 and isinstance(self._outbox[0], Frame):
-                    await self._gap()
+                    await self._gap(self._outbox[0])
                 item = self._outbox.popleft()
                 if isinstance(item, Reply) or item.outputs:
                     yield item
@@ -110,16 +122,20 @@ class Session:
             self._news.clear()
             await self._news.wait()
 
-    async def _gap(self) -> None:
-        """Hold a frame that follows another within GAP_S: quicker steps share one, as each frame costs a write."""
+    async def _gap(self, frame: Frame) -> None:
+        """Hold a frame that follows another too soon: quicker steps share one, as each frame costs a write.
+
+        None waits that a reader waits for: an answer that begins, or the reply or end behind it.
+        """
         loop = asyncio.get_running_loop()
-        early = self._framed_at + GAP_S - loop.time()
-        if early > 0 and not self._over:
+        early = self._framed_at + self._gap_s - loop.time()
+        if early > 0 and not (self._over or frame.urgent):
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(early):
-                    await self._news.wait()  # an answer, or the end: what is next goes out at once
+                    await self._news.wait()
         self._framed_at = loop.time()
+        self._gap_s = WIDE_GAP_S if frame.steps >= MANY_STEPS else GAP_S
 
     def _put(self, item: Reply | Frame) -> None:
         self._outbox.append(item)

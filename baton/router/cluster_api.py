@@ -118,6 +118,8 @@ async def _hold(frontend: Frontend, slot: str, how: str) -> dict[str, Any]:
             slot, Hold("drain" if how == "drain" else "eject", by, frontend.wall_clock())
         )
     after = (await frontend.holds.refresh()).get(slot)
+    if frontend.overview is not None:
+        frontend.overview.outdated()
     return {"worker": slot, "hold": how, "state": after.info.state if after else "absent"}
 
 

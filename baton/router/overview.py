@@ -104,12 +104,20 @@ class Overview:
         """This process's share."""
         return self.live.state(self._waiting())
 
+    def outdated(self) -> None:
+        """Something was changed: whoever looks next is to see it."""
+        self._at = float("-inf")
+
     async def snapshot(self) -> dict[str, Any]:
         """As JSON would show it; at most ``FRESH_S`` old."""
         async with self._looking:
             if self._clock() - self._at > FRESH_S:
-                self._last = await self._look()
-                self._at = self._clock()
+                self._at = self._clock()  # before the look: what is changed meanwhile needs another
+                try:
+                    self._last = await self._look()
+                except BaseException:
+                    self.outdated()
+                    raise
             return self._last
 
     async def _look(self) -> dict[str, Any]:

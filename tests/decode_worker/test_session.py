@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from baton.decode_worker import session as sessions
 from baton.decode_worker.session import Frame, Request, Session, merge
 from baton.protos import channel as ch
 from baton.protos.errors import ErrorInfo
@@ -79,6 +80,34 @@ async def test_a_reader_that_waits_is_woken() -> None:
     await asyncio.sleep(0)
     session.tokens(1, a, output(1, 0, 10))
     assert isinstance(await asyncio.wait_for(reading, 20), Frame)
+
+
+async def test_the_beginning_of_an_answer_waits_for_no_gap(monkeypatch) -> None:
+    monkeypatch.setattr(sessions, "GAP_S", 3600.0)
+    session = Session("router")
+    session._gap_s = 3600.0
+    a, b = request(session, 1), request(session, 2)
+    outgoing = session.outgoing()
+    session.tokens(1, a, output(1, 1, 10))
+    await anext(outgoing)
+    session.tokens(2, a, output(1, 2, 11))
+    reading = asyncio.ensure_future(anext(outgoing))
+    await asyncio.sleep(0.01)
+    assert not reading.done()
+    session.tokens(2, b, output(2, 0, 99))
+    frame = await asyncio.wait_for(reading, 20)
+    assert {name: o.run.token_ids for name, o in frame.outputs.items()} == {"r1": (11,), "r2": (99,)}
+
+
+async def test_where_steps_come_quick_frames_come_half_as_often() -> None:
+    session = Session("router")
+    a = request(session, 1)
+    outgoing = session.outgoing()
+    for steps, gap in ((1, sessions.GAP_S), (3, sessions.WIDE_GAP_S), (2, sessions.GAP_S)):
+        for step in range(steps):
+            session.tokens(10 * steps + step, a, output(1, 10 * steps + step, 10))
+        assert (await anext(outgoing)).steps == steps
+        assert session._gap_s == gap
 
 
 async def test_a_lost_engine_ends_every_request_and_then_the_session() -> None:

@@ -88,6 +88,7 @@ def test_a_held_worker_gets_nothing_and_comes_back(watched, how):
 def test_the_last_decode_worker_stays(watched):
     assert watched.hold("decode-0", "drain").status_code == 200
     try:
+        assert watched.worker("decode-0")["hold"]["how"] == "drain"  # seen at once, whoever looked just before
         refused = watched.hold("decode-1", "eject")
         assert refused.status_code == 400
         assert "only decode worker" in refused.json()["error"]["message"]
