@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from baton.cluster.batch_store import BatchStore, Job, StoredFile
-from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
+from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, RequestUnknown, Unavailable
 from baton.router.batch_lines import read_lines
 from baton.router.body import Body, body_docs, parse_body
 from baton.router.caller import CALLER
@@ -120,23 +120,10 @@ async def _add_file(frontend: Frontend, request: Request) -> StoredFile:
         raise InvalidRequest(f"the body should be multipart/form-data: {error.detail}", "file") from None
     except ClientDisconnect:
         raise Cancelled("the client went away while it sent its file") from None
-    now, tenant = int(frontend.wall_clock()), CALLER.get().tenant
-    await _require_room(frontend, tenant, len(content))
-    file = StoredFile(f"file-{frontend.new_id()}", tenant, name[:256], "batch", len(content), now)
+    now = int(frontend.wall_clock())
+    file = StoredFile(f"file-{frontend.new_id()}", CALLER.get().tenant, name[:256], "batch", len(content), now)
     await _store(frontend).add_file(file, content)
     return file
-
-
-async def _require_room(frontend: Frontend, tenant: str, more: int) -> None:
-    """Raises QuotaExceeded where a tenant's files, batches' answers among them, would be over the limit."""
-    limit = frontend.limits.max_stored_bytes
-    kept = sum(file.bytes for file in await _store(frontend).files() if file.tenant == tenant)
-    if kept + more > limit:
-        raise QuotaExceeded(
-            f"{kept} bytes of files are kept and {more} more would be over {limit}: delete some, or raise "
-            "router.max_stored_bytes",
-            "file",
-        )
 
 
 async def _uploaded(upload: Any, purpose: Any) -> tuple[bytes, str]:

@@ -259,13 +259,3 @@ async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
         await asyncio.sleep(0.05)
     assert (await store.files(), await store.jobs(), await store.open_jobs()) == ([], [], [])
     assert await redis.keys("*") == []
-
-
-async def test_a_tenants_files_are_bounded_and_deleting_one_makes_room(bench) -> None:
-    few = msgspec.structs.replace(bench.frontend.limits, max_stored_bytes=3000)
-    object.__setattr__(bench.frontend, "limits", few)
-    kept = await bench.openai.files.create(file=("a.jsonl", b"x" * 2000), purpose="batch")
-    with pytest.raises(openai.RateLimitError, match="max_stored_bytes"):
-        await bench.openai.files.create(file=("b.jsonl", b"x" * 2000), purpose="batch")
-    await bench.openai.files.delete(kept.id)
-    assert (await bench.openai.files.create(file=("b.jsonl", b"x" * 2000), purpose="batch")).bytes == 2000
