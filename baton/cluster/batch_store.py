@@ -130,19 +130,28 @@ class BatchStore:
         """A job; None for no such job."""
         async with _reached():
             found = await self._redis.get(self._jobs + job_id)
-            good: Any = await self._redis.hlen(f"{self._jobs}{job_id}:output")  # type: ignore[misc]
-            bad: Any = await self._redis.hlen(f"{self._jobs}{job_id}:errors")  # type: ignore[misc]
-        if not found:
-            return None
-        job = msgspec.json.decode(found, type=Job)
-        return job if job.ended else msgspec.structs.replace(job, completed=int(good), failed=int(bad))
+        return await self.counted(msgspec.json.decode(found, type=Job)) if found else None
+
+    async def counted(self, job: Job) -> Job:
+        """``job`` with what is answered by now."""
+        if job.ended:
+            return job
+        async with _reached():
+            pipe = self._redis.pipeline(transaction=False)
+            for part in ("output", "errors"):
+                pipe.hlen(f"{self._jobs}{job.id}:{part}")
+            good, bad = await pipe.execute()
+        return msgspec.structs.replace(job, completed=int(good), failed=int(bad))
 
     async def jobs(self) -> list[Job]:
-        """Every job, the youngest first."""
-        found = {job_id: await self.job(job_id) for job_id in await self._ids(self._jobs)}
-        for job_id in [job_id for job_id, job in found.items() if job is None]:
-            await self.forget_job(job_id)
-        return [job for job in found.values() if job is not None]
+        """Every job, the youngest first, as it was last stored: ``counted`` tells what is answered."""
+        ids = await self._ids(self._jobs)
+        async with _reached():
+            found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
+        for job_id, job in zip(ids, found, strict=True):
+            if job is None:
+                await self.forget_job(job_id)
+        return [msgspec.json.decode(job, type=Job) for job in found if job is not None]
 
     async def forget_job(self, job_id: str) -> None:
         """Its time is over: nobody finds it any more."""

@@ -86,7 +86,7 @@ def batch_routes(frontend: Frontend) -> APIRouter:
 
     @routes.get("/v1/batches", openapi_extra=_listing())
     async def batches(request: Request) -> Response:
-        return json_response(_page(await _store(frontend).jobs(), request))
+        return json_response(await _page(_store(frontend), request))
 
     @routes.get("/v1/batches/{job_id}")
     async def batch(job_id: str) -> Response:
@@ -170,14 +170,14 @@ async def _job(frontend: Frontend, job_id: str) -> Job:
     return found
 
 
-def _page(jobs: list[Job], request: Request) -> Json:
+async def _page(store: BatchStore, request: Request) -> Json:
     said = request.query_params.get("limit", "20")
     if not (said.isdecimal() and len(said) < 9 and 1 <= int(said) <= MOST_LISTED):
         raise InvalidRequest(f"limit is {said!r}: give 1 to {MOST_LISTED}", "limit")
-    mine = [job for job in jobs if CALLER.get().may_see(job.tenant)]
+    mine = [job for job in await store.jobs() if CALLER.get().may_see(job.tenant)]
     ids, after = [job.id for job in mine], request.query_params.get("after")
     begin = ids.index(after) + 1 if after in ids else 0
-    page = mine[begin : begin + int(said)]
+    page = [await store.counted(job) for job in mine[begin : begin + int(said)]]
     return {
         "object": "list",
         "data": [_job_json(job) for job in page],
