@@ -17,7 +17,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.protos.errors import Unavailable
+from baton.protos.errors import InvalidRequest, Unavailable
 
 KEPT_S = 7 * 86_400
 # KEYS: owner; ARGV: who, lease ms. 1 when it is (still) theirs.
@@ -65,8 +65,19 @@ class Job(msgspec.Struct, frozen=True):
     errors: tuple[dict[str, Any], ...] = ()
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A page of a list: of one tenant's, or of all for None; ``limit`` that follow ``after``, an id."""
+
+    tenant: str | None = None
+    after: str = ""
+    limit: int = 20
+
+
 class BatchStore:
-    """Under ``{namespace}:file:`` and ``{namespace}:batch:``. Every method raises Unavailable without Redis."""
+    """Under ``{namespace}:file:`` and ``{namespace}:batch:``. Every method raises Unavailable without Redis.
+
+    Names with a colon are our own, so an id that has one is nobody's.
+    """
 
     def __init__(self, redis: Redis, namespace: str, kept_s: int = KEPT_S) -> None:
         self._redis, self._kept_s = redis, kept_s
@@ -82,11 +93,15 @@ class BatchStore:
             pipe = self._redis.pipeline(transaction=True)
             pipe.hset(self._files + file.id, mapping={"about": msgspec.json.encode(file), "content": content})
             pipe.expire(self._files + file.id, self._kept_s)
-            pipe.zadd(self._files + "all", {file.id: file.created})
+            for listed in _lists(self._files, file.tenant):
+                pipe.zadd(listed, {file.id: file.created})
+                pipe.expire(listed, self._kept_s)
             await pipe.execute()
 
     async def file(self, file_id: str) -> StoredFile | None:
         """What is known of a file; None for no such file."""
+        if ":" in file_id:
+            return None
         async with _reached():
             found: Any = await self._redis.hget(self._files + file_id, "about")  # type: ignore[misc]
         return msgspec.json.decode(found, type=StoredFile) if found else None
@@ -97,23 +112,25 @@ class BatchStore:
             found: Any = await self._redis.hget(self._files + file_id, "content")  # type: ignore[misc]
         return found or b""
 
-    async def files(self) -> list[StoredFile]:
-        """Every file, the youngest first; ids of those whose time is over are forgotten."""
-        ids = await self._ids(self._files)
+    async def files(self, asked: Asked) -> tuple[list[StoredFile], bool]:
+        """A page, the youngest first, and whether there are more."""
+        ids, more = await self._page(self._files, asked)
         async with _reached():
             pipe = self._redis.pipeline(transaction=False)
             for file_id in ids:
                 pipe.hget(self._files + file_id, "about")
             found: list[Any] = await pipe.execute() if ids else []
-            if gone := [file_id for file_id, about in zip(ids, found, strict=True) if not about]:
-                await self._redis.zrem(self._files + "all", *gone)
-        return [msgspec.json.decode(about, type=StoredFile) for about in found if about]
+        await self._forget(self._files, asked.tenant, ids, found)
+        return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
 
-    async def drop_file(self, file_id: str) -> None:
+    async def drop_file(self, file: StoredFile) -> None:
         """Forget a file."""
         async with _reached():
-            await self._redis.delete(self._files + file_id)
-            await self._redis.zrem(self._files + "all", file_id)
+            pipe = self._redis.pipeline(transaction=True)
+            pipe.delete(self._files + file.id)
+            for listed in _lists(self._files, file.tenant):
+                pipe.zrem(listed, file.id)
+            await pipe.execute()
 
     # ---- jobs --------------------------------------------------------------------------------------
 
@@ -122,47 +139,50 @@ class BatchStore:
         async with _reached():
             pipe = self._redis.pipeline(transaction=True)
             pipe.set(self._jobs + job.id, msgspec.json.encode(job), ex=self._kept_s)
-            pipe.zadd(self._jobs + "all", {job.id: job.created})
-            (pipe.sadd if is_open else pipe.srem)(self._jobs + "open", job.id)
+            for listed in _lists(self._jobs, job.tenant):
+                pipe.zadd(listed, {job.id: job.created})
+                pipe.expire(listed, self._kept_s)
+            (pipe.sadd if is_open else pipe.srem)(self._jobs + "list:open", job.id)
+            pipe.expire(self._jobs + "list:open", self._kept_s)
             await pipe.execute()
 
     async def job(self, job_id: str) -> Job | None:
         """A job; None for no such job."""
+        if ":" in job_id:
+            return None
         async with _reached():
             found = await self._redis.get(self._jobs + job_id)
-        return await self.counted(msgspec.json.decode(found, type=Job)) if found else None
+        return (await self._counted([msgspec.json.decode(found, type=Job)]))[0] if found else None
 
-    async def counted(self, job: Job) -> Job:
-        """``job`` with what is answered by now."""
-        if job.ended:
-            return job
-        async with _reached():
-            pipe = self._redis.pipeline(transaction=False)
-            for part in ("output", "errors"):
-                pipe.hlen(f"{self._jobs}{job.id}:{part}")
-            good, bad = await pipe.execute()
-        return msgspec.structs.replace(job, completed=int(good), failed=int(bad))
-
-    async def jobs(self) -> list[Job]:
-        """Every job, the youngest first, as it was last stored: ``counted`` tells what is answered."""
-        ids = await self._ids(self._jobs)
+    async def jobs(self, asked: Asked) -> tuple[list[Job], bool]:
+        """A page, the youngest first, and whether there are more."""
+        ids, more = await self._page(self._jobs, asked)
         async with _reached():
             found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
-        for job_id, job in zip(ids, found, strict=True):
-            if job is None:
-                await self.forget_job(job_id)
-        return [msgspec.json.decode(job, type=Job) for job in found if job is not None]
+        await self._forget(self._jobs, asked.tenant, ids, found)
+        return await self._counted([msgspec.json.decode(job, type=Job) for job in found if job]), more
+
+    async def _counted(self, jobs: list[Job]) -> list[Job]:
+        """With what is answered by now; an ended one says so itself."""
+        running = [job for job in jobs if not job.ended]
+        async with _reached():
+            pipe = self._redis.pipeline(transaction=False)
+            for job in running:
+                pipe.hlen(f"{self._jobs}{job.id}:output")
+                pipe.hlen(f"{self._jobs}{job.id}:errors")
+            counts = iter(await pipe.execute() if running else [])
+        now = {job.id: {"completed": next(counts), "failed": next(counts)} for job in running}
+        return [msgspec.structs.replace(job, **now.get(job.id, {})) for job in jobs]
 
     async def forget_job(self, job_id: str) -> None:
-        """Its time is over: nobody finds it any more."""
+        """Its time is over: nobody is to look for it any more."""
         async with _reached():
-            await self._redis.zrem(self._jobs + "all", job_id)
-            await self._redis.srem(self._jobs + "open", job_id)  # type: ignore[misc]
+            await self._redis.srem(self._jobs + "list:open", job_id)  # type: ignore[misc]
 
     async def open_jobs(self) -> list[str]:
         """Ids of jobs that still have lines to answer, or to be ended."""
         async with _reached():
-            found: Any = await self._redis.smembers(self._jobs + "open")  # type: ignore[misc]
+            found: Any = await self._redis.smembers(self._jobs + "list:open")  # type: ignore[misc]
         return sorted(member.decode() for member in found)
 
     async def ask_cancel(self, job_id: str) -> None:
@@ -209,10 +229,34 @@ class BatchStore:
         async with _reached():
             await self._redis.delete(*(f"{self._jobs}{job_id}:{part}" for part in ("output", "errors")))
 
-    async def _ids(self, prefix: str) -> list[str]:
+    # ---- lists -------------------------------------------------------------------------------------
+
+    async def _page(self, prefix: str, asked: Asked) -> tuple[list[str], bool]:
+        """Ids, and whether there are more. Raises InvalidRequest where ``after`` is in no list."""
+        listed, first = _listed(prefix, asked.tenant), 0
         async with _reached():
-            found: Any = await self._redis.zrevrange(prefix + "all", 0, -1)
-        return [member.decode() for member in found]
+            if asked.after:
+                rank: Any = await self._redis.zrevrank(listed, asked.after)
+                if rank is None:
+                    raise InvalidRequest(f"after is {asked.after!r}, which is not in the list", "after")
+                first = rank + 1
+            found: Any = await self._redis.zrevrange(listed, first, first + asked.limit)
+        return [member.decode() for member in found[: asked.limit]], len(found) > asked.limit
+
+    async def _forget(self, prefix: str, tenant: str | None, ids: list[str], found: list[Any]) -> None:
+        """Leave out of a list what is in it, but whose time is over."""
+        if gone := [one for one, content in zip(ids, found, strict=True) if not content]:
+            async with _reached():
+                await self._redis.zrem(_listed(prefix, tenant), *gone)
+
+
+def _lists(prefix: str, tenant: str) -> tuple[str, str]:
+    """Where it is to be found: among all, and among its tenant's."""
+    return _listed(prefix, None), _listed(prefix, tenant)
+
+
+def _listed(prefix: str, tenant: str | None) -> str:
+    return prefix + ("list:all" if tenant is None else f"list:of:{tenant}")
 
 
 @asynccontextmanager

@@ -100,7 +100,9 @@ def recv_fd(sock: socket.socket, timeout_s: float | None = None) -> int | None:
 
     Raises EOFError when the peer is gone and TimeoutError after ``timeout_s``.
     """
-    if not select.select([sock], [], [], timeout_s)[0]:
+    poller = select.poll()  # select() knows no descriptor above 1,023
+    poller.register(sock, select.POLLIN)
+    if not poller.poll(None if timeout_s is None else timeout_s * 1000):
         raise TimeoutError(f"the peer sent nothing within {timeout_s} s")
     peeked = sock.recv(_LENGTH.size, socket.MSG_PEEK)
     if not peeked:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from baton.cluster.batch_store import BatchStore, Job, StoredFile
+from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, RequestUnknown, Unavailable
 from baton.router.batch_lines import read_lines
 from baton.router.body import Body, body_docs, parse_body
@@ -25,7 +25,7 @@ from baton.router.limits import read_body
 from baton.router.openai_errors import json_response
 
 DAY_S = 86_400
-MOST_LISTED = 100
+LISTED, MOST_LISTED = 20, 100  # in one page
 FILE_DOCS: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -60,10 +60,10 @@ def batch_routes(frontend: Frontend) -> APIRouter:
     async def add_file(request: Request) -> Response:
         return json_response(_file_json(await _add_file(frontend, request)))
 
-    @routes.get("/v1/files")
-    async def files() -> Response:
-        found = [_file_json(f) for f in await _store(frontend).files() if CALLER.get().may_see(f.tenant)]
-        return json_response({"object": "list", "data": found, "has_more": False})
+    @routes.get("/v1/files", openapi_extra=_listing())
+    async def files(request: Request) -> Response:
+        found, more = await _store(frontend).files(_asked(request))
+        return json_response(_list([_file_json(file) for file in found], more))
 
     @routes.get("/v1/files/{file_id}")
     async def file(file_id: str) -> Response:
@@ -71,7 +71,7 @@ def batch_routes(frontend: Frontend) -> APIRouter:
 
     @routes.delete("/v1/files/{file_id}")
     async def drop_file(file_id: str) -> Response:
-        await _store(frontend).drop_file((await _file(frontend, file_id)).id)
+        await _store(frontend).drop_file(await _file(frontend, file_id))
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     @routes.get("/v1/files/{file_id}/content")
@@ -86,7 +86,8 @@ def batch_routes(frontend: Frontend) -> APIRouter:
 
     @routes.get("/v1/batches", openapi_extra=_listing())
     async def batches(request: Request) -> Response:
-        return json_response(await _page(_store(frontend), request))
+        found, more = await _store(frontend).jobs(_asked(request))
+        return json_response(_list([_job_json(job) for job in found], more))
 
     @routes.get("/v1/batches/{job_id}")
     async def batch(job_id: str) -> Response:
@@ -170,25 +171,22 @@ async def _job(frontend: Frontend, job_id: str) -> Job:
     return found
 
 
-async def _page(store: BatchStore, request: Request) -> Json:
-    said = request.query_params.get("limit", "20")
+def _asked(request: Request) -> Asked:
+    """The caller's own, or everybody's for who may see them."""
+    said, caller = request.query_params.get("limit", str(LISTED)), CALLER.get()
     if not (said.isdecimal() and len(said) < 9 and 1 <= int(said) <= MOST_LISTED):
         raise InvalidRequest(f"limit is {said!r}: give 1 to {MOST_LISTED}", "limit")
-    mine = [job for job in await store.jobs() if CALLER.get().may_see(job.tenant)]
-    ids, after = [job.id for job in mine], request.query_params.get("after")
-    begin = ids.index(after) + 1 if after in ids else 0
-    page = [await store.counted(job) for job in mine[begin : begin + int(said)]]
-    return {
-        "object": "list",
-        "data": [_job_json(job) for job in page],
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": begin + len(page) < len(mine),
-    }
+    tenant = None if caller.sees_all else caller.tenant
+    return Asked(tenant, request.query_params.get("after", ""), int(said))
+
+
+def _list(page: list[Json], more: bool) -> Json:
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
 
 
 def _listing() -> Json:
-    limit = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 20}
+    limit = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": LISTED}
     return {
         "parameters": [
             {"name": "limit", "in": "query", "schema": limit},

@@ -46,9 +46,14 @@ class Caller(msgspec.Struct, frozen=True):
         """With keys, a client may only make its requests less urgent than its key is."""
         return self.key.priority + max(0, asked) if self.key else asked
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether every tenant's records are its business."""
+        return self.key is None or self.key.admin
+
     def may_see(self, tenant: str) -> bool:
         """Whether another request's record is its business."""
-        return self.key is None or self.key.admin or self.key.tenant == tenant
+        return self.sees_all or self.tenant == tenant
 
 
 NOBODY = Caller()

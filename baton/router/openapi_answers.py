@@ -135,7 +135,7 @@ COMPONENTS: dict[str, Json] = {
     ),
     "Detokenized": thing(None, prompt=TEXT),
     "File": thing("file", id=TEXT, bytes=COUNT, created_at=TIME, filename=TEXT, purpose=TEXT, status=TEXT),
-    "Files": listing(a("File"), "has_more"),
+    "Files": listing(a("File"), "first_id", "last_id", "has_more"),
     "DeletedFile": thing("file", id=TEXT, deleted={"const": True}),
     "Batch": thing(
         "batch", id=TEXT, endpoint=TEXT, input_file_id=TEXT, completion_window=TEXT, created_at=TIME,

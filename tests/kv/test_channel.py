@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import resource
 import socket
 import sys
 import threading
@@ -166,6 +168,15 @@ def test_a_blocking_reader_gets_the_fd_or_hears_why_not() -> None:
     theirs.close()
     with pytest.raises(EOFError):
         recv_fd(ours)
+
+
+def test_a_reader_waits_on_descriptors_of_any_number() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_000), hard))
+    ours, theirs = socket.socketpair()
+    high = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, 1_500))
+    with theirs, high, pytest.raises(TimeoutError):
+        recv_fd(high, 0.01)
 
 
 ENGINE = """

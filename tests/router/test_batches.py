@@ -11,10 +11,10 @@ import msgspec
 import openai
 import pytest
 
-from baton.cluster.batch_store import BatchStore, Job, StoredFile
+from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
-from baton.protos.errors import Overloaded, QuotaExceeded, Unavailable
+from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
 from baton.router.batch_lane import BatchLane
 from baton.router.batch_lines import answer_line
 from baton.router.catalog import ModelCatalog
@@ -205,7 +205,7 @@ async def test_bad_uploads_and_pages_are_refused_by_name(bench, router) -> None:
 async def test_a_store_out_of_reach_is_an_error_that_says_so() -> None:
     store = BatchStore(connect("unix:///nowhere/redis.sock"), "t")
     with pytest.raises(Unavailable, match="can't be reached"):
-        await store.jobs()
+        await store.jobs(Asked())
 
 
 async def test_a_job_whose_input_is_gone_fails_and_says_so(bench) -> None:
@@ -257,5 +257,38 @@ async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
     while await store.file("file-1") or await store.job("batch_1"):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
-    assert (await store.files(), await store.jobs(), await store.open_jobs()) == ([], [], [])
+    assert (await store.files(Asked()))[0] == (await store.jobs(Asked()))[0] == await store.open_jobs() == []
     assert await redis.keys("*") == []
+
+
+async def test_lists_are_paged_by_tenant_and_a_page_says_where_it_ends(redis) -> None:
+    store = BatchStore(redis, "t")
+    for number in range(7):
+        await store.add_file(StoredFile(f"file-{number}", f"tenant-{number % 2}", "x", "batch", 1, number), b"x")
+        await store.put(Job(f"batch-{number}", f"tenant-{number % 2}", "/", "f", "24h", number, 1), is_open=True)
+    await store.answer("batch-6", 0, b"{}", True)
+    files, more = await store.files(Asked(None, limit=3))
+    assert ([f.id for f in files], more) == (["file-6", "file-5", "file-4"], True)
+    files, more = await store.files(Asked("tenant-0", "file-4", 3))
+    assert ([f.id for f in files], more) == (["file-2", "file-0"], False)
+    await store.drop_file(files[0])
+    assert [f.id for f in (await store.files(Asked("tenant-0")))[0]] == ["file-6", "file-4", "file-0"]
+    jobs, more = await store.jobs(Asked("tenant-0", limit=2))
+    assert ([(j.id, j.completed) for j in jobs], more) == ([("batch-6", 1), ("batch-4", 0)], True)
+    with pytest.raises(InvalidRequest, match="not in the list"):
+        await store.jobs(Asked("tenant-1", "batch-6"))
+
+
+async def test_a_client_pages_through_all_its_files(bench) -> None:
+    made = [await bench.openai.files.create(file=("a", b"x"), purpose="batch") for _ in range(5)]
+    assert {f.id async for f in bench.openai.files.list(limit=2)} == {f.id for f in made}
+
+
+async def test_the_stores_own_names_are_nobodys_ids(bench) -> None:
+    batch = await bench.submit(CHAT)
+    await bench.openai.batches.cancel(batch.id)
+    for name in ("all", "list:all", "list:of:", "list:open", f"{batch.id}:cancel", f"{batch.id}:owner"):
+        for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/batches/{name}"):
+            assert (await bench.http.get(path)).status_code == 404, path
+        body = {"input_file_id": name, "endpoint": "/v1/completions", "completion_window": "24h"}
+        assert (await bench.http.post("/v1/batches", json=body)).status_code in (400, 404)
