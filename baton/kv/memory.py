@@ -29,11 +29,11 @@ class PageMemory:
     """``pages`` pages of ``page_bytes`` bytes each, mapped read-write and shared. Owns ``fd``."""
 
     def __init__(self, fd: int, pages: int, page_bytes: int, backing: str = SMALL) -> None:
+        self._map = mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED)
         self.fd = fd
         self.pages = pages
         self.page_bytes = page_bytes
         self.backing = backing
-        self._map = mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED)
         if backing == TRANSPARENT:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._map)[: pages * page_bytes]
@@ -97,6 +97,11 @@ class PageMemory:
             self._map.close()
         except BufferError:  # a tensor over these pages is still alive: the mapping goes with it
             return
+
+    def __del__(self) -> None:
+        """The fd of pages that nobody knows any more; the mapping goes by itself."""
+        if getattr(self, "fd", -1) >= 0:
+            os.close(self.fd)
 
 
 def transparent(kernel: Path = _KERNEL) -> bool:

@@ -51,6 +51,13 @@ def test_closing_twice_or_under_a_living_view_is_harmless() -> None:
     assert bytes(page) == b"y" * 16
 
 
+def test_pages_that_nobody_knows_any_more_leave_no_descriptor() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        PageMemory.create(2, 64).page(1)[:] = b"x" * 64
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize(("pages", "page_bytes"), [(0, 16), (1, 0)])
 def test_memory_without_pages_is_refused(pages: int, page_bytes: int) -> None:
     with pytest.raises(ConfigError, match="at least one page"):
