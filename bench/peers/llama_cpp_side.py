@@ -1,17 +1,16 @@
 """One llama.cpp model that measures when told: runs in its own environment, which has no part of Baton.
 
-Reads one JSON line per question on stdin, ``{"batch": 4, "context": 512, "steps": 8}`` for decoding or
-``{"prompt": 512}``, and answers the seconds of a step or of the prompt. Token ids are drawn anew each time, so that
-no cache helps. Flash attention is on; the KV cache is f16.
+Token ids are drawn anew each time, so that no cache helps. Flash attention is on; the
+KV cache is f16.
 """
 
 import ctypes
-import json
 import random
 import sys
 import time
 
 import llama_cpp as llama
+from answering import answer
 
 VOCABULARY = 31000  # below the special tokens
 
@@ -55,13 +54,17 @@ class Model:
         ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))[0]
         return time.perf_counter() - began
 
-    def prompt(self, length, sequence=0):
+    def prompt(self, length):
+        self.clear()
+        return self.read(0, length)
+
+    def read(self, sequence, length):
         return self.feed([(sequence, at, at == length - 1) for at in range(length)])
 
     def decode(self, batch, context, steps):
         self.clear()
         for sequence in range(batch):
-            self.prompt(context, sequence)
+            self.read(sequence, context)
         took = [self.feed([(s, context + step, True) for s in range(batch)]) for step in range(steps + 1)]
         return sum(took[1:]) / steps
 
@@ -69,17 +72,7 @@ class Model:
 def main():
     path, threads, sequences, length = sys.argv[1], *(int(value) for value in sys.argv[2:5])
     model = Model(path, threads, sequences, length)
-    print(
-        json.dumps({"version": llama.__version__, "system": llama.llama_print_system_info().decode()}), flush=True
-    )
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "prompt" in asked:
-            model.clear()
-            seconds = model.prompt(asked["prompt"])
-        else:
-            seconds = model.decode(asked["batch"], asked["context"], asked["steps"])
-        print(json.dumps({"seconds": seconds}), flush=True)
+    answer(model, version=llama.__version__, system=llama.llama_print_system_info().decode())
 
 
 if __name__ == "__main__":

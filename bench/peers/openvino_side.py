@@ -2,11 +2,9 @@
 of Baton. It reads the GGUF file itself; all settings are its defaults (on this kind of CPU bf16 arithmetic and an
 int8 KV cache), but for threads and for prefix caching, which is off.
 
-Reads one JSON line per question on stdin, ``{"batch": 4, "context": 512, "steps": 8}`` for decoding or
-``{"prompt": 512}``, and answers the seconds of a step or of the prompt. Token ids are drawn anew each time.
+Token ids are drawn anew each time.
 """
 
-import json
 import random
 import sys
 import time
@@ -14,6 +12,7 @@ import time
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
+from answering import answer
 
 VOCABULARY = 31000  # below the special tokens
 CACHE_GB = 1
@@ -66,14 +65,7 @@ class Model:
 def main():
     path, threads, sequences, length = sys.argv[1], *(int(value) for value in sys.argv[2:5])
     model = Model(path, threads, sequences, length)
-    print(json.dumps({"version": ov.__version__.split("-")[0]}), flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "prompt" in asked:
-            seconds = model.prompt(asked["prompt"])
-        else:
-            seconds = model.decode(asked["batch"], asked["context"], asked["steps"])
-        print(json.dumps({"seconds": seconds}), flush=True)
+    answer(model, version=ov.__version__.split("-")[0])
 
 
 if __name__ == "__main__":

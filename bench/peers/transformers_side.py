@@ -1,17 +1,16 @@
 """transformers in bf16, which measures when told: runs in its own environment, which has no part of Baton. It reads
 the GGUF file itself; attention is torch's own (sdpa), the cache a DynamicCache.
 
-Reads one JSON line per question on stdin, ``{"batch": 4, "context": 512, "steps": 8}`` for decoding or
-``{"prompt": 512}``, and answers the seconds of a step or of the prompt. Token ids are drawn anew each time.
+Token ids are drawn anew each time.
 """
 
-import json
 import sys
 import time
 from pathlib import Path
 
 import torch
 import transformers
+from answering import answer
 
 VOCABULARY = 31000  # below the special tokens
 
@@ -46,15 +45,7 @@ class Model:
 
 @torch.inference_mode()
 def main():
-    model = Model(Path(sys.argv[1]), int(sys.argv[2]))
-    print(json.dumps({"version": transformers.__version__}), flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "prompt" in asked:
-            seconds = model.prompt(asked["prompt"])
-        else:
-            seconds = model.decode(asked["batch"], asked["context"], asked["steps"])
-        print(json.dumps({"seconds": seconds}), flush=True)
+    answer(Model(Path(sys.argv[1]), int(sys.argv[2])), version=transformers.__version__)
 
 
 if __name__ == "__main__":
