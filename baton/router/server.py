@@ -50,6 +50,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 BACKLOG = 2048
 LEAST_GRACE_S = 0.1  # in which idle connections close
+UNREAD_S = 300.0  # a client that takes nothing of its answer for so long is cut off by the kernel
 KEEPALIVE_S = 65  # longer than clients keep idle connections, so that none is closed as it is used
 GRPC_KEEPALIVE_MS = 20_000
 
@@ -269,6 +270,7 @@ def _bound(host: str, port: int, shared: bool) -> socket.socket:
         raise _port_error("REST", host, port, "port", "--port") from error
     # Accepted sockets inherit it. asyncio sets it only where proto is given: else 40 ms per answer (Nagle).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNREAD_S * 1000))
     return listener
 
 
