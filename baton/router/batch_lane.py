@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from baton.cluster.batch_store import BatchStore, Job, StoredFile
-from baton.protos.errors import BatonError, QuotaExceeded
+from baton.protos.errors import BatonError, QuotaExceeded, Unauthenticated
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.batch_lines import Line, answer_line, read_lines
 from baton.router.caller import CALLER, Caller
@@ -103,17 +103,26 @@ class BatchLane:
         answered = {*await self._store.answers(job.id, True), *await self._store.answers(job.id, False)}
         places = asyncio.Semaphore(AT_ONCE)
         asked: list[asyncio.Task[None]] = []
+        refused: dict[str, Any] | None = None
         async with asyncio.TaskGroup() as scope:
             for number, line in enumerate(lines):
                 if number in answered:
                     continue
                 await self._room(places)
-                if await self._store.cancel_asked(job.id):
+                key, refused = self._key_now(job)
+                if refused or await self._store.cancel_asked(job.id):
                     places.release()
                     break
-                asked.append(scope.create_task(self._line(job, number, line, places)))
+                asked.append(scope.create_task(self._line(job, key, number, line, places)))
             await settled(asked)
-        await self._close(job)
+        await self._close(job, refused)
+
+    def _key_now(self, job: Job) -> tuple[Key | None, dict[str, Any] | None]:
+        """Its owner's key with the rates of now; or why there is to be no further line."""
+        try:
+            return self._frontend.gate.renewed(msgspec.json.decode(job.key, type=Key) if job.key else None), None
+        except Unauthenticated as error:
+            return None, {"code": error.label, "line": None, "message": error.message, "param": None}
 
     async def _room(self, places: asyncio.Semaphore) -> None:
         """Wait until we may start another one."""
@@ -121,9 +130,8 @@ class BatchLane:
         while self._queued() or not self._frontend.serving.ready():  # noqa: ASYNC110 (room has many causes)
             await asyncio.sleep(ROOM_EVERY_S)
 
-    async def _line(self, job: Job, number: int, line: Line, places: asyncio.Semaphore) -> None:
+    async def _line(self, job: Job, key: Key | None, number: int, line: Line, places: asyncio.Semaphore) -> None:
         request_id = self._frontend.new_id()
-        key = msgspec.json.decode(job.key, type=Key) if job.key else None
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
         try:

@@ -80,6 +80,10 @@ class Gate:
             raise Unauthenticated("give an API key: Authorization: Bearer bt-…", "authorization")
         return Caller(key=self._keys.find(text.strip()))
 
+    def renewed(self, key: Key | None) -> Key | None:
+        """Who asked before, with the rates and rights of now. Raises Unauthenticated where they have none left."""
+        return self._keys.renewed(key) if self._keys is not None and key is not None else key
+
     async def charge(self, caller: Caller, model_id: str, requests: int, tokens: int) -> None:
         """Count against the key's rates. Raises Forbidden for a model it may not use, QuotaExceeded."""
         key = caller.key

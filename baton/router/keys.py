@@ -128,6 +128,14 @@ class KeyRing:
             raise Unauthenticated("the API key is not valid; `baton keys add TENANT` makes one", "authorization")
         return entry
 
+    def renewed(self, key: Key) -> Key:
+        """The entry as it is now, of one found before. Raises Unauthenticated where it is valid no more."""
+        self._look()
+        entry = self._keys.get(key.id)
+        if entry is None or entry.revoked or entry.hash != key.hash:
+            raise Unauthenticated("the API key is not valid any more; `baton keys add TENANT` makes one")
+        return entry
+
     def _look(self) -> None:
         if self._clock() - self._looked < LOOK_EVERY_S:
             return

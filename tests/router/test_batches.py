@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from baton.router.batch_lane import BatchLane
 from baton.router.batch_lines import answer_line
 from baton.router.catalog import ModelCatalog
 from baton.router.gate import Gate
+from baton.router.keys import KeyRing, add_key, revoke_key
 from baton.router.server import make_frontend, running_router
 from tests.router.conftest import SAID, Clients
 
@@ -246,6 +248,32 @@ async def test_a_rate_that_is_used_up_is_waited_for(bench) -> None:
     async with bench.lane().running():
         done = await bench.ended(batch.id)
     assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+
+
+async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, redis, tmp_path) -> None:
+    path = tmp_path / "keys.json"
+    text = add_key(path, "acme", 0.0)
+    gate = Gate(KeyRing(path, itertools.count(0, 10).__next__))
+    key, line = gate.identify(f"Bearer {text}").key, {"method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    lines = [line | {"custom_id": f"r{n}"} for n in range(20)]
+    content = b"\n".join(msgspec.json.encode(line) for line in lines)
+    store = BatchStore(redis, "t")
+    frontend = make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate=gate)
+    await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
+    job = Job("batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(key).decode())
+    await store.put(job, is_open=True)
+    valid = True
+    lane = BatchLane(frontend, store, "one", lambda: int(valid and len(fake.requests) > 2))
+    working = asyncio.create_task(lane.work("batch_1"))
+    while len(fake.requests) < 3:
+        await asyncio.sleep(0.01)
+    revoke_key(path, key.id)
+    valid = False
+    await working
+    ended = await store.job("batch_1")
+    assert (ended.status, [error["code"] for error in ended.errors]) == ("failed", ["unauthenticated"])
+    assert 1 <= ended.completed < 20
+    assert ended.output_file, "what was answered until then is there"
 
 
 async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
