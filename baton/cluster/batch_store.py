@@ -31,6 +31,34 @@ return 1
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
 
 
+# KEYS: file, list of all, list of the tenant, its kept files (id:bytes by when they go), their bytes.
+# ARGV: id, bytes, created, seconds that it is kept, most bytes (-1: any), about, content. The bytes kept already
+# where it would be too much, else -1.
+_ADD = """
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[3])) do
+  redis.call('ZREM', KEYS[4], gone)
+  redis.call('DECRBY', KEYS[5], string.match(gone, ':(%d+)$'))
+end
+local kept, most = tonumber(redis.call('GET', KEYS[5]) or 0), tonumber(ARGV[5])
+if most >= 0 and kept + ARGV[2] > most then return kept end
+redis.call('HSET', KEYS[1], 'about', ARGV[6], 'content', ARGV[7])
+redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+redis.call('ZADD', KEYS[4], ARGV[3] + ARGV[4], ARGV[1] .. ':' .. ARGV[2])
+redis.call('INCRBY', KEYS[5], ARGV[2])
+for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[4]) end
+return -1
+"""
+# KEYS as above; ARGV: id, bytes.
+_DROP = """
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[3], ARGV[1])
+if redis.call('ZREM', KEYS[4], ARGV[1] .. ':' .. ARGV[2]) == 1 then redis.call('DECRBY', KEYS[5], ARGV[2]) end
+return 1
+"""
+
+
 class StoredFile(msgspec.Struct, frozen=True):
     """What is known of a file beside its bytes. ``created`` in seconds of the wall clock."""
 
@@ -84,19 +112,25 @@ class BatchStore:
         self._files, self._jobs = f"{{{namespace}}}:file:", f"{{{namespace}}}:batch:"
         self._claim = redis.register_script(_CLAIM)
         self._release = redis.register_script(_RELEASE)
+        self._add, self._drop = redis.register_script(_ADD), redis.register_script(_DROP)
 
     # ---- files -------------------------------------------------------------------------------------
 
-    async def add_file(self, file: StoredFile, content: bytes) -> None:
-        """Keep a file."""
+    async def add_file(self, file: StoredFile, content: bytes, most_bytes: int = -1) -> int | None:
+        """Keep a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are."""
+        about = msgspec.json.encode(file)
+        args: list[str | int | bytes] = [
+            file.id,
+            file.bytes,
+            file.created,
+            self._kept_s,
+            most_bytes,
+            about,
+            content,
+        ]
         async with _reached():
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hset(self._files + file.id, mapping={"about": msgspec.json.encode(file), "content": content})
-            pipe.expire(self._files + file.id, self._kept_s)
-            for listed in _lists(self._files, file.tenant):
-                pipe.zadd(listed, {file.id: file.created})
-                pipe.expire(listed, self._kept_s)
-            await pipe.execute()
+            kept: int = await self._add(keys=self._keys(file), args=args)
+        return None if kept < 0 else kept
 
     async def file(self, file_id: str) -> StoredFile | None:
         """What is known of a file; None for no such file."""
@@ -126,11 +160,11 @@ class BatchStore:
     async def drop_file(self, file: StoredFile) -> None:
         """Forget a file."""
         async with _reached():
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.delete(self._files + file.id)
-            for listed in _lists(self._files, file.tenant):
-                pipe.zrem(listed, file.id)
-            await pipe.execute()
+            await self._drop(keys=self._keys(file), args=[file.id, file.bytes])
+
+    def _keys(self, file: StoredFile) -> list[str]:
+        kept = f"{self._files}list:kept:{file.tenant}"
+        return [self._files + file.id, *_lists(self._files, file.tenant), kept, f"{self._files}bytes:{file.tenant}"]
 
     # ---- jobs --------------------------------------------------------------------------------------
 

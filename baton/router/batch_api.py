@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
-from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, RequestUnknown, Unavailable
+from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.batch_lines import read_lines
 from baton.router.body import Body, body_docs, parse_body
 from baton.router.caller import CALLER
@@ -123,7 +123,14 @@ async def _add_file(frontend: Frontend, request: Request) -> StoredFile:
         raise Cancelled("the client went away while it sent its file") from None
     now = int(frontend.wall_clock())
     file = StoredFile(f"file-{frontend.new_id()}", CALLER.get().tenant, name[:256], "batch", len(content), now)
-    await _store(frontend).add_file(file, content)
+    most = frontend.limits.max_stored_bytes
+    kept = await _store(frontend).add_file(file, content, most)
+    if kept is not None:
+        raise QuotaExceeded(
+            f"{kept} bytes of files are kept, and {file.bytes} more would be over {most}: delete some, or raise "
+            "router.max_stored_bytes",
+            "file",
+        )
     return file
 
 

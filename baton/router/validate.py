@@ -43,6 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
     """What one request may ask for. Bytes, counts, seconds."""
 
     max_body_bytes: int = 8 << 20
+    max_stored_bytes: int = 256 << 20
     max_n: int = 16
     max_stop: int = 16
     max_prompts: int = 64

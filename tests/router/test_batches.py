@@ -12,7 +12,7 @@ import msgspec
 import openai
 import pytest
 
-from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
+from baton.cluster.batch_store import KEPT_S, Asked, BatchStore, Job, StoredFile
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
@@ -72,7 +72,7 @@ class Full(Gate):
 
 @pytest.fixture
 async def bench(fake, model_dir, redis) -> AsyncIterator[Bench]:
-    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0)
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, max_stored_bytes=100_000)
     store = BatchStore(redis, "t")
     frontend = make_frontend(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}), batches=store)
     async with running_router(config, frontend) as address:
@@ -320,3 +320,17 @@ async def test_the_stores_own_names_are_nobodys_ids(bench) -> None:
             assert (await bench.http.get(path)).status_code == 404, path
         body = {"input_file_id": name, "endpoint": "/v1/completions", "completion_window": "24h"}
         assert (await bench.http.post("/v1/batches", json=body)).status_code in (400, 404)
+
+
+async def test_a_tenants_files_are_bounded_and_what_is_deleted_or_over_makes_room(bench) -> None:
+    create = bench.openai.files.create
+    kept = await create(file=("a.jsonl", b"x" * 60_000), purpose="batch")
+    with pytest.raises(openai.RateLimitError, match=r"60000 bytes of files are kept.*max_stored_bytes"):
+        await create(file=("b.jsonl", b"x" * 40_001), purpose="batch")
+    await bench.openai.files.delete(kept.id)
+    assert (await create(file=("b.jsonl", b"x" * 60_000), purpose="batch")).bytes == 60_000
+    assert await bench.store.add_file(StoredFile("file-a", "a", "x", "batch", 9, 1), b"x" * 9, 10) is None
+    assert await bench.store.add_file(StoredFile("file-b", "a", "x", "batch", 2, 2), b"xx", 10) == 9
+    later = StoredFile("file-c", "a", "x", "batch", 2, 2 + KEPT_S)
+    assert await bench.store.add_file(later, b"xx", 10) is None, "the first file's time is over"
+    assert await bench.store.file("file-b") is None

@@ -57,6 +57,9 @@ class RouterConfig(Section):
         default=2.0, ge=0, description="what runs may finish in this time when the router is told to stop"
     )
     max_body_bytes: int = Field(default=8 << 20, ge=1024, description="of one request")
+    max_stored_bytes: int = Field(
+        default=256 << 20, ge=1024, description="of one tenant's files, with which no new one is taken; in Redis"
+    )
     max_n: int = Field(default=16, ge=1, description="choices in one request")
     max_stop: int = Field(default=16, ge=1, description="stop strings in one request")
     max_prompts: int = Field(default=64, ge=1, description="prompts in one completion request")
