@@ -17,12 +17,13 @@ from baton.cluster.roles import roles_key
 from baton.protos.errors import ConfigError
 
 MOST = 1024
+BY_CONFIG = "config"
 
 
 class Scale(msgspec.Struct, frozen=True):
     """Workers of each role. ``serial`` rises with each asking, so that the same numbers can be asked for again.
 
-    ``by``: who asked; empty for an operator.
+    ``by``: who asked; empty for an operator, ``BY_CONFIG`` for the config of who places.
     """
 
     prefill: int
@@ -74,10 +75,27 @@ async def read(redis: Redis, namespace: str) -> Scale | None:
     return _decoded(cast(Any, await redis.get(key(namespace))))
 
 
+async def begin(redis: Redis, namespace: str, planned: Scale, now: Scale | None = None) -> Scale:
+    """What holds where workers are placed for good: what was asked since the config began to say ``planned``;
+    otherwise ``now`` (default: ``planned``) is asked. A config that says other numbers than it did comes last.
+    """
+    numbers = f"{planned.prefill} {planned.decode}".encode()
+    asked = await read(redis, namespace)
+    if asked is not None and await redis.get(_planned_key(namespace)) == numbers:
+        return asked
+    asked = await ask(redis, namespace, msgspec.structs.replace(now or planned, by=BY_CONFIG), planned)
+    await redis.set(_planned_key(namespace), numbers)
+    return asked
+
+
 def forget_scale(url: str, namespace: str) -> None:
     """A cluster begins: what was asked of an earlier one doesn't count."""
     with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:
-        client.delete(key(namespace))
+        client.delete(key(namespace), _planned_key(namespace))
+
+
+def _planned_key(namespace: str) -> str:
+    return f"{key(namespace)}:planned"
 
 
 def _decoded(raw: bytes | None) -> Scale | None:

@@ -85,7 +85,7 @@ def workers(
     redis: Annotated[
         str | None, _flag("The cluster's Redis; default: of the newest cluster on this machine")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="The cluster's namespace")] = "baton",
+    namespace: Annotated[str, typer.Option(help="The cluster's namespace; default: of the newest one")] = "",
 ) -> None:
     """Show the workers of a running cluster."""
     from baton.console.workers import show_workers

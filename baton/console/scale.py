@@ -1,4 +1,4 @@
-"""``baton scale prefill=3 decode=2``: ask a running `baton serve` for other numbers of workers, and wait for it.
+"""``baton scale prefill=3 decode=2``: ask who places workers (`serve`, `place`) for other numbers, and wait.
 
 Knows nothing of how workers are placed or drained.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +17,7 @@ from rich.console import Console
 
 from baton.cluster.membership import Roster, connect
 from baton.cluster.scale import Scale, ask, read, slots_of
-from baton.console.workers import newest_config
+from baton.console.workers import meeting_place
 from baton.protos.errors import ConfigError, StartupError
 
 LOOK_S = 0.2
@@ -34,7 +32,7 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
     def scale(
         numbers: Annotated[list[str], typer.Argument(help="prefill=N and/or decode=N")],
         redis: Annotated[str, typer.Option(help="The cluster's Redis; default: of the newest one here")] = "",
-        namespace: Annotated[str, typer.Option(help="The cluster's namespace")] = "baton",
+        namespace: Annotated[str, typer.Option(help="The cluster's namespace; default: of the newest one")] = "",
         wait: Annotated[float, typer.Option(help="Seconds to wait until it is so; 0: don't")] = 120.0,
     ) -> None:
         """Run other numbers of workers; those that go are drained first, and no request fails."""
@@ -43,7 +41,7 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
 
 def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> int:
     """Ask, wait, tell how long it took."""
-    url = redis or newest_config(Path(tempfile.gettempdir())).redis.url
+    url, namespace = meeting_place(redis, namespace)
     begun = time.monotonic()
     console, wanted = Console(highlight=False), asyncio.run(_scale(url, namespace, parse(numbers), wait_s))
     took = f" after {time.monotonic() - begun:.1f} s" if wait_s else ", asked for"

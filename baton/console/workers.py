@@ -6,6 +6,7 @@ Knows nothing of routers; it reads the membership in Redis as a router does.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from baton.cluster.config import BatonConfig
+from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.membership import Entry, Roster, connect
 from baton.deploy.redis_server import check_redis
 from baton.protos import version
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import WorkerInfo
 
+RUN_DIR = "BATON_CLUSTER__RUN_DIR"
 COLUMNS = (
     "worker",
     "role",
@@ -38,7 +40,7 @@ COLUMNS = (
 
 def show_workers(redis_url: str | None, namespace: str) -> int:
     """Print the table. Without a URL it is the newest cluster that runs on this machine."""
-    url = redis_url or newest_run(Path(tempfile.gettempdir()))
+    url, namespace = meeting_place(redis_url, namespace)
     if redis_url:
         check_redis(redis_url)
     console, entries = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
@@ -48,14 +50,22 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
     return 0
 
 
-def newest_run(folder: Path) -> str:
-    """The Redis of the run that started last. Raises ConfigError when none runs here."""
-    return newest_config(folder).redis.url
+def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
+    """Redis and namespace: those that were named, else those of the newest cluster on this machine."""
+    if redis_url:
+        return redis_url, namespace or ClusterConfig().namespace
+    config = newest_config(Path(tempfile.gettempdir()))
+    return config.redis.url, namespace or config.cluster.namespace
 
 
 def newest_config(folder: Path) -> BatonConfig:
-    """The config of the run that started last. Raises ConfigError when none runs here."""
-    for path in sorted(folder.glob("baton-*/config.json"), key=lambda p: p.stat().st_mtime, reverse=True):
+    """The config of the run that started last, in a folder of ``folder`` or where the environment says (a pod's
+    router). Raises ConfigError when none runs here.
+    """
+    found = [*folder.glob("baton-*/config.json")]
+    if named := os.environ.get(RUN_DIR):
+        found += Path(named).glob("config.json")
+    for path in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True):
         try:
             config = BatonConfig.model_validate_json(path.read_bytes())
             check_redis(config.redis.url)

@@ -2,7 +2,8 @@
 
 What runs in the head pod of a RayCluster. Placement is that of ``baton serve`` with other settings: workers are
 lasting actors, Ray's silence is borne longer, and each slot runs ``baton worker`` with the settings of the node
-that it is on (its baton.toml and environment). Knows nothing of models, nor of placement itself.
+that it is on (its baton.toml and environment). Knows nothing of models, of placement itself, nor (``follow``) of
+who says how many.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig
+from baton.deploy.follow import Follow
 from baton.deploy.plans import in_pool, slots_of
 from baton.deploy.ray_app import Placement, PlacementSpec
 from baton.deploy.security import ray_environment
@@ -54,22 +56,34 @@ def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
 def run_placer(config: BatonConfig, config_file: str) -> int:
     """Until SIGTERM or SIGINT; the exit status. Raises ConfigError and StartupError."""
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
-    plans = plans_of(config, config_file)
-    placement = Placement(spec_of(config, plans))
+    placement, follow = Placement(spec_of(config, plans_of(config, config_file))), Follow(config, config_file)
     log.info("in Ray at %s", placement.connect())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())  # after Ray, which installs its own
+    follow.start()
     try:
-        placement.scale(plans)
-        while not stop.wait(POLL_S):
-            placement.tend()
-            for status in placement.changes():
-                why = f": {status.error.message}" if status.error else ""
-                log.info("%s %s %s%s", status.slot, status.state, status.address, why)
+        _keep_placing(placement, follow, stop, config_file)
     finally:
+        follow.stop()
         placement.close()
     return 0
+
+
+def _keep_placing(placement: Placement, follow: Follow, stop: threading.Event, config_file: str) -> None:
+    """As many as are asked for. Before that is known nobody is placed, and nobody sent away."""
+    known = False
+    while not stop.wait(POLL_S):
+        if (wanted := follow.take()) is not None:
+            known = True
+            log.info("prefill %d, decode %d", wanted.cluster.prefill, wanted.cluster.decode)
+            placement.scale(plans_of(wanted, config_file))
+        if not known:
+            continue
+        placement.tend()
+        for status in placement.changes():
+            why = f": {status.error.message}" if status.error else ""
+            log.info("%s %s %s%s", status.slot, status.state, status.address, why)
 
 
 def spec_of(config: BatonConfig, plans: Sequence[HostPlan]) -> PlacementSpec:

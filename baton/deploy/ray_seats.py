@@ -84,6 +84,8 @@ class Seats:
         for slot, seated in list(self._seats.items()):
             if seated.leaving is None and seated.seat.node_id not in nodes:
                 self._lose(slot, f"its node {seated.seat.node_id[:12]} is gone")
+            elif seated.leaving is None and self._has_ended(slot):
+                self._lose(slot, "it was told to end, by an earlier placer or its node")
         self._finish_leaving()
         self._fill([node for name, node in nodes.items() if name not in draining])
         for slot, seated in list(self._seats.items()):  # last: who could be seated again keeps its role served
@@ -188,6 +190,11 @@ class Seats:
         ready = [s for s, seated in alike.items() if seated.leaving is None and self._ready.get(s, known) < known]
         urgent = deadline and deadline - self._wall_clock() < URGENT_S + self._drain_s + STOP_EXTRA_S
         return bool(ready or urgent or not alike)
+
+    def _has_ended(self, slot: str) -> bool:
+        """A lasting worker that is wanted, and whose supervisor starts nothing any more."""
+        status = self._last.get(slot)
+        return self._lasting and slot in self._wanted and status is not None and status.state == "ended"
 
     def _ask_to_leave(self, slot: str, why: str) -> None:
         log.info("%s leaves: %s", slot, why)

@@ -1,6 +1,6 @@
 # The router (and planner and console): no torch, no compiler. Any base with Python 3.11 or newer will do.
 #   docker build -f deploy/docker/router.Dockerfile -t baton-router:0.1.0 .
-ARG BASE=python:3.11.13-slim-bookworm
+ARG BASE=python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 FROM ${BASE} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./

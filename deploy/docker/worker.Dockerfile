@@ -1,7 +1,7 @@
 # A worker on CPUs, with Ray: torch without CUDA, and the native kernels of every ISA built ahead, so that the image
 # needs no compiler. PIP_INDEX_URL or PIP_EXTRA_INDEX_URL name an index with torch's CPU wheels; PyPI's own are CUDA's.
 #   docker build -f deploy/docker/worker.Dockerfile --build-arg PIP_EXTRA_INDEX_URL=… -t baton-worker-cpu:0.1.0 .
-ARG BASE=python:3.11.13-slim-bookworm
+ARG BASE=python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 FROM ${BASE} AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.scale import Scale, ask, key, read
+from baton.cluster.scale import BY_CONFIG, Scale, ask, begin, forget_scale, key, read
 from baton.deploy import scaling
 from baton.deploy.redis_server import RedisServer
 from baton.protos.errors import ConfigError
@@ -39,3 +39,16 @@ async def test_a_watcher_hears_what_is_asked_from_now_on(server: RedisServer, re
     assert heard.empty(), "what was asked before is not ours"
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_what_was_asked_outlives_who_places_until_the_config_says_otherwise(
+    server: RedisServer, redis: Redis
+) -> None:
+    assert await begin(redis, "p", Scale(1, 1)) == Scale(1, 1, 1, BY_CONFIG)
+    await ask(redis, "p", Scale(3, 2))
+    assert await begin(redis, "p", Scale(1, 1)) == Scale(3, 2, 2), "a placer that starts again"
+    assert await begin(redis, "p", Scale(2, 2)) == Scale(2, 2, 3, BY_CONFIG), "with another config"
+    await ask(redis, "p", Scale(5, 2))
+    assert await begin(redis, "p", Scale(2, 2)) == Scale(5, 2, 4)
+    forget_scale(server.url, "p")
+    assert await begin(redis, "p", Scale(2, 2), Scale(5, 2)) == Scale(5, 2, 1, BY_CONFIG), "what is there stays"

@@ -14,6 +14,7 @@ from baton.console.doctor import examine, machine, services
 from baton.console.findings import Finding, exit_code
 from baton.console.main import app
 from baton.deploy.redis_server import find_server
+from baton.engine.gpu import Gpu, probe
 from baton.tls.authority import Authority
 
 
@@ -97,10 +98,31 @@ def test_more_kv_than_memory_fails() -> None:
     assert states(machine.memory(config(worker={"kv_memory_bytes": 1 << 50}))) == {"memory": "fail"}
 
 
-def test_a_gpu_that_is_asked_for_and_not_here_fails(monkeypatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert states(machine.gpu(config(worker={"device": "cuda"}))) == {"gpu": "fail"}
-    assert states(machine.gpu(config())) == {"gpu": "skip"}
+def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy() -> None:
+    def none():
+        return probe("libno-such-driver.so")
+
+    for ask in (
+        none,
+        lambda: Gpu("L40S", (8, 9), (13, 0), 48 << 30),
+        lambda: Gpu("H100", (9, 0), (12, 4), 80 << 30),
+    ):
+        found = machine.gpu(config(worker={"device": "cuda"}), ask)
+        assert (found.state, bool(found.remedy)) == ("fail", True)
+        assert states(machine.gpu(config(), ask)) == {"gpu": "skip"}
+    good = machine.gpu(config(worker={"device": "auto"}), lambda: Gpu("H100", (9, 0), (13, 0), 80 << 30))
+    assert (good.state, good.what) == ("ok", "H100, 80 GiB, a driver for CUDA 13.0")
+
+
+def test_whatever_is_wrong_has_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text(
+        "[router]\nport = 0\ngrpc_port = 0\n[worker]\ndevice = 'cuda'\nmodel = '/none'\n"
+        "[redis]\nurl = 'redis://127.0.0.1:1'\n[ray]\naddress = '127.0.0.1:1'\n[tls]\ndir = '/none'\n"
+    )
+    found = [f for f in examine.examine(str(file), quick=True) if f.state in ("warn", "fail")]
+    assert {"gpu", "model", "redis", "ray", "tls router", "tls worker"} <= {f.subject for f in found}
+    assert all(f.remedy for f in found), found
 
 
 def test_without_a_compiler_kernels_come_from_the_prebuilt_folder(tmp_path: Path, monkeypatch) -> None:

@@ -1,13 +1,17 @@
 """What `baton workers` says of each worker's version."""
 
+import tempfile
 from io import StringIO
+from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
 from baton.cluster.membership import Entry
-from baton.console.workers import table, version_of
+from baton.console.workers import RUN_DIR, meeting_place, table, version_of
+from baton.deploy.redis_server import RedisServer
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 from baton.protos.version import PROTOCOL
 
@@ -36,3 +40,18 @@ def test_every_worker_has_a_row_with_its_version() -> None:
     header, row = text.getvalue().splitlines()[:2]
     assert "version" in header
     assert {"decode-0", "1.2.3", "10.0.0.3:8100"} <= set(row.split())
+
+
+def test_without_a_redis_it_is_the_cluster_of_this_machine_or_of_this_pod_with_its_namespace(monkeypatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        server = RedisServer(Path(folder)).start()
+        try:
+            config = BatonConfig(redis=RedisConfig(url=server.url), cluster=ClusterConfig(namespace="llm.demo"))
+            Path(folder, "config.json").write_text(config.model_dump_json())
+            monkeypatch.setenv(RUN_DIR, folder)
+            monkeypatch.setattr(tempfile, "tempdir", folder)
+            assert meeting_place(None, "") == (server.url, "llm.demo")
+            assert meeting_place(None, "other") == (server.url, "other")
+            assert meeting_place("redis://elsewhere", "") == ("redis://elsewhere", "baton")
+        finally:
+            server.stop()

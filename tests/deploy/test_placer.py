@@ -1,4 +1,4 @@
-"""A Ray that others started is filled with workers, which outlive who asked for them; a pod's preStop ends them."""
+"""A Ray that others started is filled with as many workers as somebody asks for, which outlive who placed them."""
 
 import contextlib
 import os
@@ -121,9 +121,12 @@ def test_placed_workers_serve_outlive_the_placer_and_are_drained() -> None:
         _until(lambda: _reachable(url) == 2, root, placer, ray)
         before = holders(root / "r" / "slots")
         assert _answers(url)
-        placer.terminate()
+        assert _scaled(redis, "decode=2") == 0
+        _until(lambda: _reachable(url) == 3, root, placer, ray)
+        assert _scaled(redis, "decode=1") == 0
+        placer.terminate()  # its worker may just be ending
         assert placer.wait(20) == 0
-        assert holders(root / "r" / "slots") == before
+        _until(lambda: holders(root / "r" / "slots") == before, root, ray)
         assert _answers(url)
         again = _baton(root, "place", stack, "--config", str(file), more={"BATON_CLUSTER__DECODE": "2"})
         _until(lambda: _reachable(url) == 3, root, again, ray)
@@ -132,6 +135,16 @@ def test_placed_workers_serve_outlive_the_placer_and_are_drained() -> None:
         assert drain_workers(load_config(str(file))) == 0
         assert all(wait_exit(pid, 5) for pid in after.values())
         assert holders(root / "r" / "slots") == {}
+
+
+def _scaled(redis: str, *numbers: str) -> int:
+    """`baton scale`, which waits until it is so."""
+    return subprocess.run(
+        [sys.executable, "-m", "baton", "scale", *numbers, "--redis", redis],
+        env=host_environment(),
+        timeout=UP_S,
+        check=False,
+    ).returncode
 
 
 def _free() -> int:

@@ -242,6 +242,19 @@ def test_the_next_one_takes_over_lasting_workers_and_drains_what_it_does_not_wan
     assert set(made.where()) == {"decode-0", "prefill-0"}
 
 
+def test_a_lasting_worker_that_an_earlier_placer_told_to_end_is_placed_anew(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2}
+    seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    made = seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    ray.actors[1].state = "ended"
+    for _ in range(3):
+        later(made, clock)
+    assert [actor.killed for actor in ray.actors] == [False, True, False]
+    assert set(made.where()) == {"decode-0", "decode-1"}
+    later(made, clock)
+    assert len(ray.actors) == 3, "once"
+
+
 def test_what_another_version_named_otherwise_is_drained_and_placed_anew(ray: FakeRay, clock: Clock) -> None:
     ray.alive["n"] = {"baton_decode": 1}
     ray.named["baton/decode-0/0123456789ab"] = old = Actor(plan("decode-0"))

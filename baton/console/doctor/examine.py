@@ -34,7 +34,9 @@ def examine(config_path: str | None, quick: bool) -> list[Finding]:
     try:
         config = load_config(config_path)
     except BatonError as error:
-        return [Finding("config", "fail", error.message)]
+        return [
+            Finding("config", "fail", error.message, "`baton check -f FILE`; docs/configuration.md has every key")
+        ]
     found: list[Finding] = []
     for name, look in LOOKS.items():
         if not (quick and name == "kv"):
@@ -47,5 +49,6 @@ def _looked(name: str, look: Look, config: BatonConfig) -> Sequence[Finding]:
     try:
         seen = look(config)
     except Exception as error:
-        return [Finding(name, "warn", f"could not be looked at: {type(error).__name__}: {error}")]
+        what = f"could not be looked at: {type(error).__name__}: {error}"
+        return [Finding(name, "warn", what, "look at it by hand; the other findings stand")]
     return [seen] if isinstance(seen, Finding) else seen

@@ -8,14 +8,14 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import shutil
-import subprocess
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig
 from baton.console.findings import Finding
 from baton.deploy.single import usable_cores
+from baton.engine.gpu import Probe, probe, require
 from baton.kernels.abi import build, native
+from baton.protos.errors import ConfigError
 
 TIME_ERROR, STA_UNSYNC = 5, 0x0040
 MIB, GIB = 1 << 20, 1 << 30
@@ -128,24 +128,19 @@ def compiler() -> Finding:
     return Finding("kernels", "ok", str(path) if path else "the references, as BATON_ISA asks")
 
 
-def gpu(config: BatonConfig) -> Finding:
-    """Whether a GPU is here, and whether one is needed."""
-    needed = config.worker.device == "cuda"
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        text = "no nvidia-smi: no NVIDIA driver is installed"
-        remedy = "install the driver (in a container: the NVIDIA runtime), or worker.device = cpu"
-        return (
-            Finding("gpu", "fail", text, remedy) if needed else Finding("gpu", "skip", f"{text}; none is asked for")
-        )
-    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    if done.returncode or not lines:
-        said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nvidia-smi lists none"]
-        remedy = "nvidia-smi must work for this user; in Kubernetes set the pool's gpus"
-        return Finding("gpu", "fail" if needed else "warn", said[0], remedy)
-    return Finding("gpu", "ok", "; ".join(lines))
+def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
+    """Whether the GPU here will do, by the same questions that a worker asks at its start."""
+    device = config.worker.device
+    try:
+        found = require(ask=ask)
+    except ConfigError as error:
+        what, _, remedy = error.message.removeprefix("device cuda: ").rpartition("; ")
+        if device == "cuda":
+            return Finding("gpu", "fail", what, remedy)
+        return Finding("gpu", "skip", f"{what}; {'the CPU serves' if device == 'auto' else 'none is asked for'}")
+    release = ".".join(map(str, found.driver))
+    said = f"{found.name}, {found.memory_bytes / GIB:.0f} GiB, a driver for CUDA {release}"
+    return Finding("gpu", "ok", said if device in ("cuda", "auto") else f"{said}; none is asked for")
 
 
 def _meminfo() -> dict[str, int]:

@@ -133,7 +133,7 @@ def model(config: BatonConfig) -> Finding:
     try:
         found = resolve_model(config)
     except BatonError as error:
-        return Finding("model", "fail", error.message)
+        return Finding("model", "fail", error.message, "correct worker.model (--model)")
     if found and not Path(found).is_dir():
         return Finding("model", "ok", f"{found}, from the Hugging Face hub when a worker starts")
     return Finding("model", "ok", found or f"none is needed: {config.worker.device}")
@@ -153,7 +153,8 @@ def _certificate(name: str, read: Callable[[], Identity | None]) -> Finding:
     try:
         identity = read()
     except BatonError as error:
-        return Finding(f"tls {name}", "fail", error.message)
+        remedy = "`baton certs make DIR` for development; correct tls.dir, or tls.cert, tls.key and tls.ca"
+        return Finding(f"tls {name}", "fail", error.message, remedy)
     assert identity is not None
     left, path = identity.ends - time.time(), identity.files.cert
     state: State = "fail" if left <= 0 else "warn" if left < SOON_S else "ok"

@@ -107,9 +107,55 @@ def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:
         "prefill-long": {"baton_prefill": 1},
         "decode": {"baton_decode": 1},
     }
-    placer = ray["spec"]["headGroupSpec"]["template"]["spec"]["containers"][1]
-    env = {e["name"]: e.get("value") for e in placer["env"]}
-    assert (env["BATON_CLUSTER__PREFILL"], env["BATON_CLUSTER__DECODE"]) == ("4", "4")
+
+
+def test_the_placer_reads_its_numbers_from_a_configmap_of_its_own_and_reaches_redis(tmp_path) -> None:
+    """So that another ratio is taken up where it runs, and restarts nobody."""
+    from baton.cluster.config import load_config
+
+    heterogeneous = profile("values-heterogeneous.yaml")
+    for values in (
+        heterogeneous,
+        {**heterogeneous, **EXTRAS["external redis"]},
+        {**heterogeneous, "tls": {"mode": "certManager", "issuerRef": {"name": "ca"}}},
+    ):
+        manifests = render(values)
+        spec = one(manifests, "RayCluster", "demo-baton")["spec"]["headGroupSpec"]["template"]["spec"]
+        placer = spec["containers"][1]
+        (tmp_path / "baton.toml").write_text(one(manifests, "ConfigMap", "demo-baton-placer")["data"]["baton.toml"])
+        config = load_config(str(tmp_path / "baton.toml"))
+        assert (config.cluster.prefill, config.cluster.decode) == (4, 4)
+        assert "configMap" in next(v for v in spec["volumes"] if v["name"] == "config")
+        mounted = tuple(m["mountPath"] for m in placer["volumeMounts"])
+        files = (config.redis.ca, config.redis.cert, config.redis.key)
+        assert all(file.startswith(mounted) for file in files if file)
+        assert any(e["name"] == "BATON_REDIS__PASSWORD" for e in placer["env"])
+        for policy in (m for m in manifests if m["metadata"]["name"] == "demo-baton-redis"):
+            if policy["kind"] == "NetworkPolicy":
+                peers = [peer["podSelector"]["matchLabels"] for peer in policy["spec"]["ingress"][0]["from"]]
+                assert "ray-head" in {peer["app.kubernetes.io/component"] for peer in peers}
+
+
+@pytest.mark.parametrize("mode", ["pods", "raycluster"])
+def test_another_ratio_changes_counts_and_nothing_that_restarts_a_pod(mode: str) -> None:
+    before, after = (
+        {(m["kind"], m["metadata"]["name"]): m for m in render({"workers": {"mode": mode}, "ratio": ratio})}
+        for ratio in ({"prefill": 1, "decode": 1}, {"prefill": 2, "decode": 3})
+    )
+    changed = {key for key in before if before[key] != after[key] and key[0] != "Secret"}
+    assert changed == (
+        {("RayCluster", "demo-baton"), ("ConfigMap", "demo-baton-placer")}
+        if mode == "raycluster"
+        else {("StatefulSet", "demo-baton-prefill"), ("StatefulSet", "demo-baton-decode")}
+    )
+    for was, now in ((before[key], after[key]) for key in changed):
+        assert _templates(was) == _templates(now)
+
+
+def _templates(manifest) -> list:
+    spec = manifest.get("spec", {})
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]] if "headGroupSpec" in spec else [spec]
+    return [group.get("template") for group in groups]
 
 
 def test_the_rendered_config_is_one_the_product_takes(tmp_path, monkeypatch) -> None:

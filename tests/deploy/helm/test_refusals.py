@@ -21,6 +21,7 @@ WRONG = {
     "workers: {mode: raycluster, autoscaling: {enabled: true}}": "autoscaling.enabled needs workers.mode: pods",
     "{ratio: auto, workers: {autoscaling: {enabled: true}}}": "workers.autoscaling.enabled and ratio: auto both",
     "{ratio: auto, config: {controller: {mode: 'off'}}}": "config.controller.mode is set by ratio: auto",
+    "config: {controller: {most_workers: 4}}": "config.controller.most_workers asks `baton place`",
     "workers: {pools: {long: {role: prefill}}}": "ratio can't say how the prefill pools",
     "workers: {defaults: {device: gpu}}": "/workers/defaults/device",
     "workers: {defaults: {device: cuda}}": "gpus is 0: set gpus: 1",

@@ -105,7 +105,8 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{/* baton.toml. Nothing secret is in it: passwords come from the environment. */}}
+{{/* baton.toml. Nothing secret is in it: passwords come from the environment. With `placed` (prefill, decode) in the
+     context it says how many as well: only who places them reads that, so that a new ratio restarts nobody. */}}
 {{- define "baton.toml" -}}
 {{- $all := deepCopy .Values.config -}}
 {{- $own := dict
@@ -114,6 +115,7 @@ imagePullSecrets:
   "cluster" (dict "namespace" (printf "%s.%s" .Release.Namespace (include "baton.fullname" .) | trunc 64) "run_dir" "/run/baton")
   "telemetry" (dict "otlp_endpoint" .Values.telemetry.otlpEndpoint "log_level" .Values.telemetry.logLevel)
 -}}
+{{- with .placed -}}{{- $_ := set $own "cluster" (merge (dict "prefill" .prefill "decode" .decode) $own.cluster) -}}{{- end -}}
 {{- if .Values.auth.enabled -}}{{- $_ := set $own.router "keys_file" "/etc/baton/keys/keys.json" -}}
 {{- else -}}{{- $_ := set $own.router "insecure" true -}}{{- end -}}
 {{- if kindIs "string" .Values.ratio -}}{{- $_ := set $own "controller" (dict "mode" "auto") -}}{{- end -}}
@@ -158,6 +160,15 @@ url: {{ .Values.redis.external.url | quote }}
 ca: /etc/baton/redis/ca.crt
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* Workers of each role, all pools together: (dict "prefill" 3 "decode" 5). A YAML map. */}}
+{{- define "baton.counts" -}}
+{{- $counts := dict "prefill" 0 "decode" 0 -}}
+{{- range $_, $pool := include "baton.pools" . | fromYaml -}}
+{{- $_ := set $counts $pool.role (add (get $counts $pool.role) (int $pool.replicas)) -}}
+{{- end -}}
+{{ toYaml $counts }}
 {{- end -}}
 
 {{/* Who needs a certificate. A YAML list. */}}

@@ -21,15 +21,7 @@ securityContext:
 
 {{/* The environment of a router or worker: where Redis is (with its password), and where may be written. */}}
 {{- define "baton.environment" -}}
-{{- if .Values.redis.enabled }}
-- name: BATON_REDIS__PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "baton.secretName.redis" . }}, key: password}}
-{{- else if .Values.redis.external.existingSecret }}
-- name: BATON_REDIS__PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: password}}
-- name: BATON_REDIS__USERNAME
-  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: username, optional: true}}
-{{- end }}
+{{- include "baton.redisEnvironment" . }}
 - {name: HOME, value: /tmp}
 - {name: TMPDIR, value: /tmp}
 - {name: BATON_CACHE_DIR, value: /var/cache/baton}
@@ -39,6 +31,18 @@ securityContext:
 {{- else if .Values.model.hub.tokenSecret.name }}
 - name: HF_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.model.hub.tokenSecret.name }}, key: {{ .Values.model.hub.tokenSecret.key }}}}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.redisEnvironment" -}}
+{{- if .Values.redis.enabled }}
+- name: BATON_REDIS__PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ include "baton.secretName.redis" . }}, key: password}}
+{{- else if .Values.redis.external.existingSecret }}
+- name: BATON_REDIS__PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: password}}
+- name: BATON_REDIS__USERNAME
+  valueFrom: {secretKeyRef: {name: {{ .Values.redis.external.existingSecret }}, key: username, optional: true}}
 {{- end }}
 {{- end -}}
 
@@ -55,6 +59,11 @@ securityContext:
   subPath: {{ .Values.model.pvc.subPath }}
 {{- end }}
 {{- end }}
+{{- include "baton.trustMounts" . }}
+{{- end -}}
+
+{{/* Certificates, and the CA of an external Redis. */}}
+{{- define "baton.trustMounts" -}}
 {{- if eq (include "baton.tlsOn" .) "true" }}
 - {name: tls, mountPath: /etc/baton/tls, readOnly: true}
 {{- end }}
@@ -85,6 +94,13 @@ securityContext:
 - name: model
   image: {reference: {{ .Values.model.imageVolume.reference | quote }}, pullPolicy: {{ .Values.model.imageVolume.pullPolicy }}}
 {{- end }}
+{{- end -}}
+{{- include "baton.trustVolumes" . }}
+{{- end -}}
+
+{{- define "baton.trustVolumes" -}}
+{{- $role := .role -}}
+{{- with .root -}}
 {{- if eq (include "baton.tlsOn" .) "true" }}
 - name: tls
   secret: {secretName: {{ include "baton.secretName.tls" (dict "root" . "role" $role) }}, defaultMode: 288}

@@ -50,6 +50,7 @@
 {{- if kindIs "string" $ratio -}}{{ include "baton.refuse" "workers.autoscaling.enabled and ratio: auto both decide how many workers a role has: disable one of them" }}{{- end -}}
 {{- end -}}
 {{- if and (kindIs "string" $ratio) (default dict .Values.config.controller).mode -}}{{ include "baton.refuse" "config.controller.mode is set by ratio: auto; drop it, or give ratio: {prefill: N, decode: M}" }}{{- end -}}
+{{- if and (eq .Values.workers.mode "pods") (default dict .Values.config.controller).most_workers -}}{{ include "baton.refuse" "config.controller.most_workers asks `baton place` for workers, and workers.mode is pods: use workers.autoscaling, or workers.mode: raycluster" }}{{- end -}}
 {{- $ports := list (int .Values.workers.ports.grpc) (int .Values.workers.ports.data) (int .Values.workers.ports.metrics) -}}
 {{- if ne (len (uniq $ports)) 3 -}}{{ include "baton.refuse" "workers.ports: grpc, data and metrics must be three different ports" }}{{- end -}}
 {{- if eq (int .Values.router.ports.http) (int .Values.router.ports.grpc) -}}{{ include "baton.refuse" "router.ports: http and grpc must be two different ports" }}{{- end -}}

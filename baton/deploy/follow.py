@@ -1,0 +1,124 @@
+"""How many workers `baton place` is to have: the config's numbers until somebody asks for others in Redis.
+
+Knows nothing of Ray. It looks in a thread of its own, since placing waits for Ray at times. A baton.toml that
+changes (a ConfigMap that `helm upgrade` wrote) is read again, and its new numbers come after what was asked before.
+A Redis that is away changes nothing: until it has answered once nobody knows what was asked, and nothing is placed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.cluster.config import BatonConfig, ClusterConfig, load_config
+from baton.cluster.membership import connect
+from baton.cluster.redis_url import shown
+from baton.cluster.scale import Scale, begin, read
+from baton.protos.errors import ConfigError
+
+LOOK_S = 0.5
+log = logging.getLogger("baton.placer")
+
+
+class Follow:
+    """``start`` it, ``take`` what is new from one thread, ``stop`` it."""
+
+    def __init__(self, config: BatonConfig, config_file: str = "") -> None:
+        self._config, self._file = config, Path(config_file) if config_file else None
+        self._read = self._text()
+        self._planned: Scale | None = None  # what Redis was told that the config says
+        self._asked: Scale | None = None
+        self._given: BatonConfig | None = None
+        self._latest: BatonConfig | None = None
+        self._is_away = False
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="follow", daemon=True)
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._thread.join()
+
+    def take(self) -> BatonConfig | None:
+        """The config to place by, its numbers those that hold now; None where that is as it was. Never waits."""
+        with self._lock:
+            latest, self._latest = self._latest, None
+            return latest
+
+    async def _watch(self) -> None:
+        redis = connect(self._config.redis.url) if self._config.redis.url else None
+        try:
+            while not self._over.is_set():
+                self._reread()
+                try:
+                    self._give(await self._numbers(redis) if redis is not None else None)
+                    self._is_away = False
+                except (RedisError, OSError) as error:
+                    self._miss(error)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            if redis is not None:
+                await redis.aclose()
+
+    async def _numbers(self, redis: Redis) -> Scale:
+        """What holds now. A Redis that lost it is told again."""
+        planned, namespace = self._of_config(), self._config.cluster.namespace
+        asked = await read(redis, namespace) if planned == self._planned else None
+        if asked is None:
+            now = self._asked if planned == self._planned else None
+            asked, self._planned = await begin(redis, namespace, planned, now), planned
+        self._asked = asked
+        return asked
+
+    def _of_config(self) -> Scale:
+        cluster = self._config.cluster
+        return Scale(0 if cluster.colocated else cluster.prefill, cluster.decode)
+
+    def _give(self, asked: Scale | None) -> None:
+        config = self._config
+        if asked is not None and asked != self._of_config():
+            numbers = {"prefill": asked.prefill, "decode": asked.decode}
+            cluster = ClusterConfig.model_validate(config.cluster.model_dump() | numbers)
+            config = config.model_copy(update={"cluster": cluster})
+        if self._given is None or config.cluster != self._given.cluster:
+            self._given = config
+            with self._lock:
+                self._latest = config
+
+    def _reread(self) -> None:
+        text = self._text()
+        if not text or text == self._read:
+            return
+        self._read = text
+        try:
+            config = load_config(str(self._file))
+        except ConfigError as error:
+            log.warning("%s is not taken up: %s", self._file, error.message)
+            return
+        before = self._config
+        kept = {"namespace": before.cluster.namespace, "run_dir": before.cluster.run_dir}
+        cluster = config.cluster.model_copy(update=kept)  # who is placed already counts on these
+        self._config = config.model_copy(
+            update={"cluster": cluster, "redis": before.redis, "ray": before.ray},
+        )
+
+    def _text(self) -> bytes:
+        try:
+            return self._file.read_bytes() if self._file is not None else b""
+        except OSError:
+            return b""
+
+    def _miss(self, error: Exception) -> None:
+        if not self._is_away:
+            then = "nothing is placed until it is back" if self._given is None else "the numbers stay as they are"
+            log.warning("Redis is away at %s, %s: %s", shown(self._config.redis.url), then, error)
+        self._is_away = True
