@@ -8,7 +8,6 @@ measured to be cheaper (swap.py), else computed again from its tokens; what stay
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 
 from baton.decode_worker.budget import StepBudget
 from baton.decode_worker.swap import SwapArea, Swapped
@@ -30,12 +29,13 @@ class Decoding:
         self.chain = Chain(root, sequence.tokens, pages.block_tokens)
         self.sealed = pages.held
         self.swapped: Swapped | None = None
-        sequence.computed = pages.held * pages.block_tokens
+        self._size, self._prompt = pages.block_tokens, len(sequence.request.token_ids)
+        sequence.computed = pages.held * self._size
 
     def advance(self, tokens: int) -> None:
         """``tokens`` more have their KV; blocks that are full now become findable."""
         self.sequence.computed += tokens
-        full = self.sequence.computed // self.pages.block_tokens
+        full = self.sequence.computed // self._size
         if full > self.sealed:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
@@ -53,7 +53,8 @@ class Decoding:
     @property
     def reading(self) -> bool:
         """Whether more than the next token's KV is missing: a prompt, or a recompute."""
-        return self.sequence.pending > 1 or self.sequence.computed < len(self.sequence.request.token_ids)
+        computed = self.sequence.computed
+        return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
 
 
 class DecodeScheduler:
@@ -97,17 +98,19 @@ class DecodeScheduler:
 
     def plan(self) -> StepPlan:
         """The next step: one token for each sequence that writes, chunks for those that read."""
-        self._resume()
+        if self.waiting:
+            self._resume()
         items: list[SequenceStep] = []
-        writers, budget = self._limits()
-        for decoding in self._in_order():
-            if len(items) == self.max_batch:
-                break
-            reading, pending = decoding.reading, decoding.sequence.pending
+        (writers, budget), running, at = self._limits(), self.running, 0
+        while at < len(running) and len(items) < self.max_batch:  # who is preempted meanwhile comes after ``at``
+            decoding = running[at]
+            at += 1
+            sequence = decoding.sequence
+            reading, pending = decoding.reading, len(sequence.tokens) - sequence.computed
             if not reading and writers == 0:
                 continue
             take = min(pending, budget) if reading else 1
-            waits = take == pending and not decoding.sequence.ready
+            waits = take == pending and not sequence.ready
             if take == 0 or waits or not self._grow(decoding, take):
                 continue
             items.append(_step(decoding, take, reading))
@@ -132,13 +135,6 @@ class DecodeScheduler:
             return writers, self.chunk_tokens
         beside = writing[:writers]
         return writers, self.budget.chunk(self.chunk_tokens, first.sequence.computed, len(beside), sum(beside))
-
-    def _in_order(self) -> Iterator[Decoding]:
-        """The running ones; whoever is preempted meanwhile comes after the last one given."""
-        at = 0
-        while at < len(self.running):
-            yield self.running[at]
-            at += 1
 
     def _resume(self) -> None:
         while self.waiting:
@@ -166,8 +162,10 @@ class DecodeScheduler:
 
     def _grow(self, decoding: Decoding, take: int) -> bool:
         """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
-        needed = blocks_for(decoding.sequence.computed + take, self.pool.block_tokens)
-        short = needed - len(decoding.pages.pages)
+        tokens, size, held = decoding.sequence.computed + take, self.pool.block_tokens, len(decoding.pages.pages)
+        if tokens <= held * size:
+            return True
+        short = blocks_for(tokens, size) - held
         while short > 0:
             try:
                 decoding.pages.extend(short)
@@ -192,15 +190,20 @@ class DecodeScheduler:
 
 
 def _step(decoding: Decoding, take: int, reading: bool) -> SequenceStep:
-    sequence = decoding.sequence
+    sequence, pages = decoding.sequence, decoding.pages.pages
+    start, end = sequence.computed, sequence.computed + take
+    tokens = sequence.tokens[start:end]
+    sample = sequence.sample_spec() if end == len(sequence.tokens) else None
+    if not reading:
+        return SequenceStep(sequence.seq, tokens, start, pages, sample)
     return SequenceStep(
         seq=sequence.seq,
-        tokens=sequence.tokens[sequence.computed : sequence.computed + take],
-        start=sequence.computed,
-        pages=decoding.pages.pages,
-        sample=sequence.sample_spec() if take == sequence.pending else None,
-        is_prefill=reading,
-        targets=sequence.targets(take) if reading else (),
-        pool=reading and sequence.pools,
+        tokens=tokens,
+        start=start,
+        pages=pages,
+        sample=sample,
+        is_prefill=True,
+        targets=sequence.targets(take),
+        pool=sequence.pools,
         score_top=sequence.request.sampling.prompt_logprobs or 0,
     )

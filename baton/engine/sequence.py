@@ -54,6 +54,8 @@ class Sequence:
         self.scores: list[TokenLogprobs] = []
         self._pooled: tuple[int, Pooled] | None = None
         self._room = max_model_len
+        asked = request.sampling
+        self._unbound = grammar is None and not (asked.min_tokens or asked.bad_words or asked.allowed_token_ids)
 
     @property
     def outputs(self) -> int:
@@ -73,6 +75,8 @@ class Sequence:
     def sample_spec(self) -> SampleSpec:
         """How the token after the last known one is to be chosen."""
         sampling, prompt_tokens = self.request.sampling, self.request.prompt_tokens
+        if self._unbound:
+            return SampleSpec(sampling, self.request.choice, len(self.tokens), self.tokens, prompt_tokens)
         banned = tuple(self._stops) if self.outputs < sampling.min_tokens else ()
         if sampling.bad_words:
             banned += completing(sampling.bad_words, self.tokens[prompt_tokens:])
@@ -122,10 +126,21 @@ class Sequence:
         return only(ids) if ids else None
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenRun:
-        """Take the next output; sets ``finish_reason`` when it is the last one."""
-        index = self.outputs
+        """``take`` it, and what is told of it."""
+        index = self.take(token_id)
+        return TokenRun(
+            output_index=index,
+            token_ids=(token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            finish_reason=self.finish_reason,
+            stop_token_id=self.stop_token_id,
+        )
+
+    def take(self, token_id: int) -> int:
+        """The next output, and its index; sets ``finish_reason`` when it is the last one."""
+        request = self.request
+        index, sampling = len(self.tokens) - request.prompt_tokens, request.sampling
         self.tokens.append(token_id)
-        sampling = self.request.sampling
         if self._grammar is not None:
             self._grammar.take(token_id)
         if token_id in self._stops and index >= sampling.min_tokens:
@@ -134,10 +149,4 @@ class Sequence:
             self.finish_reason, self.stop_token_id = "stop", token_id if token_id in self._eos else None
         elif index + 1 >= sampling.max_tokens or len(self.tokens) >= self._room:
             self.finish_reason = "length"
-        return TokenRun(
-            output_index=index,
-            token_ids=(token_id,),
-            logprobs=() if logprobs is None else (logprobs,),
-            finish_reason=self.finish_reason,
-            stop_token_id=self.stop_token_id,
-        )
+        return index

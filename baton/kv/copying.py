@@ -6,7 +6,7 @@ Knows nothing of frames, of pages' owners or of who wants to know. Whoever calls
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import xxhash
 
@@ -19,6 +19,8 @@ _BYTE = ctypes.c_char
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
 _get_buffer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
 _release_buffer.argtypes = [ctypes.c_void_p]
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = [ctypes.c_void_p, ctypes.c_ssize_t], ctypes.py_object
 _BUFFER_STRUCT = ctypes.c_void_p * 16  # Py_buffer: its first field is the address; 10 words, so far
 
 
@@ -49,6 +51,27 @@ def copy_from(places: Sequence[memoryview], addresses: Sequence[int]) -> list[in
     if len(places) != len(addresses):
         raise ValueError(f"{len(addresses)} blocks for {len(places)} places")
     return kv_copy(list(map(address, places)), addresses, _common_size(places)) if places else []
+
+
+def scatter(places: Sequence[memoryview], run: memoryview) -> list[int]:
+    """``run``, one block after the other, into ``places``; the checksums of what lies there then."""
+    size = _common_size(places) if places else 0
+    if len(run) != size * len(places):
+        raise ValueError(f"{len(run)} bytes don't fit {len(places)} places of {size}")
+    return copy_from(places, range(begin := address(run), begin + len(run), size)) if places else []
+
+
+def gather(blocks: Sequence[memoryview], head: Callable[[list[int]], bytes]) -> bytes:
+    """``blocks``, which are equally long, in one piece behind ``head`` of their checksums: one pass over each byte.
+
+    The length of ``head`` must not depend on what the checksums are.
+    """
+    room, size = len(head([0] * len(blocks))), _common_size(blocks)
+    made = _new_bytes(None, room + size * len(blocks))
+    begin = address(made)  # nobody else has seen the object: it may be filled still
+    places = [begin + room + number * size for number in range(len(blocks))]
+    ctypes.memmove(begin, head(kv_copy(places, list(map(address, blocks)), size)), room)
+    return made
 
 
 def address(view: Bytes) -> int:

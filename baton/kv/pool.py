@@ -16,13 +16,17 @@ cached page, and a chain's tail before its head (pages are given back tail first
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from types import TracebackType
+from itertools import compress, islice
+from operator import not_
 from typing import NamedTuple
 
+from baton.kv.lease import PageLease
+from baton.kv.lru import PageOrder
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
+
+__all__ = ["PageLease", "PagePool", "PoolCounts"]
 
 
 class PoolCounts(NamedTuple):
@@ -45,9 +49,9 @@ class PagePool:
     def __init__(self, pages: int, block_tokens: int = BLOCK_TOKENS, watched: bool = True) -> None:
         self.pages, self.block_tokens = pages, block_tokens
         self._free = list(range(pages - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = PageOrder(pages)
         self._refs = [0] * pages
-        self._io = [0] * pages
+        self._io: dict[int, int] = {}  # by page of a closed lease: holds that are still out
         self._hash: list[bytes | None] = [None] * pages
         self._by_hash: dict[bytes, int] = {}
         self._leases: set[PageLease] = set()
@@ -57,6 +61,7 @@ class PagePool:
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
         self._kept: dict[int, int] = {}
+        self.version = 0  # while it stays, `match` finds what it found
         self.idle: dict[bytes, None] | None = None  # a dict: blocks nobody leases any more, in the order they came
 
     @property
@@ -66,10 +71,10 @@ class PagePool:
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """How many leading blocks are findable here."""
-        for count, block in enumerate(hashes):
-            if block not in self._by_hash:
-                return count
-        return len(hashes)
+        known = self._by_hash
+        if not hashes or hashes[0] not in known:
+            return 0
+        return next(compress(range(len(hashes)), map(not_, map(known.__contains__, hashes))), len(hashes))
 
     def open(
         self, hashes: Sequence[bytes], blocks: int, reserve: int = 0, limit_held: int | None = None
@@ -80,12 +85,13 @@ class PagePool:
         PoolExhausted, with nothing changed, when that can't be.
         """
         limit = blocks if limit_held is None else min(blocks, limit_held)
-        found = [self._by_hash[block] for block in hashes[: min(limit, self.match(hashes))]]
-        pinned = sum(page in self._cached and page not in self._kept for page in found)
-        self._require(blocks - len(found), reserve, pinned)
-        for page in found:
-            self._pin(page)
-        lease = PageLease(self, found + self._allocate(blocks - len(found)), len(found))
+        found = [self._by_hash[block] for block in hashes[: self.match(hashes[:limit])]]
+        needed = blocks - len(found)
+        if self.available - blocks < reserve:  # else it is enough even if every one of them is cached
+            pinned = sum(page in self._cached and page not in self._kept for page in found)
+            self._require(needed, reserve, pinned)
+        self._pin(found)
+        lease = PageLease(self, found + self._allocate(needed), len(found))
         self._leases.add(lease)
         return lease
 
@@ -137,12 +143,12 @@ class PagePool:
         for page in range(self.pages):
             self._check_page(page, page in free, page in cached)
         assert self._leased == sum(r > 0 for r in refs), "the count of leased pages is off"
-        assert self._quarantined == sum(i > 0 and r == 0 for i, r in zip(self._io, refs, strict=True))
+        assert self._quarantined == sum(refs[page] == 0 for page in self._io)
         assert len(self._by_hash) == sum(h is not None for h in self._hash), "the hash index is off"
         assert all(self._hash[page] is not None for page in self._kept), "a kept page was evicted"
 
     def _check_page(self, page: int, free: bool, cached: bool) -> None:
-        block, busy = self._hash[page], self._refs[page] > 0 or self._io[page] > 0
+        block, busy = self._hash[page], self._refs[page] > 0 or page in self._io
         assert free == (not busy and block is None), f"page {page}: free list is wrong"
         assert cached == (not busy and block is not None), f"page {page}: cached list is wrong"
         assert block is None or self._by_hash[block] == page, f"page {page}: its hash finds another page"
@@ -159,33 +165,52 @@ class PagePool:
         )
 
     def _allocate(self, count: int) -> list[int]:
-        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        left = max(0, len(self._free) - count)
+        pages = self._free[left:][::-1]
+        del self._free[left:]
+        if len(pages) < count:
+            pages += self._evict(count - len(pages))
+        refs = self._refs
         for page in pages:
-            self._refs[page] = 1
+            refs[page] = 1
         self._leased += len(pages)
         return pages
 
-    def _evict(self) -> int:
-        page = next(page for page in self._cached if page not in self._kept)
-        del self._cached[page]
-        block = self._hash[page]
-        assert block is not None
-        self._hash[page] = None
-        del self._by_hash[block]
-        if not self._watched:
-            return page
+    def _evict(self, count: int) -> list[int]:
+        """The least recently used pages that nobody keeps; nobody finds their blocks any more."""
+        cached, hashes, by_hash, watched = self._cached, self._hash, self._by_hash, self._watched
+        self.version += 1
+        if self._kept:
+            pages = list(islice((page for page in cached if page not in self._kept), count))
+            cached.remove(pages)
+        else:
+            pages = cached.take(count)
+        for page in pages:
+            block = hashes[page]
+            assert block is not None
+            hashes[page] = None
+            del by_hash[block]
+            if watched:
+                self._gone(block)
+        return pages
+
+    def _gone(self, block: bytes) -> None:
         if block in self._added:
             del self._added[block]
         else:
             self._removed[block] = None
-        return page
 
-    def _pin(self, page: int) -> None:
-        if self._refs[page] == 0:
-            self._leased += 1
-            self._quarantined -= self._io[page] > 0
-            self._cached.pop(page, None)
-        self._refs[page] += 1
+    def _pin(self, pages: Sequence[int]) -> None:
+        refs, io, idle = self._refs, self._io, []
+        for page in pages:
+            if refs[page] == 0:
+                self._leased += 1
+                if page in io:
+                    self._quarantined -= 1
+                else:
+                    idle.append(page)
+            refs[page] += 1
+        self._cached.remove(idle)
 
     def _publish(self, page: int, block: bytes) -> bool:
         if self._hash[page] is not None:
@@ -193,6 +218,7 @@ class PagePool:
             return True
         if block in self._by_hash:
             return False
+        self.version += 1
         self._hash[page], self._by_hash[block] = block, page
         if not self._watched:
             return True
@@ -202,40 +228,43 @@ class PagePool:
             self._added[block] = None
         return True
 
-    def _unpin(self, page: int, quarantine: bool) -> None:
-        self._io[page] += quarantine
-        self._refs[page] -= 1
-        if self._refs[page] == 0:
-            self._leased -= 1
-            if self._io[page]:
+    def _quarantine(self, pages: Sequence[int]) -> None:
+        """A lease's pages that I/O still holds, tail first."""
+        for page in reversed(pages):
+            self._io[page] = self._io.get(page, 0) + 1
+            self._refs[page] -= 1
+            if self._refs[page] == 0:
+                self._leased -= 1
                 self._quarantined += 1
-            else:
-                self._settle(page)
 
-    def _unpin_all(self, pages: Sequence[int]) -> None:
-        """``_unpin`` of each, tail first, where nobody holds them: a long prompt has thousands."""
-        refs, io, hashes, cached, free = self._refs, self._io, self._hash, self._cached, self._free
+    def _unpin(self, pages: Sequence[int]) -> None:
+        """A lease's pages that it holds alone, tail first: a long prompt has thousands."""
+        refs, io, hashes, free, cached = self._refs, self._io, self._hash, self._free, []
         idle, left = self.idle, 0
         for page in reversed(pages):
-            refs[page] -= 1
-            if refs[page]:
+            count = refs[page] = refs[page] - 1
+            if count:
                 continue
             left += 1
             block = hashes[page]
-            if io[page]:
+            if page in io:
                 self._quarantined += 1
             elif block is None:
                 free.append(page)
             else:
-                cached[page] = None
+                cached.append(page)
                 if idle is not None:
                     idle.pop(block, None)
                     idle[block] = None
+        self._cached.add(cached)
         self._leased -= left
 
     def _unquarantine(self, page: int) -> None:
         self._io[page] -= 1
-        if self._io[page] == 0 and self._refs[page] == 0:
+        if self._io[page]:
+            return
+        del self._io[page]
+        if self._refs[page] == 0:
             self._quarantined -= 1
             self._settle(page)
 
@@ -244,94 +273,7 @@ class PagePool:
         if block is None:
             self._free.append(page)
             return
-        self._cached[page] = None
+        self._cached.add((page,))
         if self.idle is not None:
             self.idle.pop(block, None)
             self.idle[block] = None
-
-
-class PageLease:
-    """Pages that one request owns until ``close``. ``pages[i]`` is block i's; the first ``held`` were cached.
-
-    ``hold`` says that another process may read or write the pages; while holds are out, pages of a closed
-    lease stay in quarantine instead of being reused.
-    """
-
-    def __init__(self, pool: PagePool, pages: list[int], held: int) -> None:
-        self.pages = pages
-        self.held = held
-        self.closed = False
-        self._pool = pool
-        self._holds = 0
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens in each page."""
-        return self._pool.block_tokens
-
-    @property
-    def holds(self) -> int:
-        """Holds that are out."""
-        return self._holds
-
-    def extend(self, blocks: int, reserve: int = 0) -> None:
-        """Add ``blocks`` more pages. Raises PoolExhausted with nothing changed."""
-        assert not self.closed, "a closed lease can't grow"
-        self._pool._require(blocks, reserve)
-        self.pages.extend(self._pool._allocate(blocks))
-
-    def seal(self, index: int, block: bytes) -> bool:
-        """Block ``index`` is full and finished: others may find it. False when its hash is cached elsewhere."""
-        assert not self.closed, "a closed lease can't seal"
-        return self._pool._publish(self.pages[index], block)
-
-    def seal_run(self, first: int, blocks: Sequence[bytes]) -> None:
-        """``seal`` of the blocks that follow one another from ``first`` on."""
-        assert not self.closed, "a closed lease can't seal"
-        pages, hashes, by_hash = self.pages, self._pool._hash, self._pool._by_hash
-        added, removed, watched = self._pool._added, self._pool._removed, self._pool._watched
-        for index, block in enumerate(blocks, first):
-            page = pages[index]
-            if hashes[page] is not None or block in by_hash:
-                self._pool._publish(page, block)
-                continue
-            hashes[page], by_hash[block] = block, page
-            if not watched:
-                continue
-            if block in removed:
-                del removed[block]
-            else:
-                added[block] = None
-
-    def hold(self) -> None:
-        """I/O on these pages begins."""
-        assert not self.closed, "a closed lease can't be held: its pages may be another's"
-        self._holds += 1
-
-    def release(self) -> None:
-        """I/O that ``hold`` announced is over. The last one frees a closed lease's pages."""
-        assert self._holds > 0, "release without hold"
-        self._holds -= 1
-        if self.closed and self._holds == 0:
-            for page in reversed(self.pages):
-                self._pool._unquarantine(page)
-
-    def close(self) -> None:
-        """Give the pages back, tail first; again does nothing."""
-        if self.closed:
-            return
-        self.closed = True
-        self._pool._leases.discard(self)
-        if not self._holds:
-            self._pool._unpin_all(self.pages)
-            return
-        for page in reversed(self.pages):
-            self._pool._unpin(page, quarantine=True)
-
-    def __enter__(self) -> PageLease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

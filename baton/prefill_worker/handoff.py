@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
 
-from baton.kv import copying
 from baton.kv.memory import PageMemory
 from baton.kv.repaging import Piece
 from baton.kv.transport import control, frames
@@ -226,12 +225,7 @@ class Handoff:
         return msgspec.structs.replace(
             frame,
             unit=size,
-            blocks=tuple(
-                [
-                    Block(block.index, wire.hash(block), checksum)
-                    for block, checksum in zip(batch, copying.checksums(payload), strict=True)
-                ]
-            ),
+            blocks=tuple([Block(block.index, wire.hash(block)) for block in batch]),
             offsets=offsets if len(offsets) == len(batch) else (),
         ), payload
 

@@ -63,7 +63,7 @@ class PrefillScheduler:
         self.max_batch = max_batch
         self.aging = aging
         self.jobs: dict[int, PrefillJob] = {}
-        self._coming: dict[bytes, int] = {}  # block hash -> the started job that will compute it
+        self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
 
     def add(self, job: PrefillJob) -> None:
         """Let ``job`` wait for its first chunk."""
@@ -71,12 +71,8 @@ class PrefillScheduler:
 
     def remove(self, key: int) -> PrefillJob | None:
         """Forget a job that is read, failed or cancelled; its lease is the caller's."""
-        job = self.jobs.pop(key, None)
-        if job is not None:
-            for block_hash in job.full_hashes():
-                if self._coming.get(block_hash) == key:
-                    del self._coming[block_hash]
-        return job
+        self._coming.pop(key, None)
+        return self.jobs.pop(key, None)
 
     @property
     def waiting_tokens(self) -> int:
@@ -108,7 +104,7 @@ class PrefillScheduler:
         """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
         limit = holdable_of(job.sequence.request, job.block_tokens)
         have = min(self.pool.match(job.full_hashes()), limit)
-        return have < limit and job.hashes[have] in self._coming
+        return have < limit and any(job.hashes[have] in blocks for blocks in self._coming.values())
 
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
@@ -118,8 +114,8 @@ class PrefillScheduler:
             return False
         job.lease, job.started = lease, now
         job.sequence.computed = lease.held * job.block_tokens
-        for block_hash in job.full_hashes()[lease.held :]:
-            self._coming.setdefault(block_hash, job.sequence.seq)
+        computes = set(job.full_hashes()[lease.held :])
+        self._coming[job.sequence.seq] = computes.difference(*self._coming.values())
         return True
 
 

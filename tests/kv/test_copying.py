@@ -53,5 +53,31 @@ def test_unequal_blocks_are_refused_before_a_byte_is_copied() -> None:
         copying.checksums(views(300, 0) + views(301, 0))
 
 
+@pytest.mark.parametrize("size", [1, 240, 241, 4097])
+def test_blocks_are_gathered_behind_a_head_of_their_checksums(size: int) -> None:
+    blocks = views(size, 7, 900, 3)
+    heads: list[list[int]] = []
+
+    def head(sums: list[int]) -> bytes:
+        heads.append(sums)
+        return b"head:" + b"".join(said.to_bytes(8, "little") for said in sums)
+
+    made = copying.gather(blocks, head)
+    assert isinstance(made, bytes)
+    assert heads[-1] == [xxhash.xxh3_64_intdigest(block) for block in blocks]
+    assert made == head(heads[-1]) + b"".join(blocks)
+
+
+def test_a_run_of_blocks_is_scattered_and_checksummed() -> None:
+    memory, run = memoryview(bytearray(900)), memoryview(NOISE)[11:611]
+    places = [memory[600:900], memory[:300]]
+    assert copying.scatter(places, run) == [xxhash.xxh3_64_intdigest(place) for place in places]
+    assert bytes(memory) == NOISE[311:611] + bytes(300) + NOISE[11:311]
+    with pytest.raises(ValueError, match="don't fit"):
+        copying.scatter(places, run[:599])
+    with pytest.raises(ValueError, match="equally long"):
+        copying.scatter([memory[:300], memory[300:599]], run)
+
+
 def test_nothing_is_no_work() -> None:
-    assert copying.copy([], []) == copying.checksums([]) == []
+    assert copying.copy([], []) == copying.checksums([]) == copying.scatter([], memoryview(b"")) == []

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from baton.console.kvbench import setting
 from baton.console.kvbench.rows import Row, median, paired, spread
+from baton.kv.transport.auto import AUTO
 from baton.prefill_worker.handoff import Handoff
 from baton.protos.nouns import TokenRun
 
@@ -57,34 +58,45 @@ def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, ev
 
 
 async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
-    """Both paces, each beside one chunk's shipping alone in the same round."""
+    """Both paces, each beside one chunk's shipping alone in the same round.
+
+    The target of the fast pace is for what workers use, ``auto``, and for whatever carries that much: the others'
+    rows say how far they fall behind, and are judged at a pace that they carry.
+    """
     made: list[Row] = []
-    chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
     for name in names:
-        took: dict[str, list[float]] = {"alone": [], "fast": [], "own": [], "layered": []}
-        rates = []
-        for number in range(rounds + 1):
-            whole = await bench.handoff(name, bench.pages)
-            rates.append(bench.pages * bench.page_bytes / whole)
-            alone = await bench.handoff(name, chunk)
-            at_fast = await exposed(bench, name, fast)
-            at_own = await exposed(bench, name, PACE * median(rates))
-            layered = await exposed(bench, name, PACE * median(rates), LAYER_GROUPS)
-            if number:
-                for key, seconds in (("alone", alone), ("fast", at_fast), ("own", at_own), ("layered", layered)):
-                    took[key].append(seconds)
-        rate = median(rates)
+        found = await _measured(bench, name, rounds)
+        begin = f"auto ({bench.picked})" if name == AUTO else name
+        shown, grouped = f"{begin}: exposed after the last chunk at", f"last chunk left in {LAYER_GROUPS} groups"
+        rate, fast = median(found["rate"]), float(TOKENS_PER_S * BYTES_PER_TOKEN)
         carried = "" if rate > fast else f", {rate / 1e9:.1f} of {fast / 1e9:.1f} GB/s carried"
-        texts = {"fast": (f"at {TOKENS_PER_S} tok/s", carried), "own": (f"at {PACE:.0%} of what it carries", "")}
+        judged = name == AUTO or not carried
         made += [
-            Row(f"{name}: exposed after the last chunk {text}", median(took[key]) * 1e3, "ms",
-                f"one chunk's shipping{note}", paired(took[key], took["alone"]), spread(took[key]), TARGET,
-                ceiling=True)
-            for key, (text, note) in texts.items()
-        ]  # fmt: skip
-        made.append(
-            Row(f"{name}: the same, if the last chunk left in {LAYER_GROUPS} groups of layers (modelled)",
-                median(took["layered"]) * 1e3, "ms", "one chunk's shipping",
-                paired(took["layered"], took["alone"]), spread(took["layered"]))
-        )  # fmt: skip
+            _row(f"{shown} {TOKENS_PER_S} tok/s", found, "fast", TARGET * judged, carried),
+            _row(f"{shown} {PACE:.0%} of what it carries", found, "own", TARGET),
+            _row(f"{begin}: the same, if the {grouped} of layers (modelled)", found, "layered"),
+        ]
     return made
+
+
+async def _measured(bench: Bench, name: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round, and the bytes per second that the transport carries unpaced; the first warms up."""
+    chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
+    took: dict[str, list[float]] = {"rate": [], "alone": [], "fast": [], "own": [], "layered": []}
+    for number in range(rounds + 1):
+        took["rate"].append(bench.pages * bench.page_bytes / await bench.handoff(name, bench.pages))
+        own = PACE * median(took["rate"])
+        alone = await bench.handoff(name, chunk)
+        at_fast = await exposed(bench, name, fast)
+        at_own = await exposed(bench, name, own)
+        layered = await exposed(bench, name, own, LAYER_GROUPS)
+        if number:
+            for key, seconds in (("alone", alone), ("fast", at_fast), ("own", at_own), ("layered", layered)):
+                took[key].append(seconds)
+    return took
+
+
+def _row(name: str, found: dict[str, list[float]], key: str, target: float = 0.0, note: str = "") -> Row:
+    ratio = paired(found[key], found["alone"])
+    peer = f"one chunk's shipping{note}"
+    return Row(name, median(found[key]) * 1e3, "ms", peer, ratio, spread(found[key]), target, ceiling=True)

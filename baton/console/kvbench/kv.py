@@ -21,26 +21,25 @@ import grpc
 import grpc.aio
 import uvloop
 
-from baton.console.kvbench import exposed, setting
+from baton.console.kvbench import checksums, exposed, setting
 from baton.console.kvbench.rows import Row, median, paired, spread
 from baton.kv.transport import sender as transport_named
+from baton.kv.transport.auto import AUTO, AutoTransport
 from baton.kv.transport.base import Transport
 from baton.kv.transport.grpc import CHANNEL_OPTIONS, keep_freed_buffers
 from baton.prefill_worker.handoff import FRAME_BYTES, Destination, Handoff, Sender
 from baton.protos.channel import ShipBlock
-from baton.protos.nouns import TokenRun
+from baton.protos.nouns import KvLink, TokenRun, WorkerInfo
 
 TRANSPORTS = ("shm", "tcp", "grpc")
 TARGETS = {"shm": ("memcpy", 0.6), "tcp": ("bare recv_into", 0.7), "grpc": ("best bare gRPC stream", 0.8)}
-CHECKSUM_TARGETS = {"shm": 0.12, "tcp": 0.12, "grpc": 0.05}
 FIXED_ROUNDS = 40
-CHECKSUM_ROUNDS = 3  # for each of the other rows': a few percent are sought between two handoffs' times
 
 
 class Bench:
     """One receiver process, and everything that is sent to it."""
 
-    def __init__(self, page_bytes: int, total_bytes: int, skip_checksums: bool = False) -> None:
+    def __init__(self, page_bytes: int, total_bytes: int) -> None:
         self.page_bytes, self.pages = page_bytes, total_bytes // page_bytes
         self.memory = setting.source(page_bytes, self.pages)
         self._copy = memoryview(bytearray(len(self.memory.view())))
@@ -49,12 +48,13 @@ class Bench:
         self._messages: list[bytes] = []
         self._certs = tempfile.TemporaryDirectory(prefix="bkt-")
         self._identity = setting.identity(Path(self._certs.name))
-        arguments = [str(page_bytes), str(self.pages), str(int(skip_checksums)), self._certs.name]
+        arguments = [str(page_bytes), str(self.pages), self._certs.name]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "baton.console.kvbench.receiver", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert self._process.stdout is not None
+        self.picked = ""  # by auto
         self.addresses: dict[str, str] = json.loads(self._process.stdout.readline())
         keep_freed_buffers()
 
@@ -69,9 +69,13 @@ class Bench:
 
     def receiver_cpu(self) -> float:
         """The receiver's CPU seconds so far."""
+        return self.ask("cpu")
+
+    def ask(self, line: str) -> float:
+        """Have the receiver do what ``line`` says (receiver.py); its CPU seconds so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(b"cpu\n")
+        self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
         return float(self._process.stdout.readline())
 
@@ -89,11 +93,30 @@ class Bench:
     def new_handoff(self, name: str, count: int) -> Handoff:
         """To the receiver by ``name``: feed it."""
         if name not in self._transports:
-            known, identity = ("tcp", self._identity) if name == setting.TLS else (name, None)
-            self._transports[name] = transport_named(known, self.memory, identity)
+            self._transports[name] = self._transport(name)
         sender = Sender("bench", "m", setting.FINGERPRINT, self._layout)
-        to = Destination(self.addresses[name], setting.lease(count), 1, "r", count, 16)
+        address = self.addresses["grpc" if name == AUTO else name]
+        to = Destination(address, setting.lease(count), 1, "r", count, 16)
         return Handoff(self._transports[name], self.memory, sender, to, time.perf_counter)
+
+    def _transport(self, name: str) -> Transport:
+        if name == AUTO:
+            return AutoTransport(
+                self.memory, time.perf_counter, report=self._on_pick, describe=self._describe, host_id="here"
+            )
+        known, identity = ("tcp", self._identity) if name == setting.TLS else (name, None)
+        return transport_named(known, self.memory, identity)
+
+    async def _describe(self, address: str) -> WorkerInfo:
+        """What a decode worker in the receiver's place would say."""
+        offered = {name: self.addresses[name] for name in ("shm", "tcp")}
+        return WorkerInfo(
+            "bench", "i", "decode", address, "m", setting.FINGERPRINT, self._layout, 1, 256, (), self.pages,
+            host_id="here", data_addresses=offered,
+        )  # fmt: skip
+
+    def _on_pick(self, link: KvLink, reason: str) -> None:
+        self.picked = link.transport
 
     def blocks(self, numbers: range) -> Iterator[ShipBlock]:
         """As the engine announces them."""
@@ -163,13 +186,18 @@ def run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -
 
 
 async def _run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
+    costs: list[Row] = []
     for size, label in ((page_bytes, ""), (small_page_bytes, f", {small_page_bytes >> 10} KiB pages")):
         bench = Bench(size, total_bytes)
         rows += await _throughput(bench, rounds, label)
-        rows += await _fixed_cost(bench) if label else await exposed.rows(bench, TRANSPORTS, rounds)
+        if label:
+            rows += await _fixed_cost(bench)
+        else:
+            rows += await exposed.rows(bench, (AUTO, *TRANSPORTS), rounds)
+            costs = await checksums.rows(bench, TRANSPORTS, rounds)
         await bench.close()
-    return [*rows, *await _checksums(page_bytes, total_bytes, rounds)]
+    return [*rows, *costs]
 
 
 async def _throughput(bench: Bench, rounds: int, label: str) -> list[Row]:
@@ -226,39 +254,3 @@ async def _fixed_cost(bench: Bench) -> list[Row]:
                 ceiling=True)
         )  # fmt: skip
     return rows
-
-
-async def _checksums(page_bytes: int, total_bytes: int, rounds: int) -> list[Row]:
-    """What the handoff would gain if one side didn't hash."""
-    checking, skipping = (Bench(page_bytes, total_bytes, skip) for skip in (False, True))
-    rows = []
-    for name in TRANSPORTS:
-        took: dict[str, list[float]] = {"both": [], "receiver": [], "sender": []}
-        for number in range(CHECKSUM_ROUNDS * rounds + 1):
-            both = await checking.handoff(name, checking.pages)
-            sender = await skipping.handoff(name, skipping.pages)
-            receiver = await _remembering(checking, name)
-            if number:
-                for side, seconds in (("both", both), ("sender", sender), ("receiver", receiver)):
-                    took[side].append(seconds)
-        for side, other in (("sender", "receiver"), ("receiver", "sender")):
-            gains = [1 - without / both for without, both in zip(took[other], took["both"], strict=True)]
-            share = max(median(gains), 0.0)
-            target = CHECKSUM_TARGETS[name]
-            rows.append(
-                Row(f"{name}: checksums at the {side}", share * 100, "%", "the handoff's time", share,
-                    spread(took["both"]), target, ceiling=True)
-            )  # fmt: skip
-    await checking.close()
-    await skipping.close()
-    return rows
-
-
-async def _remembering(bench: Bench, name: str) -> float:
-    """A handoff by a sender that knows its checksums; it learns them in one before."""
-    undo = setting.remember_checksums()
-    try:
-        await bench.handoff(name, bench.pages)
-        return await bench.handoff(name, bench.pages)
-    finally:
-        undo()

@@ -1,9 +1,9 @@
 """The other process of the benchmark: a decode worker's intake behind every transport, and the bare peers.
 
 Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with one:
-its CPU seconds so far. It ends with its stdin.
+its CPU seconds so far. After the line "skip" it hashes no blocks, until the line "hash". It ends with its stdin.
 
-    python -m baton.console.kvbench.receiver PAGE_BYTES PAGES SKIP_CHECKSUMS [CERTS]
+    python -m baton.console.kvbench.receiver PAGE_BYTES PAGES [CERTS]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,14 @@ async def _answer_until_the_end() -> None:
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(os.dup(0), "rb"))
-    while await lines.readline():
-        print(json.dumps(time.process_time()), flush=True)
+    with ExitStack() as skipping:
+        while line := await lines.readline():
+            if (said := line.strip()) == b"skip":
+                skipping.enter_context(setting.skipped())
+            elif said == b"hash":
+                skipping.close()
+            print(json.dumps(time.process_time()), flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[3] == "1":
-        setting.skip_checksums()
-    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4]) if len(sys.argv) > 4 else None))
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from baton.kernels.kv_copy.cpu import copy_only
@@ -65,23 +66,37 @@ def touch(view: memoryview) -> None:
         view[at] = 1
 
 
-def remember_checksums() -> Callable[[], None]:
-    """The sender's cost taken away: checksums of whole pages are looked up. Call the result to undo it."""
-    plain, known = copying.checksums, dict[bytes, int]()
-
-    def checksums(blocks: Sequence[memoryview]) -> list[int]:
-        keys = [bytes(block[:8]) for block in blocks]  # every page of ``source`` begins with its place
-        if keys[0] not in known:
-            known.update(zip(keys, plain(blocks), strict=True))
-        return [known[key] for key in keys]
-
-    copying.checksums = checksums
-    return lambda: setattr(copying, "checksums", plain)
+Known = dict[int, int]
+"""Checksums of whole pages that never change, by their address."""
 
 
-def skip_checksums() -> None:
-    """The receiver's cost taken away, for good: blocks are neither hashed nor compared. Headers still are."""
-    plain = frames.checksum
+def known_checksums(memory: PageMemory, page_bytes: int) -> Known:
+    """Of every page of ``memory``."""
+    pages = [memory.page(number) for number in range(len(memory.view()) // page_bytes)]
+    return dict(zip(map(copying.address, pages), copying.checksums(pages), strict=True))
+
+
+@contextmanager
+def looked_up(known: Known) -> Iterator[None]:
+    """The sender's cost taken away: checksums are what is ``known``, and where pages are copied they only are."""
+    plain = copying.kv_copy
+
+    def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
+        if dst is not None:
+            copy_only(dst, src, size)
+        return [known[address] for address in src]
+
+    copying.kv_copy = copied
+    try:
+        yield
+    finally:
+        copying.kv_copy = plain
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """The receiver's cost taken away: blocks are neither hashed nor compared. Headers still are."""
+    plain = (copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks)
 
     class Nothing:
         def update(self, data: frames.Bytes) -> None:
@@ -93,11 +108,16 @@ def skip_checksums() -> None:
         def intdigest(self) -> int:
             return 0
 
-    def copied(dst: Sequence[int], src: Sequence[int], size: int) -> list[int]:
+    def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
+        assert dst is not None, "a receiver never asks for checksums alone"
         copy_only(dst, src, size)
         return [0] * len(src)
 
-    copying.kv_copy = copied  # type: ignore[assignment]  # the receiver never asks for checksums alone
-    frames.checksum = lambda data: 0 if len(data) >= BIG_BYTES else plain(data)
+    copying.kv_copy = copied
+    frames.checksum = lambda data: 0 if len(data) >= BIG_BYTES else plain[1](data)
     frames.digest = Nothing
     frames.check_blocks = lambda frame, checksums: None
+    try:
+        yield
+    finally:
+        copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks = plain

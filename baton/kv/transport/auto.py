@@ -20,8 +20,7 @@ import msgspec
 from baton.kv import transport as transports
 from baton.kv.memory import PageMemory
 from baton.kv.transport import preflight
-from baton.kv.transport.base import HandoffStream, Transport
-from baton.kv.transport.frames import Frame
+from baton.kv.transport.base import HandoffStream, Transport, Watched
 from baton.kv.transport.preflight import Measured
 from baton.protos import convert, version
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
@@ -77,6 +76,7 @@ class AutoTransport:
         self._identity = identity
         self._host_id = this_host() if host_id is None else host_id
         self._transports: dict[str, Transport] = {}
+        self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
         self._choices: dict[str, asyncio.Task[Choice]] = {}
 
     async def connect(self, address: str) -> HandoffStream:
@@ -97,7 +97,7 @@ class AutoTransport:
         except Exception:  # whatever it is: a choice that failed must not be the choice of whoever comes next
             self._forget(address, choosing)
             raise
-        return _Watched(stream, lambda: self._forget(address, choosing))
+        return Watched(stream, lambda: self._forget(address, choosing))
 
     def expect(self, address: str, incarnation: str) -> None:
         """``incarnation`` serves at ``address`` now: what was chosen for one that had its port before is void.
@@ -111,10 +111,10 @@ class AutoTransport:
             self._forget(address, choosing)
 
     async def layout(self, address: str) -> KvLayout:
-        """Of the worker at ``address``. Raises WorkerLost."""
+        """Of the worker at ``address``, which need not have been measured yet. Raises WorkerLost."""
         choosing = self._choosing(address)
         try:
-            return (await asyncio.shield(choosing)).info.layout
+            return (await asyncio.shield(self._asked[address])).layout
         except Exception:
             self._forget(address, choosing)
             raise
@@ -131,14 +131,17 @@ class AutoTransport:
         for choosing in self._choices.values():
             choosing.cancel()
         self._choices.clear()
+        self._asked.clear()
         for transport in self._transports.values():
             await transport.close()
 
     def _choosing(self, address: str) -> asyncio.Task[Choice]:
         if address not in self._choices:
             while len(self._choices) >= KEPT_CHOICES and (done := self._oldest_done()):
-                del self._choices[done]  # of a worker that has left, most likely; else it is chosen again
-            self._choices[address] = asyncio.ensure_future(self._choose(address))
+                self._forget(done, self._choices[done])  # of a worker that has left, or else it is chosen again
+            asked = self._asked[address] = asyncio.ensure_future(self._describe(address))
+            choosing = self._choices[address] = asyncio.ensure_future(self._choose(address, asked))
+            choosing.add_done_callback(_seen)
         return self._choices[address]
 
     def _oldest_done(self) -> str:
@@ -147,10 +150,10 @@ class AutoTransport:
     def _forget(self, address: str, choosing: asyncio.Task[Choice]) -> None:
         """Something broke: choose anew next time."""
         if self._choices.get(address) is choosing:
-            del self._choices[address]
+            del self._choices[address], self._asked[address]
 
-    async def _choose(self, address: str) -> Choice:
-        info = await self._describe(address)
+    async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> Choice:
+        info = await asked
         offered = {"grpc": address, **info.data_addresses}
         preferred = self._preferred(info)
         measured, failures = await self._measure([name for name in preferred if name in offered], offered)
@@ -226,40 +229,6 @@ class AutoTransport:
         self._report(KvLink(info.worker_id, best, got.bytes_per_s, got.fixed_s, text), reason)
 
 
-class _Watched:
-    """A stream whose break is told."""
-
-    def __init__(self, stream: HandoffStream, broke: Callable[[], None]) -> None:
-        self._stream = stream
-        self._broke = broke
-        self._closed = False
-
-    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """As the stream does."""
-        try:
-            await self._stream.send(frame, payload)
-        except WorkerLost:
-            self._lost()
-            raise
-
-    async def receive(self) -> bytes | None:
-        """As the stream does."""
-        try:
-            return await self._stream.receive()
-        except WorkerLost:
-            self._lost()
-            raise
-
-    async def close(self) -> None:
-        """As the stream does."""
-        self._closed = True
-        await self._stream.close()
-
-    def _lost(self) -> None:
-        if not self._closed:  # else it was we who broke it
-            self._broke()
-
-
 def sender(memory: PageMemory) -> Transport:
     """For any worker that needs no report."""
     return AutoTransport(memory, asyncio.get_running_loop().time)
@@ -273,6 +242,12 @@ def pick(preferred: Sequence[str], measured: dict[str, Measured]) -> str:
         if measured[name].seconds(TYPICAL_BYTES) * MUCH_FASTER < measured[best].seconds(TYPICAL_BYTES):
             best = name
     return best
+
+
+def _seen(choosing: asyncio.Task[Choice]) -> None:
+    """Whoever wanted a layout alone doesn't hear of a choice that failed, and asyncio need not complain of it."""
+    if not choosing.cancelled():
+        choosing.exception()
 
 
 def this_host() -> str:

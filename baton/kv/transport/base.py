@@ -17,7 +17,7 @@ from typing import Protocol
 from baton.kv import copying
 from baton.kv.transport import frames
 from baton.kv.transport.frames import Bytes, Frame
-from baton.protos.errors import BatonError, CorruptFrame
+from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 
 
 class HandoffStream(Protocol):
@@ -26,6 +26,7 @@ class HandoffStream(Protocol):
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
         """Hand over ``frame`` and its blocks' bytes; waits while the receiver is slow. Raises WorkerLost.
 
+        Blocks without a checksum get theirs here, because some transports pass over the bytes anyway.
         The bytes may be read until they are acknowledged or the stream is closed, not after.
         """
 
@@ -88,7 +89,20 @@ def deliver(sink: Sink, data: Bytes) -> None:
     if frame.kind not in frames.WITH_BLOCKS:
         sink.take(frame)
     elif (places := sink.place(frame)) is not None:
-        sink.landed(frame, copying.copy(places, payload))
+        run = memoryview(data)[len(data) - len(payload) * frame.unit :]  # they follow one another
+        sink.landed(frame, copying.scatter(places, run))
+
+
+def sealed(frame: Frame, payload: Sequence[memoryview]) -> Frame:
+    """``frame`` with the checksums of its blocks' bytes, unless its maker gave them."""
+    return frame if frame.sealed else frame.seal(copying.checksums(payload))
+
+
+def message(frame: Frame, payload: Sequence[memoryview]) -> bytes:
+    """Header, body and blocks' bytes in one piece; a checksum that is missing is computed while they are copied."""
+    if frame.sealed:
+        return frames.message(frame, payload)
+    return copying.gather(payload, lambda checksums: frames.encode(frame.seal(checksums)))
 
 
 class QueuedLine:
@@ -112,3 +126,37 @@ class QueuedLine:
     async def get(self) -> bytes | None:
         """The next reply."""
         return await self._replies.get()
+
+
+class Watched:
+    """A stream whose break is told."""
+
+    def __init__(self, stream: HandoffStream, broke: Callable[[], None]) -> None:
+        self._stream = stream
+        self._broke = broke
+        self._closed = False
+
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
+        """As the stream does."""
+        try:
+            await self._stream.send(frame, payload)
+        except WorkerLost:
+            self._lost()
+            raise
+
+    async def receive(self) -> bytes | None:
+        """As the stream does."""
+        try:
+            return await self._stream.receive()
+        except WorkerLost:
+            self._lost()
+            raise
+
+    async def close(self) -> None:
+        """As the stream does."""
+        self._closed = True
+        await self._stream.close()
+
+    def _lost(self) -> None:
+        if not self._closed:  # else it was we who broke it
+            self._broke()

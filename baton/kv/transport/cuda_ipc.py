@@ -25,9 +25,8 @@ from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, shm
 from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.frames import Frame, Kind
-from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import Session, SocketServer
-from baton.kv.transport.sending import Lane, SocketStream, hello
+from baton.kv.transport.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 RING_BYTES = 32 << 20
@@ -35,13 +34,12 @@ _SHARED = struct.Struct(f"<{HANDLE_BYTES}sQ")  # beside the hello, in a memfd: t
 GIVEN_BACK = Kind.END  # subject of the ACK that says so: the room of the oldest frame with blocks
 
 
-class CudaIpcTransport:
+class CudaIpcTransport(SocketTransport):
     """Streams to ``path#card``."""
 
     def __init__(self, ring_bytes: int = RING_BYTES) -> None:
+        super().__init__()
         self._cuda, self._ring_bytes = driver(), ring_bytes
-        self._streams: set[IpcStream] = set()
-        self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream, with a ring of its own."""
@@ -51,24 +49,13 @@ class CudaIpcTransport:
                 f"cuda_ipc needs both workers on one card: ours is {self._cuda.card}, the receiver's {card}",
                 "decode_address",
             )
-        self._poller = self._poller or Poller()
         ring = Ring(self._cuda, self._ring_bytes)
         try:
-            lane = Lane(_dial(path, ring), path, self._poller)
+            lane = Lane(_dial(path, ring), path, self.poller)
         except BaseException:
             ring.close()
             raise
-        stream = IpcStream(lane, ring, self._streams)
-        self._streams.add(stream)
-        return stream
-
-    async def close(self) -> None:
-        """Close every stream."""
-        for stream in tuple(self._streams):
-            await stream.close()
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
+        return IpcStream(lane, ring, self._streams)
 
 
 class Ring:
@@ -114,9 +101,9 @@ class Ring:
 class IpcStream(SocketStream):
     """A stream whose blocks go through ``ring``. What comes back is read as it comes, for room is among it."""
 
-    def __init__(self, lane: Lane, ring: Ring, streams: set[IpcStream]) -> None:
-        super().__init__([lane], elsewhere=True)
-        self._ring, self._known, self._lane = ring, streams, lane
+    def __init__(self, lane: Lane, ring: Ring, streams: set[SocketStream]) -> None:
+        super().__init__([lane], streams, elsewhere=True)
+        self._ring, self._lane = ring, lane
         self._room = asyncio.Event()
         self._replies: asyncio.Queue[bytes | WorkerLost | CorruptFrame | None] = asyncio.Queue()
         self._over = False
@@ -140,8 +127,7 @@ class IpcStream(SocketStream):
 
     async def close(self) -> None:
         """Also gives the ring back; whoever waits for room in it hears that the stream is over."""
-        if self in self._known:
-            self._known.discard(self)
+        if self in self._streams:
             await super().close()
             await self._reading
             self._ring.close()

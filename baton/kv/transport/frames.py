@@ -67,11 +67,14 @@ WITH_BLOCKS = frozenset((int(Kind.BLOCK), int(Kind.PROBE)))
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of the table: which block, and the checksum of its bytes as sent."""
+    """One entry of the table: which block, and the checksum of its bytes as sent.
+
+    A sender leaves ``checksum`` None where the transport is to compute it (base.py); a decoded one has it.
+    """
 
     index: int
     hash: bytes
-    checksum: int
+    checksum: int | None = None
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -99,6 +102,16 @@ class Frame(msgspec.Struct, frozen=True):
     def elsewhere(self) -> bool:
         """Whether the blocks' bytes don't follow."""
         return bool(self.flags & ELSEWHERE)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether every block has its checksum."""
+        return all(block.checksum is not None for block in self.blocks)
+
+    def seal(self, checksums: Sequence[int]) -> Frame:
+        """With these checksums of its blocks' bytes."""
+        table = [Block(block.index, block.hash, said) for block, said in zip(self.blocks, checksums, strict=True)]
+        return msgspec.structs.replace(self, blocks=tuple(table))
 
 
 def checksum(data: Bytes) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,8 @@ import grpc
 import grpc.aio
 
 from baton.kv.memory import PageMemory
-from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver
-from baton.kv.transport.frames import Frame, message
+from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver, message
+from baton.kv.transport.frames import WITH_BLOCKS, Frame
 from baton.protos.errors import WorkerLost
 from baton.protos.rpc import heed_cancel
 from baton.tls.identity import Identity
@@ -74,10 +74,10 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     """The server's half: hand it to ``server.add_generic_rpc_handlers((…,))``."""
     keep_freed_buffers()
 
-    async def handle(incoming: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def handle(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         line = QueuedLine()
         sink = accept(line)
-        reading = asyncio.ensure_future(_read(incoming, sink, line))
+        reading = asyncio.ensure_future(_read(context, sink, line))
         try:
             while (reply := await line.get()) is not None:
                 await context.write(reply)
@@ -94,10 +94,10 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, {"Handoff": method})
 
 
-async def _read(incoming: AsyncIterator[bytes], sink: Sink, line: QueuedLine) -> None:
+async def _read(context: grpc.aio.ServicerContext[Any, Any], sink: Sink, line: QueuedLine) -> None:
     """Deliver message by message; however it ends, so does the line."""
     try:
-        async for data in incoming:
+        while (data := await context.read()) is not grpc.aio.EOF:
             if not line.ended:  # else it is drained: a sender that is stuck in a write reads no refusal
                 deliver(sink, data)
         sink.over(None)
@@ -129,12 +129,20 @@ class GrpcStream:
         self._address = address
         self._call = link.open_call()
         self._closed = False
+        self._writing: asyncio.Future[None] | None = None
         link.streams += 1
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Write one message; waits for HTTP/2 flow control."""
+        """Write one message; waits for HTTP/2 flow control. One with blocks leaves while the next is made."""
+        data = message(frame, payload)
         with self._translated():
-            await self._call.write(message(frame, payload))
+            if self._writing is not None:
+                await self._writing
+            self._writing = asyncio.ensure_future(self._call.write(data))
+            if frame.kind in WITH_BLOCKS:
+                await asyncio.sleep(0)  # it begins
+            else:
+                await self._writing
 
     async def receive(self) -> bytes | None:
         """Read one message."""
@@ -153,6 +161,8 @@ class GrpcStream:
             return
         self._closed = True
         self._call.cancel()
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
         await self._link.leave()
 
     @contextmanager

@@ -24,33 +24,30 @@ import msgspec
 from baton.kv import copying
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, tcp
-from baton.kv.transport.base import Accept, HandoffStream, Transport
+from baton.kv.transport.base import Accept, HandoffStream, Transport, sealed
 from baton.kv.transport.channels import READY, STREAM_ID, Channel, parts
 from baton.kv.transport.collective import NcclServer
 from baton.kv.transport.frames import Frame
 from baton.kv.transport.moving import Join, MoverClient, borrow, give_back
-from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import SocketServer
-from baton.kv.transport.sending import HELLO, MAGIC, VERSION, Lane, SocketStream
+from baton.kv.transport.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
 from baton.protos.errors import ConfigError, WorkerLost
 
 HALF_BYTES = 8 << 20  # of staging: one message is sent while the next is copied
 CONNECT_S = 5.0
 
 
-class NcclTransport:
+class NcclTransport(SocketTransport):
     """Streams to ``host:port/port of the meeting point``, by the mover that all senders share, or by ``mover``."""
 
     def __init__(self, memory: PageMemory, mover: MoverClient | None = None) -> None:
+        super().__init__()
         self._half_bytes = max(HALF_BYTES, -(-memory.page_bytes // 4096) * 4096)
         self._mover, self._borrowed = mover or borrow(), mover is None
         self._idle: dict[str, list[tuple[bytes, Channel]]] = {}
-        self._streams: set[NcclStream] = set()
-        self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream, on a channel that an earlier one left or on a new one."""
-        self._poller = self._poller or Poller()
         target, _, meeting = address.rpartition("/")
         if not meeting.isdigit():
             raise WorkerLost(f"{address!r} is not host:port/port", "decode_address")
@@ -68,8 +65,7 @@ class NcclTransport:
 
     async def close(self) -> None:
         """Close every stream and channel."""
-        for stream in tuple(self._streams):
-            await stream.close()
+        await super().close()
         for kept in self._idle.values():
             for _, channel in kept:
                 channel.leave()
@@ -77,18 +73,14 @@ class NcclTransport:
         if self._borrowed:
             self._borrowed = False
             give_back()
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
 
     async def _open(
         self, address: str, group: bytes, channel: Channel | None, target: str, meeting: int
     ) -> NcclStream:
-        assert self._poller is not None
         said = STREAM_ID.pack(group, 0 if channel is None else channel.count, os.urandom(4))
         hello = HELLO.pack(MAGIC, VERSION, 0, self._half_bytes >> 12, said)
         sock = await _dial(target, hello)
-        lane = Lane(sock, address, self._poller)
+        lane = Lane(sock, address, self.poller)
         try:
             async with asyncio.timeout(CONNECT_S):
                 if await lane.read() != READY:
@@ -103,14 +95,10 @@ class NcclTransport:
             host = tcp.split(target)[0]
             join = Join(f"1-{group.hex()}", group.hex(), 1, host, meeting, sock.getsockname()[0], 0)
             channel = Channel(self._mover, join, self._half_bytes)
-        stream = NcclStream(lane, channel, lambda: self._left(address, group, stream))
-        self._streams.add(stream)
-        return stream
+        return NcclStream(lane, self._streams, channel, lambda: self._left(address, group, channel))
 
-    def _left(self, address: str, group: bytes, stream: NcclStream) -> None:
-        self._streams.discard(stream)
-        """What it left may be out of step: the receiver knows, and refuses it then."""
-        channel = stream.channel
+    def _left(self, address: str, group: bytes, channel: Channel) -> None:
+        """What a stream left may be out of step: the receiver knows, and refuses it then."""
         if channel.why:
             channel.leave()
         else:
@@ -120,8 +108,8 @@ class NcclTransport:
 class NcclStream(SocketStream):
     """Blocks' bytes go to the channel's staging memory, everything else over the connection."""
 
-    def __init__(self, lane: Lane, channel: Channel, left: Callable[[], None]) -> None:
-        super().__init__([lane], elsewhere=True)
+    def __init__(self, lane: Lane, streams: set[SocketStream], channel: Channel, left: Callable[[], None]) -> None:
+        super().__init__([lane], streams, elsewhere=True)
         self.channel = channel
         self._lane, self._left, self._closed = lane, left, False
         self._watching = asyncio.ensure_future(self._watch())
@@ -134,7 +122,7 @@ class NcclStream(SocketStream):
                 await super().send(frame, payload)
                 return
             offsets = tuple([number * frame.unit for number in range(len(frame.blocks))])
-            await super().send(msgspec.structs.replace(frame, offsets=offsets))
+            await super().send(msgspec.structs.replace(sealed(frame, payload), offsets=offsets))
             for part in parts(frame, self.channel.half_bytes):
                 await self._stage(payload[part.start : part.stop], frame.unit)
 

@@ -69,8 +69,7 @@ async def _round(
     begun = clock()
     for page in range(count):
         data = memory.page(page)[:size]
-        block = Block(page, frames.NO_HASH, frames.checksum(data))
-        frame = Frame(Kind.PROBE, unit=size, blocks=(block,), offsets=(page * PAGE_BYTES,))
+        frame = Frame(Kind.PROBE, unit=size, blocks=(Block(page, frames.NO_HASH),), offsets=(page * PAGE_BYTES,))
         await stream.send(frame, [data])
     for _ in range(count):
         await _answer(stream)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.kv.transport import frames
+from baton.kv.transport.base import sealed
 from baton.kv.transport.frames import HEADER_BYTES, Bytes, Frame, Kind
 from baton.kv.transport.poller import Poller
 from baton.protos.errors import CorruptFrame, WorkerLost
@@ -88,12 +89,38 @@ class Lane:
                 watch(self._fd, None)
 
 
-class SocketStream:
-    """A HandoffStream over ``lanes``; replies come on the first. ``elsewhere``: blocks' bytes stay in place."""
+class SocketTransport:
+    """What each transport over sockets has: its open streams and, from the first on, the poller beneath them."""
 
-    def __init__(self, lanes: Sequence[Lane], elsewhere: bool = False) -> None:
+    def __init__(self) -> None:
+        self._streams: set[SocketStream] = set()
+        self._poller: Poller | None = None
+
+    @property
+    def poller(self) -> Poller:
+        """Of the running loop."""
+        self._poller = self._poller or Poller()
+        return self._poller
+
+    async def close(self) -> None:
+        """Close every stream."""
+        for stream in tuple(self._streams):
+            await stream.close()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+
+
+class SocketStream:
+    """A HandoffStream over ``lanes``; replies come on the first. ``elsewhere``: blocks' bytes stay in place.
+
+    It is one of ``streams`` until it closes.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], streams: set[SocketStream], elsewhere: bool = False) -> None:
         self._lanes = list(lanes)
-        self._elsewhere = elsewhere
+        self._streams, self._elsewhere = streams, elsewhere
+        streams.add(self)
         self._writing: dict[Lane, asyncio.Task[None]] = {}
         self._sent = 0
         self._inbox = bytearray()
@@ -132,12 +159,14 @@ class SocketStream:
 
     async def close(self) -> None:
         """Close every lane: what is being written ends with WorkerLost, nobody is cancelled."""
+        self._streams.discard(self)
         for lane in self._lanes:
             lane.close()
         await asyncio.gather(*self._writing.values(), return_exceptions=True)
         self._writing.clear()
 
     def _encode(self, frame: Frame, payload: Sequence[memoryview]) -> list[Bytes]:
+        frame = sealed(frame, payload)
         flags, offsets = frame.flags, frame.offsets
         if self._elsewhere and offsets:
             flags, payload = flags | frames.ELSEWHERE, ()

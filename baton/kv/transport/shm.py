@@ -23,9 +23,8 @@ from baton.kv import copying
 from baton.kv.memory import PageMemory
 from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.frames import Frame
-from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import Session, SocketServer
-from baton.kv.transport.sending import ANCHOR, Lane, SocketStream, hello
+from baton.kv.transport.sending import ANCHOR, Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -33,33 +32,26 @@ MAX_PATH = 107
 QUEUED_BYTES = 8 << 10  # of frames whose blocks wait to be fetched: few, and the cache still holds them
 
 
-class ShmTransport:
+class ShmTransport(SocketTransport):
     """Streams to unix sockets of this host; ``memory`` holds the pages that will be sent."""
 
     def __init__(self, memory: PageMemory) -> None:
+        super().__init__()
         self._fd = _read_only(memory.fd)
-        self._streams: set[SocketStream] = set()
         self._anchors: dict[str, socket.socket] = {}
-        self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream to the socket at path ``address``."""
         self._anchor(address)
-        self._poller = self._poller or Poller()
-        stream = _ShmStream(Lane(self._dial(address, 0), address, self._poller), self._streams)
-        self._streams.add(stream)
-        return stream
+        lane = Lane(self._dial(address, 0), address, self.poller)
+        return SocketStream([lane], self._streams, elsewhere=True)
 
     async def close(self) -> None:
         """Close every stream; receivers unmap our pages."""
-        for stream in tuple(self._streams):
-            await stream.close()
+        await super().close()
         for anchor in self._anchors.values():
             anchor.close()
         self._anchors.clear()
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -86,18 +78,6 @@ class ShmTransport:
             sock.close()
             raise WorkerLost(f"nobody answers at {address}: {error}", "decode_address") from error
         return sock
-
-
-class _ShmStream(SocketStream):
-    """Forgotten by its transport when it closes."""
-
-    def __init__(self, lane: Lane, streams: set[SocketStream]) -> None:
-        super().__init__([lane], elsewhere=True)
-        self._streams = streams
-
-    async def close(self) -> None:
-        self._streams.discard(self)
-        await super().close()
 
 
 def sender(memory: PageMemory) -> Transport:

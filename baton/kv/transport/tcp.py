@@ -16,7 +16,7 @@ from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import SocketServer
 from baton.kv.transport.secured import dial_securely
-from baton.kv.transport.sending import Lane, SocketStream, hello
+from baton.kv.transport.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, WorkerLost
 from baton.tls.identity import Identity
 
@@ -29,45 +29,22 @@ LOOPBACK_BUFFER_BYTES = (
 )  # what is in flight stays in the CPU's cache; to other hosts the kernel's own tuning
 
 
-class TcpTransport:
+class TcpTransport(SocketTransport):
     """Streams to data ports, ``host:port``. ``lanes`` per stream; None decides by the address. With an
     ``identity`` every lane is TLS.
     """
 
     def __init__(self, lanes: int | None = None, identity: Identity | None = None) -> None:
+        super().__init__()
         self._lanes, self._identity = lanes, identity
-        self._streams: set[SocketStream] = set()
-        self._poller: Poller | None = None
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream; every lane is connected before this returns."""
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
-        poller = self._poller = self._poller or Poller()
+        poller = self.poller
         dialled = (_connect(address, hello(number, stream_id), self._identity, poller) for number in range(count))
         lanes = [Lane(sock, address, poller) for sock in await asyncio.gather(*dialled)]
-        stream = _TcpStream(lanes, self._streams)
-        self._streams.add(stream)
-        return stream
-
-    async def close(self) -> None:
-        """Close every stream."""
-        for stream in tuple(self._streams):
-            await stream.close()
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
-
-
-class _TcpStream(SocketStream):
-    """Forgotten by its transport when it closes."""
-
-    def __init__(self, lanes: list[Lane], streams: set[SocketStream]) -> None:
-        super().__init__(lanes)
-        self._streams = streams
-
-    async def close(self) -> None:
-        self._streams.discard(self)
-        await super().close()
+        return SocketStream(lanes, self._streams)
 
 
 def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:

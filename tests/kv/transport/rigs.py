@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import shutil
@@ -100,8 +101,8 @@ class KeptMover(MoverClient):
             self._watching = None
 
     def here(self) -> MoverClient:
-        """On the running loop."""
-        if self._sock is not None and self._watching is None:
+        """On the running loop; the one before may have ended without a ``close``."""
+        if self._sock is not None and self._watching is not asyncio.get_running_loop():
             self._watch()
         return self
 

@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import msgspec
@@ -314,4 +315,22 @@ async def test_choices_of_workers_that_have_left_are_forgotten(
     for port in range(6):
         await (await auto.connect(f"left:{port}")).close()
     assert list(auto._choices) == ["left:3", "left:4", "left:5"]
+    await auto.close()
+
+
+async def test_a_layout_is_known_before_any_way_is_measured(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, measured = preflight.measure, asyncio.Event()
+
+    async def later(*arguments: Any) -> Measured:
+        await measured.wait()
+        return await measure(*arguments)
+
+    monkeypatch.setattr("baton.kv.transport.preflight.measure", later)
+    auto = house.auto()
+    connecting = asyncio.ensure_future(auto.connect(house.grpc))
+    assert await asyncio.wait_for(auto.layout(house.grpc), 10) == house.info.layout
+    assert not connecting.done()
+    measured.set()
+    await (await connecting).close()
+    assert house.described == 1
     await auto.close()

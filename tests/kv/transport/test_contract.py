@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
@@ -138,6 +139,19 @@ async def failure(sending: asyncio.Future[Any]) -> BaseException | None:
 async def read_to_the_end(stream: HandoffStream) -> None:
     while await stream.receive() is not None:
         pass
+
+
+async def test_checksums_that_are_left_to_the_transport_are_those_of_the_bytes(rig: Rigged) -> None:
+    frame, payload = rig.pages(3, 0, 5)
+    left = msgspec.structs.replace(frame, blocks=tuple(Block(block.index, block.hash) for block in frame.blocks))
+    stream = await rig.connect()
+    for sent in (left, frame):
+        await stream.send(sent, payload)
+        await answer(stream)
+    first, second = rig.peer.got
+    assert first.blocks == second.blocks == frame.blocks
+    assert rig.peer.blocks == [bytes(page) for page in payload] * 2
+    await stream.close()
 
 
 async def test_frames_arrive_whole_in_order_and_answers_come_back(rig: Rigged) -> None:

@@ -50,7 +50,7 @@ class Receiver:
     """A receiving process."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "baton.console.kvbench.receiver", str(PAGE), str(PAGES), "0"]
+        command = [sys.executable, "-m", "baton.console.kvbench.receiver", str(PAGE), str(PAGES)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.addresses = json.loads(self.process.stdout.readline())
