@@ -3,9 +3,9 @@
     .venv/bin/python -m bench.plan_heldout --trace TRACE --profile roofline:llama-3-70b@a800x8 --workers 16 \
         [--ttft 10] [--tpot 0.1] [--faster 1] [--seconds 1800] [--out FILE]
 
-The choice is that of `baton plan` (planner.sweep, without a look at the second half); the second is simulated on
-every ratio. The figure is the goodput that the choice gives up against the best there. Nothing is real here but the
-trace and what the simulator runs of the product.
+The choice is that of `baton plan` on the first half (a ratio, or colocated); the second half is simulated on every
+ratio and colocated. The figure is the goodput that the choice gives up against the best there. Nothing is real here
+but the trace and what the simulator runs of the product. The same figures on any machine, however busy.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from pathlib import Path
 
 import msgspec
 
-from baton.planner.cluster_sim import SimSettings
+from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import worker_costs
+from baton.planner.plan import plan
 from baton.planner.score import Slo
-from baton.planner.sweep import simulate, sweep
+from baton.planner.sweep import at_ratio, ratio_name, simulate, sweep
 from baton.planner.traces import Trace, read_trace
 
-TARGET = 0.03
+TARGET, WANT = 0.03, 0.9
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """``chosen`` on the first half; goodput per second by ratio on the second, where ``best`` is the most."""
+    """``chosen`` on the first half; goodput per second by ratio on the second, where ``best`` is the most.
+
+    No prefill worker: colocated.
+    """
 
     trace: str
     requests: tuple[int, int]
@@ -46,11 +50,10 @@ def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
     """Choose on one half, judge on the other."""
     settings, costs = SimSettings(1, workers - 1), worker_costs(profile)
     first, second = halves(trace)
-    chosen = sweep(workers, costs, costs, first, slo, settings)[0].best
-    judged = [
-        simulate(msgspec.structs.replace(settings, prefill=p, decode=workers - p), costs, costs, second, slo)
-        for p in range(1, workers)
-    ]
+    found, flights = sweep(workers, Scenario(settings, costs, costs, first), slo)
+    chosen = plan(found, flights, first, slo, WANT, {"all": 1 << 40}, (costs, costs)).chosen
+    unseen = Scenario(settings, costs, costs, second)
+    judged = [simulate(at_ratio(unseen, p, workers - p), slo) for p in range(workers)]
     best = max(judged, key=lambda r: r.score.goodput)
     ours = next(r for r in judged if r.prefill == chosen.prefill)
     return HeldOut(
@@ -79,11 +82,10 @@ def main() -> int:
     if args.seconds:
         trace = trace.between(0.0, args.seconds)
     found = held_out(trace, args.profile, args.workers, Slo(args.ttft, args.tpot))
+    marked = {"chosen": ratio_name(*found.chosen), "best": ratio_name(*found.best)}
     for name, goodput in found.goodput.items():
-        marks = [
-            mark for mark, at in (("chosen", found.chosen), ("best", found.best)) if name == "{}P{}D".format(*at)
-        ]
-        print(f"{name:>8}  goodput {goodput:7.3f}/s  {', '.join(marks)}")
+        marks = [mark for mark, at in marked.items() if name == at]
+        print(f"{name:>12}  goodput {goodput:7.3f}/s  {', '.join(marks)}")
     print(f"the choice gives up {found.lost:.2%} of goodput on {found.requests[1]} requests it hasn't seen")
     if args.out:
         Path(args.out).write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -1,6 +1,6 @@
 """Which routing policy answers more requests in time? A real trace, the real policies, workers on a virtual clock.
 
-    .venv/bin/python bench/policies.py [--trace FILE] [--rates 8 12] [--prefill 3] [--decode 2] [--profile NAME]
+    .venv/bin/python -m bench.policies [--trace FILE] [--rates 8 12] [--prefill 3] [--decode 2] [--profile NAME]
 
 The policies are router/policies' own files, asked with the snapshots that the router would make: its exact counts
 of what it placed, and workers' loads that are up to a beat old. The trace is a sample of whole conversations of an
@@ -19,116 +19,22 @@ import heapq
 import itertools
 import json
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds, transfer_seconds
+from baton.cost.curves import exposed_seconds, prefill_seconds, transfer_seconds
 from baton.cost.profiles import PacedProfile, load_profile
-from baton.prefill_worker.scheduler import AGING_TOKENS_PER_S
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, StepCurve, WorkerInfo, WorkerLoad
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Policy, load_policy, names
+from baton.protos.nouns import BLOCK_TOKENS, StepCurve
+from baton.router.policies import Ask, ClusterSnapshot, Policy, load_policy, names
 from baton.router.policies._fetch import uncached, with_fetch
+from bench.replayed_worker import SLO_TPOT_S, Call, Worker
 
 TRACE = Path(__file__).resolve().parent.parent / "tests/data/mooncake_conversation_sessions.jsonl"
-HASHED = 512  # tokens of a block of the trace
-PER_HASHED = HASHED // BLOCK_TOKENS
 BEAT_S, FULL_S, LOOK_AHEAD = 0.5, 0.25, 8
-LOCAL_CHUNK = 512
-SLO_FLOOR_S, SLO_READS, SLO_TPOT_S = 1.0, 2.0, 0.030
-
-
-class Call(msgspec.Struct):
-    """A request of the trace on its way. Times on the virtual clock."""
-
-    arrived: float
-    tokens: int
-    outputs: int
-    hashes: list[int]
-    slo_ttft_s: float
-    placed: float = 0.0
-    uncached: int = 0
-    read_s: float = 0.0
-    first: float = 0.0
-    ended: float = 0.0
-    left: int = 0
-    written: int = 0
-
-    @property
-    def good(self) -> bool:
-        """Both SLOs were met."""
-        tpot = (self.ended - self.first) / max(1, self.outputs - 1)
-        return self.first - self.arrived <= self.slo_ttft_s and tpot <= SLO_TPOT_S
-
-
-class Worker:
-    """One worker's batch, line of prompts, pages and cache."""
-
-    def __init__(self, name: str, role: str, profile: PacedProfile) -> None:
-        layout = KvLayout("bytes", (), BLOCK_TOKENS * profile.kv_bytes_per_token, "bytes")
-        self.info = WorkerInfo(
-            name, "1", role, "a:1", "m", "f", layout, profile.max_model_len, profile.vocab_size, (), profile.pages
-        )
-        self.profile = profile
-        self.cache: OrderedDict[int, None] = OrderedDict()
-        self.reading: list[Call] = []
-        self.writing: list[Call] = []
-        self.placed: dict[int, Decision] = {}
-        self.busy = False
-        self.pages = 0
-        self.full_until = -1.0
-        self.sequences = self.unread_requests = self.unread_tokens = 0
-        self.load = WorkerLoad()
-
-    def beat(self) -> None:
-        """What it tells the world."""
-        self.load = WorkerLoad(
-            running=len(self.writing),
-            waiting=len(self.reading),
-            waiting_tokens=sum(c.left for c in self.reading),
-            leased_pages=self.pages,
-            step_curve=self.profile.step,
-            transfer_curve=self.profile.transfer,
-        )
-
-    def candidate(self, now: float) -> Candidate:
-        """As the router's view would show it."""
-        return Candidate(
-            self.info, self.load, self.sequences, self.unread_requests, self.unread_tokens, self.full_until > now
-        )
-
-    def held(self, call: Call) -> int:
-        """Leading blocks (of 16) of the prompt in its cache."""
-        count = next((i for i, h in enumerate(call.hashes) if h not in self.cache), len(call.hashes))
-        return min(count * PER_HASHED, (call.tokens - 1) // BLOCK_TOKENS)
-
-    def keep(self, call: Call) -> None:
-        """The prompt's blocks are cached now; the oldest give way."""
-        for block in call.hashes:
-            self.cache[block] = None
-            self.cache.move_to_end(block)
-        room = max(0, self.info.pages - self.pages) // PER_HASHED
-        while len(self.cache) > room:
-            self.cache.popitem(last=False)
-
-    def step(self, now: float) -> tuple[float, list[Call], list[Call]]:
-        """Seconds of the next step; prompts it finishes, sequences that advance. Shortest rest first, aged."""
-        curve, budget = self.profile.step, LOCAL_CHUNK if self.writing else self.profile.prefill_chunk
-        seconds, done = 0.0, []
-        for call in sorted(self.reading, key=lambda c: c.left - AGING_TOKENS_PER_S * (now - c.placed)):
-            if not budget:
-                break
-            taken = min(budget, call.left)
-            before = call.tokens - call.left
-            seconds += curve.prefill_token * taken + curve.prefill_pair * taken * (before + taken / 2)
-            call.left, budget = call.left - taken, budget - taken
-            if not call.left:
-                self.reading.remove(call)
-                done.append(call)
-        context = sum(c.tokens + c.written for c in self.writing)
-        return seconds + decode_seconds(curve, len(self.writing), context), done, list(self.writing)
+SLO_FLOOR_S, SLO_READS = 1.0, 2.0
 
 
 class Replay:
@@ -190,7 +96,7 @@ class Replay:
         decision = with_fetch(snapshot, ask, decision)
         taken = decision.taken
         writer, reader = self._decode[taken.decode], self._workers[taken.reader]
-        if writer.pages + _pages(call) > writer.info.pages:
+        if writer.pages + call.pages > writer.info.pages:
             writer.full_until = self._now + FULL_S  # PoolExhausted
             return False
         self._turn += 1
@@ -198,7 +104,7 @@ class Replay:
         call.uncached = call.left = uncached(ask, taken)
         self.computed += call.uncached
         call.read_s = prefill_seconds(self._profile.step, call.uncached, call.tokens - call.uncached)
-        writer.pages += _pages(call)
+        writer.pages += call.pages
         writer.sequences += 1
         reader.unread_requests += 1
         reader.unread_tokens += call.uncached
@@ -261,7 +167,7 @@ class Replay:
         if in_batch:
             worker.writing.remove(call)
         call.ended = self._now
-        worker.pages -= _pages(call)
+        worker.pages -= call.pages
         worker.sequences -= 1
         self._left -= 1
         self._pump()
@@ -270,10 +176,6 @@ class Replay:
 def _slower(profile: PacedProfile, times: float) -> PacedProfile:
     step = StepCurve(*(value * times for value in msgspec.structs.astuple(profile.step)))
     return msgspec.structs.replace(profile, step=step)
-
-
-def _pages(call: Call) -> int:
-    return -(-(call.tokens + call.outputs) // BLOCK_TOKENS)
 
 
 def calls_of(

@@ -1,16 +1,16 @@
 """What others published, beside what this simulator says of the same inputs.
 
-    .venv/bin/python -m bench.published distserve [--runs 40] [--spreads 0.3 0.5 0.7] [--requests N]
+    .venv/bin/python -m bench.published distserve [--runs 40] [--ttft 2.5] [--mixed] [--spreads 0.3 0.5 0.7]
     .venv/bin/python -m bench.published splitwise --trace azure_2023_conversation.csv [--scale 1.0] [--seconds 30]
         [--systems AA HH HA HHcap] [--written theirs] [--out FILE]
 
 distserve: Table 2 (OPT-66B, ShareGPT), share of requests within both SLOs. DistServe-Low is one prefill instance
 and a decode instance of two pipeline stages: two groups of requests go round it in turn, each step of a group as
 long as both stages together, so it is two decode workers with half of the memory each. vLLM of 2023 reads
-whole prompts: a colocated worker with its token budget as chunk. Published are the curves, the mean lengths and how
-many requests a run had (an overloaded system's share depends on it); not the lengths: they are drawn (log-normal,
-cut at the model's length), and one figure, their spread, is free. All spreads are shown: what the table depends on.
-Each figure is the mean of ``--runs`` runs. ``--requests`` puts another number of requests in the place of both.
+whole prompts while its writers wait (``--mixed``: it does both in one step). Published are the curves, how many
+requests a run had (an overloaded system's share depends on it) and, in an early commit of the artifact, the lengths
+of 1,600 requests, from which each run draws; ``--spreads`` draws log-normal ones of the published means instead.
+Each figure is the mean of ``--runs`` runs, with one run's standard deviation. ``--ttft``: another SLO, in seconds.
 
 splitwise: which split into prompt and token machines carries the most requests per second within the power of 40
 DGX-H100 (conversation lengths of Azure's trace at a Poisson rate), every one of the paper's nine SLOs met.
@@ -23,19 +23,20 @@ Nothing is real here but the published figures and what the simulator runs of th
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 import random
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
 
-from baton.planner.cluster_sim import ClusterSim, SimSettings
+from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
 from baton.planner.costs import WorkerCosts
 from baton.planner.flight import Flight
 from baton.planner.score import Slo, score, tpot, ttft
@@ -43,6 +44,7 @@ from baton.planner.traces import Trace, TraceRequest, read_trace
 from baton.protos.nouns import TransferCurve
 
 DATA = Path(__file__).parent / "data" / "published.toml"
+LENGTHS = DATA.with_name("sharegpt_lengths.csv")
 FREE = TransferCurve(0.0, 0.0)
 QUANTILES = (50, 90, 99)
 STEPS = 5  # of the search for the highest rate
@@ -55,7 +57,9 @@ def main() -> int:
     serving = kinds.add_parser("distserve")
     serving.add_argument("--runs", type=int, default=40)
     serving.add_argument("--requests", type=int, default=0, help="of a run; 0: as published")
-    serving.add_argument("--spreads", type=float, nargs="*", default=[0.3, 0.5, 0.7])
+    serving.add_argument("--ttft", type=float, default=0.0, help="SLO in seconds; 0: the artifact's")
+    serving.add_argument("--mixed", action="store_true", help="vLLM's writers don't wait while it reads")
+    serving.add_argument("--spreads", type=float, nargs="*", help="draw lengths with this deviation over the mean")
     split = kinds.add_parser("splitwise")
     split.add_argument("--trace", required=True)
     split.add_argument("--scale", type=float, default=1.0)
@@ -76,52 +80,72 @@ def main() -> int:
 # ---- DistServe, Table 2 ------------------------------------------------------------------------------------
 
 
-def distserve(data: dict[str, Any], asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row per spread and rate, printed as it comes."""
-    for spread in asked.spreads:
-        print(f"spread {spread:g}   rate  vLLM real/theirs/ours      DistServe real/theirs/ours")
-        for rate, *published in data["table"]:
-            ours = [
-                mean_attained(data, system, rate, asked.requests or data[count], spread, asked)
-                for system, count in ((vllm_2023(data), "vllm_requests"), (distserve_low(data), "requests"))
-            ]
-            yield {"spread": spread, "rate": rate, "published": published, "ours": ours}
-            (a, b, c, d), (v, s) = published, ours
-            print(
-                f"{rate:17.1f}  {a:5.1f} {b:5.1f} {v:5.1f} {v - a:+6.1f}   {c:6.1f} {d:5.1f} {s:5.1f} {s - c:+6.1f}"
-            )
-
-
+Length = tuple[int, int]
+Lengths = Callable[[random.Random], Length]
 System = tuple[SimSettings, WorkerCosts, WorkerCosts]
 
 
-def mean_attained(
-    data: dict[str, Any], system: System, rate: float, count: int, spread: float, asked: argparse.Namespace
-) -> float:
-    """Percent, mean of the runs."""
-    slo, traces = (
-        Slo(data["ttft_s"], data["tpot_s"]),
-        (sharegpt(data, rate, count, spread, asked.seed + i) for i in range(asked.runs)),
-    )
-    return fmean(attained(*system, trace, slo) for trace in traces)
+def distserve(data: dict[str, Any], asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row per kind of lengths and rate, printed as it comes."""
+    slo = Slo(asked.ttft or data["ttft_s"], data["tpot_s"])
+    systems = ((vllm_2023(data, not asked.mixed), "vllm_requests"), (distserve_low(data), "requests"))
+    for name, lengths in kinds_of_lengths(data, asked.spreads or ()):
+        late = 100 * late_alone(data, lengths, slo.ttft_s)
+        print(
+            f"{name}, TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s; late on an idle vLLM: {late:.0f}% of requests"
+        )
+        print("   rate  vLLM real/theirs/ours              DistServe real/theirs/ours")
+        for rate, *published in data["table"]:
+            ours = []
+            for system, key in systems:
+                count, seeds = asked.requests or data[key], range(asked.seed, asked.seed + asked.runs)
+                ours.append(attainment(system, slo, [poisson(lengths, rate, n, 16, count) for n in seeds]))
+            yield {"lengths": name, "ttft_s": slo.ttft_s, "rate": rate, "published": published, "ours": ours}
+            (a, b, c, d), ((v, dv), (s, ds)) = published, ours
+            print(
+                f"{rate:7.1f}  {a:5.1f} {b:5.1f} {v:5.1f} ±{dv:4.1f} {v - a:+6.1f}   "
+                f"{c:6.1f} {d:5.1f} {s:5.1f} ±{ds:4.1f} {s - c:+6.1f}",
+                flush=True,
+            )
+
+
+def kinds_of_lengths(data: dict[str, Any], spreads: Sequence[float]) -> Iterator[tuple[str, Lengths]]:
+    """The artifact's, or drawn ones of each spread."""
+    if not spreads:
+        with LENGTHS.open(encoding="utf-8", newline="") as file:
+            known = [(int(row["prompt"]), int(row["output"])) for row in csv.DictReader(file)]
+        yield "the artifact's lengths", lambda rng: rng.choice(known)
+    for spread in spreads:
+        yield f"spread {spread:g}", lambda rng, spread=spread: _drawn_pair(rng, data, spread)  # type: ignore[misc]
+
+
+def late_alone(data: dict[str, Any], lengths: Lengths, ttft_s: float, count: int = 10_000) -> float:
+    """The share of prompts that vLLM's own curve says are late even when nothing else is there."""
+    _, costs, _ = vllm_2023(data, True)
+    rng = random.Random(0)
+    prompts = (lengths(rng)[0] for _ in range(count))
+    return sum(costs.step_seconds(n, n * n / 2, 0, 0.0) > ttft_s for n in prompts) / count
+
+
+def attainment(system: System, slo: Slo, runs: Sequence[Trace]) -> tuple[float, float]:
+    """Percent: mean over the runs, and one run's standard deviation."""
+    found = [attained(*system, trace, slo) for trace in runs]
+    return fmean(found), pstdev(found)
 
 
 def attained(settings: SimSettings, reads: WorkerCosts, writes: WorkerCosts, trace: Trace, slo: Slo) -> float:
     """Percent of the requests of ``trace``."""
-    sim = ClusterSim(settings, reads, writes, trace)
+    sim = ClusterSim(Scenario(settings, reads, writes, trace))
     sim.run()
     return 100 * score(sim.flights, slo, trace.duration).attainment
 
 
-def sharegpt(data: dict[str, Any], rate: float, count: int, spread: float, seed: int) -> Trace:
-    """Requests at Poisson times; lengths with the published means, as far as the cut leaves them."""
-    rng, at, requests = random.Random(seed), 0.0, []
-    while len(requests) < count:
+def _drawn_pair(rng: random.Random, data: dict[str, Any], spread: float) -> Length:
+    """Log-normal lengths with the published means, as far as the cut at the model's length leaves them."""
+    while True:
         prompt, output = (_drawn(rng, data[name], spread) for name in ("prompt_mean", "output_mean"))
         if prompt + output <= data["longest"]:
-            at += rng.expovariate(rate)
-            requests.append(TraceRequest(at, prompt, output))
-    return Trace("sharegpt", tuple(requests), block_tokens=16)
+            return prompt, output
 
 
 def _drawn(rng: random.Random, mean: float, spread: float) -> int:
@@ -130,7 +154,7 @@ def _drawn(rng: random.Random, mean: float, spread: float) -> int:
     return max(2, round(rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)))
 
 
-def distserve_low(data: dict[str, Any]) -> tuple[SimSettings, WorkerCosts, WorkerCosts]:
+def distserve_low(data: dict[str, Any]) -> System:
     """One prefill instance, and the decode instance as two workers."""
     settings = SimSettings(
         1, 2, "least_loaded", max_batch=1024, prefill_chunk=data["prefill_chunk"], local_max_tokens=0
@@ -143,9 +167,11 @@ def distserve_low(data: dict[str, Any]) -> tuple[SimSettings, WorkerCosts, Worke
     return settings, reads, writes
 
 
-def vllm_2023(data: dict[str, Any]) -> tuple[SimSettings, WorkerCosts, WorkerCosts]:
-    """One colocated worker; a step that reads also writes, where vLLM let writers wait for it."""
-    settings = SimSettings(0, 1, "least_loaded", max_batch=1024, decode_chunk=data["vllm_chunk"])
+def vllm_2023(data: dict[str, Any], writers_wait: bool) -> System:
+    """One colocated worker that reads whole prompts."""
+    settings = SimSettings(
+        0, 1, "least_loaded", max_batch=1024, decode_chunk=data["vllm_chunk"], writers_wait=writers_wait
+    )
     extra = data["token_extra"]
     (_, token, pair), (a, b, c) = data["vllm_prefill"], data["vllm_decode"]
     costs = _costs("vllm", a + data["decode_extra"], token + extra, 2 * pair, c, b + extra, data["vllm_tokens"])
@@ -230,18 +256,22 @@ def highest_rate(
     low, high = 0.0, 8.0 * sum(split)
     for _ in range(STEPS + 3):
         rate = (low + high) / 2
-        sim = ClusterSim(settings, reads, writes, poisson(lengths, rate, asked.seconds, asked.seed))
+        trace = poisson(lambda rng: rng.choice(lengths), rate, asked.seed, 512, seconds=asked.seconds)
+        sim = ClusterSim(Scenario(settings, reads, writes, trace))
         sim.run()
         low, high = (rate, high) if keeps(data, sim.flights, alone) else (low, rate)
     return low
 
 
-def poisson(lengths: Sequence[tuple[int, int]], rate: float, seconds: float, seed: int) -> Trace:
-    """Lengths drawn with replacement."""
-    rng, at, requests = random.Random(seed), 0.0, []
-    while (at := at + rng.expovariate(rate)) < seconds:
-        requests.append(TraceRequest(at, *rng.choice(lengths)))
-    return Trace("poisson", tuple(requests), block_tokens=512)
+def poisson(
+    lengths: Lengths, rate: float, seed: int, block: int, count: int = 1 << 30, seconds: float = math.inf
+) -> Trace:
+    """So many requests, or so many seconds of them; their KV is held in blocks of ``block`` tokens."""
+    rng, at = random.Random(seed), 0.0
+    requests: list[TraceRequest] = []
+    while len(requests) < count and (at := at + rng.expovariate(rate)) < seconds:
+        requests.append(TraceRequest(at, *lengths(rng)))
+    return Trace("poisson", tuple(requests), block_tokens=block)
 
 
 def keeps(data: dict[str, Any], flights: Sequence[Flight], alone: WorkerCosts) -> bool:

@@ -47,7 +47,7 @@ def simulate_command(
     part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (), **cluster: Any,
 ) -> int:  # fmt: skip
     """One ratio over a trace."""
-    from baton.planner.cluster_sim import SimSettings
+    from baton.planner.cluster_sim import Scenario, SimSettings
     from baton.planner.costs import worker_costs
     from baton.planner.faults import parse_failure, parse_pool
     from baton.planner.score import Slo
@@ -59,7 +59,8 @@ def simulate_command(
     load_from = load(trace, *part, skip_bad=False)
     began = time.process_time()
     more = [parse_pool(text, settings.prefill_chunk) for text in pools]
-    found = simulate(settings, costs, decode, load_from, Slo(*slo), more, [parse_failure(t) for t in failures])
+    deaths = [parse_failure(text) for text in failures]
+    found = simulate(Scenario(settings, costs, decode, load_from, more, deaths), Slo(*slo))
     took = time.process_time() - began
     result = {"trace": load_from.source, "profile": costs.about, "cpu_seconds": took}
     if write_json(json, result | {"result": msgspec.to_builtins(found)}):
@@ -86,7 +87,13 @@ def _scaled(f: Any, by: float) -> Any:
 def plan_command(
     trace: TraceFlag,
     profile: ProfileFlag,
-    workers: Annotated[int, typer.Option(min=2, help="Workers to divide between prefill and decode")],
+    workers: Annotated[int, typer.Option(min=0, help="Budget: workers to divide between prefill and decode")] = 0,
+    accelerators: Annotated[int, typer.Option(min=0, help="Budget: accelerators")] = 0,
+    dollars: Annotated[float, typer.Option(min=0.0, help="Budget: $ per hour; needs --price")] = 0.0,
+    watts: Annotated[float, typer.Option(min=0.0, help="Budget: watts of accelerators")] = 0.0,
+    widths: Annotated[
+        str, typer.Option(help="Accelerators per worker to try, as 2,4,8; of a roofline profile")
+    ] = "",
     decode_profile: Annotated[str | None, typer.Option(help="Of decode workers, if another")] = None,
     ttft: TtftFlag = 10.0,
     tpot: TpotFlag = 0.1,
@@ -106,7 +113,8 @@ def plan_command(
     json: JsonFlag = None,
 ) -> None:
     """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
-    from baton.planner.cluster_sim import SimSettings
+    from baton.planner.budget import Budget, of_widths, spend
+    from baton.planner.cluster_sim import Scenario, SimSettings
     from baton.planner.costs import worker_costs
     from baton.planner.plan import plan
     from baton.planner.score import Slo
@@ -114,23 +122,32 @@ def plan_command(
 
     def run() -> int:
         slo, limits = Slo(ttft, tpot), _classes(classes)
-        costs = (worker_costs(profile), worker_costs(decode_profile or profile))
+        budget, profiles = Budget(workers, accelerators, dollars, watts, price), of_widths(profile, _widths(widths))
+        if decode_profile and not budget.workers:
+            raise ConfigError("with a decode profile of its own the budget is --workers", "decode_profile")
         part = load(trace, speed, start, seconds, skip_bad=False)
-        settings = SimSettings(0, workers, policy=policy, seed=seed)
         told = Console(stderr=True, highlight=False)
-        found, flights = sweep(
-            workers, *costs, part, slo, settings, window,
-            lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
-        )  # fmt: skip
-        answer = plan(found, flights, part, slo, want, limits, costs, price)
+
+        def planned(reads: Any, count: int) -> Any:
+            costs = (reads, worker_costs(decode_profile) if decode_profile else reads)
+            settings = SimSettings(0, count, policy=policy, seed=seed)
+            found, flights = sweep(
+                count, Scenario(settings, *costs, part), slo, window,
+                lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
+            )  # fmt: skip
+            return plan(found, flights, part, slo, want, limits, costs, price)
+
+        answer, tried = spend(budget, profiles, planned)
         if plot:
             from baton.planner.plot import draw
 
             draw(answer, plot)
         if helm:
             write_file(helm, answer.helm.encode())
-        if not write_json(json, msgspec.to_builtins(answer)):
+        if not write_json(json, msgspec.to_builtins(answer) | {"tried": msgspec.to_builtins(tried)}):
             _show(answer)
+            if len(tried) > 1:
+                _show_tried(tried)
         return 0
 
     raise typer.Exit(guarded(run))
@@ -141,6 +158,21 @@ def _classes(text: str) -> dict[str, int]:
         return {name: int(most) for name, most in (item.split("=") for item in text.split(","))}
     except ValueError as error:
         raise ConfigError(f"--classes {text!r}: write name=tokens,name=tokens", "classes") from error
+
+
+def _widths(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--widths {text!r}: write numbers of accelerators, as 2,4,8", "widths") from error
+
+
+def _show_tried(tried: Any) -> None:
+    table = Table("per worker", "workers", "best ratio", "SLOs met", "goodput/s", "")
+    for t in tried:
+        found = (t.ratio, f"{t.attainment:.1%}", f"{t.goodput:.2f}") if t.ratio else ("", "", "")
+        table.add_row(t.profile.rpartition("@")[2], str(t.workers), *found, t.reason)
+    Console(highlight=False).print(table)
 
 
 def _show(answer: Any) -> None:

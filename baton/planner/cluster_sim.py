@@ -19,41 +19,29 @@ from heapq import heappop
 import msgspec
 
 from baton.kv.pool import PageLease
-from baton.planner.costs import WorkerCosts
-from baton.planner.faults import Failure, Faults, SimPool
-from baton.planner.flight import Flight, blocks_of
+from baton.planner.faults import Faults
+from baton.planner.flight import BlockIds, Flight
 from baton.planner.place import Place
 from baton.planner.sim_machines import Machines
-from baton.planner.sim_places import SimSettings
-from baton.planner.traces import Trace
+from baton.planner.sim_places import Scenario, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.admission import LOOK_AHEAD, PATIENCE_S
 from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, load_policy
 from baton.router.policies._fetch import uncached, with_fetch
 
-__all__ = ["ClusterSim", "SimSettings"]
+__all__ = ["ClusterSim", "Scenario", "SimSettings"]
 
 
 class ClusterSim(Machines):
     """``run`` takes the whole trace through; the flights hold every time."""
 
-    def __init__(
-        self,
-        settings: SimSettings,
-        prefill: WorkerCosts,
-        decode: WorkerCosts,
-        trace: Trace,
-        pools: Sequence[SimPool] = (),
-        failures: Sequence[Failure] = (),
-    ) -> None:
-        super().__init__(
-            settings, prefill, decode, BLOCK_TOKENS if settings.stepwise else trace.block_tokens, pools
-        )
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        settings, trace = scenario.settings, scenario.trace
         self.trace = trace
-        self.flights = [
-            Flight(i, r, blocks_of(i, r, trace.block_tokens, self.block)) for i, r in enumerate(trace.requests)
-        ]
+        ids = BlockIds(trace.block_tokens, self.block)
+        self.flights = [Flight(i, r, ids.of(i, r)) for i, r in enumerate(trace.requests)]
         self.placements: dict[str, int] = {"local": 0, "prefill": 0}
         self.pages_leased: list[float] = []
         self.seats_taken: list[float] = []
@@ -65,8 +53,8 @@ class ClusterSim(Machines):
         self._turn = self._rng.randrange(1 << 16)
         self._room = max(d.costs.kv_tokens for d in self.decodes.values())
         self._reading_room = max((p.costs.kv_tokens for p in self.prefills.values()), default=self._room)
-        self._unlike = bool(pools or failures)
-        self.faults = Faults(self, failures)
+        self._unlike = bool(scenario.pools or scenario.failures)
+        self.faults = Faults(self, scenario.failures)
 
     def run(self) -> None:
         """Until nothing is left to do."""
@@ -142,7 +130,7 @@ class ClusterSim(Machines):
             for name, place in places.items():
                 if place.down:
                     continue
-                held = place.node.pool.match(blocks)
+                held = flight.held_in(name, place.node.pool)
                 if held:
                     found[name] = held * scale
         return found
@@ -165,6 +153,7 @@ class ClusterSim(Machines):
         taken = decision.taken
         self._turn += 1
         flight.placed, flight.decode = self.now, taken.decode
+        flight.seen.clear()
         self.active[flight.index] = flight
         decode = self.decodes[taken.decode]
         decode.sequences += 1

@@ -2,6 +2,7 @@
 
 Knows nothing of routers. It follows ``decode_worker.scheduler``: oldest first, prompts in chunks mixed with
 decodes, a growth reserve for newcomers, the youngest preempted and computed again.
+``writers_wait``: as engines without chunked prefill did, a step that reads writes nothing.
 ``real_decode.StepwiseDecode`` runs the scheduler itself; a test holds the two together. The pool is the real one.
 Times are exact: k decode steps of n sequences take
 
@@ -15,6 +16,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from baton.kv.pool import PageLease, PagePool
+from baton.planner.batch_member import Member
 from baton.planner.costs import WorkerCosts
 from baton.planner.flight import Flight
 from baton.protos.errors import PoolExhausted
@@ -22,21 +24,18 @@ from baton.protos.errors import PoolExhausted
 RESERVE_SHARE = 8  # the growth reserve is at most this part of the pool, as in decode_worker.scheduler
 
 
-class _Member:
-    """A request in the batch. ``due`` is the tick at which its last token is written, ``full`` when a page is."""
-
-    __slots__ = ("age", "due", "flight", "gone", "lease", "reading", "start")
-
-    def __init__(self, flight: Flight, lease: PageLease, age: int, reading: int) -> None:
-        self.flight, self.lease, self.age, self.reading = flight, lease, age, reading
-        self.due = self.start = 0
-        self.gone = False
-
-
 class CompressedDecode:
     """``now`` is the worker's own clock: the end of its last step that was taken."""
 
-    def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        costs: WorkerCosts,
+        block_tokens: int,
+        max_batch: int,
+        chunk_tokens: int,
+        writers_wait: bool = False,
+    ) -> None:
+        self._mixed_steps = 0 if writers_wait else 1  # tokens that a writer gets in a step that reads
         self.costs, self.block, self.max_batch, self.chunk = costs, block_tokens, max_batch, chunk_tokens
         self.pool = PagePool(max(1, costs.kv_tokens // block_tokens), watched=False)
         self.now = 0.0
@@ -47,11 +46,11 @@ class CompressedDecode:
         self._context = 0  # tokens of KV that the writing members have together
         self._ages = 0
         self._writing = 0
-        self._due: list[tuple[int, int, _Member]] = []
-        self._full: list[tuple[int, int, _Member]] = []
-        self._readers: deque[_Member] = deque()
-        self._members: dict[int, _Member] = {}  # by age: oldest first
-        self._waiting: deque[_Member] = deque()
+        self._due: list[tuple[int, int, Member]] = []
+        self._full: list[tuple[int, int, Member]] = []
+        self._readers: deque[Member] = deque()
+        self._members: dict[int, Member] = {}  # by age: oldest first
+        self._waiting: deque[Member] = deque()
 
     # ---- what the cluster asks of it ---------------------------------------------------------------------
 
@@ -85,12 +84,12 @@ class CompressedDecode:
         self.now = max(self.now, now)
         self._ages += 1
         reading = flight.prompt - lease.held * self.block if local else 0
-        member = _Member(flight, lease, self._ages, reading)
+        member = Member(flight, lease, self._ages, reading)
         self._members[member.age] = member
         if reading:
             self._readers.append(member)
         else:
-            self._seal(member)
+            member.seal()
             self._write(member)
 
     def next_event(self) -> float:
@@ -121,7 +120,7 @@ class CompressedDecode:
         """It dies now: what its members have written is told them."""
         for member in self._members.values():
             if not member.reading:
-                member.flight.written += self._tick - member.start
+                member.wrote(self._tick)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class CompressedDecode:
         budget, pairs = self.chunk, 0.0
         for member in self._readers:
             take = min(member.reading, budget)
-            before = self._tokens(member) - member.reading
+            before = member.tokens - member.reading
             pairs += take * (before + take / 2)
             budget -= take
             if budget == 0:
@@ -182,14 +181,15 @@ class CompressedDecode:
         return self.chunk - budget, pairs
 
     def _mixed_seconds(self, tokens: int, pairs: float) -> float:
-        return self.costs.step_seconds(tokens, pairs, self._writing, self._context + self._writing)
+        writing = self._writing * self._mixed_steps
+        return self.costs.step_seconds(tokens, pairs, writing, self._mixed_steps * (self._context + writing))
 
     def _take_mixed(self, ended: list[Flight]) -> None:
         tokens, pairs = self._mixed()
         seconds = self._mixed_seconds(tokens, pairs)
         self.now += seconds
         self.busy += seconds
-        done: list[_Member] = []
+        done: list[Member] = []
         while tokens:
             member = self._readers[0]
             take = min(member.reading, tokens)
@@ -197,14 +197,14 @@ class CompressedDecode:
             tokens -= take
             if member.reading == 0:
                 done.append(self._readers.popleft())
-        self._after(1, ended)
+        self._after(self._mixed_steps, ended)
         for member in done:
             if not member.gone:
                 self._finish_reading(member, ended)
 
-    def _finish_reading(self, member: _Member, ended: list[Flight]) -> None:
+    def _finish_reading(self, member: Member, ended: list[Flight]) -> None:
         """Its prompt is computed, and with it the next token chosen."""
-        self._seal(member)
+        member.seal()
         flight = member.flight
         flight.written += 1
         self.generated += 1
@@ -218,31 +218,21 @@ class CompressedDecode:
 
     # ---- members -------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _tokens(member: _Member) -> int:
-        return member.flight.prompt + member.flight.written
-
-    def _seal(self, member: _Member) -> None:
-        for index, block in enumerate(member.flight.full_blocks):
-            member.lease.seal(index, block)
-
-    def _write(self, member: _Member) -> None:
+    def _write(self, member: Member) -> None:
         """From now on it writes a token per step; the first one it has already."""
-        flight = member.flight
-        member.start = self._tick
-        member.due = self._tick + flight.outputs - flight.written
+        member.begin(self._tick)
         self._writing += 1
-        self._context += self._tokens(member) - 1
+        self._context += member.tokens - 1
         heappush(self._due, (member.due, member.age, member))
         self._watch(member)
 
-    def _watch(self, member: _Member) -> None:
+    def _watch(self, member: Member) -> None:
         """Note the tick at which the pages it has will be full."""
-        room = len(member.lease.pages) * self.block - (self._tokens(member) - 1 + self._tick - member.start)
+        room = len(member.lease.pages) * self.block - (member.tokens - 1 + self._tick - member.start)
         if self._tick + room < member.due:
             heappush(self._full, (self._tick + max(1, room), member.age, member))
 
-    def _grow(self, member: _Member) -> None:
+    def _grow(self, member: Member) -> None:
         while True:
             try:
                 member.lease.extend(1)
@@ -258,21 +248,21 @@ class CompressedDecode:
                 self._watch(member)
                 return
 
-    def _settle(self, member: _Member) -> None:
+    def _settle(self, member: Member) -> None:
         """Its counters as of now, and out of the sums."""
         if not member.reading:
-            member.flight.written += self._tick - member.start
+            member.wrote(self._tick)
             self._writing -= 1
-            self._context -= self._tokens(member) - 1
+            self._context -= member.tokens - 1
         else:
             self._readers.remove(member)
 
-    def _preempt(self, member: _Member) -> None:
+    def _preempt(self, member: Member) -> None:
         self._settle(member)
         member.gone = True
         member.lease.close()
         del self._members[member.age]
-        again = _Member(member.flight, member.lease, member.age, self._tokens(member))
+        again = Member(member.flight, member.lease, member.age, member.tokens)
         self._waiting.append(again)
         self._waiting = deque(sorted(self._waiting, key=lambda m: m.age))
         self.preemptions += 1
@@ -281,7 +271,7 @@ class CompressedDecode:
     def _resume(self) -> None:
         while self._waiting:
             member = self._waiting[0]
-            tokens = self._tokens(member)
+            tokens = member.tokens
             reserve = min(len(self._members), self.pool.pages // RESERVE_SHARE)
             limit = (tokens - 1) // self.block
             try:
@@ -293,12 +283,12 @@ class CompressedDecode:
             self._members = dict(sorted(self._members.items()))
             self._readers.append(self._waiting.popleft())
 
-    def _end(self, member: _Member, ended: list[Flight]) -> None:
+    def _end(self, member: Member, ended: list[Flight]) -> None:
         member.gone = True
         self._settle(member)
         self._leave(member, ended)
 
-    def _leave(self, member: _Member, ended: list[Flight]) -> None:
+    def _leave(self, member: Member, ended: list[Flight]) -> None:
         member.lease.close()
         del self._members[member.age]
         member.flight.last_token = self.now

@@ -15,7 +15,7 @@ import msgspec
 
 from baton.cluster.advice import RatioPoint
 from baton.cluster.traffic import Served
-from baton.planner.cluster_sim import SimSettings
+from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import WorkerCosts
 from baton.planner.pressure import Workers
 from baton.planner.score import Slo
@@ -57,7 +57,7 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
     settings = SimSettings(1, asked.workers - 1, max_batch=costs.max_batch, prefill_chunk=costs.chunk_tokens)
     slo = Slo(costs.ttft_s, costs.tpot_s)
     reader, writer = (_worker(asked, curve) for curve in (costs.prefill, costs.decode))
-    found, _ = sweep(asked.workers, reader, writer, trace, slo, settings, WINDOW_S)
+    found, _ = sweep(asked.workers, Scenario(settings, reader, writer, trace), slo, WINDOW_S)
     points = tuple(
         RatioPoint(r.prefill, r.decode, r.score.goodput, r.score.attainment, r.score.ttft.p99, r.score.tpot.p99)
         for r in found.ratios

@@ -47,7 +47,7 @@ class PrefillNode:
     def add(self, flight: Flight, now: float) -> None:
         """A prompt to read."""
         units = -(-flight.prompt // self.unit)
-        request = EngineRequest("", range(units), units, SAMPLING)  # type: ignore[arg-type]
+        request = EngineRequest("", (0,) * units, units, SAMPLING)  # blocks are known by their ids
         hashes = flight.full_blocks[: units // BLOCK_TOKENS]
         for i in range(len(hashes), -(-units // BLOCK_TOKENS)):
             hashes = [*hashes, struct.pack("<BIq", 2, i, flight.index)]

@@ -102,7 +102,7 @@ class StepwiseDecode:
         """Take every step that begins before ``until``."""
         ended: list[Flight] = []
         while self._flights and self.now < until:
-            plan, seconds = self._next()
+            plan, seconds = self._planned or self._next()
             if not plan.items:
                 raise PoolExhausted("the decode worker's pool can't hold its oldest sequence", "pages")
             self._planned = None
@@ -125,8 +125,9 @@ class StepwiseDecode:
         return self._planned
 
     def _finish(self, plan: StepPlan, ended: list[Flight]) -> None:
+        flights = self._flights
         for item in plan.items:
-            flight, decoding = self._flights[item.seq]
+            flight, decoding = flights[item.seq]
             decoding.advance(len(item.tokens))
             if item.sample is None:
                 continue
@@ -139,9 +140,10 @@ class StepwiseDecode:
 
     def _take(self, flight: Flight, decoding: Decoding) -> None:
         """The next token; its id only has to be its own."""
-        before = decoding.sequence.outputs
+        sequence = decoding.sequence
+        before = len(sequence.tokens) - flight.prompt
         token = (flight.index * 7919 + before) % VOCAB
-        decoding.sequence.append(token)
+        sequence.take(token)
         decoding.chain.append(token)
         self.generated += 1
         flight.written = before + 1

@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from heapq import heappush
 from typing import Any
 
 from baton.kv.pool import PageLease
-from baton.planner.costs import WorkerCosts
-from baton.planner.faults import SimPool, check_pools
+from baton.planner.faults import check_pools
 from baton.planner.flight import Flight
 from baton.planner.place import Place
-from baton.planner.sim_places import PlaceMaker, SimSettings
+from baton.planner.sim_places import PlaceMaker, Scenario
 from baton.prefill_worker.scheduler import PrefillJob
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.policies import Option
 
 
-class Machines:
+class Machines(ABC):
     """``pump`` is called when there may be room; ``active`` flights are placed and have not ended."""
 
-    def __init__(
-        self, settings: SimSettings, prefill: WorkerCosts, decode: WorkerCosts, block: int, pools: Sequence[SimPool]
-    ) -> None:
+    def __init__(self, scenario: Scenario) -> None:
+        settings, pools = scenario.settings, scenario.pools
         if settings.decode < 1 or settings.prefill < 0:
             raise ConfigError("a cluster needs at least one decode worker, and no negative number of any", "decode")
-        check_pools(pools, (prefill, decode) if settings.prefill else (decode,))
-        self.settings, self.block, self.now = settings, block, 0.0
+        if settings.stepwise and settings.writers_wait:
+            raise ConfigError("the real scheduler never lets writers wait: leave stepwise out", "writers_wait")
+        check_pools(pools, (scenario.prefill, scenario.decode) if settings.prefill else (scenario.decode,))
+        self.settings, self.now = settings, 0.0
+        self.block = BLOCK_TOKENS if settings.stepwise else scenario.trace.block_tokens
         self.active: dict[int, Flight] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -41,13 +43,13 @@ class Machines:
         self._jobs: dict[int, PrefillJob] = {}
         self._shipped: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
-        self._maker = PlaceMaker(settings, block, self._ship)
-        self.prefills = self._maker.make("prefill", settings.prefill, prefill, pools)
-        self.decodes = self._maker.make("decode", settings.decode, decode, pools)
+        self._maker = PlaceMaker(settings, self.block, self._ship)
+        self.prefills = self._maker.make("prefill", settings.prefill, scenario.prefill, pools)
+        self.decodes = self._maker.make("decode", settings.decode, scenario.decode, pools)
 
+    @abstractmethod
     def pump(self) -> None:
         """There may be room: the router's."""
-        raise NotImplementedError
 
     def at(self, when: float, act: Callable[[], None]) -> None:
         """``act`` happens then."""

@@ -12,18 +12,22 @@ import msgspec
 
 from baton.planner.costs import WorkerCosts
 from baton.planner.decode_node import CompressedDecode
-from baton.planner.faults import SimPool
+from baton.planner.faults import Failure, SimPool
 from baton.planner.flight import Flight
 from baton.planner.place import Place
 from baton.planner.prefill_node import PrefillNode
 from baton.planner.real_decode import StepwiseDecode
+from baton.planner.traces import Trace
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
 
 Ship = Callable[[Flight, int, bool], None]
 
 
 class SimSettings(msgspec.Struct, frozen=True):
-    """The cluster. ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed."""
+    """The cluster. ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed.
+
+    ``writers_wait``: a decode worker's step that reads a prompt writes nothing, as vLLM of 2023; else it does both.
+    """
 
     prefill: int
     decode: int
@@ -34,7 +38,22 @@ class SimSettings(msgspec.Struct, frozen=True):
     window_tokens: int = 4096
     local_max_tokens: int = 64
     stepwise: bool = False
+    writers_wait: bool = False
     seed: int = 0
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """What is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
+
+    ``pools`` are workers unlike the others; ``failures`` are deaths.
+    """
+
+    settings: SimSettings
+    prefill: WorkerCosts
+    decode: WorkerCosts
+    trace: Trace
+    pools: Sequence[SimPool] = ()
+    failures: Sequence[Failure] = ()
 
 
 class PlaceMaker:
@@ -57,8 +76,10 @@ class PlaceMaker:
         settings = self._settings
         if role == "prefill":
             return PrefillNode(costs, self._block, settings.prefill_chunk, self._ship)
-        kind = StepwiseDecode if settings.stepwise else CompressedDecode
-        return kind(costs, self._block, settings.max_batch, settings.decode_chunk)
+        limits = settings.max_batch, settings.decode_chunk
+        if settings.stepwise:
+            return StepwiseDecode(costs, self._block, *limits)
+        return CompressedDecode(costs, self._block, *limits, settings.writers_wait)
 
     def _place(self, worker_id: str, name: str, role: str, costs: WorkerCosts) -> Place:
         layout = KvLayout("bfloat16", (), costs.kv_bytes_per_token * BLOCK_TOKENS, "bfloat16")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from baton.planner.cluster_sim import SimSettings
+from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import (
     USABLE_MEMORY,
     Accelerator,
@@ -123,7 +123,8 @@ def _size(
 
 def _best_of(costs: WorkerCosts, trace: Trace, slo: Slo, workers: int) -> Ratio:
     tried = [
-        simulate(SimSettings(p, workers - p), costs, costs, trace, slo) for p in _ratios(costs, trace, workers)
+        simulate(Scenario(SimSettings(p, workers - p), costs, costs, trace), slo)
+        for p in _ratios(costs, trace, workers)
     ]
     return max(tried, key=lambda r: r.score.attainment)
 

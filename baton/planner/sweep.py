@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.planner.cluster_sim import ClusterSim, SimSettings
-from baton.planner.costs import WorkerCosts
-from baton.planner.faults import Failure, SimPool
+from baton.planner.cluster_sim import ClusterSim, Scenario
 from baton.planner.flight import Flight
 from baton.planner.score import Score, Slo, is_good, score
 from baton.planner.traces import Trace
@@ -23,6 +21,11 @@ ALIKE = 0.01
 FULL = 0.85  # beyond it, somebody waits
 RESAMPLES = 400
 INTERVAL = (0.05, 0.95)
+
+
+def ratio_name(prefill: int, decode: int) -> str:
+    """As operators write it."""
+    return f"{prefill}P{decode}D" if prefill else f"{decode} colocated"
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -48,7 +51,7 @@ class Ratio(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """As operators write it."""
-        return f"{self.prefill}P{self.decode}D" if self.prefill else f"{self.decode} colocated"
+        return ratio_name(self.prefill, self.decode)
 
 
 class Cliff(msgspec.Struct, frozen=True):
@@ -77,31 +80,15 @@ class Sweep(msgspec.Struct, frozen=True):
 Flights = dict[tuple[int, int], list[Flight]]
 
 
-def simulate(
-    settings: SimSettings,
-    prefill: WorkerCosts,
-    decode: WorkerCosts,
-    trace: Trace,
-    slo: Slo,
-    pools: Sequence[SimPool] = (),
-    failures: Sequence[Failure] = (),
-) -> Ratio:
-    """One ratio, of workers that are alike but for those of ``pools``; some die."""
-    return _run(settings, prefill, decode, trace, slo, pools, failures)[0]
+def simulate(scenario: Scenario, slo: Slo) -> Ratio:
+    """One ratio."""
+    return _run(scenario, slo)[0]
 
 
-def _run(
-    settings: SimSettings,
-    prefill: WorkerCosts,
-    decode: WorkerCosts,
-    trace: Trace,
-    slo: Slo,
-    pools: Sequence[SimPool] = (),
-    failures: Sequence[Failure] = (),
-) -> tuple[Ratio, list[Flight]]:
-    sim = ClusterSim(settings, prefill, decode, trace, pools, failures)
+def _run(scenario: Scenario, slo: Slo) -> tuple[Ratio, list[Flight]]:
+    sim = ClusterSim(scenario)
     sim.run()
-    duration = max(trace.duration, 1e-9)
+    duration = max(scenario.trace.duration, 1e-9)
     end = max(duration, *(f.last_token for f in sim.flights))
     readers = [p.node for p in sim.prefills.values()]
     writers = [d.node for d in sim.decodes.values()]
@@ -125,30 +112,33 @@ def _run(
 
 def sweep(
     workers: int,
-    prefill: WorkerCosts,
-    decode: WorkerCosts,
-    trace: Trace,
+    scenario: Scenario,
     slo: Slo,
-    settings: SimSettings,
     window_s: float = 60.0,
     told: Callable[[Ratio], None] = lambda ratio: None,
 ) -> tuple[Sweep, Flights]:
-    """All of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
+    """``scenario`` at all of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
     if workers < 2:
         raise ConfigError("a ratio needs two workers at least", "workers")
     ratios: list[Ratio] = []
     flights: Flights = {}
     for readers in range(workers):
-        at = msgspec.structs.replace(settings, prefill=readers, decode=workers - readers)
-        found, flights[readers, workers - readers] = _run(at, prefill, decode, trace, slo)
+        found, flights[readers, workers - readers] = _run(at_ratio(scenario, readers, workers - readers), slo)
         told(found)
         ratios.append(found)
     colocated, split = ratios[0], tuple(ratios[1:])
     best = best_of(split)
-    interval, goodputs = _bootstrap(split, flights, best, slo, trace, window_s, random.Random(settings.seed))
+    rng = random.Random(scenario.settings.seed)
+    interval, goodputs = _bootstrap(split, flights, best, slo, scenario.trace, window_s, rng)
     plateau = plateau_of(split, best)
     cliffs = tuple(_cliffs(split, plateau, best))
     return Sweep(split, colocated, best, plateau, cliffs, interval, goodputs), flights
+
+
+def at_ratio(scenario: Scenario, prefill: int, decode: int) -> Scenario:
+    """The same, of so many workers."""
+    settings = msgspec.structs.replace(scenario.settings, prefill=prefill, decode=decode)
+    return msgspec.structs.replace(scenario, settings=settings)
 
 
 def best_of(ratios: Sequence[Ratio]) -> Ratio:

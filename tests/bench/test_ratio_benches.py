@@ -3,6 +3,7 @@
 import pytest
 
 from baton.planner.score import Slo
+from baton.planner.sweep import ratio_name
 from baton.planner.traces import read_trace
 from bench import flip, sim_vs_paced
 from bench.paced_load import Answered
@@ -34,13 +35,15 @@ def test_the_held_out_half_is_not_what_was_chosen_on():
     found = held_out(trace, "roofline:llama-3-70b@a800x8", 4, Slo(10.0, 0.1))
     assert found.requests == (len(first.requests), len(second.requests))
     assert 0.0 <= found.lost <= 1.0
-    assert found.goodput["{}P{}D".format(*found.best)] == max(found.goodput.values())
+    assert found.goodput[ratio_name(*found.best)] == max(found.goodput.values())
+    assert len(found.goodput) == 4  # three ratios, and colocated
 
 
 @pytest.mark.soak
 def test_a_small_comparison_of_simulator_and_engine_goes_through(tmp_path):
     profile = tmp_path / "p.toml"
     profile.write_text(sim_vs_paced.PROFILE)
-    row = sim_vs_paced.run(str(profile), "even", 1, 1, 5.0, 1)
-    assert row.failed == 0
-    assert set(row.errors) == {"ttft p50", "ttft p99", "tpot p50", "tpot p99"}
+    rows = list(sim_vs_paced.run(str(profile), ["even", "long answers"], 1, 1, 5.0, 1))
+    assert [row.load for row in rows] == ["even", "long answers"]
+    assert not any(row.failed for row in rows)
+    assert all(set(row.errors) == {"ttft p50", "ttft p99", "tpot p50", "tpot p99"} for row in rows)

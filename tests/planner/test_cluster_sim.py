@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.planner.cluster_sim import ClusterSim, SimSettings
+from baton.kv.pool import PagePool
+from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
 from baton.planner.costs import WorkerCosts, worker_costs
 from baton.planner.figures import figures
 from baton.planner.flight import Flight
@@ -26,7 +27,7 @@ def mooncake(seconds: float) -> Trace:
 
 
 def run(trace: Trace, prefill: int, decode: int, costs: WorkerCosts = LARGE, **more: object) -> ClusterSim:
-    sim = ClusterSim(SimSettings(prefill, decode, **more), costs, costs, trace)  # type: ignore[arg-type]
+    sim = ClusterSim(Scenario(SimSettings(prefill, decode, **more), costs, costs, trace))  # type: ignore[arg-type]
     sim.run()
     return sim
 
@@ -49,6 +50,34 @@ def test_every_request_ends_and_every_page_comes_back(policy: str) -> None:
     check(sim)
     assert not any(f.refused for f in sim.flights)
     assert sim.placements["prefill"] > 0
+
+
+def test_where_writers_wait_a_prompt_comes_sooner_and_the_answer_beside_it_later() -> None:
+    trace = Trace("two", (TraceRequest(0.0, 64, 40), TraceRequest(0.5, 4096, 2)))
+    both, apart = (run(trace, 0, 1, decode_chunk=8192, writers_wait=wait) for wait in (False, True))
+    check(apart)
+    (writer, reader), (held_up, alone) = both.flights, apart.flights
+    assert alone.first_token < reader.first_token
+    assert held_up.last_token > writer.last_token
+
+
+def test_the_real_scheduler_is_not_simulated_with_writers_that_wait() -> None:
+    with pytest.raises(ConfigError, match="writers wait"):
+        run(mooncake(10), 1, 1, stepwise=True, writers_wait=True)
+
+
+def test_what_a_waiting_request_finds_cached_is_looked_for_again_when_it_has_changed() -> None:
+    pool, blocks = PagePool(8), [bytes([i]) * 32 for i in range(3)]
+    flight = Flight(0, TraceRequest(0.0, 48, 1), blocks)
+    assert flight.held_in("p000", pool) == 0
+    with pool.open(blocks, 3) as lease:
+        lease.seal_run(0, blocks[:2])
+        assert flight.held_in("p000", pool) == 2
+        lease.seal(2, blocks[2])
+    assert flight.held_in("p000", pool) == 3
+    pool.open([], 8).close()  # everything is evicted
+    assert flight.held_in("p000", pool) == 0
+    assert flight.held_in("p000", PagePool(8)) == 0
 
 
 def test_a_colocated_cluster_reads_and_writes_everywhere() -> None:

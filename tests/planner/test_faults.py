@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from baton.console.main import app
-from baton.planner.cluster_sim import ClusterSim, SimSettings
+from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
 from baton.planner.costs import WorkerCosts, worker_costs
 from baton.planner.faults import Failure, SimPool, parse_failure, parse_pool
 from baton.planner.score import tpot, ttft
@@ -32,7 +32,7 @@ def run(
     trace: Trace, prefill: int, decode: int, *failures: Failure, costs: WorkerCosts = LARGE, **more
 ) -> ClusterSim:
     pools = more.pop("pools", ())
-    sim = ClusterSim(SimSettings(prefill, decode, **more), costs, costs, trace, pools, failures)
+    sim = ClusterSim(Scenario(SimSettings(prefill, decode, **more), costs, costs, trace, pools, failures))
     sim.run()
     return sim
 

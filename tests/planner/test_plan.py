@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.console.main import app
-from baton.planner.cluster_sim import SimSettings
+from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import worker_costs
 from baton.planner.plan import Plan, helm_values, plan
 from baton.planner.score import Slo, by_class, is_good
@@ -27,7 +27,7 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def found(trace: Trace) -> tuple[Sweep, Flights]:
-    return sweep(9, COSTS, COSTS, trace, Slo(10.0, 0.1), SimSettings(0, 9), window_s=10.0)
+    return sweep(9, Scenario(SimSettings(0, 9), COSTS, COSTS, trace), Slo(10.0, 0.1), window_s=10.0)
 
 
 def answer(found: tuple[Sweep, Flights], trace: Trace, want: float = 0.9, slo: Slo = Slo(10.0, 0.1)) -> Plan:
@@ -89,7 +89,7 @@ def test_classes_take_each_request_once(found: tuple[Sweep, Flights]) -> None:
 def test_one_worker_has_no_ratio() -> None:
     made = Trace("t", (TraceRequest(0, 10, 10), TraceRequest(1, 10, 10)))
     with pytest.raises(ConfigError, match="two workers"):
-        sweep(1, COSTS, COSTS, made, Slo(1, 1), SimSettings(0, 1))
+        sweep(1, Scenario(SimSettings(0, 1), COSTS, COSTS, made), Slo(1, 1))
 
 
 def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:

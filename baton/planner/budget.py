@@ -1,0 +1,95 @@
+"""What a budget buys: how many workers of which width (accelerators that share one copy of the model) do the most.
+
+Knows nothing of consoles or of how a plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.planner.costs import WorkerCosts, worker_costs
+from baton.planner.plan import Plan
+from baton.protos.errors import ConfigError
+
+LEAST = 2  # workers a ratio needs
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """Exactly one is given: workers, accelerators, $ per hour (at ``price`` per accelerator and hour), or watts."""
+
+    workers: int = 0
+    accelerators: int = 0
+    dollars: float = 0.0
+    watts: float = 0.0
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("workers", "accelerators", "dollars", "watts") if getattr(self, name)]
+        if len(given) != 1:
+            said = " and ".join(given) or "none"
+            raise ConfigError(f"a budget is one of workers, accelerators, dollars and watts, not {said}", "workers")
+        if self.dollars and not self.price:
+            raise ConfigError("a budget in $ per hour needs --price, per accelerator and hour", "price")
+
+    def buys(self, costs: WorkerCosts) -> int:
+        """Workers of that kind. Raises ConfigError where nothing says what one draws."""
+        if self.workers:
+            return self.workers
+        if self.watts:
+            if not costs.watts:
+                raise ConfigError(f"{costs.about}: its profile has no watts; give another budget", "watts")
+            return int(self.watts / costs.watts)
+        if self.dollars:
+            return int(self.dollars / ((self.price or 0.0) * costs.accelerators))
+        return self.accelerators // costs.accelerators
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One width: what it came to, or why it can't be."""
+
+    profile: str
+    workers: int
+    ratio: str = ""
+    goodput: float = 0.0
+    attainment: float = 0.0
+    reason: str = ""
+
+
+def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
+    """The same roofline profile with so many accelerators per worker; as it is where none are given."""
+    if not widths:
+        return [profile]
+    machine, cross, count = profile.rpartition("x")
+    if not profile.startswith("roofline:") or min(widths) < 1:
+        raise ConfigError(f"{profile!r}: only a roofline profile can be tried with several widths", "widths")
+    stem = machine if cross and count.isdigit() else profile
+    return [f"{stem}x{width}" for width in widths]
+
+
+def spend(
+    budget: Budget, profiles: Sequence[str], planned: Callable[[WorkerCosts, int], Plan]
+) -> tuple[Plan, tuple[Tried, ...]]:
+    """The plan with the most goodput, and all that were tried. Raises ConfigError where none can be."""
+    plans: list[Plan] = []
+    tried: list[Tried] = []
+    for profile in profiles:
+        try:
+            costs = worker_costs(profile)
+            workers = budget.buys(costs)
+        except ConfigError as error:
+            if len(profiles) == 1:
+                raise
+            tried.append(Tried(profile, 0, reason=str(error)))
+            continue
+        if workers < LEAST:
+            tried.append(Tried(profile, workers, reason=f"the budget buys {workers}, and a ratio needs {LEAST}"))
+            continue
+        found = planned(costs, workers)
+        score = found.chosen.score
+        plans.append(found)
+        tried.append(Tried(profile, workers, found.chosen.name, score.goodput, score.attainment))
+    if not plans:
+        raise ConfigError("; ".join(f"{t.profile}: {t.reason}" for t in tried), "workers")
+    return max(plans, key=lambda p: p.chosen.score.goodput), tuple(tried)

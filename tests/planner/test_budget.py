@@ -1,0 +1,65 @@
+"""What a budget buys, of which width, and what is said where it buys nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.planner.budget import Budget, of_widths, spend
+from baton.planner.cluster_sim import Scenario, SimSettings
+from baton.planner.costs import WorkerCosts, worker_costs
+from baton.planner.plan import Plan, plan
+from baton.planner.score import Slo
+from baton.planner.sweep import sweep
+from baton.planner.traces import read_trace
+from baton.protos.errors import ConfigError
+
+TRACE = read_trace(str(Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl")).between(0, 40)
+PROFILE = "roofline:llama-3-70b@h100"
+FOUR = worker_costs(f"{PROFILE}x4")
+
+
+def planned(costs: WorkerCosts, workers: int) -> Plan:
+    slo = Slo(10.0, 0.1)
+    found, flights = sweep(workers, Scenario(SimSettings(0, workers), costs, costs, TRACE), slo, window_s=10.0)
+    return plan(found, flights, TRACE, slo, 0.9, {"all": 1 << 40}, (costs, costs))
+
+
+def test_each_kind_of_budget_buys_whole_workers() -> None:
+    assert Budget(workers=5).buys(FOUR) == 5
+    assert Budget(accelerators=15).buys(FOUR) == 3
+    assert Budget(dollars=25.0, price=2.0).buys(FOUR) == 3
+    assert Budget(watts=3.5 * FOUR.watts).buys(FOUR) == 3
+
+
+@pytest.mark.parametrize("given", [{}, {"workers": 2, "watts": 100.0}, {"dollars": 10.0}])
+def test_a_budget_that_says_nothing_or_two_things_or_lacks_its_price_is_refused(given: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Budget(**given)  # type: ignore[arg-type]
+
+
+def test_watts_need_a_profile_that_has_them() -> None:
+    with pytest.raises(ConfigError, match="no watts"):
+        Budget(watts=1000.0).buys(worker_costs("h100-llama3-8b"))
+
+
+def test_widths_replace_the_profiles_own_and_are_of_roofline_profiles_alone() -> None:
+    assert of_widths(f"{PROFILE}x8", [2, 4]) == [f"{PROFILE}x2", f"{PROFILE}x4"]
+    assert of_widths(PROFILE, [2]) == [f"{PROFILE}x2"]
+    assert of_widths("h100-llama3-8b", []) == ["h100-llama3-8b"]
+    for profile, widths in (("h100-llama3-8b", [2]), (PROFILE, [0])):
+        with pytest.raises(ConfigError, match="roofline"):
+            of_widths(profile, widths)
+
+
+def test_the_width_with_the_most_goodput_is_planned_and_the_others_say_what_they_came_to() -> None:
+    found, tried = spend(Budget(accelerators=16), of_widths(PROFILE, [1, 2, 4, 16]), planned)
+    assert [t.workers for t in tried] == [0, 8, 4, 1]
+    assert "doesn't fit" in tried[0].reason
+    assert "buys 1" in tried[3].reason
+    assert found.chosen.score.goodput == max(t.goodput for t in tried)
+    assert found.chosen.name in {t.ratio for t in tried}
+
+
+def test_where_no_width_can_be_bought_every_reason_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"x1: .*doesn't fit.*x8: the budget buys 1"):
+        spend(Budget(accelerators=8), of_widths(PROFILE, [1, 8]), planned)
