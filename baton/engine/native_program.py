@@ -82,9 +82,8 @@ class NativeProgram:
         weight = self._weights[name]
         assert isinstance(weight, Tensor)
         vector = weight.float().contiguous()
-        self._kept.append(vector)
         self.vectors[name] = vector
-        return vector.data_ptr()
+        return self._place(vector)
 
     def _matrix(self, name: str) -> PackedWeight:
         if name not in self._packed:
@@ -94,16 +93,24 @@ class NativeProgram:
             self._packed[name] = weight
         return self._packed[name]
 
+    def _place(self, tensor: Tensor) -> int:
+        """Where the step finds a vector or a table, from now on."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _place_matrix(self, name: str, weight: PackedWeight) -> int:
+        """Of a matrix: its struct's address."""
+        return weight.address
+
     def _embed(self, op: p.Embed) -> structs.Op:
         table = self._weights[op.weight]
         if isinstance(table, PackedWeight):
             table = table.dequantized(torch.bfloat16)
         table = table.contiguous()
-        self._kept.append(table)
         return structs.Op(
             kind=structs.EMBED,
             output=self._register(op.out, table.shape[1]),
-            table=table.data_ptr(),
+            table=self._place(table),
             table_dtype=TABLE_DTYPES[table.dtype],
         )
 
@@ -123,7 +130,7 @@ class NativeProgram:
             kind=structs.LINEAR,
             input=self.registers[op.x],
             output=self._register(op.out, weight.n),
-            weight=weight.address,
+            weight=self._place_matrix(op.weight, weight),
             bias=self._floats(op.bias),
         )
 
@@ -162,7 +169,7 @@ class NativeProgram:
             delta=self.registers[op.delta],
             norm=self._floats(op.norm),
             eps=op.eps,
-            weight=self._matrix(op.weight).address,
+            weight=self._place_matrix(op.weight, self._matrix(op.weight)),
         )
 
 

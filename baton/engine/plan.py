@@ -68,15 +68,17 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     def shape(self, seconds: float = 0.0) -> StepSample:
         """The plan's size in the terms of the cost curve."""
-        prefill = [i for i in self.items if i.is_prefill]
-        decode = [i for i in self.items if not i.is_prefill]
-        return StepSample(
-            prefill_tokens=sum(len(i.tokens) for i in prefill),
-            prefill_attention=float(sum(len(i.tokens) * (i.start + len(i.tokens) / 2) for i in prefill)),
-            decode_sequences=len(decode),
-            decode_context=sum(i.start + len(i.tokens) for i in decode),
-            seconds=seconds,
-        )
+        prefill_tokens = decode = context = 0
+        attention = 0.0
+        for item in self.items:
+            count = len(item.tokens)
+            if item.is_prefill:
+                prefill_tokens += count
+                attention += count * (item.start + count / 2)
+            else:
+                decode += 1
+                context += item.start + count
+        return StepSample(prefill_tokens, attention, decode, context, seconds)
 
 
 class Sampled(msgspec.Struct, frozen=True):

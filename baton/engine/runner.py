@@ -1,7 +1,8 @@
 """The real runner: a model's program over paged KV in shared memory.
 
 Knows nothing of schedulers, leases or processes. KV always lies in host memory, where the I/O process sends it
-from and writes it to; on a GPU a step moves what it reads and writes.
+from and writes it to; on a GPU a step of torch's ops moves what it reads and writes, and the engine's own kernels
+keep a mirror (cuda_runner.py).
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
 from baton.engine.batch import BatchBuilder
 from baton.engine.config import ModelConfig
+from baton.engine.cuda_load import kernels_or_none, on_kernels
 from baton.engine.gpu import require
 from baton.engine.hub import locate
 from baton.engine.interpreter import Interpreter, KvPages
@@ -29,6 +33,7 @@ from baton.engine.validate import require_computable
 from baton.engine.weights import Weights, load_weights
 from baton.engine.work import work_of
 from baton.kernels.abi import native
+from baton.kernels.cuda.library import on_shim
 from baton.kernels.registry import kernels
 from baton.kv.layout import layout_for
 from baton.protos.errors import CheckpointError, ConfigError
@@ -42,19 +47,22 @@ CHECK_ENV = "BATON_CHECK_STEP"
 
 
 def load(config: EngineConfig) -> Runner:
-    """The runner of ``config``'s model: native on a CPU where the kernels build. Raises CheckpointError."""
+    """The runner of ``config``'s model: native where the kernels build, and on a GPU do. Raises CheckpointError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
         native.set_threads(config.threads)
-    if config.device == "cuda":
+    ask_gpu = config.device == "cuda" and not on_shim()
+    if ask_gpu:
         require()  # before a model is fetched for it
         _require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
     dtype, planned = _dtype_name(config), program_for(model)
-    if config.device == "cuda":
+    if ask_gpu:
         elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
         require(elements * DTYPES[dtype].itemsize)
+    if config.device == "cuda" and (own := _on_own_kernels(config, directory, model, planned, dtype)) is not None:
+        return own
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
     work = work_of(program, weights, spec.layout, config.device)
@@ -63,9 +71,23 @@ def load(config: EngineConfig) -> Runner:
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
         if config.device == "cuda":
-            text = f"device cuda: the engine's GPU path has no op for KV as {config.kv_cache_dtype}; use auto"
+            text = f"device cuda: torch's ops, which the GPU runs here, have none for KV as {config.kv_cache_dtype}"
+            text += "; the log says why the engine's own kernels don't run; use auto"
         raise ConfigError(text, "kv_cache_dtype")
     return TorchRunner(spec, program, weights, work)
+
+
+def _on_own_kernels(
+    config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str
+) -> Runner | None:
+    """The runner on the GPU's own kernels; None where they can't be had, which the log says."""
+    if (found := kernels_or_none()) is None:
+        return None
+    where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
+    program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
+    spec = _spec(config, model, program, dtype, fingerprint)
+    work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
+    return on_kernels(spec, program, weights, found, work, plain=os.environ.get(CHECK_ENV) == "1")
 
 
 def _require_torch_cuda() -> None:

@@ -50,6 +50,18 @@ def test_appended_rows_read_back_and_nothing_else_changes(
     suite.appended_rows_read_back(library, dtype, shape)
 
 
+@pytest.mark.parametrize("dtype", suite.DTYPES)
+def test_a_nan_row_of_a_chunk_is_nan_and_its_neighbours_are_as_before(library: ctypes.CDLL, dtype: str) -> None:
+    case = suite.Case(8, dtype, (6, 2, 32), [(0, 40)])
+    case.write(library)
+    before = suite.attend(library, case.q, case.kv, case.items)
+    case.q[10] = torch.nan
+    found = suite.attend(library, case.q, case.kv, case.items)
+    assert bool(torch.isnan(found[10]).all())
+    assert torch.equal(found[11:], before[11:])
+    assert torch.equal(found[:10], before[:10])
+
+
 def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
     case = suite.Case(5, "bfloat16", (12, 4, 64), [(519, 1), (0, 200), (2, 1)])
     case.write(library)

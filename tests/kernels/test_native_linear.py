@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 
 from baton.kernels.abi import build, native
 from baton.kernels.linear import cpu, reference
-from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
 from tests.kernels import linear_suite as suite
 from tests.kernels.mutants import is_caught, mutant
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 ISAS = [isa for isa, needs in native._NEEDS.items() if needs <= native._cpu_flags()]
-BUGS = ("LINEAR_GROUP", "LINEAR_ZERO", "LINEAR_GUARD", "LINEAR_BATCH", "LINEAR_TILE", "LINEAR_ABSMAX", "LINEAR_PAD")
+BUGS = tuple(
+    f"LINEAR_{what}" for what in ("GROUP", "ZERO", "GUARD", "BATCH", "TILE", "ABSMAX", "PAD", "CHUNK", "DEAL")
+)
 
 
 def sound(isa: str) -> ctypes.CDLL:
@@ -116,6 +118,15 @@ def test_unpacking_gives_back_what_was_packed(form: str) -> None:
         high = 127 if "int8" in form else 7
         assert int(weight.integers().min()) >= -high - 1
         assert int(weight.integers().max()) <= high
+
+
+def test_fp8_weights_are_kept_as_they_are_and_left_to_the_reference() -> None:
+    torch.manual_seed(6)
+    weight, scale, x = torch.randn(67, 97).to(torch.float8_e4m3fn), torch.rand(67) + 0.5, torch.randn(5, 97)
+    packed = pack_e4m3(weight, scale)
+    assert torch.equal(packed.dequantized(), weight.float() * scale[:, None])
+    assert packed.nbytes == 128 * 104 + 4 * 128
+    assert suite.off(cpu.linear(x, packed), x.double() @ packed.dequantized(torch.float64).T) < 0.03
 
 
 def test_scales_that_are_float16_stay_exact_and_tiny_ones_do_not_vanish() -> None:

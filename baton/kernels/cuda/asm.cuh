@@ -20,6 +20,10 @@ __device__ __forceinline__ void cp_async_4(void* to, const void* from, bool fill
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(filled ? 4 : 0)
                : "memory");
 }
+__device__ __forceinline__ void cp_async_8(void* to, const void* from, bool filled = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(filled ? 8 : 0)
+               : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most `pending` of this thread's newest groups are under way. Other threads' copies need a barrier behind it.
 template <int pending>
@@ -127,6 +131,13 @@ __device__ __forceinline__ uint32_t e4m3x2_to_half2(uint16_t pair) {
 __device__ __forceinline__ float2 from_e4m3x2(uint16_t pair) {
   const uint32_t v = e4m3x2_to_half2(pair);
   return __half22float2(*reinterpret_cast<const __half2*>(&v));
+}
+
+// lop3.b32: (x & mask) ^ flip
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flip) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(v) : "r"(x), "r"(mask), "r"(flip));
+  return v;
 }
 
 // sub.rn.bf16x2

@@ -5,6 +5,8 @@ as the CPU's libraries are (``abi/build.py``).
 
     python -m baton.kernels.cuda.build         compiles every cuda.cu for sm_90a and links the library for a GPU
     python -m baton.kernels.cuda.build simt    builds the same sources on the shim
+    python -m baton.kernels.cuda.build DIR     builds, and puts the library there for machines without nvcc, which
+                                               find it by $BATON_KERNELS_DIR
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from baton.kernels.abi import build as cpu
@@ -70,15 +73,16 @@ def cubins(names: Iterable[str] | None = None) -> list[Compiled]:
         return list(pool.map(lambda op: _cubin(compiler, version, op), ops() if names is None else names))
 
 
-def library() -> Path:
+def library(extra: tuple[str, ...] = ()) -> Path:
     """The library for a GPU, all ops in it. Raises BuildError."""
     compiler = nvcc()
     flags = (*NVCC_FLAGS[:-2], "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
     tag = f"{compiler} {cpu._run([compiler, '--version'])} {flags}".encode()
 
     def compiled(op: str) -> Path:
-        path = _folder("gpu") / f"{op}-{_key(tag, source(op))}.o"
-        return cpu._made(path, [compiler, *flags, "-c", str(source(op))])
+        mine = [flag for flag in extra if _concerns(flag, source(op))]
+        path = _folder("gpu") / f"{op}-{_key(tag + str(mine).encode(), source(op))}.o"
+        return cpu._made(path, [compiler, *flags, *mine, "-c", str(source(op))])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, ops()))
@@ -88,7 +92,12 @@ def library() -> Path:
 
 
 def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races: bool = False) -> Path:
-    """The ops (all, or those named) on the shim; ``races``: every access of shared memory is checked."""
+    """The ops (all, or those named) on the shim; ``races``: every access of shared memory is checked.
+
+    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU.
+    """
+    if os.environ.get("BATON_CUDA_ON_GPU") == "1":
+        return library(extra)
     return on_shim([source(op) for op in (ops() if names is None else names)], extra, races)
 
 
@@ -98,7 +107,8 @@ def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = 
     version = cpu._version(compiler)
 
     def compiled(path: Path) -> Path:
-        mine = (*flags, *extra, *(RACE_FLAGS if races else ())) if path.suffix == ".cu" else flags
+        concerned = [flag for flag in extra if _concerns(flag, path)]
+        mine = (*flags, *concerned, *(RACE_FLAGS if races else ())) if path.suffix == ".cu" else flags
         name = f"{path.parent.name}-{path.stem}-{_key(f'{compiler} {version} {mine}'.encode(), path)}.o"
         return cpu._made(_folder("simt") / name, [compiler, *mine, "-x", "c++", "-c", str(path)])
 
@@ -108,6 +118,14 @@ def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = 
     return cpu._made(
         _folder("simt") / f"baton-simt-{key}.so", [compiler, "-shared", "-pthread", *map(str, objects)]
     )
+
+
+def _concerns(flag: str, path: Path) -> bool:
+    """Whether a flag can change what ``path`` compiles to: one op's planted bug leaves others' objects alone."""
+    if not flag.startswith("-DBATON_MUTATION_"):
+        return True
+    texts = (each.read_text() for each in (path, *KERNELS.glob("*/*.cuh"), *KERNELS.glob("*/*.h")))
+    return any(flag.removeprefix("-D") in text for text in texts)
 
 
 def _cubin(compiler: str, version: str, op: str) -> Compiled:
@@ -129,7 +147,7 @@ def _said(command: list[str]) -> str:
 
 def _key(tag: bytes, path: Path) -> str:
     headers = [*KERNELS.glob("cuda/*.cuh"), *KERNELS.glob("cuda/simt/*.h"), *KERNELS.glob("*/*.cuh")]
-    headers += [*KERNELS.glob("abi/paged.h"), *path.parent.glob("*.h")]
+    headers += KERNELS.glob("*/*.h")
     return cpu._key(tag, path.read_bytes(), *(header.read_bytes() for header in sorted(set(headers))))
 
 
@@ -148,10 +166,13 @@ def main() -> int:
         if sys.argv[1:] == ["simt"]:
             print(f"simt: {simt()}")
             return 0
+        if sys.argv[1:]:
+            print(import_module("baton.kernels.cuda.library").keep_in(Path(sys.argv[1])))
+            return 0
         for made in cubins():
             print(f"{made.op}: {made.cubin}")
         print(f"library: {library()}")
-    except BuildError as error:
+    except (BuildError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

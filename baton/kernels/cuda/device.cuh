@@ -34,8 +34,11 @@ namespace baton {
 template <class... Expected, class... Actual>
 int launch_simt(const char* name, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, void*,
                 Actual... arguments) {
-  auto body = [&] { kernel(static_cast<Expected>(arguments)...); };
-  return simt::launch(name, grid, block, shared, [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
+  const auto run = [=] {
+    auto body = [&] { kernel(static_cast<Expected>(arguments)...); };
+    return simt::launch(name, grid, block, shared, [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
+  };
+  return simt::recording ? (simt::recording->push_back(run), 0) : run();
 }
 
 }  // namespace baton

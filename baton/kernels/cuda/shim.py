@@ -13,6 +13,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, cast
 
+from baton.kernels.cuda import on_gpu
+
 
 class SimtError(AssertionError):
     """What the shim found wrong with a kernel, or a launch that it refused."""
@@ -69,5 +71,7 @@ class Simt:
 
 
 def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:
-    """The same, typed as what the suites take."""
+    """The same, typed as what the suites take. With $BATON_CUDA_ON_GPU=1 it runs on a GPU."""
+    if on_gpu.asked():
+        return cast(ctypes.CDLL, on_gpu.OnGpu(path))
     return cast(ctypes.CDLL, Simt(path, seed, preempt, blocks))

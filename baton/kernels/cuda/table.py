@@ -2,15 +2,19 @@
 
 Knows nothing of how any of it is found out: ``forms.json`` names the forms that an op's suite covers,
 ``ledger.json`` what nvcc compiled, ``ran.json`` by which sources the suites passed on the shim (``make cuda-check
-ARGS=--write`` writes it), ``page.md`` the words above the table.
+ARGS=--write`` writes it), bench/results/gpu.json by which they passed on a GPU (bench/gpu.py), ``page.md`` the
+words above the table.
 
-    python -m baton.kernels.cuda.table    writes the page
+    python -m baton.kernels.cuda.table             writes the page
+    python -m baton.kernels.cuda.table readme      prints the README's rows, one per op
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +24,17 @@ from baton.kernels.cuda import build, ledger
 HERE = Path(__file__).parent
 FORMS, RAN, WORDS = HERE / "forms.json", HERE / "ran.json", HERE / "page.md"
 PAGE = KERNELS.parents[1] / "docs" / "cuda.md"
+ON_GPU = KERNELS.parents[1] / "bench" / "results" / "gpu.json"
+NOWHERE = "**No kernel on this page has run on a GPU.** No speed is claimed of any."
 NOT_LISTED = "(no suite on the shim yet)"
 
 
 def source_key(op: str) -> str:
-    """Of everything that the op's kernels are made of."""
+    """Of everything that the op's kernels are made of, what they include of other ops as well."""
     own = sorted(path for path in (KERNELS / op).iterdir() if path.suffix in (".cu", ".cuh", ".h"))
+    others = {name for path in own for name in re.findall(r'#include "\.\./(\w+)/', path.read_text())}
+    others -= {"abi", "cuda"}
+    own += sorted(path for name in others for path in (KERNELS / name).iterdir() if path.suffix in (".cuh", ".h"))
     shared = sorted((*(KERNELS / "cuda").glob("*.cuh"), KERNELS / "abi" / "paged.h"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in (*own, *shared))).hexdigest()[:16]
 
@@ -38,17 +47,52 @@ def mark_run() -> None:
 def rows() -> list[tuple[str, str, str, str, str]]:
     """op, form, compiles, ran on the shim, ran on a GPU."""
     forms: dict[str, list[str]] = _read(FORMS)
-    compiled, ran = _read(ledger.LEDGER).get("kernels", {}), _read(RAN)
+    compiled, ran, on_gpu = _read(ledger.LEDGER).get("kernels", {}), _read(RAN), passed()
     found = []
     for op in build.ops():
-        state = "yes" if op in compiled else "no", "yes" if ran.get(op) == source_key(op) else "no"
-        found += [(op, form, *state, "no") for form in forms.get(op, [NOT_LISTED])]
+        key = source_key(op)
+        state = op in compiled, ran.get(op) == key, on_gpu.get(op) == key
+        compiles, simt, gpu = ("yes" if each else "no" for each in state)
+        found += [(op, form, compiles, simt, gpu) for form in forms.get(op, [NOT_LISTED])]
     return found
+
+
+def passed() -> dict[str, str]:
+    """Ops whose suites passed on a GPU, and by which sources."""
+    found = [row for row in _read(ON_GPU).get("rows", []) if row["part"] == "checks" and row["value"] == 1]
+    return {row["name"]: row["against"] for row in found}
+
+
+def said_of_gpu() -> str:
+    """The page's sentence on where kernels have run."""
+    if not any(row[-1] == "yes" for row in rows()):
+        return NOWHERE
+    run = _read(ON_GPU)
+    return (
+        f"GPU, yes: the op's suite passed on {run['machine']} by these very sources (commit {run['commit']}, "
+        f"{run['date']}). **No other kernel on this page has run on a GPU.**"
+    )
+
+
+def readme() -> str:
+    """The README's rows: per op its forms, and how far each has been proved."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for op, form, *state in rows():
+        found.setdefault(op, []).append((form, *state))
+    lines = [
+        "| op | forms | compiles for sm_90a | suite on the SIMT shim | suite on a GPU |",
+        "|---|---|---|---|---|",
+    ]
+    for op, forms in found.items():
+        states = (forms[0][1], forms[0][2], "yes" if forms[0][3] == "yes" else "not run on a GPU")
+        lines.append(f"| {op} | {', '.join(form[0] for form in forms)} | {' | '.join(states)} |")
+    return "\n".join(lines)
 
 
 def text() -> str:
     """The page."""
-    return WORDS.read_text() + "".join(f"| {' | '.join(row)} |\n" for row in rows())
+    words = WORDS.read_text().replace("<!-- gpu -->", said_of_gpu())
+    return words + "".join(f"| {' | '.join(row)} |\n" for row in rows())
 
 
 def current() -> bool:
@@ -61,4 +105,7 @@ def _read(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text())
+    if sys.argv[1:] == ["readme"]:
+        print(readme())
+    else:
+        PAGE.write_text(text())

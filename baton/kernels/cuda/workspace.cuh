@@ -10,7 +10,7 @@
 
 namespace baton {
 
-enum WorkspaceSlot { WORKSPACE_ATTENTION, WORKSPACE_ROWS, WORKSPACE_HEAD, WORKSPACE_COUNTS, WORKSPACE_SLOTS };
+enum WorkspaceSlot { WORKSPACE_ATTENTION, WORKSPACE_ROWS, WORKSPACE_HEAD, WORKSPACE_COUNTS, WORKSPACE_STEP, WORKSPACE_CASCADE, WORKSPACE_MOE, WORKSPACE_ACCEPT, WORKSPACE_SLOTS };
 
 struct Workspace {
   std::mutex lock;
@@ -30,7 +30,7 @@ inline void* workspace(WorkspaceSlot slot, size_t bytes, void* stream) {
   const size_t grown = bytes + bytes / 2;
 #ifdef BATON_SIMT
   (void)stream;
-  void* found = std::calloc(grown, 1);
+  void* found = simt::recording ? nullptr : std::calloc(grown, 1);
 #else
   void* found = nullptr;
   if (cudaMalloc(&found, grown) != cudaSuccess) return nullptr;

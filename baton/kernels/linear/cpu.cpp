@@ -2,26 +2,16 @@
 //
 //   per panel:  for each block of rows, for each chunk of K:  [unpack int4]  for each tile of rows: tiles.h
 //
-// A chunk is a few hundred inputs, whole groups of the weights' scales: its weights stay in the L1 cache for all the
-// block's rows, and the rows' float sums in the L2 cache from chunk to chunk. The activations lie as they are read,
-// [chunk][tile of rows][step][row][4 bytes], so that they stream in from wherever they are.
-#include <algorithm>
-
-#include "../abi/threads.h"
-#include "quantize_rows.h"
-#include "tiles.h"
+// A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
+// there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
+#include "rows.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t kChunk = 384, kBlock = 252;  // inputs per chunk, at least; rows per block
+constexpr int64_t kBlock = 126;  // rows
 
 // Planted bugs, one per library, which the op's tests must catch.
-#ifdef BATON_MUTATION_LINEAR_GROUP
-constexpr int64_t kGroupStride = 0;  // every chunk takes the first one's scales
-#else
-constexpr int64_t kGroupStride = 1;
-#endif
 #ifdef BATON_MUTATION_LINEAR_ZERO
 constexpr int32_t kZero4 = 7;
 #else
@@ -33,24 +23,6 @@ constexpr int64_t kOver = 1;  // one output too many in the last panel
 constexpr int64_t kOver = 0;
 #endif
 
-int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-
-struct Rows {  // what is multiplied, in the calling thread's scratch
-  int64_t m, tiles, k, padded, unit;  // unit: inputs in 4 bytes
-  int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
-  char* x;
-  int32_t* sums;  // [m][groups]
-  float* scales;  // [m]
-
-#ifdef BATON_MUTATION_LINEAR_TILE
-  int64_t first(int64_t tile) const { return tile == tiles ? m - (m > kRows) : m * tile / tiles; }  // drops a row
-#else
-  int64_t first(int64_t tile) const { return m * tile / tiles; }
-#endif
-  int64_t width(int64_t from) const { return std::min(chunk, padded - from); }
-  char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * 4; }
-};
-
 struct Call {
   const PackedLinear* w;
   Rows rows;
@@ -60,55 +32,6 @@ struct Call {
   int64_t out_stride;
 };
 
-// Row `r` of the tile's `count` into its places.
-void deal(const Rows& rows, int64_t first, int64_t r, int64_t count, const uint32_t* row) {
-  for (int64_t from = 0; from < rows.padded; from += rows.chunk) {
-    uint32_t* out = (uint32_t*)rows.at(from, first) + r;
-    int64_t steps = rows.width(from) / rows.unit;
-    for (int64_t s = 0; s < steps; ++s) out[s * count] = *row++;
-  }
-}
-
-void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t dtype, int64_t x_bytes) {
-  int64_t first = rows.first(tile), count = rows.first(tile + 1) - first;
-  bool alone = rows.m == 1;  // already in place
-  char* row = alone ? rows.x : (char*)scratch(SCRATCH_TASK, rows.padded * 2);
-  for (int64_t r = 0; r < count; ++r) {
-    const char* from = x + (first + r) * x_bytes;
-    if (rows.unit == 2)
-      round_row(from, dtype, rows.k, rows.padded, (bf16*)row);
-    else
-      rows.scales[first + r] = quantize_row(from, dtype, rows.k, rows.padded, rows.group, (int8_t*)row,
-                                            rows.sums + (first + r) * rows.groups);
-    if (!alone) deal(rows, first, r, count, (const uint32_t*)row);
-  }
-}
-
-// With AVX-512 int4 is taken apart in registers, beside the dot products; else a chunk's bytes are made first.
-bool in_registers(const PackedLinear& w) { return BATON_AVX512 && w.kind == LINEAR_W4; }
-
-Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t x_stride, int64_t m) {
-  Rows rows;
-  int64_t per_tile = in_registers(w) ? kRowsW4 : kRows;
-  rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
-  rows.padded = up(w.k, w.group ? w.group : 8);
-  rows.unit = w.kind == LINEAR_BF16 ? 2 : 4;
-  rows.chunk = w.group ? up(kChunk, w.group) : kChunk;
-  rows.group = w.group ? w.group : kChunk;
-  rows.groups = up(rows.padded, rows.group) / rows.group;
-  int64_t x_bytes = up(m * rows.padded / rows.unit * 4, 64), sum_bytes = up(m * rows.groups * 4, 64);
-  rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + sum_bytes + m * 4);
-  rows.sums = (int32_t*)(rows.x + x_bytes);
-  rows.scales = (float*)(rows.x + x_bytes + sum_bytes);
-  int32_t parts = m * w.k < 1 << 15 ? 1 : int32_t(std::min<int64_t>(rows.tiles, 4 * threads()));
-  parallel_for(parts, [&](int32_t p) {
-    Range range = part(rows.tiles, 1, parts, p);
-    for (int64_t t = range.begin; t < range.end; ++t)
-      prepare_tile(rows, t, (const char*)x, dtype, x_stride * (dtype == BF16 ? 2 : 4));
-  });
-  return rows;
-}
-
 template <int R, class F>
 BATON_INLINE void with_rows(int64_t rows, F&& f) {
   if constexpr (R > 1)
@@ -116,51 +39,83 @@ BATON_INLINE void with_rows(int64_t rows, F&& f) {
   f(std::integral_constant<int, R>());
 }
 
-// The tiles [begin, end) of rows against one chunk of one panel; sums [row from the first tile's first on][64].
+// The tiles [begin, end) of rows against one chunk of one panel.
 struct Work {
   int64_t panel, from, begin, end;
+  bool one_tile;  // the sums are one tile's, else [row from the first tile's first on][64]
   float* sums;
-  uint8_t* bytes;
+  uint8_t* unpacked;
+  const char* at;  // the weights
+  int64_t bytes;   // of them
 };
 
-// f(size as a constant, the tile's rows) for each tile.
+void write(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums);
+
+// A store to memory far away keeps those behind it waiting. So lines are asked for a tile ahead of time, and where small
+// groups make many sums, which are stores too, results are written when all of them are there.
+bool writes_each_tile(const Rows& rows) { return rows.group >= 128; }
+
+BATON_INLINE void prefetch_outputs(const Call& call, int64_t panel, int64_t first, int64_t m) {
+  int64_t size = call.out_dtype == BF16 ? 2 : 4;
+  const char* out = (const char*)call.out + (first * call.out_stride + panel * kPanel) * size;
+  for (int64_t r = 0; r < m; ++r, out += call.out_stride * size)
+    for (int64_t at = 0; at < kPanel * size; at += 64) __builtin_prefetch(out + at, 1);
+}
+
+// f(size as a constant, the tile's rows) for each tile, whose sums begin at zero and end in the result.
 template <class F>
-BATON_INLINE void each_tile(const Rows& rows, const Work& work, F&& f) {
-  int64_t base = rows.first(work.begin);
-  for (int64_t t = work.begin; t < work.end; ++t) {
-    int64_t first = rows.first(t);
-    TileRows tile{rows.at(work.from, first), rows.sums + first * rows.groups + work.from / rows.group, rows.groups,
-                  work.sums + (first - base) * kPanel};
-    with_rows<kRows>(rows.first(t + 1) - first, [&](auto size) { f(size, tile); });
+BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
+  const Rows& rows = call.rows;
+  const bool last = work.from + rows.chunk >= rows.padded, each = writes_each_tile(rows);
+  const int64_t base = rows.first(work.begin), tiles = work.end - work.begin;
+  for (int64_t t = 0; t < tiles; ++t) {
+    int64_t first = rows.first(work.begin + t), count = rows.first(work.begin + t + 1) - first;
+    float* sums = work.sums + (work.one_tile ? 0 : first - base) * kPanel;
+#ifdef BATON_MUTATION_LINEAR_CHUNK
+    std::memset(sums, 0, count * kPanel * 4);  // earlier chunks are forgotten
+#else
+    if (!work.from) std::memset(sums, 0, count * kPanel * 4);
+#endif
+    if (last) prefetch_outputs(call, work.panel, first, count);
+    bool fetch = tiles > 1 && t < 4;  // a step reads 256 bytes and fetches a line
+    TileRows tile{rows.at(work.from, first),
+                  rows.sums + first * rows.groups + work.from / rows.group,
+                  rows.groups,
+                  sums,
+                  work.at + work.bytes + (fetch ? t * work.bytes / 4 : 0),
+                  fetch ? 64 : 0};
+    with_rows<kRows>(count, [&](auto size) { f(size, tile); });
+    if (last && each) write(call, work.panel, first, count, sums);
   }
+  if (last && !each) write(call, work.panel, base, rows.first(work.end) - base, work.sums);
 }
 
 void chunk_bf16(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
-  const bf16* w = (const bf16*)call.w->data + (work.panel * rows.padded + work.from) * kPanel;
   int64_t steps = rows.width(work.from) / 2;
-  each_tile(rows, work, [&](auto size, const TileRows& tile) { tile_bf16<size>(w, steps, tile); });
+  each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>((const bf16*)work.at, steps, tile); });
 }
 
 void chunk_integers(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
-  int64_t width = rows.width(work.from), at = (work.panel * rows.padded + work.from) * kPanel;
-  int64_t scale_at = (work.panel * rows.groups + work.from / rows.group * kGroupStride) * kPanel;
-  TileWeights weights{(const uint8_t*)w.data + (w.kind == LINEAR_W4 ? at / 2 : at),
-                      w.group ? width / w.group : 1,
-                      (w.group ? w.group : width) / 4,
+  int64_t width = rows.width(work.from);
+  int64_t scale_at = (work.panel * rows.groups + work.from / rows.group) * kPanel;
+  TileWeights weights{(const uint8_t*)work.at,
+                      (width + rows.group - 1) / rows.group,
+                      std::min(rows.group, width) / 4,
+                      ((width - 1) % rows.group + 1) / 4,
                       w.kind == LINEAR_W4 ? kZero4 : 128,
                       w.scales ? w.scales + scale_at : nullptr,
                       w.mins ? w.mins + scale_at : nullptr};
 #if BATON_AVX512
   if (in_registers(w)) {
-    weights.steps /= 2;
-    return each_tile(rows, work, [&](auto size, const TileRows& tile) { tile_w4<size>(weights, tile); });
+    weights.steps /= 2, weights.last /= 2;
+    return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w4<size>(weights, tile); });
   }
 #endif
-  if (w.kind == LINEAR_W4) unpack_w4(weights.w, width / 8, work.bytes), weights.w = work.bytes;
-  each_tile(rows, work, [&](auto size, const TileRows& tile) { tile_w8<size>(weights, tile); });
+  if (w.kind == LINEAR_W4) unpack_w4(weights.w, width / 8, work.unpacked), weights.w = work.unpacked;
+  each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w8<size>(weights, tile); });
 }
 
 #if BATON_AVX512
@@ -184,7 +139,7 @@ BATON_INLINE void put(T* out, float x) {
 
 // Scale, add the bias and store `m` rows of a panel's sums.
 template <class T>
-void write(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums) {
+void write_as(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums) {
   const PackedLinear& w = *call.w;
   int64_t n0 = panel * kPanel, width = std::min<int64_t>(kPanel, w.n - n0 + kOver);
   const float* row_scale = w.row_scale ? w.row_scale + n0 : nullptr;
@@ -197,7 +152,7 @@ void write(const Call& call, int64_t panel, int64_t first, int64_t m, const floa
       __mmask16 mask = width - n >= 16 ? 0xffff : (1u << (width - n)) - 1;
       __m512 y = _mm512_loadu_ps(sums + n);
 #ifdef BATON_MUTATION_LINEAR_BATCH
-      if (row_scale && m > 4)  // another order of multiplying for large batches
+      if (row_scale && call.rows.m > 4)  // another order of multiplying for large batches
         y = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(row_scale + n), _mm512_set1_ps(x_scale)), y);
       else
 #endif
@@ -215,21 +170,32 @@ void write(const Call& call, int64_t panel, int64_t first, int64_t m, const floa
   }
 }
 
+void write(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums) {
+  if (call.out_dtype == BF16)
+    write_as<bf16>(call, panel, first, m, sums);
+  else
+    write_as<float>(call, panel, first, m, sums);
+}
+
+int64_t weight_bytes(const PackedLinear& w, int64_t values) {
+  return w.kind == LINEAR_BF16 ? 2 * values : w.kind == LINEAR_W8 ? values : values / 2;
+}
+
 void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
   const Rows& rows = call.rows;
-  int64_t first = rows.first(begin), m = rows.first(end) - first;
-  char* memory = (char*)scratch(SCRATCH_TASK, m * kPanel * 4 + rows.chunk * kPanel);
-  Work work{panel, 0, begin, end, (float*)memory, (uint8_t*)memory + m * kPanel * 4};
-  std::memset(work.sums, 0, m * kPanel * 4);
-  for (; work.from < rows.padded; work.from += rows.chunk)
+  bool one_tile = rows.chunk >= rows.padded && writes_each_tile(rows);
+  bool unpacked = call.w->kind == LINEAR_W4 && !in_registers(*call.w);
+  int64_t sums = (one_tile ? kRows : rows.first(end) - rows.first(begin)) * kPanel;
+  char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + (unpacked ? rows.chunk * kPanel : 0));
+  Work work{panel, 0, begin, end, one_tile, (float*)memory, (uint8_t*)memory + sums * 4, nullptr, 0};
+  for (; work.from < rows.padded; work.from += rows.chunk) {
+    work.at = (const char*)call.w->data + weight_bytes(*call.w, (panel * rows.padded + work.from) * kPanel);
+    work.bytes = weight_bytes(*call.w, rows.width(work.from) * kPanel);
     if (call.w->kind == LINEAR_BF16)
       chunk_bf16(call, work);
     else
       chunk_integers(call, work);
-  if (call.out_dtype == BF16)
-    write<bf16>(call, panel, first, m, work.sums);
-  else
-    write<float>(call, panel, first, m, work.sums);
+  }
 }
 
 // Blocks of rows: as few as fit the cache, more where there are too few panels for the threads.
@@ -247,12 +213,12 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
   if (m <= 0) return;
   Call call{w, prepare(*w, x, x_dtype, x_stride, m), bias, out, out_dtype, out_stride};
   int64_t panels = (w->n + kPanel - 1) / kPanel, split = blocks(call.rows, panels);
-  int32_t parts = int32_t(std::min<int64_t>(panels * split, m > 16 ? 1 << 16 : 4 * threads()));
+  int32_t parts = int32_t(std::min<int64_t>(panels * split, std::max<int64_t>(4 * threads(), m > 16 ? panels * split / 4 : 1)));
   parallel_for(parts, [&](int32_t p) {
     Range range = part(panels * split, 1, parts, p);
     for (int64_t i = range.begin; i < range.end; ++i) {
-      Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(i % split));
-      one_panel(call, i / split, tiles.begin, tiles.end);
+      Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(i / panels));
+      one_panel(call, i % panels, tiles.begin, tiles.end);
     }
   });
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear import reference
-from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.packed import E4M3, PackedWeight
 
 ARGUMENTS = (P, P, I32, I64, I64, P, P, I32, I64)
 CODES = {torch.float32: native.F32, torch.bfloat16: native.BF16}
@@ -20,7 +20,7 @@ CODES = {torch.float32: native.F32, torch.bfloat16: native.BF16}
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """As the reference. A packed weight takes float32 or bfloat16 rows; ``bias`` is float32 then."""
-    if not isinstance(weight, PackedWeight) or native.library() is None:
+    if not isinstance(weight, PackedWeight) or weight.kind == E4M3 or native.library() is None:
         return reference.linear(x, weight, bias)
     return run(_function(), x, weight, bias)
 
@@ -29,14 +29,25 @@ def run(function: Callable[..., Any], x: Tensor, weight: PackedWeight, bias: Ten
     """One call of baton_linear, from whichever library."""
     assert x.shape[1] == weight.k
     x = x if x.stride(1) == 1 else x.contiguous()
-    bias = None if bias is None else bias.float()
     out = torch.empty((x.shape[0], weight.n), dtype=x.dtype)
-    at_bias = None if bias is None else bias.data_ptr()
-    code = CODES[x.dtype]
-    function(
-        weight.address, x.data_ptr(), code, x.stride(0), x.shape[0], at_bias, out.data_ptr(), code, out.stride(0)
-    )
+    prepared(function, x, weight, out, None if bias is None else bias.float())()
     return out
+
+
+def prepared(
+    function: Callable[..., Any], x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None
+) -> Callable[[], None]:
+    """The call of ``run`` with everything at hand, to be timed without what it takes to get it together."""
+    at_bias, code = None if bias is None else bias.data_ptr(), CODES[x.dtype]
+    arguments = (
+        *(weight.address, x.data_ptr(), code, x.stride(0), x.shape[0]),
+        *(at_bias, out.data_ptr(), code, out.stride(0)),
+    )
+
+    def call(alive: tuple[object, ...] = (weight, x, out, bias)) -> None:
+        function(*arguments)
+
+    return call
 
 
 @cache

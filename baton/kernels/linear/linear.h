@@ -1,7 +1,7 @@
 // A dense layer over packed weights: out = x · wᵀ + bias. Knows nothing of models.
 //
 // Weights lie in panels of 64 outputs (the last one padded), a panel contiguous through all of K, in steps of
-// 64 outputs x a few inputs, so that a panel is read as one stream (linear/pack.py writes it):
+// 64 outputs x a few inputs, so that a panel is read as one stream (linear/packed.py writes it):
 //   BF16  step of 2 inputs:  [n 64][k 2] uint16                                 256 bytes
 //   W8    step of 4 inputs:  [n 64][k 4] uint8, the value + 128                 256 bytes
 //   W4    step of 8 inputs:  [n 64][k 4] uint8, the value + 8: low nibble input k, high nibble input k + 4

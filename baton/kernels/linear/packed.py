@@ -18,6 +18,7 @@ from torch import Tensor
 
 PANEL = 64
 BF16, W8, W4 = 0, 1, 2  # linear.h: LinearKind
+E4M3 = 3  # form.cuh: of a GPU alone, elsewhere the reference computes it
 ZERO = {W8: 128, W4: 8}
 VERSION = 1  # of this layout: part of the name of what is cached on disk
 REACHES = (-8.0, -7.6, -7.2, -6.8, 7.4, 7.0)  # what a group's largest element may become
@@ -82,6 +83,10 @@ class PackedWeight:
         if self.kind == BF16:
             whole = _from_steps(self.data.view(torch.bfloat16), 2, self.n, self.k).to(dtype)
             return whole if self.row_scale is None else whole * self.row_scale[: self.n, None].to(dtype)
+        if self.kind == E4M3:
+            assert self.row_scale is not None
+            whole = _from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k).to(dtype)
+            return whole * self.row_scale[: self.n, None].to(dtype)
         whole = self.integers().to(dtype)
         if self.scales is not None:
             whole *= _spread(self.scales, self.group, self.n, self.k).to(dtype)
@@ -109,6 +114,13 @@ def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
     data = _to_steps(weight.to(torch.bfloat16), 2, padded(k, 0))
     scale = None if row_scale is None else _rows(row_scale.float())
     return PackedWeight(BF16, n, k, 0, data.view(torch.uint8), row_scale=scale)
+
+
+def pack_e4m3(weight: Tensor, row_scale: Tensor) -> PackedWeight:
+    """(n, k) float8_e4m3fn, as stored, each row times ``row_scale`` (n,) float32."""
+    n, k = weight.shape
+    data = _to_steps(weight.view(torch.uint8), 4, padded(k, 0))
+    return PackedWeight(E4M3, n, k, 0, data, row_scale=_rows(row_scale.float()))
 
 
 def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor | None = None) -> PackedWeight:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.linear.packed import BF16, PackedWeight
+from baton.kernels.linear.packed import BF16, E4M3, PackedWeight
 
 FLOOR = 1e-30  # a row whose largest magnitude is below counts as zero
 
@@ -18,8 +18,8 @@ FLOOR = 1e-30  # a row whose largest magnitude is below counts as zero
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """(rows, in) and (out, in) -> (rows, out) in x's dtype.
 
-    With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127; with a packed
-    bf16 one to bf16. Sums and scales are float32.
+    With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127, with an e4m3 one
+    to e4m3 by absmax / 448; with a packed bf16 one to bf16. Sums and scales are float32.
     """
     if isinstance(weight, PackedWeight):
         wide = _by_packed(x.float(), weight)
@@ -29,15 +29,25 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, in) float32 -> integers in -127..127 as float32, scales (rows, 1); NaN for a row with a NaN."""
+    scaled, scale = _scaled(x, 127.0)
+    return torch.round(scaled), scale
+
+
+def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with e4m3 numbers up to 448, as float32."""
+    scaled, scale = _scaled(x, 448.0)
+    return scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float(), scale
+
+
+def _scaled(x: Tensor, top: float) -> tuple[Tensor, Tensor]:
     most = x.abs().amax(-1, keepdim=True)
     dead = ~(most >= FLOOR)
-    inverse = torch.where(dead, torch.zeros_like(most), 127.0 / most)
-    scale = torch.where(dead & ~most.isnan(), torch.zeros_like(most), most / 127.0)
-    return torch.round(x * inverse), scale
+    inverse = torch.where(dead, torch.zeros_like(most), top / most)
+    return x * inverse, torch.where(dead & ~most.isnan(), torch.zeros_like(most), most / top)
 
 
 def _by_packed(x: Tensor, weight: PackedWeight) -> Tensor:
     if weight.kind == BF16:
         return F.linear(x.bfloat16().float(), weight.wide)
-    q, scale = quantize_rows(x)
+    q, scale = e4m3_rows(x) if weight.kind == E4M3 else quantize_rows(x)
     return F.linear(q, weight.wide) * scale

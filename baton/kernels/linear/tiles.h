@@ -8,18 +8,27 @@ namespace baton {
 
 constexpr int kPanel = 64;
 
+// A planted bug, which the op's tests must catch: every group takes the first one's scales.
+#ifdef BATON_MUTATION_LINEAR_GROUP
+constexpr int64_t kGroupStride = 0;
+#else
+constexpr int64_t kGroupStride = kPanel;
+#endif
+
 // What a tile gets: its rows' activations from the chunk on, and per row its sums over the chunk's groups.
 struct TileRows {
   const char* x;  // [step][row][4 bytes]: 4 int8 or 2 bf16
   const int32_t* sums;
   int64_t sums_stride;
   float* out;  // [row][64], added to
+  const char* ahead;    // what will be read from far away after this,
+  int64_t ahead_bytes;  // and how much of it to fetch per step: a cache line, or nothing
 };
 
-// A chunk of a panel of integers: `groups` with `steps` each; scales and mins [group][64] or null (then one group).
+// A chunk of a panel of integers: `groups` with `steps` each, the last one with `last`; scales and mins [group][64] or null.
 struct TileWeights {
   const uint8_t* w;
-  int64_t groups, steps;
+  int64_t groups, steps, last;
   int32_t zero;
   const fp16 *scales, *mins;
 };
@@ -42,7 +51,7 @@ enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS };
 template <Scales S, int R>
 BATON_INLINE void finish(const __m512i (&acc)[R][4], const TileRows& rows, int64_t group, const TileWeights& w) {
   unroll<4>([&](auto j) BATON_LAMBDA {
-    const fp16 *scales = w.scales + group * kPanel + 16 * j, *mins = w.mins + group * kPanel + 16 * j;
+    const fp16 *scales = w.scales + group * kGroupStride + 16 * j, *mins = w.mins + group * kGroupStride + 16 * j;
     __m512 scale = _mm512_setzero_ps(), low = scale;
     if (S != NO_SCALES) scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)scales));
     if (S == SCALES_AND_MINS) low = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)mins));
@@ -71,12 +80,16 @@ BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1
 template <Scales S, int R, class Step>
 BATON_INLINE void each_group(const TileWeights weights, const TileRows rows, Step&& step) {
   const uint8_t* w = weights.w;
-  const char* x = rows.x;
-  unroll<R * 4>([&](auto line) BATON_LAMBDA { _mm_prefetch((const char*)(rows.out + 16 * line), _MM_HINT_T0); });
+  const char *x = rows.x, *ahead = rows.ahead;
   for (int64_t g = 0; g < weights.groups; ++g) {
     __m512i acc[R][4];
     begin<R>(acc, rows, g, weights.zero);
-    for (int64_t s = 0; s < weights.steps; ++s) step(acc, w, x);
+    const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
+    for (int64_t s = 0; s < steps; ++s) {
+      step(acc, w, x);
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      ahead += rows.ahead_bytes;
+    }
     finish<S, R>(acc, rows, g, weights);
     asm volatile("" ::: "memory");  // else g++ keeps 24 sums on the stack too, from group to group
   }
@@ -143,7 +156,7 @@ inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
 template <int R>
 inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
   __m512 acc[R][4];
-  const char* x = rows.x;
+  const char *x = rows.x, *ahead = rows.ahead;
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
   });
@@ -157,6 +170,8 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
       acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
       acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
     });
+    _mm_prefetch(ahead, _MM_HINT_T1);
+    ahead += rows.ahead_bytes;
   }
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(rows.out + r * kPanel + 16 * j, acc[r][j]); });
@@ -176,7 +191,8 @@ BATON_INLINE void eight_outputs(const TileWeights& weights, const TileRows& rows
   unroll<R>([&](auto r) BATON_LAMBDA { acc[r][0] = acc[r][1] = none; });
   const uint8_t* w = weights.w + g * weights.steps * 256 + 32 * j;
   const char* x = rows.x + g * weights.steps * 4 * R;
-  for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 4 * R) {
+  const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
+  for (int64_t s = 0; s < steps; ++s, w += 256, x += 4 * R) {
     __m256i bytes = _mm256_loadu_si256((const __m256i*)w);
     __m256i w0 = _mm256_unpacklo_epi8(bytes, none), w1 = _mm256_unpackhi_epi8(bytes, none);
     unroll<R>([&](auto r) BATON_LAMBDA {
@@ -187,7 +203,7 @@ BATON_INLINE void eight_outputs(const TileWeights& weights, const TileRows& rows
       acc[r][1] = _mm256_add_epi32(acc[r][1], _mm256_madd_epi16(w1, b));
     });
   }
-  int64_t at = g * kPanel + 8 * j;
+  int64_t at = g * kGroupStride + 8 * j;
   __m256 scale = weights.scales ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(weights.scales + at))) : _mm256_set1_ps(1);
   unroll<R>([&](auto r) BATON_LAMBDA {
     int32_t sum = rows.sums[r * rows.sums_stride + g];
@@ -238,11 +254,12 @@ inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
   const int8_t* x = (const int8_t*)rows.x;
   for (int64_t g = 0; g < weights.groups; ++g) {
     int32_t acc[kPanel] = {};
-    for (int64_t s = 0; s < weights.steps; ++s, w += 256, x += 4)
+    const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
+    for (int64_t s = 0; s < steps; ++s, w += 256, x += 4)
       for (int n = 0; n < kPanel; ++n)
         for (int i = 0; i < 4; ++i) acc[n] += int32_t(w[4 * n + i]) * x[i];
     for (int n = 0; n < kPanel; ++n) {
-      int64_t at = g * kPanel + n;
+      int64_t at = g * kGroupStride + n;
       float exact = float(acc[n] - weights.zero * rows.sums[g]);
       float total = rows.out[n] + exact * (weights.scales ? from_fp16(weights.scales[at]) : 1.0f);
       rows.out[n] = weights.mins ? total - from_fp16(weights.mins[at]) * float(rows.sums[g]) : total;

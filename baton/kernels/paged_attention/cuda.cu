@@ -7,12 +7,13 @@
 // is too small or the rows are many, by one block that does them all: the same bits either way, and whatever the batch.
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
-#include "split.cuh"
+#include "merge.cuh"
+#include "units.cuh"
 
 namespace baton {
 namespace {
 
-constexpr int MOST_ITEMS = 1024, FEW_QUERIES = 4, SLOTS = 8192;
+constexpr int MOST_ITEMS = 1024, FEW_QUERIES = 8, SLOTS = 8192;
 
 __device__ __forceinline__ int first_split(int window, int position) {
   return window && position >= window ? (position - window + 1) / SPLIT : 0;
@@ -30,23 +31,6 @@ struct Cut {
     splits = rows ? (item.start + item.queries - 1) / SPLIT - first + 1 : 0;
   }
 };
-
-// The sum of x over the threads before this one; `total` over all of them.
-__device__ int scan(int x, int* scratch, int& total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = x;
-  for (int by = 1; by < 32; by *= 2) {
-    const int other = __shfl_up_sync(ALL_LANES, sum, by);
-    if (lane >= by) sum += other;
-  }
-  if (lane == 31) scratch[warp] = sum;
-  __syncthreads();
-  int before = 0;
-  total = 0;
-  for (int i = 0; i < WARPS; i++) total += scratch[i], before += i < warp ? scratch[i] : 0;
-  __syncthreads();
-  return before + sum - x;
-}
 
 // ends[i]: units up to item i's last; slots[i]: its first partial result, or -1 where a block does all splits in turn.
 template <int T>
@@ -78,49 +62,10 @@ __device__ int plan(const Call& c, const AttentionItem* items, int count, int* e
   return total;
 }
 
-__device__ int item_of(const int* ends, int count, int unit) {
-  int low = 0, high = count - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] > unit)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return low;
-}
-
 __device__ __forceinline__ void finish(const Call& c, const Rows& r, int row, int d, float acc, float total) {
   const int at = r.row + row;
   const int64_t query = r.item.first + at / c.group;
   c.out[query * c.out_stride + int64_t(r.head * c.group + at % c.group) * c.kv.head_dim + d] = acc / total;
-}
-
-// Splits in order into one: what a block holds in shared memory so far, and its next split.
-__device__ void merge_shared(const Call& c, const Rows& r, const Shared& s, bool first) {
-  const int d = c.kv.head_dim;
-  for (int i = threadIdx.x; i < r.rows * d; i += THREADS) {
-    const int row = i / d;
-    const float most = s.whole_most[row], next = s.most[row];
-    if (first || most == -INFINITY)
-      s.whole[i] = s.result[i];
-    else if (next != -INFINITY) {
-      const float top = fmaxf(most, next);
-      s.whole[i] = s.whole[i] * exp2_fast(most - top) + s.result[i] * exp2_fast(next - top);
-    }
-  }
-  __syncthreads();
-  for (int row = threadIdx.x; row < r.rows; row += THREADS) {
-    const float most = s.whole_most[row], next = s.most[row];
-    if (first || most == -INFINITY)
-      s.whole_most[row] = next, s.whole_total[row] = s.total[row];
-    else if (next != -INFINITY) {
-      const float top = fmaxf(most, next);
-      s.whole_total[row] = s.whole_total[row] * exp2_fast(most - top) + s.total[row] * exp2_fast(next - top);
-      s.whole_most[row] = top;
-    }
-  }
-  __syncthreads();
 }
 
 template <int T, int B>

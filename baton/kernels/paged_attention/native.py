@@ -59,7 +59,7 @@ def prepared(
 ) -> Callable[[], None]:
     """The call of ``attend`` with everything at hand, to be timed without what it takes to get it together."""
     call = declare(library, "paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64)
-    table, kept = _table(items)
+    table, kept = item_table(items)
     struct, scale = kv.struct, kv.head_dim**-0.5
     arguments = (
         *(ctypes.addressof(struct), table.ctypes.data, len(items), q.shape[1], window, scale),
@@ -83,14 +83,15 @@ def append(
 ) -> None:
     """qkv (rows, heads + 2 kv_heads, head_dim) float32, q and k turned in place; turns (positions, head_dim)."""
     call = declare(library, "rope_append", P, P, I32, I32, P, I64, P, P, F, P)
-    table, kept = _table(items)
+    table, kept = item_table(items)
     weights = (None, None) if norms is None else tuple(norm.data_ptr() for norm in norms)
     call(ctypes.byref(kv.struct), table.ctypes.data, len(items), qkv.shape[1] - 2 * kv.kv_heads, turns.data_ptr(),
          turns.stride(0), *weights, eps, qkv.data_ptr())  # fmt: skip
     del kept
 
 
-def _table(items: Sequence[Item]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+def item_table(items: Sequence[Item]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+    """The items as structs, and the block tables that they point to: to be kept alive."""
     kept = [np.array(pages, np.int32) for pages, _, _ in items]
     found, first = np.empty(len(items), ITEM), 0
     for row, ((_, start, queries), pages) in enumerate(zip(items, kept, strict=True)):

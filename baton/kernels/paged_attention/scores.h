@@ -1,4 +1,4 @@
-// The scores of a tile of keys: K turned so that keys lie in lanes, then q · k for every row. Included by cpu.cpp alone.
+// The scores of a tile of keys: K turned so that keys lie in lanes, then q · k for every row. Included by splits.h alone.
 #pragma once
 #include "attention.h"
 
@@ -31,9 +31,12 @@ struct Rows {
   float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
   int32_t *high, *low;  // q in 15 bits, four int8 of each half in a word, with q = step x (256 high + low)
   int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, and with low
+  bool more = false;    // the split after this one is next
+  bool shared = false;  // every row sees all keys up to `last`: they come before all of the rows
 
   int rows(const Call& c) const { return queries * c.group; }
   int last() const { return item->start + query + queries - 1; }
+  int position(int row) const { return shared ? last() : item->start + query + row; }
 };
 
 size_t carve(Rows& r, const Call& c, char* at) {
@@ -59,19 +62,22 @@ const char* plane(const Call& c, const Rows& r, int block, bool values) {
        (values ? shape.bytes<T>() : 0);
 }
 
+// What is to be fetched while something else is computed: a line at a time, since many at once would wait for each other and
+// the computation behind them.
+struct Ahead {
+  const char *lines, *scales;
+};
+
 // A KV head's share of a plane that will be read soon. Shares are runs of bytes, not the head's own rows: taken head
-// after head they make one rising stream. A prefetch whose address the TLB doesn't hold is dropped, so a load that
-// nobody waits for touches each 4 KiB of the pages after those (measured: 1.5 times the rate from DRAM).
+// after head they make one rising stream.
 template <int T>
-void prefetch(const Call& c, const Rows& r, int block, int head, bool values) {
-  const size_t bytes = size_t(PAGE) * c.kv.head_dim * kv_bytes<T>();
-  const char* p = plane<T>(c, r, block, values) + head * bytes;
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 3);
-  const int further = block + AHEAD;
-  if (head != r.head || further * PAGE > r.last()) return;
-  const char* next = plane<T>(c, r, further, values);
-  for (size_t at = 0; at < bytes * c.kv.kv_heads; at += 4096) (void)*(const volatile char*)(next + at);
+Ahead share(const Call& c, const Rows& r, int block, int head, bool values) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const char* p = plane<T>(c, r, block, values);
+  return {p + size_t(head) * PAGE * c.kv.head_dim * kv_bytes<T>(), p + shape.scale<T>(0, 0) + head * PAGE * 4};
 }
+
+BATON_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 3); }
 
 inline float scale_at(const char* p) {
   float x;
@@ -116,17 +122,22 @@ void split_queries(const Call& c, Rows& r) {
 }
 
 // One page's K of one head as words of four int8 + 128, keys in lanes: turned[word][column …].
-void turn_words(const Call& c, const char* keys, int head, int32_t* turned) {
+void turn_words(const Call& c, const char* keys, int head, int32_t* turned, const char* ahead) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const int bytes = c.kv.head_dim;
   for (int at = 0; at < bytes; at += 64) {
     vi words[LANES];
-    for (int j = 0; j < LANES; j++)
+    for (int j = 0; j < LANES; j++) {
       words[j] = load_bytes(keys + shape.row<KV_INT8>(j, head) + at, bytes - at) ^ splat_word(int32_t(0x80808080));
+      fetch(ahead + at * LANES + j * 64);
+    }
     transpose(words);
     for (int w = 0; w < LANES && at + 4 * w < bytes; w++) std::memcpy(turned + (at / 4 + w) * TILE, &words[w], 64);
   }
 }
+
+// acc += w · x by fours. Written out, since g++ 12 copies the accumulator around its intrinsic.
+BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
 struct Words {
   const int32_t *high, *low, *offsets;
@@ -139,21 +150,22 @@ struct Words {
 template <int R>
 void score_words(const int32_t* turned, const Words& q, float* scores) {
   __m512i up[R][2], down[R][2];
-  for (int r = 0; r < R; r++) up[r][0] = up[r][1] = down[r][0] = down[r][1] = _mm512_setzero_si512();
+  unroll<R>([&](auto r) BATON_LAMBDA { up[r][0] = up[r][1] = down[r][0] = down[r][1] = _mm512_setzero_si512(); });
   for (int w = 0; w < q.count; w++) {
     const __m512i a = _mm512_loadu_si512(turned + w * TILE), b = _mm512_loadu_si512(turned + w * TILE + LANES);
-    for (int r = 0; r < R; r++) {
+    unroll<R>([&](auto r) BATON_LAMBDA {
       const __m512i x = _mm512_set1_epi32(q.high[r * q.count + w]), y = _mm512_set1_epi32(q.low[r * q.count + w]);
-      up[r][0] = _mm512_dpbusd_epi32(up[r][0], a, x), up[r][1] = _mm512_dpbusd_epi32(up[r][1], b, x);
-      down[r][0] = _mm512_dpbusd_epi32(down[r][0], a, y), down[r][1] = _mm512_dpbusd_epi32(down[r][1], b, y);
-    }
+      dot(up[r][0], a, x), dot(up[r][1], b, x);
+      dot(down[r][0], a, y), dot(down[r][1], b, y);
+    });
   }
-  for (int r = 0; r < R; r++)
-    for (int half = 0; half < 2; half++) {
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    unroll<2>([&](auto half) BATON_LAMBDA {
       const vf coarse = to_float((vi)up[r][half] - splat_word(q.offsets[2 * r]));
       const vf fine = to_float((vi)down[r][half] - splat_word(q.offsets[2 * r + 1]));
       store(scores + r * SPLIT + half * LANES, fma(coarse, splat(256.0f), fine) * splat(q.steps[r]));
-    }
+    });
+  });
 }
 
 template <int R = 4>
@@ -187,13 +199,16 @@ void load_queries(const Call& c, Rows& r) {
 
 // One page's K of one head, keys in lanes: turned[d][column …] of TILE columns.
 template <int T>
-void turn_page(const Call& c, const char* keys, int head, float* turned) {
+void turn_page(const Call& c, const char* keys, int head, float* turned, const char* ahead) {
   constexpr int per = 4 / kv_bytes<T>();
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const int d = c.kv.head_dim, bytes = d * kv_bytes<T>();
   for (int at = 0; at < bytes; at += 64) {
     vi words[LANES];
-    for (int j = 0; j < LANES; j++) words[j] = load_bytes(keys + shape.row<T>(j, head) + at, bytes - at);
+    for (int j = 0; j < LANES; j++) {
+      words[j] = load_bytes(keys + shape.row<T>(j, head) + at, bytes - at);
+      fetch(ahead + at * LANES + j * 64);
+    }
     transpose(words);
     const int first = at / kv_bytes<T>();
     for (int w = 0; w < LANES && first + w * per < d; w++)
@@ -205,15 +220,15 @@ void turn_page(const Call& c, const char* keys, int head, float* turned) {
 template <int R>
 void score(const float* turned, const float* q, int d, float* scores) {
   vf low[R], high[R];
-  for (int r = 0; r < R; r++) low[r] = high[r] = vf{};
+  unroll<R>([&](auto r) BATON_LAMBDA { low[r] = high[r] = vf{}; });
   for (int k = 0; k < d; k++) {
     const vf a = load(turned + k * TILE), b = load(turned + k * TILE + LANES);
-    for (int r = 0; r < R; r++) {
+    unroll<R>([&](auto r) BATON_LAMBDA {
       const vf x = splat(q[r * d + k]);
       low[r] = fma(x, a, low[r]), high[r] = fma(x, b, high[r]);
-    }
+    });
   }
-  for (int r = 0; r < R; r++) store(scores + r * SPLIT, low[r]), store(scores + r * SPLIT + LANES, high[r]);
+  unroll<R>([&](auto r) BATON_LAMBDA { store(scores + r * SPLIT, low[r]), store(scores + r * SPLIT + LANES, high[r]); });
 }
 
 template <int R = SCORE_ROWS>
@@ -224,9 +239,18 @@ void score_rows(int rows, const float* turned, const float* q, int d, float* sco
   }
 }
 
-// Scores of keys first … first + 31 (up to `end`) for one KV head.
+// What a head fetches beside one of a split's pages of keys: the page a tile further, after the last one the first values.
 template <int T>
-void score_tile(const Call& c, Rows& r, int h, int first, int column, int end) {
+Ahead after_keys(const Call& c, const Rows& r, int block, int h, int begin, int end) {
+  const int key = (block + AHEAD) * PAGE;
+  if (key < end) return share<T>(c, r, block + AHEAD, h, false);
+  const bool some = key - end + begin < end;
+  return share<T>(c, r, some ? (key - end + begin) / PAGE : block, h, some);
+}
+
+// Scores of keys first … first + 31 (of a split's begin … end) for one KV head.
+template <int T>
+void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin, int end) {
   const int rows = r.rows(c), at = h - r.head;
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   float* scores = r.scores + size_t(at) * rows * SPLIT + column;
@@ -234,12 +258,15 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int end) {
   for (int p = 0; p < pages; p++) {
     const int block = first / PAGE + p;
     const char* keys = plane<T>(c, r, block, false);
+    const Ahead ahead = after_keys<T>(c, r, block, h, begin, end);
 #if BATON_AVX512
-    if constexpr (in_words<T>()) turn_words(c, keys, h, (int32_t*)r.turned + p * LANES);
+    if constexpr (in_words<T>()) turn_words(c, keys, h, (int32_t*)r.turned + p * LANES, ahead.lines);
 #endif
-    if constexpr (!in_words<T>()) turn_page<T>(c, keys, h, r.turned + p * LANES);
-    if constexpr (kv_scaled<T>())
+    if constexpr (!in_words<T>()) turn_page<T>(c, keys, h, r.turned + p * LANES, ahead.lines);
+    if constexpr (kv_scaled<T>()) {
+      fetch(ahead.scales);
       for (int j = 0; j < PAGE; j++) r.scales[p * PAGE + j] = scale_at(keys + shape.scale<T>(j, h)) * (c.scale * kv_unit<T>());
+    }
   }
 #if BATON_AVX512
   const int words = (c.kv.head_dim + 3) / 4;

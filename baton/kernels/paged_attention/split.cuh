@@ -1,67 +1,18 @@
-// One block's work: some query rows of one KV head against a split of 256 keys. Included by cuda.cu alone.
+// One block's work: some query rows of one KV head against a split of 256 keys. Included by cuda.cu files.
 //
 // The 16 rows of an mma are the parts of the query rows: row p x rows + r is part p of row r. Four warps score eight keys at
 // a time each, take the softmax of rows by warps, then each multiply every fourth 16 keys of V.
 #pragma once
-#include "stored.cuh"
+#include "block.cuh"
 
 namespace baton {
 namespace {
 
-constexpr int SPLIT = 256, WARPS = 4, THREADS = 32 * WARPS, BLOCKS_EACH = 4;
-constexpr int MOST_ROWS = 8;
-constexpr int SCORES = SPLIT + 8;  // floats from row to row
-constexpr int WEIGHTS = SPLIT + 8;
-
-struct Call {
-  PagedKv kv;
-  int heads, group, window;
-  float scale;  // times log2(e)
-  const float* q;
-  int64_t q_stride;
-  float* out;
-  int64_t out_stride;
-  float* partial;
-  int* arrived;
-  int slots;
-};
-
-struct Rows {
-  AttentionItem item;
-  int head, row, rows;  // of the item's queries x group
-
-  __device__ int last(const Call& c) const { return item.start + (row + rows - 1) / c.group; }
-};
-
-// Where things lie in a block's memory.
-struct Shared {
-  float *scores, *key_scales, *value_scales, *whole, *most, *total, *whole_most, *whole_total, *query_power, *weight_power, *result;
-  uint16_t *q, *weights;
-  int *pages, *flag;
-  int q_stride;
-
-  static size_t stride(int d) { return size_t((d + 63) / 64 * 64 + 8); }
-  static size_t bytes(int d) {
-    return 16 * SCORES * 4 + 2 * SPLIT * 4 + size_t(MOST_ROWS) * d * 4 + 6 * 16 * 4 + 16 * stride(d) * 2 + 16 * WEIGHTS * 2 +
-           (SPLIT / PAGE + 4) * 4;
-  }
-
-  __device__ Shared(char* at, int d) {
-    auto take = [&](int bytes) {
-      char* found = at;
-      at += bytes;
-      return found;
-    };
-    q_stride = (d + 63) / 64 * 64 + 8;
-    scores = (float*)take(16 * SCORES * 4), result = scores;  // scores are done with when results come
-    weights = (uint16_t*)take(16 * WEIGHTS * 2), q = (uint16_t*)take(16 * q_stride * 2);
-    whole = (float*)take(MOST_ROWS * d * 4);
-    key_scales = (float*)take(SPLIT * 4), value_scales = (float*)take(SPLIT * 4);
-    most = (float*)take(64), total = (float*)take(64), whole_most = (float*)take(64), whole_total = (float*)take(64);
-    query_power = (float*)take(64), weight_power = (float*)take(64);
-    pages = (int*)take(SPLIT / PAGE * 4), flag = (int*)take(16);
-  }
-};
+// Of a row's 128-byte blocks, how many are summed at a time: 64 sums per lane, beyond which registers spill.
+template <int T, int B>
+__host__ __device__ constexpr int blocks_at_once() {
+  return B * chunk_elements<T>() > 16 ? 16 / chunk_elements<T>() : B;
+}
 
 // q to parts, rows by warps; what is no row is zero.
 template <int T>
@@ -194,8 +145,9 @@ __device__ __forceinline__ void multiply_values(float (&even)[4], float (&odd)[4
   multiply<T>(odd, a, to_halves<T>(low, true), to_halves<T>(high, true));
 }
 
+// Blocks first … first + B - 1 of the rows.
 template <int T, int B>
-__device__ void value(const Call& c, const Rows& r, const Shared& s, const Span& span, float (&acc)[B][chunk_elements<T>()][4]) {
+__device__ void value(const Call& c, const Rows& r, const Shared& s, const Span& span, int first, float (&acc)[B][chunk_elements<T>()][4]) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int chunks = c.kv.head_dim / chunk_elements<T>();
 #ifdef BATON_MUTATION_CUDA_LAST_PAGE
@@ -210,12 +162,13 @@ __device__ void value(const Call& c, const Rows& r, const Shared& s, const Span&
     load_a(a, s.weights, WEIGHTS, page * PAGE + 4 * t);
 #pragma unroll
     for (int b = 0; b < B; b++) {
-      if (8 * b >= chunks) continue;
+      const int column = 8 * (first + b);
+      if (column >= chunks) continue;
       uint4 v[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         v[i] = make_uint4(0, 0, 0, 0);
-        if (span.has(page * PAGE + 4 * t + i) && 8 * b + g < chunks) v[i] = values.chunk(4 * t + i, r.head, 8 * b + g);
+        if (span.has(page * PAGE + 4 * t + i) && column + g < chunks) v[i] = values.chunk(4 * t + i, r.head, column + g);
       }
 #pragma unroll
       for (int word = 0; word < 4; word++) {
@@ -232,9 +185,9 @@ __device__ void value(const Call& c, const Rows& r, const Shared& s, const Span&
   }
 }
 
-// The warps' sums added in order, then the parts: result[row][d].
+// The warps' sums added in order.
 template <int T, int B>
-__device__ void collect(const Call& c, const Rows& r, const Shared& s, const float (&acc)[B][chunk_elements<T>()][4]) {
+__device__ void collect(const Call& c, const Shared& s, int first, const float (&acc)[B][chunk_elements<T>()][4]) {
   constexpr int E = chunk_elements<T>();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, d = c.kv.head_dim;
   for (int warp = 0; warp < WARPS; warp++) {
@@ -245,7 +198,7 @@ __device__ void collect(const Call& c, const Rows& r, const Shared& s, const flo
         for (int e = 0; e < E; e++)
 #pragma unroll
           for (int i = 0; i < 4; i++) {
-            const int row = g + i / 2 * 8, at = (8 * b + 2 * t + i % 2) * E + e;
+            const int row = g + i / 2 * 8, at = (8 * (first + b) + 2 * t + i % 2) * E + e;
             if (at < d) s.result[row * d + at] = warp ? s.result[row * d + at] + acc[b][e][i] : acc[b][e][i];
           }
     }
@@ -253,6 +206,12 @@ __device__ void collect(const Call& c, const Rows& r, const Shared& s, const flo
     __syncthreads();
 #endif
   }
+}
+
+// The parts of a row added: result[row][d].
+template <int T>
+__device__ void add_parts(const Call& c, const Rows& r, const Shared& s) {
+  const int d = c.kv.head_dim;
   for (int i = threadIdx.x; i < r.rows * d; i += THREADS) {
     float sum = 0;
     for (int part = parts_of_float<T>() - 1; part >= 0; part--) sum += s.result[part * r.rows * d + i];
@@ -283,9 +242,14 @@ __device__ void attend_split(const Call& c, const Rows& r, const Shared& s, int 
   __syncthreads();
   soften<T>(c, r, s, span);
   __syncthreads();
-  float acc[B][chunk_elements<T>()][4] = {};
-  value<T, B>(c, r, s, span, acc);
-  collect<T, B>(c, r, s, acc);
+  constexpr int V = blocks_at_once<T, B>();
+#pragma unroll 1
+  for (int first = 0; 8 * first * chunk_elements<T>() < c.kv.head_dim; first += V) {
+    float acc[V][chunk_elements<T>()][4] = {};
+    value<T, V>(c, r, s, span, first, acc);
+    collect<T, V>(c, s, first, acc);
+  }
+  add_parts<T>(c, r, s);
 }
 
 }  // namespace

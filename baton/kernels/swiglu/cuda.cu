@@ -2,21 +2,12 @@
 #include <climits>
 
 #include "../cuda/device.cuh"
+#include "../cuda/silu.cuh"
 
 namespace baton {
 namespace {
 
 constexpr int THREADS = 256, PER = 2;
-
-// x / (1 + e^-x), from e^-|x| so that nothing overflows.
-__device__ __forceinline__ float silu(float x) {
-  const float small = expf(-fabsf(x));
-#if defined(BATON_MUTATION_CUDA_SWIGLU_SIGN)
-  return __fdividef(x, 1.0f + small);
-#else
-  return __fdividef(x * (x < 0 ? small : 1.0f), 1.0f + small);
-#endif
-}
 
 __device__ __forceinline__ float product(float gate, float up) { return silu(gate) * up; }
 __device__ __forceinline__ float4 product(float4 gate, float4 up) {

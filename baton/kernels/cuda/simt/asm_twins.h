@@ -96,6 +96,7 @@ namespace baton {
 
 inline void cp_async_16(void* to, const void* from, bool filled = true) { simt::copy_later(to, from, 16, filled ? 16 : 0); }
 inline void cp_async_4(void* to, const void* from, bool filled = true) { simt::copy_later(to, from, 4, filled ? 4 : 0); }
+inline void cp_async_8(void* to, const void* from, bool filled = true) { simt::copy_later(to, from, 8, filled ? 8 : 0); }
 inline void cp_async_commit() { simt::commit_copies(); }
 template <int pending>
 void cp_async_wait() { simt::wait_copies(pending); }
@@ -139,6 +140,7 @@ inline uint32_t e4m3x2_to_half2(uint16_t pair) {
   const float2 v = from_e4m3x2(pair);
   return uint32_t(simt::float_to_half(v.x)) | uint32_t(simt::float_to_half(v.y)) << 16;
 }
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flip) { return (x & mask) ^ flip; }
 inline uint32_t bf16x2_minus(uint32_t a, uint32_t b) {
   const auto part = [&](int at) { return simt::float_to_bf16(simt::bf16_to_float(uint16_t(a >> at)) - simt::bf16_to_float(uint16_t(b >> at))); };
   return uint32_t(part(0)) | uint32_t(part(16)) << 16;

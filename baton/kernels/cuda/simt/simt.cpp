@@ -183,6 +183,7 @@ int launch(const char* name, dim3 grid, dim3 block, size_t shared, void (*body)(
   blockDim = block, gridDim = grid;
   running = &here;
   const Faults faults;
+  const Touchable now;
   const int result = run_blocks();
   running = nullptr;
   return result;

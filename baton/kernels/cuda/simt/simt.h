@@ -7,6 +7,7 @@
 #include <cassert>
 #include <climits>
 
+#include "memory.h"
 #include "types.h"
 
 #define __global__ static
@@ -28,7 +29,13 @@ enum cudaError_t : int { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLa
 using cudaStream_t = void*;
 inline int cudaGetLastError() { return 0; }
 inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t) {
-  std::memset(at, value, bytes);
+  const auto run = [=] {
+    const baton::simt::Touchable now;
+    std::memset(at, value, bytes);
+    return 0;
+  };
+  if (baton::simt::recording) baton::simt::recording->push_back(run);
+  else run();
   return cudaSuccess;
 }
 

@@ -1,0 +1,82 @@
+"""The runner of a model on the engine's own CUDA kernels, where they can be had and do.
+
+Knows nothing of checkpoints. Where there is no library, or the kernels don't answer as the CPU's do in a trial on
+this very card, ``kernels_or_none`` and ``on_kernels`` say None, and why is in the log: the engine then runs torch's
+ops on the GPU. On the SIMT shim (tests) nothing is tried: the shim is no other device.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from baton.engine.cuda_runner import PLAIN, CudaRunner
+from baton.engine.cuda_trial import trial
+from baton.engine.native_program import Weights
+from baton.engine.native_runner import NativeRunner
+from baton.engine.plan import ModelSpec
+from baton.engine.program import Program
+from baton.kernels.abi import native
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda.library import Device, device, on_shim
+from baton.protos.nouns import EngineWork
+
+log = logging.getLogger("baton.engine")
+
+TORCH = "the GPU runs torch's ops, not the engine's own kernels"
+MOST_HEAD_DIM = 256
+
+
+def kernels_or_none() -> Device | None:
+    """The library: prebuilt, or built now."""
+    try:
+        return device()
+    except BuildError as error:
+        log.warning("%s: %s", TORCH, error)
+        return None
+
+
+def lacking(program: Program, kv_dtype: str) -> str:
+    """In words, what ``program`` asks that no kernel does; empty where there is nothing."""
+    if kv_dtype == "float32":
+        return "attention reads KV as bf16, int8 or fp8, and this is float32"
+    step = 8 if kv_dtype == "bfloat16" else 16
+    if program.head_dim % step or program.head_dim > MOST_HEAD_DIM:
+        wanted = f"a head size that is a multiple of {step}, up to {MOST_HEAD_DIM}"
+        return f"attention over {kv_dtype} KV needs {wanted}, and this is {program.head_dim}"
+    return ""
+
+
+def on_kernels(
+    spec: ModelSpec,
+    program: Program,
+    weights: Weights,
+    found: Device,
+    work: EngineWork | None = None,
+    plain: bool = False,
+) -> CudaRunner | None:
+    """The runner; ``plain``: without graphs. ``weights`` lie on the host."""
+    if said := lacking(program, spec.layout.dtype) or _tried(spec, program, weights, found):
+        log.warning("%s: %s", TORCH, said)
+        return None
+    made = CudaRunner(spec, program, weights, found, work=work)
+    if plain:
+        made.how = PLAIN
+    return made
+
+
+def _tried(spec: ModelSpec, program: Program, weights: Weights, found: Device) -> str:
+    if on_shim():
+        return ""
+    if native.library() is None:
+        return "there are no native CPU kernels to try them against: install a C++ compiler"
+    made: list[CudaRunner] = []
+
+    def on_gpu(spec: ModelSpec, program: Program, weights: Weights) -> CudaRunner:
+        made.append(CudaRunner(spec, program, weights, found))
+        return made[-1]
+
+    try:
+        return trial(program, weights, spec.layout.dtype, NativeRunner, on_gpu)
+    finally:
+        for runner in made:
+            runner.close()

@@ -1,0 +1,101 @@
+"""The runner whose step is a row of launches on a GPU, or a captured graph of them (kernels/step/session.cuh).
+
+Knows nothing of schedulers or processes. The device's pages mirror the host's, which stay what the I/O process
+sends from and writes to: what a step needs and the device hasn't (``resident.py``) comes over before it, and what
+it appends goes back with its last launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.cuda_program import CudaProgram
+from baton.engine.native_batch import NativeBatch
+from baton.engine.native_program import Weights
+from baton.engine.plan import ModelSpec, StepPlan
+from baton.engine.program import Program
+from baton.engine.resident import Resident
+from baton.engine.step_runner import StepRunner
+from baton.kernels.cuda.library import Device, DeviceError
+from baton.protos.errors import BatonError
+from baton.protos.nouns import EngineWork
+
+PLAIN, BY_GRAPH = 0, 1  # session.cuh: How
+
+
+class CudaRunner(StepRunner):
+    """Implements ``Runner`` on a GPU. ``how``: PLAIN launches each op by itself, to look for a fault."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        program: Program,
+        weights: Weights,
+        device: Device,
+        clock: Callable[[], float] = time.perf_counter,
+        work: EngineWork | None = None,
+        how: int = BY_GRAPH,
+    ) -> None:
+        self._cuda_program = CudaProgram(program, weights, device)
+        super().__init__(spec, self._cuda_program, clock, work)
+        self._device, self.how = device, how
+        self._session = ctypes.c_void_p()
+        self._resident = Resident(0)
+        self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Use ``buffer`` as the KV pages, and as many on the device."""
+        self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
+        self._call("session_bind", self._session, self._memory.data_ptr(), pages, self.spec.layout.page_bytes)
+        self._pages, self._resident = pages, Resident(pages)
+
+    def counts(self) -> dict[str, int]:
+        """Steps launched plainly, graphs captured and replayed, pages brought over."""
+        found = (ctypes.c_int64 * 4)()
+        self._call("session_counts", self._session, found)
+        return dict(zip(("plain", "captured", "replayed", "admitted"), found, strict=True))
+
+    def close(self) -> None:
+        """Give back the device's memory."""
+        if self._session:
+            self._call("session_close", self._session)
+            self._session = ctypes.c_void_p()
+            self._cuda_program.close()
+
+    def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        brought = self._resident.missing(plan.items)
+        try:
+            self._launch(batch, brought)
+        except DeviceError as error:
+            self._resident.failed()
+            raise BatonError(f"the step failed on the GPU: {error}") from error
+        self._resident.ran(plan.items, brought)
+
+    def _launch(self, batch: NativeBatch, brought: list[int]) -> None:
+        device, session = self._device, self._session
+        if self._reach(batch.reach):
+            device.call("session_turns", session, self._turns.data_ptr(), self._turns.nbytes)
+        if brought:
+            pages = np.array(brought, np.int32)
+            device.call("session_admit", session, pages.ctypes.data, len(pages))
+        device.call("session_upload", session, ctypes.byref(self._step(batch)), self.how)
+        device.call("session_run", session, 0, len(self._program.ops), 1)
+        device.call("session_fetch", session, batch.choices.ctypes.data, len(batch.choices))
+
+    def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
+        number = self._program.registers[name]
+        found = torch.empty(rows.stop - rows.start, self._program.widths[number])
+        self._call("session_read", self._session, number, rows.start, len(found), found.data_ptr())
+        return found
+
+    def _call(self, name: str, *arguments: object) -> None:
+        try:
+            self._device.call(name, *arguments)
+        except DeviceError as error:
+            raise BatonError(f"device cuda: {error}") from error

@@ -1,0 +1,111 @@
+"""The CUDA library of this process: built ahead, built on first use by nvcc, or on the SIMT shim. Torch-free.
+
+Knows nothing of ops or models. Looked for in this order:
+
+    $BATON_CUDA_SIMT=1        the shim, for tests: the same code on the CPU, a thousand times slower
+    $BATON_KERNELS_DIR        where ``python -m baton.kernels.cuda.build DIR`` put it: an image has no nvcc
+    nvcc                      built now, or by an earlier start
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from baton.kernels.abi import build as cpu
+from baton.kernels.cuda import build
+
+SIMT_ENV = "BATON_CUDA_SIMT"
+P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "session_open": (P, I64, P),
+    "session_close": (P,),
+    "session_bind": (P, P, I64, I64),
+    "session_admit": (P, P, I64),
+    "session_turns": (P, P, I64),
+    "session_upload": (P, P, I32),
+    "session_run": (P, I32, I32, I32),
+    "session_fetch": (P, P, I32),
+    "session_read": (P, I32, I64, I64, P),
+    "session_wait": (P,),
+    "session_counts": (P, P),
+    "device_allocate": (I64, P),
+    "device_release": (P,),
+    "device_copy": (P, P, I64),
+    "device_wait": (P,),
+    "device_pageable": (P,),
+    "device_register": (P, I64),
+    "device_unregister": (P,),
+}
+
+
+class DeviceError(RuntimeError):
+    """What CUDA said of a call, or the shim of a launch."""
+
+
+class Device:
+    """A library whose functions are called with host code's rules: 0, or a status that has words."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.library = path, ctypes.CDLL(str(path))
+        self.library.baton_device_error.restype = ctypes.c_char_p
+        self._functions: dict[str, Any] = {}
+        for name, arguments in _FUNCTIONS.items():
+            found = self._functions[name] = self.library[f"baton_{name}"]
+            found.argtypes, found.restype = list(arguments), ctypes.c_int
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises DeviceError."""
+        if status := self._functions[name](*arguments):
+            said = (self.library.baton_device_error(status) or b"").decode(errors="replace")
+            raise DeviceError(f"{name}: {said or 'failed'} (status {status})")
+
+    def put(self, address: int, size: int) -> int:
+        """A copy of ``size`` bytes of the host in device memory; where it is."""
+        at = P()
+        self.call("device_allocate", size, ctypes.byref(at))
+        assert at.value is not None
+        self.call("device_copy", at, address, size)
+        return at.value
+
+    def release(self, at: int) -> None:
+        """Give back what ``put`` took."""
+        self.call("device_release", at)
+
+
+def on_shim() -> bool:
+    """Whether the shim stands in for a GPU: tests ask for it."""
+    return os.environ.get(SIMT_ENV) == "1"
+
+
+@cache
+def device() -> Device:
+    """Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded."""
+    path = build.simt() if on_shim() else _prebuilt() or build.library()
+    try:
+        return Device(path)
+    except (OSError, AttributeError) as error:
+        raise cpu.BuildError(f"the CUDA kernels can't be loaded: {error}") from error
+
+
+def prebuilt_name() -> str:
+    """Of a library that was built elsewhere: by every source and the flags, whatever the compiler."""
+    kinds = ("cu", "cuh", "h")
+    sources = sorted(path for kind in kinds for path in build.KERNELS.glob(f"*/*.{kind}"))
+    return f"baton-cuda-{cpu._key(str(build.NVCC_FLAGS).encode(), *(path.read_bytes() for path in sources))}.so"
+
+
+def keep_in(folder: Path) -> Path:
+    """Build, and put the library where machines without nvcc look for it. Raises BuildError, OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy2(build.library(), folder / prebuilt_name()))
+
+
+def _prebuilt() -> Path | None:
+    named = os.environ.get(cpu.PREBUILT_ENV)
+    path = Path(named, prebuilt_name()) if named else None
+    return path if path is not None and path.exists() else None

@@ -1,0 +1,134 @@
+// Rows of activations as the inner loops read them: rounded once, then dealt out word by word so that a tile of rows
+// streams in. Knows nothing of weights' values.
+//
+//   [chunk of K][tile of rows][step][row][4 bytes: 4 int8 or 2 bf16]
+#pragma once
+
+#include <algorithm>
+
+#include "../abi/threads.h"
+#include "quantize_rows.h"
+#include "tiles.h"
+
+namespace baton {
+
+// Inputs per float sum where weights have no groups, and inputs at least whose weights a tile goes through at once. With
+// AVX-512 those come from the L2 cache as fast as they are used, and what a tile ends with costs more.
+constexpr int64_t kSum = 384, kChunk = BATON_AVX512 ? 3840 : 384;
+
+// A planted bug, which the op's tests must catch: every other step gets the inputs of the one before.
+#ifdef BATON_MUTATION_LINEAR_DEAL
+constexpr int64_t kStale = 1;
+#else
+constexpr int64_t kStale = 0;
+#endif
+
+inline int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+// With AVX-512 int4 is taken apart in registers, beside the dot products; else a chunk's bytes are made first.
+inline bool in_registers(const PackedLinear& w) { return BATON_AVX512 && w.kind == LINEAR_W4; }
+
+struct Rows {  // what is multiplied, in the calling thread's scratch
+  int64_t m, tiles, k, padded, unit;  // unit: inputs in 4 bytes
+  int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
+  char* x;
+  int32_t* sums;  // [m][groups]
+  float* scales;  // [m]
+
+#ifdef BATON_MUTATION_LINEAR_TILE
+  int64_t first(int64_t tile) const { return tile == tiles ? m - (m > kRows) : m * tile / tiles; }  // drops a row
+#else
+  int64_t first(int64_t tile) const { return m * tile / tiles; }
+#endif
+  int64_t width(int64_t from) const { return std::min(chunk, padded - from); }
+  char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * 4; }
+};
+
+#if BATON_AVX512
+// Four words of each of `count` rows to [word][row].
+struct Dealer {
+  __m512i order[2];
+  __mmask16 wanted[2];
+
+  explicit Dealer(int64_t count) {
+    alignas(64) int32_t from[32] = {};
+    for (int64_t word = 0, i = 0; word < 4; ++word)
+      for (int64_t row = 0; row < count; ++row) from[i++] = int32_t(4 * row + word - (word & kStale));
+    for (int half = 0; half < 2; ++half) {
+      int64_t words = std::min<int64_t>(std::max<int64_t>(4 * count - 16 * half, 0), 16);
+      order[half] = _mm512_load_si512(from + 16 * half), wanted[half] = __mmask16((1u << words) - 1);
+    }
+  }
+
+  BATON_INLINE static __m512i four_rows(const uint32_t* row, int64_t stride, int64_t rows) {
+    __m512i words = _mm512_setzero_si512();
+    if (rows > 0) words = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)row));
+    if (rows > 1) words = _mm512_inserti32x4(words, _mm_loadu_si128((const __m128i*)(row + stride)), 1);
+    if (rows > 2) words = _mm512_inserti32x4(words, _mm_loadu_si128((const __m128i*)(row + 2 * stride)), 2);
+    if (rows > 3) words = _mm512_inserti32x4(words, _mm_loadu_si128((const __m128i*)(row + 3 * stride)), 3);
+    return words;
+  }
+
+  BATON_INLINE void put(const uint32_t* row, int64_t stride, int64_t count, uint32_t* out) const {
+    __m512i low = four_rows(row, stride, count), high = four_rows(row + 4 * stride, stride, count - 4);
+    _mm512_mask_storeu_epi32(out, wanted[0], _mm512_permutex2var_epi32(low, order[0], high));
+    if (count > 4) _mm512_mask_storeu_epi32(out + 16, wanted[1], _mm512_permutex2var_epi32(low, order[1], high));
+  }
+};
+#endif
+
+// `count` rounded rows, `stride` words apart, into the tile's places.
+inline void deal(const Rows& rows, int64_t first, int64_t count, const uint32_t* row, int64_t stride) {
+#if BATON_AVX512
+  const Dealer dealer(count);
+#endif
+  for (int64_t from = 0; from < rows.padded; from += rows.chunk) {
+    uint32_t* out = (uint32_t*)rows.at(from, first);
+    int64_t steps = rows.width(from) / rows.unit, s = 0;
+#if BATON_AVX512
+    for (; s + 4 <= steps; s += 4, row += 4, out += 4 * count) dealer.put(row, stride, count, out);
+#endif
+    for (; s < steps; ++s, ++row)
+      for (int64_t r = 0; r < count; ++r) *out++ = row[r * stride - (s & kStale)];
+  }
+}
+
+inline void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t dtype, int64_t x_bytes) {
+  int64_t first = rows.first(tile), count = rows.first(tile + 1) - first, stride = up(rows.padded / rows.unit * 4, 64);
+  bool alone = rows.m == 1;  // already in place
+  char* rounded = alone ? rows.x : (char*)scratch(SCRATCH_TASK, count * stride);
+  for (int64_t r = 0; r < count; ++r) {
+    const char* from = x + (first + r) * x_bytes;
+    char* row = rounded + r * stride;
+    if (rows.unit == 2)
+      round_row(from, dtype, rows.k, rows.padded, (bf16*)row);
+    else
+      rows.scales[first + r] = quantize_row(from, dtype, rows.k, rows.padded, rows.group, (int8_t*)row,
+                                            rows.sums + (first + r) * rows.groups);
+  }
+  if (!alone) deal(rows, first, count, (const uint32_t*)rounded, stride / 4);
+}
+
+inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t x_stride, int64_t m) {
+  Rows rows;
+  int64_t per_tile = in_registers(w) ? kRowsW4 : kRows;
+  rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
+  rows.padded = up(w.k, w.group ? w.group : 8);
+  rows.unit = w.kind == LINEAR_BF16 ? 2 : 4;
+  rows.group = w.group ? w.group : kSum;
+  rows.chunk = up(kChunk, rows.group);
+  rows.groups = up(rows.padded, rows.group) / rows.group;
+  int64_t x_bytes = up(m * rows.padded / rows.unit * 4, 64), sum_bytes = up(m * rows.groups * 4, 64);
+  rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + sum_bytes + m * 4);
+  rows.sums = (int32_t*)(rows.x + x_bytes);
+  rows.scales = (float*)(rows.x + x_bytes + sum_bytes);
+  int32_t parts = m * w.k < 1 << 15 ? 1 : int32_t(std::min<int64_t>(rows.tiles, 4 * threads()));
+  parallel_for(parts, [&](int32_t p) {
+    Range range = part(rows.tiles, 1, parts, p);
+    for (int64_t t = range.begin; t < range.end; ++t)
+      prepare_tile(rows, t, (const char*)x, dtype, x_stride * (dtype == BF16 ? 2 : 4));
+  });
+  return rows;
+}
+
+}  // namespace baton

@@ -1,0 +1,159 @@
+// Rows are sorted by expert, so that an expert's weights pass once for all of its rows; a row's products are summed in one order,
+// whatever the rows beside it, and its experts' outputs in order of their rank.
+#include "moe.h"
+
+#include <vector>
+
+#include "../abi/kv.h"
+#include "../abi/threads.h"
+
+namespace baton {
+namespace {
+
+constexpr int64_t MOST_ROWS = 256;         // at a time, to bound what lies between the layers
+constexpr int64_t OUTPUTS = 32, TOGETHER = 4;  // outputs of a task; rows that a weight row meets at once
+
+struct Routed {
+  std::vector<int32_t> experts, order, place, ends;  // by row and rank; by place; by row and rank; by expert
+  std::vector<float> weights;
+};
+
+// The best `chosen` experts of a row, best first.
+void route(const Moe& m, const float* logits, int32_t* experts, float* weights) {
+  std::vector<bool> taken(size_t(m.experts), false);
+  bool fine = true;
+  for (int e = 0; e < m.experts; e++) fine &= logits[e] == logits[e];
+  for (int k = 0; k < m.chosen; k++) {
+    int best = -1;
+    for (int e = 0; e < m.experts; e++) {
+      if (taken[size_t(e)]) continue;
+#if defined(BATON_MUTATION_MOE_TIES)
+      if (best < 0 || logits[e] >= logits[best]) best = e;
+#else
+      if (best < 0 || logits[e] > logits[best]) best = e;
+#endif
+    }
+    taken[size_t(best)] = true, experts[k] = best;
+  }
+  float total = 0;
+  const float top = logits[experts[0]];
+  for (int k = 0; k < m.chosen; k++) weights[k] = fine ? std::exp(logits[experts[k]] - top) : NAN;
+  if (m.renormalise)
+    for (int k = 0; k < m.chosen; k++) total += weights[k];
+  else
+    for (int e = 0; e < m.experts; e++) total += std::exp(logits[e] - top);
+  for (int k = 0; k < m.chosen; k++) weights[k] /= total;
+}
+
+Routed sorted(const Moe& m, const float* logits, int64_t rows) {
+  Routed r;
+  const size_t n = size_t(rows) * size_t(m.chosen);
+  r.experts.resize(n), r.weights.resize(n), r.order.resize(n), r.place.resize(n), r.ends.assign(size_t(m.experts), 0);
+  for (int64_t i = 0; i < rows; i++) route(m, logits + i * m.experts, r.experts.data() + i * m.chosen, r.weights.data() + i * m.chosen);
+  for (const int32_t e : r.experts) r.ends[size_t(e)]++;
+  int32_t before = 0;
+  for (int32_t& end : r.ends) before += end, end = before - end;
+  for (size_t i = 0; i < n; i++) {
+    const int32_t at = r.ends[size_t(r.experts[i])]++;
+    r.order[size_t(at)] = int32_t(i), r.place[i] = at;
+  }
+  return r;
+}
+
+// sums[r] = w . x[r] over k, sixteen chains in order.
+template <int R>
+void dots(const uint16_t* w, const float* const* x, int64_t k, float* sums) {
+  vf acc[R];
+  for (int r = 0; r < R; r++) acc[r] = vf{};
+  for (int64_t i = 0; i < k; i += LANES) {
+    const int n = int(k - i < LANES ? k - i : LANES);
+    const vf weights = widen<KV_BF16>((const char*)(w + i), n);
+    for (int r = 0; r < R; r++) acc[r] = fma(weights, load_part(x[r] + i, n), acc[r]);
+  }
+  for (int r = 0; r < R; r++) sums[r] = sum(acc[r]);
+}
+
+void dots(const uint16_t* w, const float* const* x, int64_t k, int64_t rows, float* sums) {
+  switch (rows) {
+    case 1: return dots<1>(w, x, k, sums);
+    case 2: return dots<2>(w, x, k, sums);
+    case 3: return dots<3>(w, x, k, sums);
+    default: return dots<TOGETHER>(w, x, k, sums);
+  }
+}
+
+float silu(float x) {
+  const float small = exponential(x < 0 ? x : -x);
+  return x * (x < 0 ? small : 1.0f) / (1.0f + small);
+}
+
+// f(expert, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
+template <class F>
+void each_tile(const Moe& m, const Routed& r, int64_t outputs, F&& f) {
+  std::vector<int32_t> active;
+  for (int32_t e = 0; e < m.experts; e++)
+    if (r.ends[size_t(e)] > (e ? r.ends[size_t(e - 1)] : 0)) active.push_back(e);
+  const int64_t blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
+  parallel_for(int32_t(int64_t(active.size()) * blocks), [&](int32_t task) {
+    const int32_t e = active[size_t(task / blocks)], end = r.ends[size_t(e)];
+    const int64_t first = task % blocks * OUTPUTS, count = outputs - first < OUTPUTS ? outputs - first : OUTPUTS;
+    for (int32_t at = e ? r.ends[size_t(e - 1)] : 0; at < end; at += TOGETHER)
+      f(e, at, end - at < TOGETHER ? end - at : TOGETHER, first, count);
+  });
+}
+
+void layers(const Moe& m, const Routed& r, const float* x, float* between, float* y) {
+  each_tile(m, r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
+    const float* from[TOGETHER];
+    float gates[TOGETHER], ups[TOGETHER];
+    for (int64_t i = 0; i < rows; i++) from[i] = x + r.order[size_t(at + i)] / m.chosen * m.hidden;
+    for (int64_t j = first; j < first + count; j++) {
+      const uint16_t* gate = m.gate_up + (e * 2 * m.inner + j) * m.hidden;
+      dots(gate, from, m.hidden, rows, gates), dots(gate + m.inner * m.hidden, from, m.hidden, rows, ups);
+      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = from_bf16(to_bf16(silu(gates[i]) * ups[i]));
+    }
+  });
+  each_tile(m, r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
+    const float* from[TOGETHER];
+    float sums[TOGETHER];
+    for (int64_t i = 0; i < rows; i++) from[i] = between + (at + i) * m.inner;
+    for (int64_t j = first; j < first + count; j++) {
+      dots(m.down + (e * m.hidden + j) * m.inner, from, m.inner, rows, sums);
+      for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j] = sums[i];
+    }
+  });
+}
+
+void some_rows(const Moe& m, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out, int64_t out_stride) {
+  const Routed r = sorted(m, logits, rows);
+  const int64_t n = rows * m.chosen;
+  float* rounded = (float*)scratch(SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
+  float *between = rounded + rows * m.hidden, *y = between + n * m.inner;
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < m.hidden; j++) rounded[i * m.hidden + j] = from_bf16(to_bf16(x[i * x_stride + j]));
+  layers(m, r, rounded, between, y);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = 0; j < m.hidden; j++) {
+      float sum = 0;
+      for (int64_t k = i * m.chosen; k < (i + 1) * m.chosen; k++) {
+#if defined(BATON_MUTATION_MOE_PLACE)
+        sum = std::fma(r.weights[size_t(k)], y[r.order[size_t(k)] * m.hidden + j], sum);
+#else
+        sum = std::fma(r.weights[size_t(k)], y[r.place[size_t(k)] * m.hidden + j], sum);
+#endif
+      }
+      out[i * out_stride + j] = sum;
+    }
+}
+
+}  // namespace
+}  // namespace baton
+
+BATON_API void baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
+                         int64_t out_stride) {
+  using namespace baton;
+  for (int64_t at = 0; at < rows; at += MOST_ROWS) {
+    const int64_t some = rows - at < MOST_ROWS ? rows - at : MOST_ROWS;
+    some_rows(*moe, x + at * x_stride, x_stride, logits + at * moe->experts, some, out + at * out_stride, out_stride);
+  }
+}

@@ -1,0 +1,41 @@
+"""A layer of experts: the router's best few for each row, SwiGLU in each, their outputs added by weight.
+
+Knows nothing of models (https://arxiv.org/abs/2401.04088). Rows and what lies between the two layers are rounded to
+bfloat16, as the weights are; everything else is in the precision of ``x``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.swiglu.reference import swiglu
+
+
+def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, renormalise: bool = True) -> Tensor:
+    """x (rows, hidden), logits (rows, experts), gate_up and down as ``native.Experts`` has them -> as x.
+
+    Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN.
+    """
+    experts, weights = route(logits.to(x.dtype), chosen, renormalise)
+    rounded, out = _rounded(x), torch.zeros_like(x)
+    for rank in range(chosen):
+        for expert in experts[:, rank].unique().tolist():
+            rows = (experts[:, rank] == expert).nonzero()[:, 0]
+            between = _rounded(swiglu(rounded[rows] @ gate_up[expert].to(x.dtype).T))
+            out[rows] += weights[rows, rank, None] * (between @ down[expert].to(x.dtype).T)
+    return out
+
+
+def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """(rows, experts) -> the best experts of each row, best first, and their weights, both (rows, chosen)."""
+    known = logits.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    experts = known.sort(dim=-1, descending=True, stable=True).indices[:, :chosen]
+    weights = logits.softmax(-1).gather(-1, experts)
+    if renormalise:
+        weights = known.gather(-1, experts).softmax(-1)
+    return experts, weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return x.float().bfloat16().to(x.dtype)

@@ -1,0 +1,73 @@
+"""How many drafted tokens stand, in float64. Knows nothing of who drafted, of seeds or of KV.
+
+Two ways. By choice: the target chose a token at every place by that place's own number, and a draft stands while
+it is that choice; tokens are those of a run without drafts. By rejection (Leviathan et al., 2023): a draft stands
+where ``accept`` < p / q, else a token is drawn from what p has above q; each token's distribution is the target's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST = 16  # drafts of one sequence that are looked at
+
+
+class Rejection(NamedTuple):
+    """``target`` (count + 1, vocab) edited logits; ``proposed`` (count, vocab) probabilities, None: certain drafts;
+    ``accept`` (count,) and ``draw`` (count + 1,) uniform float64; temperature 0: the likeliest token alone stands.
+    """
+
+    target: Tensor
+    proposed: Tensor | None
+    accept: Tensor
+    draw: Tensor
+    temperature: float
+
+
+def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int]:
+    """tokens (count,), the target's choices (count + 1,) or a ``Rejection`` -> how many stand, the token behind.
+
+    That token is -1 where its row has no finite largest logit.
+    """
+    count = min(len(tokens), MOST)
+    for place in range(count):
+        stands, instead = _judged(int(tokens[place]), place, by)
+        if not stands:
+            return place, instead
+    return count, _judged(-1, count, by)[1]
+
+
+def _judged(token: int, place: int, by: Tensor | Rejection) -> tuple[bool, int]:
+    """Whether the draft stands at ``place``, and the target's token if it doesn't; -1 is no draft."""
+    if isinstance(by, Tensor):
+        return token >= 0 and int(by[place]) == token, int(by[place])
+    row = by.target[place].double()
+    best = row.max()
+    if not bool(torch.isfinite(best)):
+        return False, -1
+    vocab, known = len(row), 0 <= token < len(row)
+    if by.temperature <= 0:
+        return token == int(row.argmax()), int(row.argmax())
+    p = ((row - best) / by.temperature).exp()
+    p /= p.sum()
+    if token < 0:
+        return False, _drawn(p, float(by.draw[place]))
+    q = torch.zeros(vocab, dtype=torch.float64)
+    if by.proposed is not None:
+        q = by.proposed[place].double()
+    elif known:
+        q[token] = 1.0
+    if known and float(by.accept[place]) * float(q[token]) < float(p[token]):
+        return True, token
+    rest = (p - q).clamp_min(0)
+    return False, _drawn(rest if float(rest.sum()) > 0 else p, float(by.draw[place]))
+
+
+def _drawn(mass: Tensor, uniform: float) -> int:
+    """The first token whose cumulative mass passes uniform x total."""
+    reached = mass.cumsum(0)
+    at = int(torch.searchsorted(reached, uniform * reached[-1:], right=True))
+    return min(at, int(mass.nonzero()[-1]))

@@ -1,0 +1,135 @@
+// The op program as launches on one stream: the same Model and Step as the CPU's. Knows nothing of graphs or buffers; session.cuh,
+// which this file holds as well, does. The model's ops, widths and PackedLinear structs are the host's, with addresses of device
+// memory in them; everything that Step points at is device memory, read by kernels alone, so that a captured step
+// serves any batch of its sizes.
+#include "../cuda/device.cuh"
+#include "../cuda/workspace.cuh"
+#include "ops.cuh"
+
+namespace baton {
+namespace {
+
+constexpr int GATHER_THREADS = 256;
+
+// The sampled rows of x + delta, one block each.
+__global__ void __launch_bounds__(GATHER_THREADS) gather(const float* x, const float* delta, const int32_t* sampled, int64_t n, float* out) {
+  grid_wait();
+  grid_launch_next();
+#if defined(BATON_MUTATION_CUDA_STEP_GATHER)
+  const int64_t row = blockIdx.x;
+#else
+  const int64_t row = sampled[blockIdx.x];
+#endif
+  const bool quads = n % 4 == 0;
+  for (int64_t i = threadIdx.x * 4; quads && i < n; i += GATHER_THREADS * 4) {
+    const float4 a = load4(x + row * n + i), b = load4(delta + row * n + i);
+    store4(out + blockIdx.x * n + i, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+  }
+  for (int64_t i = threadIdx.x; !quads && i < n; i += GATHER_THREADS) out[blockIdx.x * n + i] = x[row * n + i] + delta[row * n + i];
+}
+
+constexpr int PUBLISH_THREADS = 256, PUBLISH_WARPS = PUBLISH_THREADS / 32, PUBLISH_PER_DEVICE = 2;
+
+struct Mirror {
+  const char* from;
+  char* to;
+  int64_t page_bytes, plane_bytes;
+  int32_t planes, row_bytes, scale_bytes;  // of a token in a plane; its scales lie behind the plane's elements
+};
+
+template <class V>
+__device__ __forceinline__ void copy_row(char* to, const char* from, int bytes) {
+  for (int i = int(threadIdx.x) % 32; i < bytes / int(sizeof(V)); i += 32) reinterpret_cast<V*>(to)[i] = reinterpret_cast<const V*>(from)[i];
+}
+
+// A warp to a (row, plane).
+__global__ void __launch_bounds__(PUBLISH_THREADS) publish(const Mirror m, const int32_t* slots, int32_t rows) {
+  grid_wait();
+  grid_launch_next();
+  const int64_t units = int64_t(rows) * m.planes, stride = int64_t(gridDim.x) * PUBLISH_WARPS;
+  for (int64_t unit = int64_t(blockIdx.x) * PUBLISH_WARPS + threadIdx.x / 32; unit < units; unit += stride) {
+    const int32_t slot = slots[unit / m.planes];
+    if (slot < 0) continue;
+    const int token = slot % PAGE;
+    const int64_t plane = int64_t(slot / PAGE) * m.page_bytes + unit % m.planes * m.plane_bytes;
+    const int64_t row = plane + int64_t(token) * m.row_bytes, scale = plane + PAGE * int64_t(m.row_bytes) + token * m.scale_bytes;
+    if (m.row_bytes % 16 == 0) copy_row<uint4>(m.to + row, m.from + row, m.row_bytes);
+    else copy_row<uint32_t>(m.to + row, m.from + row, m.row_bytes);
+#if !defined(BATON_MUTATION_CUDA_STEP_SCALES)
+    copy_row<uint32_t>(m.to + scale, m.from + scale, m.scale_bytes);
+#endif
+  }
+}
+
+class Run {
+ public:
+  Run(const Model& model, const Step& step, void* stream) : m_(model), s_(step), stream_(stream) {}
+
+  int op(const Op& o) const {
+    switch (o.kind) {
+      case OP_EMBED: return baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out), stream_);
+      case OP_RMS_NORM:
+        return baton_rms_norm(at(o.in), o.delta < 0 ? nullptr : at(o.delta), o.norm, o.eps, s_.rows, m_.hidden, at(o.out), stream_);
+      case OP_LINEAR: return baton_dense(o.weight, at(o.in), width(o.in), s_.rows, o.bias, at(o.out), width(o.out), stream_);
+      case OP_ROPE_APPEND: return rope_append(o);
+      case OP_ATTENTION: return attention(o);
+      case OP_SWIGLU: return baton_swiglu(at(o.in), s_.rows, width(o.out), at(o.out), stream_);
+      case OP_LM_HEAD: return head(o);
+      default: return int(cudaErrorInvalidValue);
+    }
+  }
+
+ private:
+  float* at(int32_t reg) const {
+    int64_t before = 0;
+    for (int32_t i = 0; i < reg; i++) before += m_.widths[i];
+    return s_.arena + before * s_.rows;
+  }
+  int64_t width(int32_t reg) const { return m_.widths[reg]; }
+
+  PagedKv kv(const Op& o) const {
+    return {s_.pages, s_.page_bytes, o.layer * s_.layer_bytes, s_.kv_type, m_.kv_heads, m_.head_dim};
+  }
+
+  int rope_append(const Op& o) const {
+    const PagedKv pages = kv(o);
+    return baton_rope_append(&pages, s_.items, s_.item_count, m_.heads, s_.turns, s_.turns_stride, o.q_norm, o.k_norm, o.eps,
+                             at(o.in), stream_);
+  }
+
+  int attention(const Op& o) const {
+    const PagedKv pages = kv(o);
+    return baton_paged_attention(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in), width(o.in), at(o.out),
+                                 width(o.out), stream_);
+  }
+
+  // Only the sampled rows are normed and projected.
+  int head(const Op& o) const {
+    if (!s_.sampled_count) return 0;
+    const int64_t n = m_.hidden, floats = s_.sampled_count * n;
+    float* sum = (float*)workspace(WORKSPACE_STEP, size_t(floats) * 8, stream_);
+    if (!sum) return 2;  // cudaErrorMemoryAllocation
+    const int wrong = BATON_LAUNCH_PDL(gather, dim3(unsigned(s_.sampled_count)), dim3(GATHER_THREADS), 0, stream_, at(o.in), at(o.delta),
+                                       s_.sampled, n, sum);
+    if (wrong) return wrong;
+    if (const int bad = baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, sum + floats, stream_)) return bad;
+    return baton_lm_head(o.weight, sum + floats, n, s_.sampled_count, s_.choices, stream_);
+  }
+
+  const Model& m_;
+  const Step& s_;
+  void* stream_;
+};
+
+}  // namespace
+}  // namespace baton
+
+// Ops from … to - 1 as launches. The first that fails ends it.
+BATON_API int baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to, void* stream) {
+  const baton::Run run(*model, *step, stream);
+  for (int32_t i = from; i < to; i++)
+    if (const int wrong = run.op(model->ops[i])) return wrong;
+  return 0;
+}
+
+#include "session.cuh"

@@ -1,0 +1,263 @@
+"""Each op on the shapes of an 8B Llama, beside what torch, cuBLAS and Triton (torch.compile) do on the same inputs.
+
+Knows nothing of budgets or of how rows are shown. A part yields its rows one by one; what can't be had yields a row
+that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.dense.packed import pack_f32
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+from bench.cuda import clock
+from bench.cuda.clock import Call, measure, variants
+from bench.cuda.ops import DeviceWeight, KvPool, Ops, greedy, item_table
+from bench.cuda.rows import Ceilings, Row, Sample, absent, rated, versus
+
+HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4096, 14336, 128_256, 32, 8, 128, 32
+KV = ("bfloat16", "int8", "fp8_e4m3")
+PAGE = 16
+# Rows of norm and gate; batch and context of decodes; batch, prefix and own keys of a cascade; rows of matrices;
+# tokens of pages that are packed.
+SIZES: dict[str, Any] = {
+    "rows": (32, 8192),
+    "decodes": ((1, 512), (64, 512), (1, 8192), (16, 2048), (64, 2048), (64, 8192)),
+    "cascade": (256, 32_768, 64),
+    "m": (1, 8, 16, 32, 64),
+    "tokens": 2048,
+}
+Part = Callable[[Ops, Ceilings], Iterator[Row]]
+
+
+def ceilings() -> tuple[Ceilings, list[Row]]:
+    """What this card does at all, now: read, copy, multiply."""
+    size = 2 << 30
+    source, to = (torch.zeros(size // 4, dtype=torch.float32, device=clock.DEVICE) for _ in range(2))
+    read = [measure([lambda: source.sum()]), measure([lambda: source.view(torch.int32).amax()])]
+    copy = measure([lambda: to.copy_(source)])
+    side = 8192
+    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=clock.DEVICE) for _ in range(2))
+    gemm = measure([lambda: a @ b])
+    best = min(read, key=lambda sample: sample.median)
+    found = Ceilings(size / best.median, 2 * size / copy.median, 2 * side**3 / gemm.median)
+    rows = [
+        Row(part="ceilings", name="pure read", value=round(found.read / 1e9, 1), unit="GB/s", spread=best.spread),
+        Row(part="ceilings", name="device copy", value=round(found.copy / 1e9, 1), unit="GB/s", spread=copy.spread),
+        Row(
+            part="ceilings",
+            name="bf16 GEMM 8192",
+            value=round(found.flops / 1e12, 1),
+            unit="TFLOP/s",
+            spread=gemm.spread,
+        ),
+    ]
+    return found, rows
+
+
+def peer(
+    name: str, mine: Sample, other: str, make: Callable[[], list[Call]], part: str, target: float | None = None
+) -> Row:
+    """Beside a peer that may not be here."""
+    try:
+        return versus(part, name, mine, other, measure(make()), target)
+    except Exception as error:  # a peer's absence is a row, whatever it raises
+        clock.wait()
+        return absent(part, f"{name} beside {other}", f"{type(error).__name__}: {error}")
+
+
+def rows_ops(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Norm, SwiGLU, rope and append."""
+    for count in SIZES["rows"]:
+        nbytes = 16 * count * HIDDEN
+        sets = [
+            (
+                *(torch.randn(count, HIDDEN, device=clock.DEVICE) for _ in range(2)),
+                torch.ones(HIDDEN, device=clock.DEVICE),
+            )
+            for _ in range(variants(nbytes))
+        ]
+        out = torch.empty(count, HIDDEN, device=clock.DEVICE)
+        name = f"residual + RMSNorm T={count}"
+        mine = measure([ops.rms_norm(x, delta, weight, out) for x, delta, weight in sets])
+        yield rated("rows", name, mine, nbytes, "copy", top)
+
+        def torchs(x: Tensor, delta: Tensor, weight: Tensor) -> Tensor:
+            return F.rms_norm(x.add_(delta), (HIDDEN,), weight)
+
+        compiled = torch.compile(torchs)
+        yield peer(name, mine, "torch", lambda s=sets: [lambda a=a: torchs(*a) for a in s], "rows")
+        yield peer(name, mine, "Triton", lambda s=sets, c=compiled: [lambda a=a: c(*a) for a in s], "rows")
+    count = SIZES["rows"][-1]
+    gates = [torch.randn(count, 2 * INNER, device=clock.DEVICE) for _ in range(2)]
+    inner = torch.empty(count, INNER, device=clock.DEVICE)
+    yield rated(
+        "rows", f"SwiGLU T={count}", measure([ops.swiglu(g, inner) for g in gates]), 12 * count * INNER, "copy", top
+    )
+
+
+def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Decode over paged KV, one layer."""
+    for dtype in KV:
+        for batch, length in SIZES["decodes"]:
+            yield from _decode(ops, top, dtype, batch, length)
+
+
+def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Iterator[Row]:
+    blocks = length // PAGE
+    one = KvPool(1, dtype, KV_HEADS, HEAD_DIM).page_bytes * blocks * batch
+    sets = variants(one)
+    pool = KvPool(blocks * batch * sets, dtype, KV_HEADS, HEAD_DIM)
+    order = torch.randperm(blocks * batch * sets, device=clock.DEVICE).int().view(sets, batch, blocks)
+    q = torch.randn(batch, HEADS, HEAD_DIM, device=clock.DEVICE)
+    out = torch.empty_like(q)
+    calls = [ops.attention(pool, q, item_table(order[at], [length - 1] * batch), out) for at in range(sets)]
+    name = f"decode attention {dtype} B={batch} L={length}"
+    mine = measure(calls)
+    target = 0.85 if one >= 100e6 else 0.65 if length == 512 and batch >= 64 else None
+    yield rated("attention", name, mine, one, "read", top, target)
+    if dtype != "bfloat16":
+        return
+
+    def inputs() -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = (
+            torch.randn(batch, KV_HEADS, length, HEAD_DIM, dtype=torch.bfloat16, device=clock.DEVICE)
+            for _ in range(2)
+        )
+        return q.bfloat16().view(batch, HEADS, 1, HEAD_DIM), keys, values
+
+    def sdpa() -> list[Call]:
+        each = [inputs() for _ in range(sets)]
+        return [lambda a=a: F.scaled_dot_product_attention(*a, enable_gqa=True) for a in each]
+
+    def flex() -> list[Call]:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        compiled, each = torch.compile(flex_attention), [inputs() for _ in range(sets)]
+        return [lambda a=a: compiled(*a, enable_gqa=True) for a in each]
+
+    yield peer(name, mine, "torch SDPA, contiguous KV", sdpa, "attention")
+    if (batch, length) == (64, 2048):
+        yield peer(name, mine, "torch flex_attention, contiguous KV", flex, "attention")
+
+
+def cascade(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """A prefix that all share, read once, beside each reading it for itself."""
+    batch, prefix, own = SIZES["cascade"]
+    shared, each = prefix // PAGE, own // PAGE
+    pool = KvPool(shared + batch * each, "bfloat16", KV_HEADS, HEAD_DIM)
+    tables = torch.empty(batch, shared + each, dtype=torch.int32, device=clock.DEVICE)
+    tables[:, :shared] = torch.arange(shared, device=clock.DEVICE)
+    tables[:, shared:] = shared + torch.arange(batch * each, device=clock.DEVICE).view(batch, each)
+    q = torch.randn(batch, HEADS, HEAD_DIM, device=clock.DEVICE)
+    out = torch.empty_like(q)
+    items = item_table(tables, [prefix + own - 1] * batch)
+    groups = torch.tensor([0, batch, prefix], dtype=torch.int32, device=clock.DEVICE)
+    flat = measure([ops.attention(pool, q, items, out)], samples=6)
+    mine = measure([ops.cascade(pool, q, items, groups, out)])
+    name = f"cascade attention P={prefix} B={batch}"
+    yield versus("cascade", name, mine, "flat paged attention", flat, 15.0)
+    pairs = batch * (prefix + own)
+    yield rated("cascade", f"{name}, its products", mine, 4.0 * HEADS * HEAD_DIM * pairs, "flops", top)
+
+
+def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Weight-only products at decode's sizes, beside cuBLAS in bf16."""
+    for what, (n, k) in {"gate-up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER), "o": (HIDDEN, HIDDEN)}.items():
+        plain = torch.randn(n, k) * k**-0.5
+        kinds: dict[str, Callable[[], PackedWeight]] = {
+            "bf16": lambda w=plain: pack_bf16(w),
+            "int8": lambda w=plain: quantize(w, 8, 0),
+            "int4 g128": lambda w=plain: quantize(w, 4, min(128, w.shape[1])),
+        }
+        sets = variants(n * k / 2)
+        dense = [plain.bfloat16().to(clock.DEVICE) for _ in range(variants(n * k * 2))]
+        blas = {}
+        for m in SIZES["m"]:
+            x = torch.randn(m, k, device=clock.DEVICE, dtype=torch.bfloat16)
+            blas[m] = measure([lambda w=w, x=x: x @ w.T for w in dense])
+        for kind, pack in kinds.items():
+            packed = pack()
+            weights = [
+                DeviceWeight(packed) for _ in range(variants(packed.nbytes) if kind != "int4 g128" else sets)
+            ]
+            for m in SIZES["m"]:
+                x, out = torch.randn(m, k, device=clock.DEVICE), torch.empty(m, n, device=clock.DEVICE)
+                mine = measure([ops.dense(weight, x, out) for weight in weights])
+                large = kind != "bf16" and n * k > 50e6 and m <= 16
+                yield rated(
+                    "linear", f"{what} {kind} M={m}", mine, packed.nbytes, "read", top, 0.8 if large else None
+                )
+                goal = 3.3 if kind == "int4 g128" and m <= 32 and what == "gate-up" else None
+                yield versus("linear", f"{what} {kind} M={m} beside cuBLAS", mine, "cuBLAS bf16", blas[m], goal)
+            del weights
+    small = pack_f32(torch.randn(1024, 1024))
+    x, out = torch.randn(32, 1024, device=clock.DEVICE), torch.empty(32, 1024, device=clock.DEVICE)
+    yield rated(
+        "linear",
+        "float32 1024 M=32",
+        measure([ops.dense(DeviceWeight(small), x, out)] * 2),
+        small.nbytes,
+        "read",
+        top,
+    )
+
+
+def head(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """The projection to the vocabulary and the choice, logits never in memory."""
+    plain = torch.randn(VOCAB, HIDDEN) * HIDDEN**-0.5
+    dense = plain.bfloat16().to(clock.DEVICE)
+    for kind, packed in {"bf16": pack_bf16(plain), "int8": quantize(plain, 8, 0)}.items():
+        weight = DeviceWeight(packed)
+        for rows, temperature in ((1, 0.0), (32, 0.0), (32, 0.8)):
+            x = torch.randn(rows, HIDDEN, device=clock.DEVICE)
+            mine = measure([ops.head(weight, x, greedy(rows, temperature))])
+            name = f"LM head + {'draw' if temperature else 'argmax'} {kind} B={rows}"
+            yield rated("head", name, mine, packed.nbytes, "read", top, 0.88)
+            if kind == "bf16":
+                other = _torch_draw if temperature else _torch_likeliest
+                call = partial(other, x.bfloat16(), dense)
+                yield peer(name, mine, "cuBLAS and torch", lambda c=call: [c], "head")
+
+
+def _torch_likeliest(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight.T).argmax(-1)
+
+
+def _torch_draw(x: Tensor, weight: Tensor) -> Tensor:
+    shares = torch.softmax((x @ weight.T).float() / 0.8, -1)
+    return shares.div_(torch.empty_like(shares).exponential_()).argmax(-1)
+
+
+def kv(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Pages of 2k tokens packed for the wire and scattered, hashed on the way, all layers in one launch."""
+    size, count = 2 * LAYERS * PAGE * KV_HEADS * HEAD_DIM * 2, SIZES["tokens"] // PAGE
+    pool, wire = (torch.randint(0, 64, (2 * count, size), dtype=torch.uint8, device=clock.DEVICE) for _ in range(2))
+    sums = torch.empty(count, dtype=torch.int64, device=clock.DEVICE)
+
+    def addresses(memory: Tensor, order: Tensor) -> Tensor:
+        return memory.data_ptr() + order.to(clock.DEVICE, torch.int64) * size
+
+    scattered, straight = torch.randperm(2 * count)[:count], torch.arange(count)
+    for name, to, source in (
+        ("pack 2k tokens", addresses(wire, straight), addresses(pool, scattered)),
+        ("scatter 2k tokens", addresses(pool, scattered), addresses(wire, straight)),
+    ):
+        mine = measure([ops.kv_copy(to, source, size, sums)])
+        yield rated("kv", f"{name}, hashed", mine, 2.0 * size * count, "copy", top, 0.85)
+
+
+PARTS: dict[str, Part] = {
+    "rows": rows_ops,
+    "attention": attention,
+    "cascade": cascade,
+    "linear": matrices,
+    "head": head,
+    "kv": kv,
+}

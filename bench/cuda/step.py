@@ -1,0 +1,180 @@
+"""A whole decode step of an 8B Llama with random weights, and a prompt's chunk, by launches and by graph.
+
+Knows nothing of the ops beneath. The step is the engine's own (engine/cuda_runner.py): what is timed is what a
+worker runs, the plan's copy, the choice of tokens and the rows that go back to the host's pages included.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from baton.engine import program as p
+from baton.engine.cuda_runner import BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.native_batch import NativeBatch
+from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
+from baton.kernels.cuda.library import Device
+from baton.kernels.linear.packed import PackedWeight
+from baton.kv.layout import layout_for
+from baton.protos.nouns import LayerGroup, Sampling
+from bench.cuda.clock import Call, launched
+from bench.cuda.rows import Ceilings, Row, absent, rated, versus
+
+LENGTH, CHUNK, SAMPLES = 2048, 2048, 12
+SHAPE = {
+    "hidden": 4096,
+    "inner": 14336,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "vocab": 128_256,
+    "layers": 32,
+}
+KINDS = {"bf16": (0, 16), "int8": (1, 8), "int4 g128": (2, 4)}  # LinearKind, bits
+GREEDY = Sampling(temperature=0.0)
+
+
+def steps(
+    device: Device, top: Ceilings, batches: tuple[int, ...] = (1, 32), kinds: tuple[str, ...] = tuple(KINDS)
+) -> Iterator[Row]:
+    """Rows of each kind of weights."""
+    for kind in kinds:
+        try:
+            runner, nbytes = runner_of(device, kind)
+        except Exception as error:  # memory, most likely: the other kinds may do
+            yield absent("step", f"8B {kind}", f"{type(error).__name__}: {error}")
+            continue
+        try:
+            yield from _of(runner, nbytes, top, batches, kind)
+        finally:
+            runner.close()
+
+
+def _of(runner: CudaRunner, nbytes: int, top: Ceilings, batches: tuple[int, ...], kind: str) -> Iterator[Row]:
+    pages = -(-(LENGTH + 1) // 16) * max(batches)
+    memory = np.resize(
+        np.random.default_rng(1).integers(0, 0x40, 1 << 24, np.uint8), pages * runner.spec.layout.page_bytes
+    )
+    runner.bind(memory.data, pages)  # small numbers in whatever format
+    token = runner.spec.layout.page_bytes / 16
+    for batch in batches:
+        plan = decodes(batch, pages)
+        found = {}
+        for how, name in ((PLAIN, "launches"), (BY_GRAPH, "graph")):
+            runner.how = how
+            found[name] = launched(partial(runner.run, plan), samples=SAMPLES)
+            work = nbytes + batch * LENGTH * token
+            goal = 0.7 if how == BY_GRAPH else None
+            yield rated(
+                "step", f"8B {kind} decode B={batch} L={LENGTH}, {name}", found[name], work, "read", top, goal
+            )
+        device_only = launched(alone(runner, plan), samples=SAMPLES)
+        yield rated(
+            "step", f"8B {kind} decode B={batch} L={LENGTH}, graph alone", device_only, work, "read", top, 0.7
+        )
+        yield versus(
+            "step", f"8B {kind} B={batch} graph beside launches", found["graph"], "launches", found["launches"]
+        )
+    runner.how = PLAIN
+    prompt = StepPlan((SequenceStep(0, [7] * CHUNK, 0, list(range(CHUNK // 16))),))
+    took = launched(partial(runner.run, prompt), samples=4, repeats=2)
+    flops = 2.0 * body() * CHUNK + 2.0 * SHAPE["layers"] * CHUNK**2 * SHAPE["heads"] * SHAPE["head_dim"]
+    yield rated("step", f"8B {kind} prompt of {CHUNK}", took, flops, "flops", top, 0.6 if kind == "bf16" else None)
+
+
+def body() -> int:
+    """Elements of all matrices but the head, which a prompt's chunk without a sample doesn't read."""
+    program = llama()
+    names = {op.weight for op in program.ops if isinstance(op, p.Linear)}
+    return sum(weight.shapes[0][0] * weight.shapes[0][1] for weight in program.weights if weight.name in names)
+
+
+def alone(runner: CudaRunner, plan: StepPlan) -> Call:
+    """The replay by itself: no plan, no results, no Python around it but the call."""
+    runner.run(plan)
+    runner.run(plan)  # captured
+    batch = NativeBatch(plan, runner.spec.vocab_size, runner._pages)
+    runner._call("session_upload", runner._session, ctypes.byref(runner._step(batch)), BY_GRAPH)
+
+    def run() -> None:
+        runner._call("session_run", runner._session, 0, len(runner._program.ops), 1)
+        runner._call("session_wait", runner._session)
+
+    return run
+
+
+def decodes(batch: int, pages: int) -> StepPlan:
+    """A token of each, behind LENGTH others; their pages one behind the other."""
+    each = pages // batch
+    spec = SampleSpec(GREEDY, 0, LENGTH + 1, (), LENGTH)
+    return StepPlan(
+        tuple(
+            SequenceStep(seq, [seq + 1], LENGTH - 1, range(seq * each, seq * each + each), spec)
+            for seq in range(batch)
+        )
+    )
+
+
+def runner_of(device: Device, kind: str) -> tuple[CudaRunner, int]:
+    """The runner, and the bytes of all matrices that a decode reads."""
+    program = llama()
+    weights: dict[str, torch.Tensor | PackedWeight] = {}
+    matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
+    shared: dict[tuple[int, ...], PackedWeight] = {}
+    nbytes = 0
+    for weight in program.weights:
+        [shape] = weight.shapes
+        if weight.name not in matrices:
+            weights[weight.name] = torch.ones(shape, dtype=torch.bfloat16)
+            continue
+        made = weights[weight.name] = shared.setdefault(shape, random_matrix(kind, *shape))
+        nbytes += made.nbytes
+    spec = ModelSpec("", layout_for("bfloat16", program.groups), program.max_position, program.vocab_size, ())
+    return CudaRunner(spec, program, weights, device), nbytes
+
+
+def random_matrix(kind: str, n: int, k: int) -> PackedWeight:
+    """Random bits in the panels' layout: nobody looks at the values, and quantizing 8B of them takes minutes."""
+    number, bits = KINDS[kind]
+    panels = -(-n // 64)
+    data = torch.randint(0, 0x40 if kind == "bf16" else 256, (panels * 64 * k * bits // 8,), dtype=torch.uint8)
+    if kind == "bf16":
+        return PackedWeight(number, n, k, 0, data)
+    rows = torch.full((panels * 64,), k**-0.5 / 64)
+    scales = torch.ones(panels, k // 128, 64, dtype=torch.float16) if bits == 4 else None
+    return PackedWeight(number, n, k, 128 if bits == 4 else 0, data, scales, None, rows)
+
+
+def llama() -> p.Program:
+    """The 8B's program."""
+    s, eps, layers = SHAPE, 1e-5, SHAPE["layers"]
+    q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
+    sizes = {"qkv": (q + 2 * kv, s["hidden"]), "o": (s["hidden"], q), "gate_up": (2 * s["inner"], s["hidden"])}
+    sizes |= {"down": (s["hidden"], s["inner"]), "n1": (s["hidden"],), "n2": (s["hidden"],)}
+    weights = {"embed": (s["vocab"], s["hidden"]), "norm": (s["hidden"],), "head": (s["vocab"], s["hidden"])}
+    ops: list[p.Op] = [p.Embed("embed", "x")]
+    for i in range(layers):
+        weights |= {f"{i}.{name}": shape for name, shape in sizes.items()}
+        ops += [
+            p.RmsNorm("x", "delta" if i else None, f"{i}.n1", eps, "normed"),
+            p.Linear("normed", f"{i}.qkv", None, "qkv"),
+            p.RopeAppend("qkv", i, None, None, eps, "q"),
+            p.PagedAttention("q", i, 0, "attended"),
+            p.Linear("attended", f"{i}.o", None, "delta"),
+            p.RmsNorm("x", "delta", f"{i}.n2", eps, "normed"),
+            p.Linear("normed", f"{i}.gate_up", None, "gate_up"),
+            p.SwiGlu("gate_up", "inner"),
+            p.Linear("inner", f"{i}.down", None, "delta"),
+        ]
+    ops.append(p.LmHead("x", "delta", "norm", eps, "head"))
+    return p.Program(
+        tuple(ops),
+        tuple(p.Weight(name, (name,), (shape,)) for name, shape in weights.items()),
+        (LayerGroup("full", ("k", "v"), layers, s["kv_heads"], s["head_dim"]),),
+        p.Rope("default", 500_000.0, {}),
+        *(s["heads"], s["kv_heads"], s["head_dim"], s["vocab"], 8192),
+    )

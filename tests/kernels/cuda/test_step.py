@@ -1,0 +1,286 @@
+"""The whole step from ``step/cuda.cu`` on the SIMT shim, with all ops under it, beside the CPU's step.
+
+Device memory can't be touched by the host here, and a captured graph keeps its launches' arguments, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine import cuda_trial as trials
+from baton.engine import program as p
+from baton.engine.cuda_runner import BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.native_batch import NativeBatch
+from baton.engine.native_runner import NativeRunner
+from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.kernels.abi import native
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda import build
+from baton.kernels.cuda.library import Device, DeviceError
+from baton.kernels.paged_attention.stored import read_layer
+from baton.protos.errors import BatonError
+from baton.protos.nouns import LayerGroup, Sampling
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+STEP_OPS = (
+    "dense",
+    "embedding",
+    "linear",
+    "lm_head",
+    "paged_attention",
+    "rms_norm",
+    "rope_append",
+    "step",
+    "swiglu",
+)
+Kind = tuple[int, int] | torch.dtype
+Prompts = list[list[int]]
+DRAWN = Sampling(temperature=0.9, top_p=0.9, seed=5, repetition_penalty=1.2, presence_penalty=0.3)
+# Of an op on the same inputs. The GPU rounds attention's q and weights to bf16, matrices' inputs to 8 bits or bf16.
+OPS = {p.Embed: 1e-6, p.RmsNorm: 1e-5, p.Linear: 2e-2, p.RopeAppend: 1e-4, p.PagedAttention: 1e-2, p.SwiGlu: 1e-5}
+
+
+def simt(extra: tuple[str, ...] = ()) -> Device:
+    try:
+        return Device(build.simt(STEP_OPS, extra))
+    except BuildError as error:
+        pytest.skip(f"the shim needs a C++ compiler: {error}")
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return simt()
+
+
+def model(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, **rest: Any) -> p.Program:
+    """Its attention is all that counts: the trial makes its own layer of it."""
+    group = LayerGroup("full", ("k", "v"), 1, kv_heads, head_dim)
+    norms: tuple[str | None, str | None] = ("qn", "kn") if rest.pop("norms", False) else (None, None)
+    ops = (
+        p.RopeAppend("qkv", 0, *norms, 1e-6, "q"),
+        p.PagedAttention("q", 0, rest.pop("window", 0), "out"),
+        p.Linear("x", "w", None, "y"),
+    )
+    return p.Program(ops, (), (group,), p.Rope("default", 1e4, {}), heads, kv_heads, head_dim, 64, 512)
+
+
+@pytest.fixture
+def pair(device: Device) -> Iterator[Callable[..., tuple[NativeRunner, CudaRunner]]]:
+    """The same layer of random weights on the CPU and on the shim, each with pages of its own."""
+    made: list[CudaRunner] = []
+
+    def of(
+        kind: Kind = torch.bfloat16, kv: str = "bfloat16", on: Device = device
+    ) -> tuple[NativeRunner, CudaRunner]:
+        program = trials.one_layer(model())
+        spec, weights = trials.spec_of(program, kv), trials.random_weights(program, kind, 3)
+        made.append(CudaRunner(spec, program, weights, on))
+        runners = NativeRunner(spec, program, weights), made[-1]
+        for runner in runners:
+            runner.bind(memoryview(bytearray(trials.PAGES * spec.layout.page_bytes)), trials.PAGES)
+        return runners
+
+    yield of
+    for runner in made:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kv", "shape"),
+    [
+        (torch.bfloat16, "bfloat16", {}),
+        ((4, 32), "int8", {"heads": 6, "kv_heads": 2, "head_dim": 16, "norms": True}),
+        ((8, 0), "fp8_e4m3", {"heads": 2, "kv_heads": 2, "window": 20}),
+        (torch.float32, "bfloat16", {"heads": 8, "kv_heads": 1, "head_dim": 8}),
+    ],
+    ids=["bf16", "int4 over int8 KV, QK-norm", "int8 over fp8 KV, a window", "float32 matrices"],
+)
+def test_prompts_in_chunks_and_decodes_answer_as_on_the_cpu(
+    device: Device, kind: Kind, kv: str, shape: dict[str, Any]
+) -> None:
+    program, found = model(**shape), []
+
+    def on_shim(*which: Any) -> CudaRunner:
+        found.append(CudaRunner(*which, device))
+        return found[-1]
+
+    weights: Any = {"w": trials.random_weights(trials.one_layer(program), kind, 1)["o"]}
+    assert trials.trial(program, weights, kv, NativeRunner, on_shim) == ""
+    counts = found[0].counts()
+    assert (counts["captured"], counts["replayed"]) == (1, 3)
+    found[0].close()
+
+
+@pytest.mark.parametrize(("kind", "kv"), [(torch.bfloat16, "bfloat16"), ((4, 32), "int8")], ids=str)
+def test_each_op_answers_as_the_cpus_on_the_same_inputs(pair: Any, kind: Kind, kv: str) -> None:
+    cpu, gpu = pair(kind, kv)
+    plan = next(trials.plans(cpu.spec.vocab_size, seed=2))
+    with torch.inference_mode():
+        batch = NativeBatch(plan, cpu.spec.vocab_size, trials.PAGES)
+        cpu._compute(plan, batch)  # makes the arena
+        gpu._reach(batch.reach)
+        gpu._call("session_turns", gpu._session, gpu._turns.data_ptr(), gpu._turns.nbytes)
+        gpu._call("session_upload", gpu._session, ctypes.byref(gpu._step(batch)), PLAIN)
+        step = cpu._step(batch)
+        step.turns, step.pages, step.arena = (t.data_ptr() for t in (cpu._turns, cpu._memory, cpu._arena))
+        for at, op in enumerate(gpu._program.ops[:-1]):
+            whole = slice(0, batch.rows)
+            registers = {name: gpu._rows(batch, name, whole) for name in gpu._program.registers} if at else {}
+            for name, values in registers.items():
+                cpu._program.register(cpu._arena, batch.rows, name).copy_(values)
+            cpu._run(cpu._program.address, ctypes.byref(step), at, at + 1)
+            gpu._call("session_run", gpu._session, at, at + 1, 1)
+            name = op.out  # type: ignore[union-attr]
+            want = cpu._program.register(cpu._arena, batch.rows, name)
+            have = gpu._rows(batch, name, whole)
+            assert float((have - want).norm() / want.norm()) <= OPS[type(op)], f"{at}: {op}"
+    assert pages_agree(cpu, gpu, plan)
+
+
+def pages_agree(cpu: NativeRunner, gpu: CudaRunner, plan: StepPlan) -> bool:
+    """Whether what lies in the host's pages, which each step writes back to, is the same."""
+    program, layout = gpu._program.program, gpu.spec.layout
+    mine = gpu._memory.view(trials.PAGES, -1)
+    for item in plan.items:
+        count = item.start + len(item.tokens)
+        pages = torch.tensor(item.pages)[: -(-count // 16)]
+        both = [
+            read_layer(memory, pages, 0, 1, program.kv_heads, program.head_dim, layout.dtype)
+            for memory in (cpu._memory, mine)
+        ]
+        for want, have in zip(*both, strict=True):
+            if not float((have[:count] - want[:count]).norm() / want[:count].norm()) < 1e-2:
+                return False
+    return True
+
+
+def steps(vocab: int, lengths: list[int], sampling: Sampling | None = None, first: int = 0) -> Iterator[StepPlan]:
+    """Prompts at once, then a decode of each at a time, of given tokens whatever was chosen."""
+    rng = np.random.default_rng(9)
+    tokens = [rng.integers(0, vocab, 200).tolist() for _ in lengths]
+    tables = np.array_split(rng.permutation(trials.PAGES), len(lengths))
+    done = [0] * len(lengths)
+    while True:
+        items = []
+        for i, (at, most) in enumerate(zip(done, lengths, strict=True)):
+            end = max(at + 1, most)
+            spec = None
+            if sampling is not None:
+                spec = SampleSpec(sampling, 0, end, tokens[i][:end], most)
+            items.append(SequenceStep(first + i, tokens[i][at:end], at, tables[i].tolist(), spec, pool=True))
+            done[i] = end
+        yield StepPlan(tuple(items))
+
+
+def test_a_replayed_graph_draws_as_launches_do_and_reads_lengths_and_seeds_anew(device: Device, pair: Any) -> None:
+    answers = []
+    for how in (PLAIN, BY_GRAPH):
+        _, gpu = pair(torch.bfloat16)
+        gpu.how = how
+        asked = steps(gpu.spec.vocab_size, [15, 3], DRAWN)
+        found = [gpu.run(next(asked)) for _ in range(6)]
+        answers.append([[(s.seq, s.token_id) for s in result.sampled] for result in found])
+        states = np.stack([result.pooled[0].last for result in found])
+        answers[-1].append(states.tobytes())  # to the last bit
+        counts = gpu.counts()
+        assert (counts["captured"], counts["replayed"]) == ((0, 0) if how == PLAIN else (1, 4))
+    assert answers[0] == answers[1]
+    tokens = [token for result in answers[0][:-1] for _, token in result]
+    assert len(set(tokens)) > 3
+
+
+def test_batches_of_three_and_of_four_share_a_graph_and_the_padding_changes_nobody(pair: Any) -> None:
+    _, gpu = pair(torch.bfloat16)
+    _, alone = pair(torch.bfloat16)
+    alone.how = PLAIN
+    for runner in (gpu, alone):
+        asked = steps(runner.spec.vocab_size, [4, 17, 2, 9], Sampling(temperature=0.0))
+        found = []
+        for number in range(5):
+            plan = next(asked)
+            found.append(runner.run(StepPlan(plan.items[: 3 if number in (1, 3) else 4]) if number else plan))
+        runner.found = [sorted((s.seq, s.token_id) for s in result.sampled) for result in found]
+        runner.last = [result.pooled[2].last.tobytes() for result in found]
+    assert gpu.found == alone.found
+    assert gpu.last == alone.last
+    assert (gpu.counts()["captured"], gpu.counts()["replayed"]) == (1, 3)
+
+
+def test_what_the_host_held_may_change_once_the_plan_is_uploaded(pair: Any) -> None:
+    cpu, gpu = pair(torch.bfloat16)
+    plan = next(steps(cpu.spec.vocab_size, [9, 20], Sampling(temperature=0.0)))
+    want = cpu.run(plan)
+    with torch.inference_mode():
+        batch = NativeBatch(plan, cpu.spec.vocab_size, trials.PAGES)
+        gpu._reach(batch.reach)
+        gpu._call("session_turns", gpu._session, gpu._turns.data_ptr(), gpu._turns.nbytes)
+        gpu._call("session_upload", gpu._session, ctypes.byref(gpu._step(batch)), PLAIN)
+        tokens = batch.choices.copy()
+        for array in (batch.tokens, batch.flat, batch.wanted, batch.choices, batch.items):
+            array.view(np.uint8)[:] = 0x7F
+        gpu._call("session_run", gpu._session, 0, len(gpu._program.ops), 1)
+        gpu._call("session_fetch", gpu._session, tokens.ctypes.data, len(tokens))
+    assert tokens["token"].tolist() == [sampled.token_id for sampled in want.sampled]
+
+
+def test_pages_that_others_wrote_come_over_and_stay(pair: Any) -> None:
+    """A handoff: the prompt's KV lies in the host's pages, and this device has seen none of it."""
+    cpu, gpu = pair(torch.bfloat16, "int8")
+    asked = steps(cpu.spec.vocab_size, [40, 21])
+    cpu.run(next(asked))
+    gpu._memory.copy_(cpu._memory.view(-1))
+    for number in range(3):
+        plan = next(asked)
+        want, have = cpu.run(plan), gpu.run(plan)
+        for seq in (0, 1):
+            apart = np.linalg.norm(have.pooled[seq].last - want.pooled[seq].last)
+            assert apart / np.linalg.norm(want.pooled[seq].last) < trials.STATES, number
+    assert gpu.counts()["admitted"] == 3 + 2
+
+
+def test_a_step_that_fails_says_so_and_its_repeat_brings_every_page_again(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, gpu = pair(torch.bfloat16)
+    asked = steps(cpu.spec.vocab_size, [20])
+    gpu.run(next(asked))
+    plan, call = next(asked), gpu._device.call
+
+    def failing(name: str, *rest: Any) -> None:
+        if name == "session_run":
+            raise DeviceError("session_run: an illegal address (status 700)")
+        call(name, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu._device, "call", failing)
+        with pytest.raises(BatonError, match=r"failed on the GPU: .*illegal address"):
+            gpu.run(plan)
+    gpu.run(plan)
+    assert gpu.counts()["admitted"] == 2
+
+
+def test_the_host_can_not_look_at_device_memory(device: Device) -> None:
+    """So that host code which does is found here, not on a GPU."""
+    code = (
+        "import ctypes; from pathlib import Path; from baton.kernels.cuda.library import Device\n"
+        f"d = Device(Path({str(device.path)!r})); at = d.put(id(d), 16); ctypes.string_at(at, 1)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path.cwd()).returncode == -11
+
+
+@pytest.mark.parametrize("bug", ["GATHER", "SCALES"])
+def test_planted_bugs_are_caught(pair: Any, bug: str) -> None:
+    cpu, gpu = pair((8, 0), "int8", simt((f"-DBATON_MUTATION_CUDA_STEP_{bug}",)))
+    plan = next(steps(cpu.spec.vocab_size, [19, 7], Sampling(temperature=0.0)))
+    tokens = [[s.token_id for s in runner.run(plan).sampled] for runner in (cpu, gpu)]
+    assert tokens[0] != tokens[1] or not pages_agree(cpu, gpu, plan)

@@ -1,0 +1,45 @@
+"""The native head on a CPU: float64 logits, the reference's tokens, chi-square over 100,000 draws."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from baton.kernels.abi import native
+from tests.kernels import head_suite as suite
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = native.library()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("form", suite.FORMS)
+def test_logits_are_those_of_float64(library: ctypes.CDLL, form: str) -> None:
+    suite.logits_are_the_oracles(library, form)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 63, 64, 777, 3001])
+def test_tokens_are_those_of_the_reference_with_the_same_seed(library: ctypes.CDLL, vocab: int) -> None:
+    suite.tokens_are_the_references(library, vocab)
+
+
+@pytest.mark.parametrize("form", suite.FORMS)
+def test_a_rows_choice_is_the_same_alone_whatever_the_weights(library: ctypes.CDLL, form: str) -> None:
+    suite.a_rows_choice_is_its_own(library, form)
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.1}], ids=str)
+def test_frequencies_follow_the_softmax(library: ctypes.CDLL, fields: dict[str, Any]) -> None:
+    suite.frequencies_follow_the_softmax(library, fields, 100_000, 1000)
+
+
+@pytest.mark.parametrize("check", suite.QUICK, ids=lambda check: check.__name__)
+def test_what_else_holds_of_a_head(library: ctypes.CDLL, check: suite.Check) -> None:
+    check(library)

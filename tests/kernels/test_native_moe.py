@@ -1,0 +1,68 @@
+"""The layer of experts on the CPU: float64 oracle, bitwise company, ties, planted bugs."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+from baton.kernels.abi import build, native
+from baton.kernels.moe.native import moe
+from baton.kernels.moe.reference import route
+from tests.kernels import moe_suite as suite
+from tests.kernels.mutants import is_caught, mutant
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = native.library()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("shape", [*suite.SHAPES, (600, 24, 16, 6, 2)], ids=str)
+def test_experts_are_those_of_the_float64_oracle(
+    library: ctypes.CDLL, shape: tuple[int, int, int, int, int], renormalise: bool
+) -> None:
+    suite.it_is_the_oracles(library, shape, renormalise)
+
+
+@pytest.mark.parametrize("check", suite.CHECKS, ids=lambda check: check.__name__)
+def test_checks_hold(library: ctypes.CDLL, check: suite.Check) -> None:
+    check(library)
+
+
+def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
+    case, before, found = suite.Case(2, (40, 72, 96, 6, 2)), native._threads, []
+    for count in (1, 2, 5):
+        native.set_threads(count)
+        found.append(moe(library, case.experts, case.x, case.logits))
+    native.set_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_weights_are_a_softmax_over_the_chosen_or_over_all() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0]])
+    experts, weights = route(logits, 2, True)
+    assert experts.tolist() == [[1, 3]]
+    assert weights.tolist() == [[0.5, 0.5]]
+    assert torch.equal(route(logits, 2, False)[1], logits.softmax(-1)[:, [1, 3]])
+
+
+@pytest.mark.parametrize("bug", ["MOE_TIES", "MOE_PLACE"])
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    assert is_caught(mutant(bug, ("moe",)), suite.QUICK)
+
+
+@pytest.mark.parametrize("isa", [name for name in build.ISA_FLAGS if name != native.isa()])
+def test_other_instruction_sets_agree_with_the_oracle(isa: str) -> None:
+    if native.isa() == "plain" or (native.isa() == "avx2" and isa == "avx512"):
+        pytest.skip("this CPU can't run it")
+    other = native.load(build.built(isa))
+    suite.it_is_the_oracles(other, suite.SHAPES[2])
+    suite.company_changes_no_bit(other)

@@ -1,0 +1,50 @@
+"""speculative_accept on a CPU: the float64 reference, chi-square over 100,000 sequences, planted bugs."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import pytest
+import torch
+
+from baton.kernels.abi import native
+from baton.kernels.registry import implementation
+from tests.kernels import accept_suite as suite
+from tests.kernels.mutants import is_caught, mutant
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+VOCABS = (2, 15, 17, 1000, 4099)
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = native.library()
+    assert found is not None
+    return found
+
+
+def test_it_is_what_the_reference_says(library: ctypes.CDLL) -> None:
+    suite.it_is_the_references(library, VOCABS, 72)
+
+
+@pytest.mark.parametrize("check", suite.QUICK, ids=lambda check: check.__name__)
+def test_what_else_holds_of_it(library: ctypes.CDLL, check: suite.Check) -> None:
+    check(library)
+
+
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn drafts", "certain drafts"])
+def test_tokens_are_distributed_as_the_targets(library: ctypes.CDLL, certain: bool) -> None:
+    suite.tokens_follow_the_target(library, 100_000, 5000, certain)
+
+
+def test_the_registry_finds_it() -> None:
+    torch.manual_seed(1)
+    sequence = suite.rejection(random.Random(1), 50, 3, 1.0, False)
+    assert implementation("speculative_accept", "cpu")(*sequence) == implementation("speculative_accept")(*sequence)
+
+
+@pytest.mark.parametrize("bug", ["RATIO", "RESIDUAL", "PLACE"])
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    planted = mutant(f"ACCEPT_{bug}", ("speculative_accept",))
+    assert is_caught(planted, [lambda lib: suite.it_is_the_references(lib, VOCABS[2:], 72)])
