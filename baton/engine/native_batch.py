@@ -6,8 +6,9 @@ them in ``logits``; every other row's token is chosen inside the step.
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate, chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,11 @@ from baton.protos.errors import BatonError
 from baton.protos.nouns import BLOCK_TOKENS
 
 Array = NDArray[Any]
+Run = tuple[int, int, int, int]  # first row, first entry of its block table, rows, position of the first
+FEW = 4096
+_ITEM = struct.Struct("<qQii")  # as ITEM
+_CHOICE = np.zeros(1, CHOICE)
+_CHOICE["repetition"] = _CHOICE["top_p"] = 1.0
 
 
 class NativeBatch:
@@ -28,52 +34,48 @@ class NativeBatch:
 
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int) -> None:
         items = plan.items
-        self._kept: list[Array] = []
-        counts = [len(item.tokens) for item in items]
-        self.ends = list(accumulate(counts))
-        self.rows = self.ends[-1]
-        self.tokens = np.fromiter(chain.from_iterable(item.tokens for item in items), np.int64, self.rows)
-        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
+        self._kept: list[Any] = []
+        self.sampled = tuple([item for item in items if item.sample])
+        self.scored = tuple([item for item in items if item.targets])
+        tokens, table, wanted, scores, runs = self._runs(items)
+        self.rows = len(tokens)
+        if (found := _within(tokens, vocab_size)) is None or (flat := _within(table, pages)) is None:
             _explain(items, vocab_size, pages)
-        self.tokens = self.tokens.astype(np.int32)
-        self.items = self._tables(items, counts, vocab_size, pages)
-        self.sampled = tuple(item for item in items if item.sample)
-        self.scored = tuple(item for item in items if item.targets)
-        self.wanted = self._wanted_rows(items, counts)
-        self.choices = np.zeros(len(self.wanted), CHOICE)
-        self.choices["repetition"] = self.choices["top_p"] = 1.0
+        self.tokens, self.flat = found, flat
+        self.items = _items(runs, flat)
+        self.wanted = np.array(wanted + scores, np.int32)
+        self.choices = np.repeat(_CHOICE, len(self.wanted))
         self.logits, self.loud = self._logits(vocab_size)
         for row, item in enumerate(self.sampled):
-            if row not in self.loud and item.sample is not None and not item.sample.plain:
+            if item.sample is not None and not item.sample.plain and row not in self.loud:
                 self._kept += fill(self.choices[row], item.sample, vocab_size)
 
-    def _tables(self, items: Sequence[SequenceStep], counts: list[int], vocab_size: int, pages: int) -> Array:
-        starts = [item.start for item in items]
-        reach = [start + count for start, count in zip(starts, counts, strict=True)]
-        self.reach = max(reach)
-        blocks = [-(-end // BLOCK_TOKENS) for end in reach]
-        tables = [item.pages[:n] for item, n in zip(items, blocks, strict=True)]
-        try:
-            flat = np.fromiter(chain.from_iterable(tables), np.int32, sum(blocks))
-        except (ValueError, OverflowError):
-            _explain(items, vocab_size, pages)
-        if flat.min() < 0 or flat.max() >= pages:
-            _explain(items, vocab_size, pages)
-        self.flat = flat
-        found = np.empty(len(items), ITEM)
-        found["queries"], found["start"] = counts, starts
-        found["first"] = self.ends
-        found["first"] -= found["queries"]
-        base = flat.ctypes.data
-        found["pages"] = [base + 4 * (end - n) for end, n in zip(accumulate(blocks), blocks, strict=True)]
-        return found
+    def _runs(self, items: Sequence[SequenceStep]) -> tuple[list[int], list[int], list[int], list[int], list[Run]]:
+        """All tokens, all block tables, the rows that choose, the rows that are scored, and where each item lies.
 
-    def _wanted_rows(self, items: Sequence[SequenceStep], counts: list[int]) -> Array:
-        """The last row of each sampled item, then the scored rows."""
-        wanted = [end - 1 for item, end in zip(items, self.ends, strict=True) if item.sample]
-        for item, count, end in zip(items, counts, self.ends, strict=True) if self.scored else ():
-            wanted += range(end - count, end - count + len(item.targets))
-        return np.array(wanted, np.int32)
+        One pass in plain Python: for a few items numpy's calls would cost more than what they do.
+        """
+        tokens: list[int] = []
+        table: list[int] = []
+        wanted: list[int] = []
+        scores: list[int] = []
+        runs: list[Run] = []
+        self.reach = 0
+        for item in items:
+            first, start, count, at = len(tokens), item.start, len(item.tokens), len(table)
+            last = start + count
+            tokens += item.tokens
+            table += item.pages[: (last + BLOCK_TOKENS - 1) // BLOCK_TOKENS]
+            runs.append((first, at, count, start))
+            if (len(table) - at) * BLOCK_TOKENS < last:
+                table.append(-1)  # too short: it is refused
+            if last > self.reach:
+                self.reach = last
+            if item.sample:
+                wanted.append(first + count - 1)
+            if item.targets:
+                scores += range(first, first + len(item.targets))
+        return tokens, table, wanted, scores, runs
 
     def _logits(self, vocab_size: int) -> tuple[Array, dict[int, int]]:
         """Room for the rows that want logits, and which row of it is whose."""
@@ -83,6 +85,22 @@ class NativeBatch:
         for at, row in enumerate(asked):
             self.choices[row]["logits"] = logits.ctypes.data + at * logits.strides[0]
         return logits, {row: at for at, row in enumerate(asked)}
+
+
+def _within(numbers: list[int], limit: int) -> Array | None:
+    """As int32; None where one isn't 0 … ``limit`` - 1. For a few, numpy's own way of looking would take longer."""
+    try:
+        found = np.frombuffer(array("I", numbers), np.int32)
+    except OverflowError:  # below 0, too
+        return None
+    return found if (max(numbers) if len(numbers) < FEW else int(found.view(np.uint32).max())) < limit else None
+
+
+def _items(runs: list[Run], flat: Array) -> Array:
+    """The items' structs; ``flat`` holds their block tables."""
+    base, size = flat.ctypes.data, flat.itemsize
+    packed = b"".join([_ITEM.pack(first, base + size * at, count, start) for first, at, count, start in runs])
+    return np.frombuffer(bytearray(packed), ITEM)
 
 
 def fill(choice: Any, spec: SampleSpec, vocab_size: int) -> list[Array]:

@@ -99,14 +99,15 @@ class StepRunner(ABC):
         return True
 
     def _chosen(self, batch: NativeBatch) -> Iterator[Sampled]:
-        if not batch.sampled:
+        tokens = batch.choices["token"].tolist()
+        if not batch.loud and (not tokens or min(tokens) >= 0):
+            yield from [Sampled(item.seq, token) for item, token in zip(batch.sampled, tokens, strict=True)]
             return
         rows = [batch.loud[row] for row in range(len(batch.sampled)) if row in batch.loud]
         asked = [item for row, item in enumerate(batch.sampled) if row in batch.loud]
         specs = [item.sample for item in asked if item.sample]
         seqs = [item.seq for item in asked]
         spoken = iter(choose(torch.from_numpy(batch.logits[rows]), seqs, specs, self._draw) if rows else ())
-        tokens = batch.choices["token"].tolist()
         _require_chosen(batch, tokens)
         for row, item in enumerate(batch.sampled):
             yield next(spoken) if row in batch.loud else Sampled(item.seq, tokens[row])

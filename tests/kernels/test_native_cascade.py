@@ -14,6 +14,7 @@ from baton.kernels.paged_attention.native import attend
 from tests.kernels import cascade_suite as suite
 from tests.kernels.attention_suite import oracle
 from tests.kernels.mutants import is_caught, mutant
+from tests.kernels.thorough import first_now
 
 NATIVE = ("cascade_attention", "paged_attention", "rope_append")
 DTYPES = ("float32", *suite.DTYPES)
@@ -79,6 +80,6 @@ def test_groups_are_runs_of_tables_that_begin_alike() -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("bug", ["CASCADE_TWICE", "CASCADE_MERGE", "MERGE", "CAUSAL"])
+@pytest.mark.parametrize("bug", first_now(["CASCADE_TWICE", "CASCADE_MERGE", "MERGE", "CAUSAL"]))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     assert is_caught(mutant(bug, NATIVE), suite.QUICK)

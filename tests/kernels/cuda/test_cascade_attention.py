@@ -13,6 +13,7 @@ from baton.kernels.cascade_attention.native import cascade
 from baton.kernels.cuda import build, shim
 from tests.kernels import cascade_suite as suite
 from tests.kernels.mutants import is_caught
+from tests.kernels.thorough import first_now
 
 OPS = ("cascade_attention", "paged_attention", "rope_append")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "2")))
@@ -71,7 +72,7 @@ def test_what_it_has_no_form_for_is_refused(dtype: str, dim: int) -> None:
 BUGS = ("SCALE", "KEEP", "MERGE", "PAGE", "BARRIER", "ARRIVE")
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", first_now(BUGS))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     checked = library(f"-DBATON_MUTATION_CUDA_CASCADE_{bug}", preempt=50, races=bug == "BARRIER")
     one: tuple[suite.Check, ...] = (lambda lib: suite.it_is_the_oracles(lib, "int8", (6, 2, 16)),)

@@ -17,6 +17,7 @@ from baton.kernels.linear.reference import e4m3_rows
 from tests.kernels import head_suite as suite
 from tests.kernels.linear_suite import off
 from tests.kernels.mutants import is_caught
+from tests.kernels.thorough import first_now
 
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))
 SHAPES = ((1, 1, 1), (63, 8, 3), (65, 385, 2))
@@ -83,17 +84,17 @@ def test_no_schedule_races() -> None:
         suite.tokens_are_the_references(library(seed=seed, preempt=20, races=True), 130, 1, "bf16", every=7)
 
 
-@pytest.mark.parametrize(
-    ("bug", "check"),
-    [
-        ("HEAD_TAIL", lambda lib: suite.logits_are_the_oracles(lib, "bf16", SHAPES[1:2])),
-        ("HEAD_SLABS", lambda lib: suite.logits_are_the_oracles(lib, "int8", SHAPES[1:2])),
-        ("HEAD_PRESENCE", suite.penalties_are_of_what_was_said),
-        ("HEAD_TOP_P", suite.filters_come_one_behind_the_other),
-        ("DRAW_BARRIER", lambda lib: suite.tokens_are_the_references(lib, 71, 1, every=7)),
-        ("HEAD_TIE", suite.ties_take_the_first_token),
-    ],
-)
+BUGS: list[tuple[str, suite.Check]] = [
+    ("HEAD_TAIL", lambda lib: suite.logits_are_the_oracles(lib, "bf16", SHAPES[1:2])),
+    ("HEAD_SLABS", lambda lib: suite.logits_are_the_oracles(lib, "int8", SHAPES[1:2])),
+    ("HEAD_PRESENCE", suite.penalties_are_of_what_was_said),
+    ("HEAD_TOP_P", suite.filters_come_one_behind_the_other),
+    ("DRAW_BARRIER", lambda lib: suite.tokens_are_the_references(lib, 71, 1, every=7)),
+    ("HEAD_TIE", suite.ties_take_the_first_token),
+]
+
+
+@pytest.mark.parametrize(("bug", "check"), first_now(BUGS))
 def test_a_planted_bug_is_caught(bug: str, check: suite.Check) -> None:
     checked = library(f"-DBATON_MUTATION_CUDA_{bug}", preempt=50, races=bug in ("HEAD_SLABS", "DRAW_BARRIER"))
     assert is_caught(checked, [check])

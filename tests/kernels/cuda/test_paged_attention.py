@@ -10,6 +10,7 @@ import torch
 from baton.kernels.cuda import build, shim
 from tests.kernels import attention_suite as suite
 from tests.kernels.mutants import is_caught
+from tests.kernels.thorough import first_now
 
 OPS = ("paged_attention", "rope_append")
 DTYPES = ("bfloat16", "int8", "fp8_e4m3")
@@ -38,7 +39,7 @@ def test_a_window_hides_what_is_older(dtype: str, window: int) -> None:
     suite.attention_is_the_oracles(library(), dtype, (6, 2, 32), window)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", first_now(DTYPES))
 def test_company_chunks_and_order_change_no_bit(dtype: str) -> None:
     suite.company_changes_no_bit(library(), dtype)
 
@@ -60,7 +61,7 @@ def test_what_it_has_no_form_for_is_refused(dtype: str, dim: int) -> None:
         suite.attend(library(), case.qkv[0][:, :2].contiguous(), case.kv, case.items)
 
 
-@pytest.mark.parametrize("bug", ["CAUSAL", "SCALE", "LAST_PAGE", "MERGE", "LAST", "COLLECT_BARRIER"])
+@pytest.mark.parametrize("bug", first_now(["COLLECT_BARRIER", "CAUSAL", "SCALE", "LAST_PAGE", "MERGE", "LAST"]))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     checked = library(f"-DBATON_MUTATION_CUDA_{bug}", preempt=50, races=bug == "COLLECT_BARRIER")
     assert is_caught(checked, [lambda lib: suite.attention_is_the_oracles(lib, "int8", (6, 2, 32))])

@@ -26,6 +26,7 @@ from baton.kernels.step.structs import KV_TYPES
 from baton.kv.codecs import CODECS, compress, expand, from_float32
 from tests.kernels import attention_suite, kv_copy_suite, rows_suite
 from tests.kernels.mutants import is_caught
+from tests.kernels.thorough import first_now
 
 OPS = ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))
@@ -219,7 +220,7 @@ BUGS: tuple[tuple[str, str, Check], ...] = (
 )
 
 
-@pytest.mark.parametrize(("bug", "op", "check"), BUGS, ids=[bug for bug, _, _ in BUGS])
+@pytest.mark.parametrize(("bug", "op", "check"), first_now(BUGS), ids=[bug for bug, _, _ in BUGS])
 def test_a_planted_bug_is_caught(bug: str, op: str, check: Check) -> None:
     assert is_caught(library([op], (f"-DBATON_MUTATION_{bug}",), races=True), [check])
 

@@ -10,6 +10,7 @@ import pytest
 from baton.kernels.cuda import build, shim
 from tests.kernels import accept_suite as suite
 from tests.kernels.mutants import is_caught
+from tests.kernels.thorough import first_now
 
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))
 
@@ -38,7 +39,7 @@ def test_no_schedule_races() -> None:
         suite.it_is_the_references(library(seed=seed, preempt=20, races=True), (31,), 12)
 
 
-@pytest.mark.parametrize("bug", ["ACCEPT_RATIO", "ACCEPT_RESIDUAL", "ACCEPT_TOTAL", "DRAW_BARRIER"])
+@pytest.mark.parametrize("bug", first_now(["DRAW_BARRIER", "ACCEPT_RATIO", "ACCEPT_RESIDUAL", "ACCEPT_TOTAL"]))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     checked = library(f"-DBATON_MUTATION_CUDA_{bug}", preempt=50, races=bug == "DRAW_BARRIER")
     cases = 9 if bug == "DRAW_BARRIER" else 36
