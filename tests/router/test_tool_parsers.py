@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.protos.errors import ConfigError
@@ -102,6 +102,9 @@ MARKED = st.lists(
 
 
 @given(st.sampled_from(tool_parsers.names()), MARKED, st.sets(st.integers(0, 200)))
+@example("llama3", "<|python_tag|>[TOOL_CALLS]", set())
+@example("llama3", "<|python_tag|>,", set())
+@example("llama3", '{"name": "f", "arguments": {}:', set())
 def test_any_text_is_read_without_a_crash_and_alike_however_it_is_cut(name, text, places) -> None:
     def events(pieces: list[str]) -> tuple[str, dict[int, str], list[Called]]:
         parser = tool_parsers.load(name).make()

@@ -64,6 +64,9 @@ class Calls:
         elif char in _CLOSES:
             self._close(char, at, events)
         elif char == ":" and self._own:
+            if self._key is not None:  # behind a value
+                self.broken = True
+                return
             self._value_at = None
             self._key = self._text[self._string_at : at].rstrip(_SPACE)[:-1]
         elif char == "," and self._own:

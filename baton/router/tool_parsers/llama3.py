@@ -52,13 +52,13 @@ class Llama3:
     def _read(self, text: str) -> list[Event]:
         events: list[Event] = []
         while text:
-            if not self._raw:
+            if not self._raw and self._before >= 0:  # behind a call
                 text = text.lstrip(_BETWEEN)
             found, rest = self._calls.push(text)
             self._raw += text[: len(text) - len(rest)]
             events += found
             text = rest
-            if self._calls.broken:
+            if self._calls.broken or (self._calls.done and self._calls.index == self._before):  # a list of none
                 self._says = True
                 said = self._unread() + text
                 return [*events, Said(said)] if said else events
