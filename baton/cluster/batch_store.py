@@ -29,8 +29,6 @@ return 1
 """
 # KEYS: owner; ARGV: who.
 _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
-
-
 # KEYS: file, list of all, list of the tenant, its kept files (id:bytes by when they go), their bytes.
 # ARGV: id, bytes, created, seconds that it is kept, most bytes (-1: any), about, content. The bytes kept already
 # where it would be too much, else -1.
@@ -42,8 +40,10 @@ end
 local kept, most = tonumber(redis.call('GET', KEYS[5]) or 0), tonumber(ARGV[5])
 if most >= 0 and kept + ARGV[2] > most then return kept end
 redis.call('HSET', KEYS[1], 'about', ARGV[6], 'content', ARGV[7])
-redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1])
-redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+for list = 2, 3 do
+  redis.call('ZREMRANGEBYSCORE', KEYS[list], '-inf', ARGV[3] - ARGV[4])
+  redis.call('ZADD', KEYS[list], ARGV[3], ARGV[1])
+end
 redis.call('ZADD', KEYS[4], ARGV[3] + ARGV[4], ARGV[1] .. ':' .. ARGV[2])
 redis.call('INCRBY', KEYS[5], ARGV[2])
 for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[4]) end
@@ -118,18 +118,9 @@ class BatchStore:
 
     async def add_file(self, file: StoredFile, content: bytes, most_bytes: int = -1) -> int | None:
         """Keep a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are."""
-        about = msgspec.json.encode(file)
-        args: list[str | int | bytes] = [
-            file.id,
-            file.bytes,
-            file.created,
-            self._kept_s,
-            most_bytes,
-            about,
-            content,
-        ]
+        args: list[Any] = [file.id, file.bytes, file.created, self._kept_s, most_bytes]
         async with _reached():
-            kept: int = await self._add(keys=self._keys(file), args=args)
+            kept: int = await self._add(keys=self._keys(file), args=[*args, msgspec.json.encode(file), content])
         return None if kept < 0 else kept
 
     async def file(self, file_id: str) -> StoredFile | None:
@@ -154,7 +145,6 @@ class BatchStore:
             for file_id in ids:
                 pipe.hget(self._files + file_id, "about")
             found: list[Any] = await pipe.execute() if ids else []
-        await self._forget(self._files, asked.tenant, ids, found)
         return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
 
     async def drop_file(self, file: StoredFile) -> None:
@@ -174,6 +164,7 @@ class BatchStore:
             pipe = self._redis.pipeline(transaction=True)
             pipe.set(self._jobs + job.id, msgspec.json.encode(job), ex=self._kept_s)
             for listed in _lists(self._jobs, job.tenant):
+                pipe.zremrangebyscore(listed, "-inf", job.created - self._kept_s)
                 pipe.zadd(listed, {job.id: job.created})
                 pipe.expire(listed, self._kept_s)
             (pipe.sadd if is_open else pipe.srem)(self._jobs + "list:open", job.id)
@@ -193,7 +184,6 @@ class BatchStore:
         ids, more = await self._page(self._jobs, asked)
         async with _reached():
             found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
-        await self._forget(self._jobs, asked.tenant, ids, found)
         return await self._counted([msgspec.json.decode(job, type=Job) for job in found if job]), more
 
     async def _counted(self, jobs: list[Job]) -> list[Job]:
@@ -276,12 +266,6 @@ class BatchStore:
                 first = rank + 1
             found: Any = await self._redis.zrevrange(listed, first, first + asked.limit)
         return [member.decode() for member in found[: asked.limit]], len(found) > asked.limit
-
-    async def _forget(self, prefix: str, tenant: str | None, ids: list[str], found: list[Any]) -> None:
-        """Leave out of a list what is in it, but whose time is over."""
-        if gone := [one for one, content in zip(ids, found, strict=True) if not content]:
-            async with _reached():
-                await self._redis.zrem(_listed(prefix, tenant), *gone)
 
 
 def _lists(prefix: str, tenant: str) -> tuple[str, str]:

@@ -81,15 +81,15 @@ class Follow:
 
     def _of_config(self) -> Scale:
         cluster = self._config.cluster
-        return Scale(0 if cluster.colocated else cluster.prefill, cluster.decode)
+        return Scale(cluster.readers, cluster.decode)
 
     def _give(self, asked: Scale | None) -> None:
         config = self._config
-        if asked is not None and asked != self._of_config():
+        if asked is not None:
             numbers = {"prefill": asked.prefill, "decode": asked.decode}
             cluster = ClusterConfig.model_validate(config.cluster.model_dump() | numbers)
             config = config.model_copy(update={"cluster": cluster})
-        if self._given is None or config.cluster != self._given.cluster:
+        if config != self._given:
             self._given = config
             with self._lock:
                 self._latest = config

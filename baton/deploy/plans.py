@@ -62,8 +62,9 @@ def text_directory(model: str) -> Path | None:
 
 def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
     """(slot, role) of every worker. Colocated workers are decode workers that run their prompts themselves."""
-    prefill = 0 if config.cluster.colocated else config.cluster.prefill
-    names = [("prefill", i) for i in range(prefill)] + [("decode", i) for i in range(config.cluster.decode)]
+    names = [("prefill", i) for i in range(config.cluster.readers)] + [
+        ("decode", i) for i in range(config.cluster.decode)
+    ]
     pooled = [(f"{pool.name}-{i}", pool.role) for pool in config.cluster.pools for i in range(pool.count)]
     return [(f"{role}-{i}", role) for role, i in names] + pooled
 

@@ -107,9 +107,9 @@ def fill(choice: Any, spec: SampleSpec, vocab_size: int) -> list[Array]:
     """How ``spec`` chooses, into one row of CHOICE; the arrays that the row now points at."""
     sampling, kept = spec.sampling, []
 
-    def point(field: str, array: Array) -> None:
-        kept.append(array)
-        choice[field] = array.ctypes.data
+    def point(field: str, values: Array) -> None:
+        kept.append(values)
+        choice[field] = values.ctypes.data
 
     choice["repetition"], choice["top_p"] = sampling.repetition_penalty, sampling.top_p
     if sampling.temperature >= COLDEST:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 log = logging.getLogger("baton.tls")
 
@@ -51,14 +51,7 @@ class NotPermitted(ssl.SSLError):
     """The certificate is good, but not for this port."""
 
 
-class Verified(Protocol):
-    """One end of TLS after its handshake."""
-
-    def getpeercert(self) -> Any:
-        """The verified certificate of the peer."""
-
-
-def check_peer(connection: Verified, permit: Permit) -> None:
+def check_peer(connection: ssl.SSLObject | ssl.SSLSocket, permit: Permit) -> None:
     """Raise NotPermitted if ``permit`` speaks against the peer, whose certificate is verified by now."""
     against = permit(connection.getpeercert() or {})
     if against:
@@ -77,11 +70,7 @@ def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
     class Reporting(ssl.SSLObject):
         """One connection's TLS."""
 
-        is_told_elsewhere = False
-
         def do_handshake(self) -> None:
-            if self.is_told_elsewhere:
-                return super().do_handshake()
             try:
                 super().do_handshake()
                 if self.server_side:
@@ -91,15 +80,8 @@ def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
             except ssl.SSLError as error:
                 complain(where, error)
                 raise
-            return None
 
     context.sslobject_class = Reporting  # type: ignore[assignment]
-
-
-def told_elsewhere(connection: ssl.SSLObject) -> ssl.SSLObject:
-    """``connection``, whose handshake its owner reports on, and asks the permit of its own."""
-    connection.is_told_elsewhere = True  # type: ignore[attr-defined]
-    return connection
 
 
 class ReloadingContext(ssl.SSLContext):

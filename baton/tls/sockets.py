@@ -1,8 +1,8 @@
-"""TLS over a non-blocking socket that behaves like the socket below it, for both ends of a stream of bulk data.
+"""TLS over a non-blocking socket that behaves like the socket below it, for code that reads straight into pages.
 
-Knows nothing of frames. OpenSSL's "wants to read" and "wants to write" are BlockingIOError, as on a plain socket.
-Who sends has OpenSSL's own socket, as records leave one by one anyway; who receives has one that fetches many
-records at a time (``buffered``).
+Knows nothing of frames. OpenSSL's "wants to read" and "wants to write" are BlockingIOError, as on a plain socket;
+bytes are decrypted into the caller's memory, without a copy of ours. What OpenSSL has decrypted beyond what was
+asked for (``pending``) is told by no epoll: whoever stops reading early looks at it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
-from baton.tls.buffered import BufferedTls
 from baton.tls.identity import Identity
 from baton.tls.reporting import WAITS, check_peer, complain
 
@@ -21,7 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class TlsSocket(ssl.SSLSocket):
-    """Made by ``dialling``; ``step_handshake`` comes first."""
+    """Made by ``accepting`` and ``dialling``; ``step_handshake`` comes first."""
 
     def recv(self, count: int = 4096, flags: int = 0) -> bytes:
         """As on a plain socket; empty at the end, also where the peer said no goodbye."""
@@ -29,6 +28,27 @@ class TlsSocket(ssl.SSLSocket):
             return super().recv(count)
         except WAITS:
             raise BlockingIOError from None
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """Decrypts straight into ``buffer``."""
+        try:
+            return super().recv_into(buffer, nbytes or 0)
+        except WAITS:
+            raise BlockingIOError from None
+
+    def recvmsg_into(self, buffers: Sequence[memoryview], *rest: Any) -> tuple[int, list[Any], int, None]:  # type: ignore[override]
+        """Into the first, and into more of them while decrypted bytes wait."""
+        total = 0
+        for buffer in buffers:
+            at = 0
+            while at < len(buffer):
+                if total and not self.pending():
+                    return total, [], 0, None
+                count = self.recv_into(buffer[at:])
+                if not count:
+                    return total, [], 0, None
+                at, total = at + count, total + count
+        return total, [], 0, None
 
     def send(self, data: Any, flags: int = 0) -> int:
         """OpenSSL wants the same bytes again after BlockingIOError; more may follow them."""
@@ -50,10 +70,7 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(b"".join(buffers[:count]))
 
 
-Secured = TlsSocket | BufferedTls
-
-
-def step_handshake(sock: Secured, identity: Identity, peer: str = "") -> str:
+def step_handshake(sock: TlsSocket, identity: Identity, peer: str = "") -> str:
     """Go on with it: "" when done, else what to wait for, "read" or "write". Raises SSLError, and tells the log."""
     try:
         sock.do_handshake()
@@ -69,14 +86,17 @@ def step_handshake(sock: Secured, identity: Identity, peer: str = "") -> str:
     return ""
 
 
-def accepting(sock: socket.socket, identity: Identity) -> BufferedTls:
-    """The server's end on an accepted, non-blocking ``sock``, for bulk data that comes in."""
-    return BufferedTls(sock, identity.current().server)
+def accepting(sock: socket.socket, identity: Identity) -> TlsSocket:
+    """The server's end on an accepted, non-blocking ``sock``."""
+    return _wrapped(identity.current().server, sock, server_side=True)
 
 
 def dialling(sock: socket.socket, identity: Identity, role: str) -> TlsSocket:
     """The client's end on a connected, non-blocking ``sock``; the peer must carry the name of ``role``."""
-    context, name = identity.current().client, identity.files.name_of(role)
+    return _wrapped(identity.current().client, sock, server_hostname=identity.files.name_of(role))
+
+
+def _wrapped(context: ssl.SSLContext, sock: socket.socket, **options: Any) -> TlsSocket:
     context.sslsocket_class = TlsSocket
-    made: TlsSocket = context.wrap_socket(sock, do_handshake_on_connect=False, server_hostname=name)  # type: ignore[assignment]
+    made: TlsSocket = context.wrap_socket(sock, do_handshake_on_connect=False, **options)  # type: ignore[assignment]
     return made

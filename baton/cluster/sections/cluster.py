@@ -41,6 +41,11 @@ class ClusterConfig(Section):
     run_dir: str = Field(default="", description="empty makes one for this run")
     start_timeout_s: float = Field(default=300.0, gt=0, description="a cluster that isn't up by then gives up")
 
+    @property
+    def readers(self) -> int:
+        """Prefill workers, apart from pools: none where every worker does both."""
+        return 0 if self.colocated else self.prefill
+
 
 def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:
     """What a pool's workers run."""

@@ -46,10 +46,7 @@ def clock() -> Finding:
 
 def cores(config: BatonConfig) -> Finding:
     """Cores for the workers that the config starts on one machine."""
-    have, workers = (
-        usable_cores(),
-        config.cluster.decode + (0 if config.cluster.colocated else config.cluster.prefill),
-    )
+    have, workers = usable_cores(), config.cluster.decode + config.cluster.readers
     said = f"{have} usable of {os.cpu_count()}, ISA {native.isa()}"
     if config.worker.device == "cpu" and have < workers:
         remedy = "fewer workers (--prefill, --decode, --colocated), or more cores"
@@ -60,7 +57,7 @@ def cores(config: BatonConfig) -> Finding:
 def memory(config: BatonConfig) -> Finding:
     """Room for the pages of every worker on one machine, and something for weights."""
     available = _meminfo()["MemAvailable"]
-    workers = config.cluster.decode + (0 if config.cluster.colocated else config.cluster.prefill)
+    workers = config.cluster.decode + config.cluster.readers
     wanted = workers * (config.worker.kv_memory_bytes + config.worker.host_tier_bytes)
     said = f"{available / GIB:.1f} GiB available, KV of {workers} workers takes {wanted / GIB:.1f}"
     if config.worker.device != "cuda" and wanted > 0.8 * available:

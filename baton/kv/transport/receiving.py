@@ -19,9 +19,8 @@ from baton.kv.transport.poller import Poller
 from baton.kv.transport.secured import Arrival
 from baton.kv.transport.sending import ANCHOR, HELLO, MAGIC, VERSION
 from baton.protos.errors import CorruptFrame
-from baton.tls.buffered import BufferedTls
 from baton.tls.identity import Identity
-from baton.tls.sockets import accepting
+from baton.tls.sockets import TlsSocket, accepting
 
 LINGER_S = 1.0
 MAX_CONNECTIONS = 4096
@@ -185,7 +184,7 @@ class SocketServer:
         self._arrivals.add(arrival)
         arrival.begin()
 
-    def _arrived(self, arrival: Arrival, sock: BufferedTls) -> None:
+    def _arrived(self, arrival: Arrival, sock: TlsSocket) -> None:
         self._arrivals.discard(arrival)
         inlet = Inlet(sock, self)
         self._inlets.add(inlet)

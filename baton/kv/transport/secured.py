@@ -12,7 +12,6 @@ from collections.abc import Callable
 from baton.kv.transport.poller import Poller
 from baton.kv.transport.sending import wake
 from baton.protos.errors import WorkerLost
-from baton.tls.buffered import BufferedTls
 from baton.tls.identity import Identity
 from baton.tls.reporting import cause, complain
 from baton.tls.sockets import TlsSocket, dialling, step_handshake
@@ -26,11 +25,11 @@ class Arrival:
 
     def __init__(
         self,
-        sock: BufferedTls,
+        sock: TlsSocket,
         peer: str,
         identity: Identity,
         poller: Poller,
-        ready: Callable[[Arrival, BufferedTls], None],
+        ready: Callable[[Arrival, TlsSocket], None],
         gone: Callable[[Arrival], None],
     ) -> None:
         self._sock, self._peer, self._identity, self._poller = sock, peer, identity, poller
@@ -73,8 +72,8 @@ class Arrival:
 
 
 def holds_bytes(sock: socket.socket) -> bool:
-    """Whether bytes wait in ``sock`` itself, of which no epoll will tell."""
-    return isinstance(sock, TlsSocket | BufferedTls) and sock.fileno() >= 0 and bool(sock.pending())
+    """Whether decrypted bytes wait in ``sock``, of which no epoll will tell."""
+    return isinstance(sock, TlsSocket) and sock.fileno() >= 0 and bool(sock.pending())
 
 
 async def dial_securely(sock: socket.socket, address: str, identity: Identity, poller: Poller) -> TlsSocket:
