@@ -10,6 +10,7 @@ import xxhash
 
 from baton.kernels.abi import build, native
 from baton.kernels.kv_copy import cpu, reference
+from tests.kernels.conftest import needs_native
 from tests.kernels.kv_copy_suite import (
     DATA,
     RNG,
@@ -20,7 +21,7 @@ from tests.kernels.kv_copy_suite import (
 )
 from tests.kernels.mutants import is_caught, mutant
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+pytestmark = needs_native
 KNOWN = {256: 0x44F5D90DACDE463A, 1024: 0xE5D78BAFA45B2AA5, 4096: 0x7135FFA504F1BC71}  # of bytes i % 251
 
 

@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.kernels.abi import native
 from tests.kernels import head_suite as suite
+from tests.kernels.conftest import needs_native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = native.library()
-    assert found is not None
-    return found
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize("form", suite.FORMS)

@@ -10,17 +10,11 @@ import torch
 from baton.kernels.abi import build, native
 from baton.kernels.paged_attention.native import append
 from tests.kernels import attention_suite as suite
+from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = native.library()
-    assert found is not None
-    return found
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize("shape", suite.SHAPES, ids=str)

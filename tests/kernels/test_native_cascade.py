@@ -7,26 +7,17 @@ import ctypes
 import pytest
 import torch
 
-from baton.kernels.abi import native
 from baton.kernels.cascade_attention.native import cascade, groups_of
 from baton.kernels.cascade_attention.reference import cascade_attention
 from baton.kernels.paged_attention.native import attend
 from tests.kernels import cascade_suite as suite
 from tests.kernels.attention_suite import oracle
+from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
 NATIVE = ("cascade_attention", "paged_attention", "rope_append")
 DTYPES = ("float32", *suite.DTYPES)
-needs_native = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = native.library()
-    if found is None:
-        pytest.skip("no native kernels here")
-    return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

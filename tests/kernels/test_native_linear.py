@@ -15,10 +15,11 @@ from baton.kernels.abi import build, native
 from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
 from tests.kernels import linear_suite as suite
+from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+pytestmark = needs_native
 
 ISAS = [isa for isa, needs in native._NEEDS.items() if needs <= native._cpu_flags()]
 BUGS = tuple(

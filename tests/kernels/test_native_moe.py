@@ -11,17 +11,11 @@ from baton.kernels.abi import build, native
 from baton.kernels.moe.native import moe
 from baton.kernels.moe.reference import route
 from tests.kernels import moe_suite as suite
+from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = native.library()
-    assert found is not None
-    return found
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize("renormalise", [True, False])

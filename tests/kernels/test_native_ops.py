@@ -7,20 +7,13 @@ import ctypes
 import pytest
 import torch
 
-from baton.kernels.abi import native
 from baton.kernels.rms_norm.reference import normed
 from tests.kernels import dense_suite
+from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.rows_suite import embedding_widens, norms_are_right, rms_norm, swiglu_is_exact
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = native.library()
-    assert found is not None
-    return found
+pytestmark = needs_native
 
 
 def test_norms_are_those_of_float64(library: ctypes.CDLL) -> None:

@@ -8,21 +8,14 @@ import random
 import pytest
 import torch
 
-from baton.kernels.abi import native
 from baton.kernels.registry import implementation
 from tests.kernels import accept_suite as suite
+from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.thorough import first_now
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+pytestmark = needs_native
 VOCABS = (2, 15, 17, 1000, 4099)
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    found = native.library()
-    assert found is not None
-    return found
 
 
 def test_it_is_what_the_reference_says(library: ctypes.CDLL) -> None:
