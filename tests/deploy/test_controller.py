@@ -1,11 +1,8 @@
 """The controller at a look, over a real Redis: what it waits for, what it counts, what it shows of itself."""
 
-import tempfile
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
@@ -17,7 +14,6 @@ from baton.cluster.telemetry import RouterMetrics
 from baton.cluster.traffic import TrafficStore
 from baton.deploy.control_metrics import ControlMetrics
 from baton.deploy.controller import CHANGE_S, Controller
-from baton.deploy.redis_server import RedisServer
 from baton.deploy.replicas import ReplicaControl
 from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
 
@@ -54,22 +50,6 @@ class At:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
-        found = RedisServer(Path(folder)).start()
-        yield found
-        found.stop()
-
-
-@pytest.fixture
-async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    client = Redis.from_url(server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
 
 
 def controller(redis: Redis, cluster: Cluster, clock: At, folder: Path, registry: CollectorRegistry) -> Controller:

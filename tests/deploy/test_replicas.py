@@ -1,7 +1,5 @@
 """The controller's asking for workers, over a real Redis: what is placed, what became of it, whose word counts."""
 
-import tempfile
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,29 +10,12 @@ from baton.cluster.config import load_config
 from baton.cluster.membership import Entry
 from baton.cluster.roles import RoleWishes
 from baton.cluster.scale import Scale, ask, read
-from baton.deploy.redis_server import RedisServer
 from baton.deploy.replicas import ReplicaControl
 from baton.planner.replicas import ReplicaDecision
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 
 INFO = WorkerInfo("w", "w-1", "prefill", "", "m", "", KvLayout("float32", (), 64, "float32"), 64, 64, (), 8)
 ADD = ReplicaDecision("add", 2, 1, "it is full", (2, 1))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with tempfile.TemporaryDirectory(prefix="bt-") as folder:  # unix sockets end at 107 bytes
-        found = RedisServer(Path(folder)).start()
-        yield found
-        found.stop()
-
-
-@pytest.fixture
-async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    client = Redis.from_url(server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +18,6 @@ from baton.deploy.redis_server import RedisServer
 from baton.deploy.slots import Slot, SlotRecord
 from baton.deploy.supervise import child_environment
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
-        running = RedisServer(Path(folder)).start()
-        yield running
-        running.stop()
 
 
 async def test_a_lease_is_one_holders_until_it_ends_or_its_own_place_takes_it_over(server: RedisServer) -> None:

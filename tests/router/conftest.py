@@ -7,8 +7,7 @@ import functools
 import hashlib
 import json
 import struct
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,12 +15,9 @@ import grpc
 import httpx
 import openai
 import pytest
-from redis.asyncio import Redis
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from baton.cluster.config import RouterConfig
-from baton.cluster.membership import connect
-from baton.deploy.redis_server import RedisServer
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
 from baton.router.catalog import ModelCatalog
@@ -221,19 +217,3 @@ async def router(fake: FakeDispatcher, model_dir: Path) -> AsyncIterator[Clients
 def start_router() -> Callable[..., object]:
     """For tests with settings or models of their own: ``async with start_router(fake, sources, …) as clients``."""
     return router_before
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[RedisServer]:
-    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
-        running = RedisServer(Path(folder)).start()
-        yield running
-        running.stop()
-
-
-@pytest.fixture
-async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
-    client = connect(redis_server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()

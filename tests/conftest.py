@@ -1,5 +1,6 @@
-"""A real server for the tests of this folder, flushed between them."""
+"""A real Redis server for whoever asks, flushed between tests."""
 
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,10 +12,8 @@ from baton.deploy.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="bt-") as folder:  # pytest's own path is too long for a socket
+def server() -> Iterator[RedisServer]:
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:  # unix sockets end at 107 bytes
         running = RedisServer(Path(folder)).start()
         yield running
         running.stop()
@@ -22,7 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def redis(server: RedisServer) -> AsyncIterator[Redis]:
-    if server.pid is None:
+    if server.pid is None:  # a test before stopped it
         server.start()
     client = connect(server.url)
     await client.flushall()
