@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress, islice
 from operator import not_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baton.kv.lease import PageLease
 from baton.kv.lru import PageOrder
@@ -67,7 +67,8 @@ class PagePool:
     @property
     def available(self) -> int:
         """Pages that a lease could get now: free, or cached and evictable."""
-        return len(self._free) + len(self._cached) - sum(page in self._cached for page in self._kept)
+        kept = sum(page in self._cached for page in self._kept) if self._kept else 0
+        return len(self._free) + len(self._cached) - kept
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """How many leading blocks are findable here."""
@@ -85,7 +86,7 @@ class PagePool:
         PoolExhausted, with nothing changed, when that can't be.
         """
         limit = blocks if limit_held is None else min(blocks, limit_held)
-        found = [self._by_hash[block] for block in hashes[: self.match(hashes[:limit])]]
+        found = list(map(self._by_hash.__getitem__, hashes[: self.match(hashes[:limit])]))
         needed = blocks - len(found)
         if self.available - blocks < reserve:  # else it is enough even if every one of them is cached
             pinned = sum(page in self._cached and page not in self._kept for page in found)
@@ -186,8 +187,7 @@ class PagePool:
         else:
             pages = cached.take(count)
         for page in pages:
-            block = hashes[page]
-            assert block is not None
+            block: Any = hashes[page]  # a cached page has one
             hashes[page] = None
             del by_hash[block]
             if watched:
@@ -247,7 +247,7 @@ class PagePool:
                 continue
             left += 1
             block = hashes[page]
-            if page in io:
+            if io and page in io:
                 self._quarantined += 1
             elif block is None:
                 free.append(page)

@@ -66,7 +66,7 @@ class Chain:
 
     def __init__(self, root: bytes, token_ids: Sequence[int] = (), block_tokens: int = BLOCK_TOKENS) -> None:
         self.hashes = block_hashes(root, token_ids, block_tokens)
-        self._root = root
+        self._parent = self.hashes[-1] if self.hashes else root
         self._block_tokens = block_tokens
         self._tail: list[int] = list(token_ids[len(self.hashes) * block_tokens :])
 
@@ -75,7 +75,7 @@ class Chain:
         self._tail.append(token)
         if len(self._tail) < self._block_tokens:
             return None
-        filled = _link(self.hashes[-1] if self.hashes else self._root, _pack(self._tail), len(self._tail))
+        filled = self._parent = _link(self._parent, _pack(self._tail), len(self._tail))
         self.hashes.append(filled)
         self._tail.clear()
         return filled

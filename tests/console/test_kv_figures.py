@@ -12,7 +12,11 @@ def test_the_index_is_measured_at_full_size():
 
 
 def test_lifting_from_every_tier_is_held_against_computing_and_its_neighbour_is_watched():
-    rows = {row.name: row for row in tiers.rows(str(DEMO), tokens=256, rounds=1, computed=128, half_s=0.1)}
+    rows = {row.name: row for row in tiers.rows(str(DEMO), tokens=256, rounds=1, computed=128, window_s=0.01)}
     for tier in ("host", "disk", "disk, cold"):
         assert rows[f"{tier}: faster than computing by"].value > 1
-    assert rows["decode step while lifting, slower by"].ceiling
+    for what in ("lifting", "writing back"):
+        row = rows[f"decode step while {what}, slower by"]
+        assert row.ceiling
+        assert row.low <= row.value <= row.high
+        assert f"{row.name}, CPU time" in rows

@@ -127,7 +127,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Upgraded, "command", old(HOST))
     monkeypatch.setattr(Upgraded, "router_command", old(ROUTER))
     router = {"local_prefill_max_tokens": 16, "shutdown_grace_s": 10}
-    with Upgraded(2, 2, worker={"device": f"paced:{profile}"}, router=router) as running:
+    worker = {"device": f"paced:{profile}", "kv_transport": "tcp"}  # whose frames have two versions
+    with Upgraded(2, 2, worker=worker, router=router) as running:
         yield running, Oracle(profile)
 
 

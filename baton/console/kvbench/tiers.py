@@ -1,34 +1,30 @@
-"""The lower tiers: lifting a prompt's blocks against computing them, and what a decode step next door feels.
+"""The lower tiers: lifting a prompt's blocks against computing them, and what a decode step feels (beside.py).
 
 The model RANDOM is a checkpoint of Qwen2.5-0.5B's shape with random weights, written to a temporary folder (1 GB;
 needs transformers). Lifting is the real path (pool, fill, tier, verify), without the two processes' channel.
 Computing is measured on the first COMPUTED tokens and scaled by length, which flatters it: attention grows.
-The disk is read twice: from the page cache, and after its pages were dropped from it. The decode step is that of
-the demo model in a process of its own on one thread, with and without lifting here in turn: one after
-the other, at the pace that a decode worker keeps.
+The disk is read twice: from the page cache, and after its pages were dropped from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from baton.console.kvbench import beside
 from baton.console.kvbench.rows import Row, median, spread
-from baton.deploy.plans import DEMO
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.sharing import Sharing
 from baton.kv.filling import Filler
 from baton.kv.memory import PageMemory
@@ -38,12 +34,13 @@ from baton.kv.tiers.memory import host_slab
 from baton.kv.tiers.slab import RECORD_BYTES
 from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.protos import channel as ch
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, Sampling
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 RANDOM = "random-0.5b"
 COMPUTED = 1024
-HOST_TARGET, DISK_TARGET, STEP_TARGET = 20.0, 5.0, 2.0
+HOST_TARGET, DISK_TARGET = 20.0, 5.0
 CHUNK = 512
+WRITTEN = 128  # blocks that go down at once
 SHAPE: dict[str, Any] = {
     "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
     "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768, "tie_word_embeddings": True,
@@ -175,90 +172,34 @@ def copied(memory: memoryview, size: int) -> float:
 # ---- next door ---------------------------------------------------------------------------------------
 
 
-def decode_steps(sequences: int = 8, context: int = 512) -> None:
-    """The child: decode steps for ever; on each line of stdin, the median of those since the last one, in us."""
-    runner = load_runner(EngineConfig(model=str(DEMO), threads=1))
-    per = context // BLOCK_TOKENS + 1
-    memory = PageMemory.create(sequences * per, runner.spec.layout.page_bytes)
-    runner.bind(memory.view(), sequences * per)
-    sampling, history = Sampling(temperature=0.0, max_tokens=8), [7] * context
-    items = tuple(
-        SequenceStep(
-            i, [7], context, list(range(i * per, (i + 1) * per)), SampleSpec(sampling, 0, context, history, 1)
-        )
-        for i in range(sequences)
-    )
-    os.set_blocking(sys.stdin.fileno(), False)
-    took: list[float] = []
-    while True:
-        began = time.perf_counter()
-        runner.run(StepPlan(items))
-        took.append(time.perf_counter() - began)
-        asked = sys.stdin.buffer.read(64)
-        if asked == b"":
-            return
-        if asked:
-            print(f"{median(took) * 1e6:.1f}", flush=True)
-            took = took[-1:]
-
-
-@contextmanager
-def neighbour() -> Any:
-    """The child, warm; gives a function that asks it."""
-    command = [sys.executable, "-m", "baton.console.kvbench.tiers"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    to, back = child.stdin, child.stdout
-
-    def asked() -> float:
-        to.write(b"?\n")
-        return float(back.readline())
-
-    try:
-        asked()
-        yield asked
-    finally:
-        to.close()
-        child.wait(10)
-
-
-async def step_ratio(layout: KvLayout, tokens: int, rounds: int, seconds: float) -> float:
-    """Median over rounds of: decode step with the host tier lifting all the time, over the step without."""
+async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float) -> list[Row]:
+    """What a decode step feels of the host tier lifting all the time, and of it writing back all the time."""
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
     slab = host_slab(len(hashes) * (size + RECORD_BYTES), size)
     assert slab is not None
-    tier, device = Tier("host", slab), Device(len(hashes), size)
+    tier, device, turn = Tier("host", slab), Device(len(hashes), size), itertools.count(1)
+    below = Tiers([tier])
+    below.duty = BESIDE_DECODE
+    pages = [device.memory.page(page) for page in range(min(WRITTEN, len(hashes)))]
+
+    async def written() -> None:
+        """Blocks that the tier has not seen: the oldest must go for them."""
+        salt = next(turn).to_bytes(8, "little")
+        await below.store([salt + block[8:] for block in hashes[: len(pages)]], pages)
+
     await stored(tier, hashes, size)
-    ratios = []
-    with neighbour() as asked:
-        for turn in range(2 * rounds):
-            first, second = (_pause, _lifting) if turn % 2 else (_lifting, _pause)
-            found = {}
-            for work in (first, second):
-                asked()
-                await work(lambda: lifted(tier, device, hashes, BESIDE_DECODE), seconds)
-                found[work] = asked()
-            ratios.append(found[_lifting] / found[_pause])
+    with beside.neighbour() as asked:
+        lifting = await beside.pairs(asked, lambda: lifted(tier, device, hashes, BESIDE_DECODE), count, window_s)
+        writing = await beside.pairs(asked, written, count, window_s)
     tier.close()
-    return median(ratios)
-
-
-async def _pause(lift: Callable[[], Awaitable[float]], seconds: float) -> None:
-    await asyncio.sleep(seconds)
-
-
-async def _lifting(lift: Callable[[], Awaitable[float]], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        await lift()
+    return [*beside.rows("lifting", lifting), *beside.rows("writing back", writing)]
 
 
 # ---- the table ---------------------------------------------------------------------------------------
 
 
 def rows(
-    model: str, tokens: int = 8192, rounds: int = 5, computed: int = COMPUTED, half_s: float = 2.0
+    model: str, tokens: int = 8192, rounds: int = 5, computed: int = COMPUTED, window_s: float = 0.25
 ) -> list[Row]:
     """Host and disk tier against computing, and the neighbour's step."""
     with tempfile.TemporaryDirectory(prefix="bk-") as folder:
@@ -275,10 +216,4 @@ def rows(
             Row(f"{name}: {size:.0f} MB lifted", middle * 1e3, "ms", "memcpy", memcpy / middle, spread(taken))
         )
         made.append(Row(f"{name}: faster than computing by", scaled / middle, "x", target=target))
-    slower = (asyncio.run(step_ratio(layout, tokens, rounds, half_s)) - 1) * 100
-    made.append(Row("decode step while lifting, slower by", slower, "%", target=STEP_TARGET, ceiling=True))
-    return made
-
-
-if __name__ == "__main__":
-    decode_steps()
+    return made + asyncio.run(beside_rows(layout, tokens, rounds * beside.PAIRS, window_s))

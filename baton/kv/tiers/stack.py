@@ -2,6 +2,10 @@
 
 Knows nothing of pools or messages. Each tier has a thread of its own, the only one that touches its slab, so a slow
 disk delays neither the event loop nor the host tier; membership is asked without waiting.
+
+Beside decode steps (``duty`` below 1) pages are copied in pieces of about ``PIECE_BYTES``, one at a time whichever
+way and to whichever tier they go, and after each the bus is left alone long enough to keep the copies' share of the
+time at ``duty``. A piece's time is its thread's CPU time: who waits for a core, or a disk, is not on the bus.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from baton.kv.tiers.slab import Slab
@@ -17,8 +22,10 @@ from baton.kv.tiers.slab import Slab
 T = TypeVar("T")
 
 BATCH = 16
-BESIDE_DECODE = 0.1  # of the time: a CPU decode step is bound by the same memory bus
-MOST_PAUSE_S = 0.1  # a batch that took long waited for a core, which keeps nobody from the bus
+PIECE_BYTES = 1 << 20  # a tenth of a millisecond: no step is held up for long
+BESIDE_DECODE = 0.04  # of the time: a CPU decode step is bound by the same memory bus (docs/prefix-cache.md)
+LEAST_PAUSE_S = 0.002  # event loops' timers are as coarse as a millisecond: what is shorter adds up first
+MOST_PAUSE_S = 0.1
 
 
 class Tier:
@@ -43,12 +50,17 @@ class Tier:
 
 
 class Tiers:
-    """Every tier, fastest first. ``duty`` is the share of the time that ``load`` may copy."""
+    """Every tier, fastest first. ``duty`` is the share of the time that may be spent copying.
 
-    def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.monotonic) -> None:
+    ``clock`` is asked on the thread that copies, before and after.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.thread_time) -> None:
         self.tiers = tuple(tiers)
         self.duty = 1.0
         self._clock = clock
+        self._turn = asyncio.Lock()
+        self._owed_s = 0.0
 
     def __contains__(self, block: bytes) -> bool:
         return any(block in tier.slab for tier in self.tiers)
@@ -63,7 +75,10 @@ class Tiers:
 
     async def store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> set[bytes]:
         """Copy pages down, touching those that are there; the blocks that no tier has any more because of it."""
-        pushed = await asyncio.gather(*(tier.run(_put, blocks, pages) for tier in self.tiers))
+        if self.duty < 1.0:
+            pushed = [gone async for gone in self._stored_gently(blocks, pages)]
+        else:
+            pushed = await asyncio.gather(*(tier.run(_put, blocks, pages) for tier in self.tiers))
         return {block for gone in pushed for block in gone if block not in self}
 
     async def touch(self, blocks: Sequence[bytes]) -> None:
@@ -77,21 +92,45 @@ class Tiers:
             tier = next((tier for tier in self.tiers if blocks[at] in tier.slab), None)
             if tier is None:
                 return
-            end = at + 1
-            while end < min(len(blocks), at + BATCH) and blocks[end] in tier.slab:
+            end, most = at + 1, at + self._batch(pages)
+            while end < min(len(blocks), most) and blocks[end] in tier.slab:
                 end += 1
-            began = self._clock()
-            loaded = await tier.run(_load, blocks[at:end], pages[at:end])
-            at, took = at + loaded, self._clock() - began
+            work = (_load, blocks[at:end], pages[at:end])
+            loaded = await (self._gently(tier, *work) if self.duty < 1.0 else tier.run(*work))
+            at += loaded
             if loaded:  # else the tier has just dropped a damaged block: a lower one may have it whole
                 yield loaded
-            if self.duty < 1.0:
-                await asyncio.sleep(min(took * (1 / self.duty - 1), MOST_PAUSE_S))
 
     def close(self) -> None:
         """Wait for every thread."""
         for tier in self.tiers:
             tier.close()
+
+    def _batch(self, pages: Sequence[memoryview]) -> int:
+        """Blocks to copy at once."""
+        return BATCH if self.duty >= 1.0 else max(1, min(BATCH, PIECE_BYTES // len(pages[0])))
+
+    async def _stored_gently(
+        self, blocks: Sequence[bytes], pages: Sequence[memoryview]
+    ) -> AsyncGenerator[list[bytes], None]:
+        for at in range(0, len(blocks), step := self._batch(pages) if pages else BATCH):
+            for tier in self.tiers:
+                yield await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
+
+    async def _gently(self, tier: Tier, work: Callable[..., T], *args: Any) -> T:
+        """One piece, nothing beside it, and the pause that it costs."""
+        async with self._turn:
+            done, took = await tier.run(partial(_timed, self._clock, work), *args)
+            self._owed_s += min(took * (1 / self.duty - 1), MOST_PAUSE_S)
+            if self._owed_s >= LEAST_PAUSE_S:
+                pause, self._owed_s = self._owed_s, 0.0
+                await asyncio.sleep(pause)
+        return done
+
+
+def _timed(clock: Callable[[], float], work: Callable[..., T], slab: Slab, *args: Any) -> tuple[T, float]:
+    began = clock()
+    return work(slab, *args), clock() - began
 
 
 def _put(slab: Slab, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> list[bytes]:

@@ -99,6 +99,16 @@ class AutoTransport:
             raise
         return Watched(stream, lambda: self._forget(address, choosing))
 
+    async def meet(self, address: str, incarnation: str) -> None:
+        """Choose the way to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost."""
+        self.expect(address, incarnation)
+        choosing = self._choosing(address)
+        try:
+            await asyncio.shield(choosing)
+        except Exception:
+            self._forget(address, choosing)
+            raise
+
     def expect(self, address: str, incarnation: str) -> None:
         """``incarnation`` serves at ``address`` now: what was chosen for one that had its port before is void.
 

@@ -12,10 +12,16 @@ A frame with blocks (BLOCK, PROBE) has ``count`` of them, each of ``unit`` bytes
     offset u64 in the sender's memory                                            count times, only with ELSEWHERE
 
 and the blocks' bytes follow the body, or lie ELSEWHERE. So a receiver that has read a body knows for certain where
-each block goes before the block's bytes come, and can let them land there.
+each block goes before the block's bytes come, and can let them land there. With TRAILING (version 2 of the frames,
+which a sender writes only to a receiver that said it reads it) the table has no checksums: they are the TRAILER,
+
+    checksum u64 (xxh3-64 of that block's bytes)                                 count times
+
+behind the blocks' bytes, so that a sender hashes what is on its way already.
 
 Any other frame has count 0 and a body of ``unit`` bytes: protobuf in OPEN, COMMIT and ERROR (control.py). ACK names
 in ``subject`` the kind it acknowledges, and carries block indices as u32 when that is BLOCK. END says goodbye.
+GREETING is what a receiver says first to a sender that asked (sending.py): ``subject`` is the version it reads.
 ``sequence`` is the number of frames with blocks that the sender had sent before, over all lanes of the stream.
 """
 
@@ -39,6 +45,9 @@ NO_LEASE = bytes(LEASE_BYTES)
 NO_HASH = bytes(HASH_BYTES)
 ACK_NOW = 1  # flag: the sender waits for this frame's acknowledgement, and those before it
 ELSEWHERE = 2  # flag: the blocks' bytes are in the sender's memory, at the offsets in the body
+TRAILING = 4  # flag: the blocks' checksums follow their bytes
+NEWEST = 2  # version of the frames
+TRAILING_SINCE = 2  # 1 knows neither TRAILING nor GREETING
 MAX_BLOCKS = 1024  # of one frame; also what one scatter read of Linux takes
 MAX_BODY_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10  # hashed while the CPU's cache still holds it
@@ -46,6 +55,7 @@ PIECE_BYTES = 256 << 10  # hashed while the CPU's cache still holds it
 _HEADER = struct.Struct("<4sBBHHHI16sIIQQ")
 _CHECKSUM = struct.Struct("<Q")
 _ENTRY = struct.Struct("<I32sQ")
+_BARE_ENTRY = struct.Struct("<I32s")  # with TRAILING
 
 Bytes = bytes | bytearray | memoryview
 
@@ -60,6 +70,7 @@ class Kind(IntEnum):
     ERROR = 5
     PROBE = 6
     END = 7
+    GREETING = 8
 
 
 KINDS = frozenset(int(kind) for kind in Kind)
@@ -69,7 +80,8 @@ WITH_BLOCKS = frozenset((int(Kind.BLOCK), int(Kind.PROBE)))
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the table: which block, and the checksum of its bytes as sent.
 
-    A sender leaves ``checksum`` None where the transport is to compute it (base.py); a decoded one has it.
+    A sender leaves ``checksum`` None where the transport is to compute it (base.py). A decoded one has it, unless
+    it is still to come behind the blocks' bytes.
     """
 
     index: int
@@ -104,6 +116,11 @@ class Frame(msgspec.Struct, frozen=True):
         return bool(self.flags & ELSEWHERE)
 
     @property
+    def trailing(self) -> bool:
+        """Whether the blocks' checksums follow their bytes."""
+        return bool(self.flags & TRAILING) and self.kind in WITH_BLOCKS
+
+    @property
     def sealed(self) -> bool:
         """Whether every block has its checksum."""
         return all(block.checksum is not None for block in self.blocks)
@@ -128,7 +145,7 @@ def encode(frame: Frame) -> bytes:
     """Header and body; blocks' bytes are to follow unless they are ELSEWHERE."""
     count, unit, body = len(frame.blocks), frame.unit, frame.body
     if frame.kind in WITH_BLOCKS:
-        body = b"".join([_ENTRY.pack(block.index, block.hash, block.checksum) for block in frame.blocks])
+        body = _table(frame)
         if frame.elsewhere:
             body += struct.pack(f"<{count}Q", *frame.offsets)
     else:
@@ -157,7 +174,7 @@ def body_bytes(header: Bytes) -> int:
         raise CorruptFrame(f"not a frame of this protocol: magic {bytes(magic)!r}, kind {kind}", "frame")
     if checksum(memoryview(header)[: _HEADER.size]) != _CHECKSUM.unpack_from(header, _HEADER.size)[0]:
         raise _damaged("header")
-    size = count * (_ENTRY.size + 8 * bool(flags & ELSEWHERE)) if kind in WITH_BLOCKS else unit
+    size = count * (_entry(flags).size + 8 * bool(flags & ELSEWHERE)) if kind in WITH_BLOCKS else unit
     if count > MAX_BLOCKS or size > MAX_BODY_BYTES:
         raise CorruptFrame(f"a frame of {count} blocks and a body of {size} bytes is beyond the protocol", "frame")
     return int(size)
@@ -176,10 +193,27 @@ def decode(data: Bytes) -> Frame:
         raise _damaged("body")
     if kind not in WITH_BLOCKS:
         return Frame(Kind(kind), lease, epoch, body, rank, shards, flags, subject, sequence)
-    table = body[: count * _ENTRY.size]
-    blocks = tuple([Block(*entry) for entry in _ENTRY.iter_unpack(table)])
+    if flags & TRAILING and flags & ELSEWHERE:
+        raise CorruptFrame("no checksums can follow bytes that lie elsewhere", "flags")
+    table = body[: count * _entry(flags).size]
+    blocks = tuple([Block(*entry) for entry in _entry(flags).iter_unpack(table)])
     offsets = struct.unpack_from(f"<{count}Q", body, len(table)) if flags & ELSEWHERE else ()
     return Frame(Kind(kind), lease, epoch, b"", rank, shards, flags, subject, sequence, unit, blocks, offsets)
+
+
+def trailer(checksums: Sequence[int]) -> bytes:
+    """What follows the blocks' bytes of a TRAILING frame."""
+    return struct.pack(f"<{len(checksums)}Q", *checksums)
+
+
+def trailer_bytes(frame: Frame) -> int:
+    """How much follows the blocks' bytes."""
+    return _CHECKSUM.size * len(frame.blocks) if frame.trailing else 0
+
+
+def with_trailer(frame: Frame, data: Bytes) -> Frame:
+    """A TRAILING frame with what followed its blocks' bytes."""
+    return frame.seal(struct.unpack(f"<{len(frame.blocks)}Q", data))
 
 
 def message(frame: Frame, payload: Sequence[Bytes] = ()) -> bytes:
@@ -194,6 +228,8 @@ def split(data: Bytes) -> tuple[Frame, list[memoryview]]:
         raise CorruptFrame(f"a frame of {len(view)} bytes is shorter than its header of {HEADER_BYTES}", "frame")
     end = HEADER_BYTES + body_bytes(view)
     frame = decode(view[:end])
+    if frame.trailing:
+        raise CorruptFrame("a message in one piece has its checksums in its header", "flags")
     unit, count = frame.unit, 0 if frame.elsewhere else len(frame.blocks)
     if len(view) - end != count * unit:
         raise CorruptFrame(f"{count} blocks of {unit} bytes were announced, {len(view) - end} bytes came", "frame")
@@ -205,6 +241,16 @@ def check_blocks(frame: Frame, checksums: Sequence[int]) -> None:
     for block, got in zip(frame.blocks, checksums, strict=True):
         if block.checksum != got:
             raise CorruptFrame(f"block {block.index} was damaged on the way: its checksum differs", "checksum")
+
+
+def _entry(flags: int) -> struct.Struct:
+    return _BARE_ENTRY if flags & TRAILING else _ENTRY
+
+
+def _table(frame: Frame) -> bytes:
+    if frame.trailing:
+        return b"".join([_BARE_ENTRY.pack(block.index, block.hash) for block in frame.blocks])
+    return b"".join([_ENTRY.pack(block.index, block.hash, block.checksum) for block in frame.blocks])
 
 
 def ack(of: Frame, blocks: Iterable[int] = ()) -> bytes:

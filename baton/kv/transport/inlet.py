@@ -32,31 +32,50 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
 class Landing:
-    """Blocks of one frame on their way into their places, in order; hashed piece by piece as they come."""
+    """Blocks of one frame on their way into their places, in order; hashed piece by piece as they come.
+
+    The checksums that they should have came with the frame, or come last.
+    """
 
     def __init__(self, frame: Frame, places: Sequence[memoryview]) -> None:
-        self.frame = frame
         self.checksums: list[int] = []
+        self._frame = frame
         self._places = places
         self._at = 0
         self._digest = frames.digest()
+        self._trailer = memoryview(bytearray(frames.trailer_bytes(frame)))
+        self._trailed = 0
 
     @property
     def done(self) -> bool:
         """Whether every byte is in."""
-        return len(self.checksums) == len(self._places)
+        return len(self.checksums) == len(self._places) and self._trailed == len(self._trailer)
+
+    @property
+    def frame(self) -> Frame:
+        """With its checksums, once it is done."""
+        return frames.with_trailer(self._frame, self._trailer) if self._frame.trailing else self._frame
 
     def room(self) -> list[memoryview]:
         """Where the next bytes go."""
-        first = len(self.checksums)
-        if self._at or self.frame.unit >= PIECE_BYTES:
-            return [self._places[first][self._at : self._at + PIECE_BYTES]]
-        return list(self._places[first : first + max(1, min(MAX_VECTORS, PIECE_BYTES // self.frame.unit))])
+        first, unit = len(self.checksums), self._frame.unit
+        if first == len(self._places):
+            return [self._trailer[self._trailed :]]
+        if self._at or unit >= PIECE_BYTES:
+            views, ends = [self._places[first][self._at : self._at + PIECE_BYTES]], unit - self._at <= PIECE_BYTES
+        else:
+            views, ends = list(self._places[first : first + max(1, min(MAX_VECTORS, PIECE_BYTES // unit))]), True
+        if self._trailer and ends and first + len(views) == len(self._places):
+            views.append(self._trailer)
+        return views
 
     def advance(self, count: int) -> None:
         """``count`` bytes came."""
-        unit = self.frame.unit
+        unit = self._frame.unit
         while count:
+            if len(self.checksums) == len(self._places):
+                self._trailed += count
+                return
             place = self._places[len(self.checksums)]
             taken = min(count, unit - self._at)
             count -= taken

@@ -139,13 +139,15 @@ class SocketServer:
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
         """A connection said hello. Raises CorruptFrame."""
-        magic, version, lane, _, stream = HELLO.unpack(said)
+        magic, version, lane, newest, stream = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
             raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
         session = self.sessions.get(stream)
         if session is None:
             session = self.sessions[stream] = self.session(stream, lane == ANCHOR, fds)
         session.join(inlet, lane)
+        if lane == 0 and (known := min(newest, frames.NEWEST)) > VERSION:
+            session.reply(frames.encode(Frame(Kind.GREETING, subject=known)))
         return session
 
     def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:

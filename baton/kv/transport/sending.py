@@ -2,6 +2,10 @@
 
 Knows nothing of addresses or of what frames mean. Blocks' bytes go from where they lie to the kernel, without a
 copy of ours. All I/O runs on the event loop without blocking it: once ``close`` has returned, no byte is read.
+
+A connection begins with a hello, which names the newest version of the frames that the sender knows, where the
+first version had a zero that nobody read. A receiver that knows more than the first answers with a GREETING before
+all else; one that does not is silent, and whoever has heard no greeting writes the first version's frames.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from baton.kv import copying
 from baton.kv.transport import frames
 from baton.kv.transport.base import sealed
 from baton.kv.transport.frames import HEADER_BYTES, Bytes, Frame, Kind
@@ -21,8 +26,9 @@ from baton.protos.errors import CorruptFrame, WorkerLost
 T = TypeVar("T")
 
 MAGIC = b"BKVH"
-HELLO = struct.Struct("<4sBBH16s")  # magic, version, lane, 0, stream id: the first bytes of each connection
-VERSION = 1
+HELLO = struct.Struct("<4sBBH16s")  # magic, version, lane, newest, stream id: the first bytes of each connection
+VERSION = 1  # of the hello, and of the frames until both ends are known to know a newer one
+KEPT_BACK_BYTES = 64 << 10  # of a frame, until it is hashed: they and its checksums leave as one
 ANCHOR = 255  # a lane that carries nothing: it keeps what the receiver has mapped
 MAX_VECTORS = 512
 READ_BYTES = 64 << 10
@@ -114,7 +120,7 @@ class SocketTransport:
 class SocketStream:
     """A HandoffStream over ``lanes``; replies come on the first. ``elsewhere``: blocks' bytes stay in place.
 
-    It is one of ``streams`` until it closes.
+    It is one of ``streams`` until it closes. Once greeted, it hashes blocks while the kernel sends them.
     """
 
     def __init__(self, lanes: Sequence[Lane], streams: set[SocketStream], elsewhere: bool = False) -> None:
@@ -123,6 +129,7 @@ class SocketStream:
         streams.add(self)
         self._writing: dict[Lane, asyncio.Task[None]] = {}
         self._sent = 0
+        self._greeted = 1  # the version that the receiver reads, as far as is known
         self._inbox = bytearray()
         self._ended = False
         self._turn = asyncio.Lock()
@@ -132,14 +139,15 @@ class SocketStream:
         async with self._turn:
             with_blocks = frame.kind in frames.WITH_BLOCKS
             lane = await self._free_lane() if with_blocks else self._lanes[0]
-            buffers = self._encode(frame, payload)
+            head, payload = self._encode(frame, payload)
+            write = _write_hashing if payload and not frame.sealed and self._trails else _write
             self._sent += with_blocks
             if len(self._lanes) == 1:
-                await lane.write(buffers)
+                await write(lane, head, payload)
                 return
             if (earlier := self._writing.get(lane)) is not None:
                 await earlier
-            self._writing[lane] = asyncio.ensure_future(lane.write(buffers))
+            self._writing[lane] = asyncio.ensure_future(write(lane, head, payload))
             if not with_blocks:
                 await self._writing[lane]
 
@@ -147,7 +155,11 @@ class SocketStream:
         """The next whole reply; END is the orderly end."""
         while not self._ended:
             if (reply := self._next()) is not None:
-                if frames.decode(reply).kind is not Kind.END:
+                said = frames.decode(reply)
+                if said.kind is Kind.GREETING:
+                    self._greeted = said.subject
+                    continue
+                if said.kind is not Kind.END:
                     return reply
                 self._ended = True
                 break
@@ -165,16 +177,25 @@ class SocketStream:
         await asyncio.gather(*self._writing.values(), return_exceptions=True)
         self._writing.clear()
 
-    def _encode(self, frame: Frame, payload: Sequence[memoryview]) -> list[Bytes]:
-        frame = sealed(frame, payload)
-        flags, offsets = frame.flags, frame.offsets
-        if self._elsewhere and offsets:
+    @property
+    def _trails(self) -> bool:
+        """Whether checksums may follow the blocks' bytes."""
+        return self._greeted >= frames.TRAILING_SINCE and not self._elsewhere
+
+    def _encode(self, frame: Frame, payload: Sequence[memoryview]) -> tuple[bytes, Sequence[memoryview]]:
+        """Header and body, and what is to follow them."""
+        flags = frame.flags
+        if self._trails and not frame.sealed:
+            flags |= frames.TRAILING
+        else:
+            frame = sealed(frame, payload)
+        if self._elsewhere and frame.offsets:
             flags, payload = flags | frames.ELSEWHERE, ()
         numbered = Frame(
             frame.kind, frame.lease, frame.epoch, frame.body, frame.shard_rank, frame.shard_count, flags,
-            frame.subject, self._sent, frame.unit, frame.blocks, offsets,
+            frame.subject, self._sent, frame.unit, frame.blocks, frame.offsets,
         )  # fmt: skip
-        return [frames.encode(numbered), *payload]
+        return frames.encode(numbered), payload
 
     async def _free_lane(self) -> Lane:
         if len(self._lanes) == 1:
@@ -203,9 +224,21 @@ class SocketStream:
         return reply
 
 
-def hello(lane: int, stream: bytes) -> bytes:
-    """The first bytes of a connection."""
-    return HELLO.pack(MAGIC, VERSION, lane, 0, stream)
+async def _write(lane: Lane, head: bytes, payload: Sequence[memoryview]) -> None:
+    await lane.write([head, *payload])
+
+
+async def _write_hashing(lane: Lane, head: bytes, payload: Sequence[memoryview]) -> None:
+    """Hash what the kernel has taken, while it sends that and while the cache still holds it."""
+    *whole, last = payload
+    cut = max(0, len(last) - KEPT_BACK_BYTES)
+    await lane.write([head, *whole, last[:cut]])
+    await lane.write([last[cut:], frames.trailer(copying.checksums(payload))])
+
+
+def hello(lane: int, stream: bytes, newest: int = 0) -> bytes:
+    """The first bytes of a connection. ``newest``: of the versions of the frames; 0 asks for no greeting."""
+    return HELLO.pack(MAGIC, VERSION, lane, newest, stream)
 
 
 def wake(waiting: asyncio.Future[None]) -> None:

@@ -12,6 +12,7 @@ import os
 import socket
 
 from baton.kv.memory import PageMemory
+from baton.kv.transport import frames
 from baton.kv.transport.base import Accept, HandoffStream, Transport
 from baton.kv.transport.poller import Poller
 from baton.kv.transport.receiving import SocketServer
@@ -41,8 +42,9 @@ class TcpTransport(SocketTransport):
     async def connect(self, address: str) -> HandoffStream:
         """A new stream; every lane is connected before this returns."""
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
+        greetings = [hello(number, stream_id, frames.NEWEST) for number in range(count)]
         poller = self.poller
-        dialled = (_connect(address, hello(number, stream_id), self._identity, poller) for number in range(count))
+        dialled = [_connect(address, greeting, self._identity, poller) for greeting in greetings]
         lanes = [Lane(sock, address, poller) for sock in await asyncio.gather(*dialled)]
         return SocketStream(lanes, self._streams)
 

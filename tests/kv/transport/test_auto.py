@@ -57,7 +57,8 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    monkeypatch.setattr("baton.kv.transport.auto.MUCH_FASTER", 1e6)  # what a busy machine measures decides nothing
     made = House()
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((handoff_handler(made.intake.accept),))
@@ -100,6 +101,21 @@ async def test_one_host_uses_shared_memory_and_two_use_tcp(house: House) -> None
         await auto.close()
     assert not house.intake.refusals
     assert not house.told, "a preflight is no handoff"
+
+
+async def test_a_worker_that_was_met_is_not_measured_again_by_its_first_stream_unless_it_was_restarted(
+    house: House,
+) -> None:
+    auto = house.auto()
+    for _ in range(2):
+        await auto.meet(house.grpc, house.info.incarnation)
+    assert len(house.links) == house.described == 1
+    assert await used(house, auto) == "shm"
+    assert len(house.links) == house.described == 1
+    house.info = msgspec.structs.replace(house.info, incarnation="another")
+    await auto.meet(house.grpc, "another")
+    assert len(house.links) == house.described == 2
+    await auto.close()
 
 
 async def test_a_pair_is_measured_once_for_many_streams_at_once(house: House) -> None:

@@ -129,8 +129,8 @@ class Pair:
         assert (counts.leased, counts.quarantined, counts.leases) == (0, 0, 0), "pages leaked"
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+async def until(true: Callable[[], bool], within_s: float = 5) -> None:
+    async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.001)
 

@@ -121,7 +121,7 @@ async def test_a_receiver_lets_go_of_its_pages_when_its_sender_was_killed(
         child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         assert child.stdout is not None
         await child.stdout.readline()
-        await until(lambda wanted=wanted: there.intake.received_blocks >= wanted and bool(there.told))
+        await until(lambda wanted=wanted: there.intake.received_blocks >= wanted and bool(there.told), 60)
         child.kill()
         await child.wait()
         await until(lambda: there.told[-1] == ReceiveClosed(1, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -191,3 +192,13 @@ async def test_a_mover_that_is_killed_breaks_its_streams_and_is_started_anew(
     stream = await transport.connect(far[0].address)
     assert await acknowledged(stream, memory, 6) == (6,)
     await transport.close()
+
+
+def test_a_mover_whose_worker_dies_with_words_unread_ends_in_silence() -> None:
+    from baton.engine.mover import Mover  # loads torch
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.send(b"unread")
+    theirs.close()
+    Mover(ours).run()
+    ours.close()

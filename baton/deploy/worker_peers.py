@@ -1,0 +1,67 @@
+"""The decode workers that a prefill worker may send KV to: the way to each is measured before a request needs it.
+
+Knows nothing of handoffs or of how a way is chosen. Membership is a hint: whoever isn't listed is measured by the
+first handoff to it. One at a time, so that a cluster that starts doesn't measure its own preflights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from baton.cluster.membership import Entry
+from baton.protos.errors import BatonError
+from baton.protos.nouns import WorkerInfo
+from baton.protos.rpc import heed_cancel
+
+log = logging.getLogger("baton.kv")
+
+LOOK_S = 2.0
+AGAIN_S = 60.0  # after one that failed: its first handoff tries anyway
+
+Look = Callable[[], Awaitable[Mapping[str, Entry]]]
+
+
+class Meets(Protocol):
+    """What chooses the ways."""
+
+    async def meet(self, address: str, incarnation: str) -> None:
+        """Measure what serves there, unless that was done. Raises BatonError."""
+
+
+class Peers:
+    """Of the prefill worker ``ours``; ``run`` until cancelled."""
+
+    def __init__(self, ours: WorkerInfo, look: Look, transport: Meets, clock: Callable[[], float]) -> None:
+        self._ours, self._look, self._transport, self._clock = ours, look, transport, clock
+        self._not_before: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Look who is here, again and again."""
+        while True:
+            try:
+                await self.meet_all()
+            except Exception:  # requests measure for themselves
+                log.exception("the decode workers could not be looked at")
+            heed_cancel()
+            await asyncio.sleep(LOOK_S)
+
+    async def meet_all(self) -> None:
+        """Everyone who is here now."""
+        for entry in (await self._look()).values():
+            await self._meet(entry.info)
+
+    async def _meet(self, info: WorkerInfo) -> None:
+        key, now = (info.address, info.incarnation), self._clock()
+        if not self._may_send_to(info) or self._not_before.get(key, now) > now:
+            return
+        try:
+            await self._transport.meet(*key)
+        except BatonError as error:
+            log.info("the way to %s is not known yet: %s", info.worker_id, error.message)
+            self._not_before = {k: at for k, at in self._not_before.items() if at > now} | {key: now + AGAIN_S}
+
+    def _may_send_to(self, info: WorkerInfo) -> bool:
+        return info.role == "decode" and info.state == "ready" and info.model_id == self._ours.model_id
