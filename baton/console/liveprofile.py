@@ -20,16 +20,16 @@ import msgspec
 
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import Roster, connect
+from baton.console.livehandoffs import handoffs, overhead, transfer_curve, until_up
 from baton.deploy.security import router_dialer
-from baton.planner.costs import WorkerCosts
+from baton.planner.costs import WorkerCosts, from_curve
 from baton.planner.measured import Point, fit
 from baton.protos.convert import sampling_to_pb
 from baton.protos.errors import NoWorker
-from baton.protos.nouns import BLOCK_TOKENS, Sampling, TransferCurve, WorkerInfo
+from baton.protos.nouns import BLOCK_TOKENS, Sampling, WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
-from baton.router.link import DecodeLink, Link
+from baton.router.link import DecodeLink
 from baton.router.links import Links
-from baton.router.session import Lease
 
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 TOGETHER = ((64, 4), (64, 8), (256, 4))
@@ -37,8 +37,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 1024, 4096)
 STEPS = 40
 REPEATS = 3
-CONNECT_S = 10.0
-BEATS = 4
+BEATS, BEAT_S = 4, 0.5  # of the workers' memberships: then Redis has what they learned
 Told = Callable[[str], None]
 
 
@@ -54,34 +53,31 @@ class Measured(msgspec.Struct, frozen=True):
 
 async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> Measured:
     """Of decode worker ``slot`` ("" takes the least busy). Raises NoWorker and what the worker raises."""
-    async with _connected(config) as (links, roster):
-        link = await _decode_link(links, roster, slot)
+    async with connected(config) as (links, roster):
+        link = await decode_link(links, roster, slot)
         chunk = config.worker.prefill_chunk_tokens
-        bench = _Bench(link, chunk, told)
+        bench = Asker(link, chunk, told)
         points = [*await bench.prompts(repeats), *await bench.answers()]
-        transfers = await _handoffs(links, roster, link, bench, told)
-        curve, transfer = fit(points), _transfer_curve(roster)
+        handed = await handoffs(links, link, bench, told)
+        await asyncio.sleep(BEAT_S * BEATS)
+        await roster.refresh()
+        curve, transfer = fit(points), transfer_curve(roster)
     info = link.info
-    costs = WorkerCosts(
-        about=f"{info.model_id} on {info.device}, measured through worker {info.worker_id}",
-        fixed=curve.fixed,
-        weights=0.0,
-        token=curve.prefill_token,
-        pair=curve.prefill_pair,
-        sequence=curve.decode_sequence,
-        context=curve.decode_context_token,
-        kv_tokens=info.pages * BLOCK_TOKENS,
-        kv_bytes_per_token=max(1, info.layout.page_bytes // BLOCK_TOKENS),
-        transfer=transfer,
-        written=0.0,
+    costs = from_curve(
+        f"{info.model_id} on {info.device}, measured through worker {info.worker_id}",
+        curve,
+        info.pages * BLOCK_TOKENS,
+        max(1, info.layout.page_bytes // BLOCK_TOKENS),
+        transfer,
+        overhead(handed, transfer, chunk),
     )
-    return Measured(tuple(points), costs, info, chunk, transfers)
+    return Measured(tuple(points), costs, info, chunk, len(handed))
 
 
-class _Bench:
+class Asker:
     """Requests to one decode worker, on its local way."""
 
-    def __init__(self, link: DecodeLink, chunk_tokens: int, told: Told) -> None:
+    def __init__(self, link: DecodeLink, chunk_tokens: int, told: Told = lambda line: None) -> None:
         self.salt = os.urandom(16)
         self._link, self._chunk, self._told = link, chunk_tokens, told
         self._rng, self._serial = random.Random(0), itertools.count()
@@ -178,7 +174,7 @@ class _Heard:
 
 
 @asynccontextmanager
-async def _connected(config: BatonConfig) -> AsyncIterator[tuple[Links, Roster]]:
+async def connected(config: BatonConfig) -> AsyncIterator[tuple[Links, Roster]]:
     """Links to every worker of the cluster, as a router has them."""
     redis = connect(config.redis.url)
     links = Links(f"profile-{os.getpid()}", lambda: None, random.Random(), dialer=router_dialer(config))
@@ -191,7 +187,7 @@ async def _connected(config: BatonConfig) -> AsyncIterator[tuple[Links, Roster]]
         await redis.aclose()
 
 
-async def _decode_link(links: Links, roster: Roster, slot: str) -> DecodeLink:
+async def decode_link(links: Links, roster: Roster, slot: str) -> DecodeLink:
     busy = {name: entry.load.running + entry.load.waiting for name, entry in roster.snapshot().items()}
     wanted = [
         k for k in links if isinstance(k, DecodeLink) and k.info.state == "ready" and slot in ("", k.info.worker_id)
@@ -199,61 +195,5 @@ async def _decode_link(links: Links, roster: Roster, slot: str) -> DecodeLink:
     if not wanted:
         raise NoWorker(f"no ready decode worker {slot or 'at all'}; `baton workers` shows them")
     chosen = min(wanted, key=lambda k: busy.get(k.info.worker_id, 0))
-    await _until_up(chosen)
+    await until_up(chosen)
     return chosen
-
-
-async def _until_up(link: Link) -> None:
-    deadline = time.monotonic() + CONNECT_S
-    while not link.up:
-        if time.monotonic() > deadline:
-            raise NoWorker(f"{link.info.worker_id} can't be reached at {link.info.address}")
-        await asyncio.sleep(0.02)
-
-
-async def _handoffs(links: Links, roster: Roster, decode: DecodeLink, bench: _Bench, told: Told) -> int:
-    """Prompts of several sizes from a prefill worker to the decode worker; how many. The worker fits the curve."""
-    reader = next((k for k in links if k.info.role == "prefill" and k.info.state == "ready"), None)
-    if reader is None:
-        told("no prefill worker: transfers are not measured")
-        return 0
-    await _until_up(reader)
-    link, done = links.prefill(reader.info.worker_id), 0
-    for length in (n for n in LENGTHS if n <= bench.longest):
-        for _ in range(2):
-            prompt = bench.tokens(length)
-            sink: Callable[[w.RequestTokens], None] = _Heard().take
-            async with decode.admit(bench.admit(prompt, 1, local=False), sink, lambda: "retry") as lease:
-                reply = await link.prefill(_prefill(bench, prompt, lease, decode.info), None)
-                await lease.ended
-            done += 1
-        told(f"{length} prompt tokens handed over: {reply.shipped_bytes} bytes")
-    await asyncio.sleep(0.5 * BEATS)
-    await roster.refresh()
-    return done
-
-
-def _prefill(bench: _Bench, prompt: list[int], lease: Lease, to: WorkerInfo) -> w.PrefillRequest:
-    admit = bench.admit(prompt, 1, local=False)
-    return w.PrefillRequest(
-        request_id=lease.request_id,
-        model_id=to.model_id,
-        lease=lease.lease,
-        epoch=lease.epoch,
-        decode_address=to.address,
-        decode_incarnation=to.incarnation,
-        token_ids=prompt,
-        prompt_tokens=len(prompt),
-        held_blocks=lease.held_blocks,
-        sampling=admit.sampling,
-        tenant_salt=bench.salt,
-    )
-
-
-def _transfer_curve(roster: Roster) -> TransferCurve:
-    """The mean of what prefill workers fitted to their own handoffs."""
-    found = [e.load.transfer_curve for e in roster.snapshot().values() if e.load.transfer_curve is not None]
-    if not found:
-        return TransferCurve(0.0, 0.0)
-    count = len(found)
-    return TransferCurve(sum(c.fixed for c in found) / count, sum(c.per_byte for c in found) / count)

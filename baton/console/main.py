@@ -212,12 +212,15 @@ def bench_engine(
     json: Annotated[str | None, _flag("Write the rows to this file, as JSON")] = None,
     plot: Annotated[str | None, _flag("Write a picture of the ratios to this file (needs matplotlib)")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each thing is measured")] = 7,
+    part: Annotated[list[str] | None, _flag("linear, attention, step or start; may be given again (all)")] = None,
 ) -> None:
     """The CPU engine's attention, decode and prompt rates, beside what memory gives in the same round."""
-    from baton.console.enginebench.report import SCHEMES, show
+    from baton.console.enginebench.report import PARTS, SCHEMES, show
 
-    chosen, batches = tuple(scheme or SCHEMES), tuple(batch or (1, 4, 16))
-    raise typer.Exit(_guarded(lambda: show(tuple(size or ("150M",)), chosen, kv, batches, rounds, json, plot)))
+    chosen, batches, parts = tuple(scheme or SCHEMES), tuple(batch or (1, 4, 16)), tuple(part or PARTS)
+    raise typer.Exit(
+        _guarded(lambda: show(tuple(size or ("150M",)), chosen, kv, batches, rounds, json, plot, parts))
+    )
 
 
 planning.register(app)

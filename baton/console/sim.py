@@ -83,7 +83,9 @@ def _validate(run: str, profile: str, model: str | None, json: str | None) -> in
     found = validate(recorded, load_operators(profile, recorded.tp, recorded.link, model))
     if write_json(json, msgspec.to_builtins(found)):
         return 0
-    table = Table(title=f"{found.model}: {found.requests} requests, {found.preemptions} preemptions simulated")
+    without = f" ({found.left_out} without times left out)" if found.left_out else ""
+    told = f"{found.model}: {found.requests} requests{without}, {found.preemptions} preemptions simulated"
+    table = Table(title=told)
     for name in ("metric", "figure", "observed", "simulated", "error"):
         table.add_column(name, justify="left" if name in ("metric", "figure") else "right")
     for row in found.rows:

@@ -38,16 +38,20 @@ def export_command(
     files: Annotated[list[str], typer.Argument(help="Files that routers recorded (router.trace_file)")],
     out: Annotated[str, typer.Option(help="The .jsonl to write")],
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that can't be read")] = False,
+    json: Annotated[str | None, typer.Option("--json", help="Write what was joined there; - prints it")] = None,
 ) -> None:
     """Join recorded files into one trace: by arrival, times and block ids from 0, no text."""
-    raise typer.Exit(guarded(lambda: _export(files, out, skip_bad)))
+    raise typer.Exit(guarded(lambda: _export(files, out, skip_bad, json)))
 
 
-def _export(files: list[str], out: str, skip_bad: bool) -> int:
+def _export(files: list[str], out: str, skip_bad: bool, json: str | None) -> int:
     from baton.planner.traces import joined, read_trace, to_mooncake
 
     trace = joined([read_trace(file, skip_bad, from_zero=False) for file in files])
     write_file(out, to_mooncake(trace))
+    found = {"out": out, "requests": len(trace.requests), "seconds": trace.duration, "skipped": list(trace.skipped)}
+    if write_json(json, found):
+        return 0
     told = f"{out}: {len(trace.requests):,} requests, {len(trace.skipped)} lines skipped"
     Console(highlight=False, stderr=True).print(told, markup=False)
     return 0

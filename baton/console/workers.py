@@ -107,7 +107,7 @@ def version_of(info: WorkerInfo) -> str:
 
 
 def links_table(entries: dict[str, Entry]) -> Table | None:
-    """How KV gets from worker to worker, one row per measured pair; None before the first handoff."""
+    """How KV gets from worker to worker, one row per measured pair; None before the first."""
     shown = Table("KV from", "to", "by", "GB/s", "fixed", "note", box=None)
     for name, (_, load, _age) in sorted(entries.items()):
         for link in sorted(load.kv_links, key=lambda link: link.peer):

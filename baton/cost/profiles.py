@@ -18,12 +18,25 @@ FOLDER = Path(__file__).parent / "profiles"
 ROW_BYTES_MULTIPLE = 16
 
 
+class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds that processes and their messages take where nobody waits; no engine step and no transfer holds them.
+
+    ``request``: from the client to the decode worker's engine, and of the first token back. ``handoff``: from there
+    to the prefill worker's engine, and of what it read back. ``step``: between two steps of a decode engine.
+    """
+
+    request: float = 0.0
+    handoff: float = 0.0
+    step: float = 0.0
+
+
 class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model on one machine.
 
     ``kv_bytes_per_token`` is what a paced worker really keeps and ships per token; ``model_kv_bytes_per_token``
     what the modelled one would. ``transfer`` is per byte really shipped, scaled so that a token takes as long
-    as the modelled one's. ``pages`` is the pool the modelled worker would have.
+    as the modelled one's. ``pages`` is the pool the modelled worker would have. ``overhead`` is for the simulator:
+    the paced engine is real processes, and has its own.
     """
 
     about: str
@@ -35,6 +48,7 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     max_model_len: int
     prefill_chunk: int = 512
+    overhead: Overhead = Overhead()
 
     @property
     def work(self) -> EngineWork:
@@ -85,7 +99,7 @@ def _in_order(table: Any, curve: type[msgspec.Struct], name: str) -> list[Any]:
 
 
 def _require_sound(profile: PacedProfile, name: str) -> None:
-    for curve in (profile.step, profile.transfer):
+    for curve in (profile.step, profile.transfer, profile.overhead):
         for field in curve.__struct_fields__:
             if not 0.0 <= getattr(curve, field) < float("inf"):
                 raise ConfigError(f"paced profile {name!r}: {field} must be 0 or more seconds", "device")

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from baton.decode_worker.loop import DecodeLoop
+from baton.deploy.heap import settle_heap
 from baton.deploy.worker_spec import WorkerSpec, load_spec
 from baton.engine.grammar import Grammars
 from baton.engine.hub import locate
@@ -58,6 +59,7 @@ def main() -> int:
     except Exception as error:
         channel.send(EngineFailed(to_info(error)))
         return _leave(channel, 1)
+    settle_heap()
     loop.run()
     while loop.next_role:
         loop = successor(spec, loop)
@@ -128,6 +130,7 @@ def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
         kv_cache_dtype=spec.kv_cache_dtype,  # type: ignore[arg-type]
         quantization=spec.quantization,  # type: ignore[arg-type]
         cache_dir=spec.cache_dir,
+        cuda_step=spec.cuda_step,  # type: ignore[arg-type]
     )
     return load_runner(config), 0
 

@@ -32,6 +32,7 @@ from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.records import RecordStore
 from baton.cluster.telemetry import RouterMetrics, setup_tracing
 from baton.deploy.controller import controlling
+from baton.deploy.heap import settle_heap
 from baton.deploy.plans import model_name, text_directory
 from baton.deploy.router_metrics import SharedMetrics
 from baton.deploy.router_overview import make_overview
@@ -80,8 +81,13 @@ async def _until_signalled(config: BatonConfig, path: Path, index: int) -> None:
         return
     router_id = f"router-{os.urandom(8).hex()}"
     flush_spans = setup_tracing("baton-router", config.telemetry.otlp_endpoint, router_id)
+
+    def started(address: RouterAddress) -> None:
+        log.info("listening at %s", address.url)
+        settle_heap()
+
     try:
-        await serve(config, router_id, stop, lambda address: log.info("listening at %s", address.url), path, index)
+        await serve(config, router_id, stop, started, path, index)
     finally:
         flush_spans()
 

@@ -19,7 +19,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ import uvloop
 from baton.cluster.membership import Member
 from baton.cluster.telemetry import setup_tracing
 from baton.deploy.engine_process import EngineProcess
+from baton.deploy.heap import settle_heap
 from baton.deploy.security import identity_of
 from baton.deploy.slot_guard import SlotGuard
 from baton.deploy.slots import Slot, SlotRecord
@@ -78,15 +79,16 @@ def run(spec: WorkerSpec) -> int:
     if not slot.acquire():
         log.error("slot %s is held by process %s", spec.slot, slot.holder())
         return EXIT_TAKEN
-    return uvloop.run(Host(spec, slot).run())
+    return uvloop.run(Host(spec, slot, settle_heap).run())
 
 
 class Host:
-    """One life of a worker."""
+    """One life of a worker. ``prepared`` is called when all is there but its first role."""
 
-    def __init__(self, spec: WorkerSpec, slot: Slot):
+    def __init__(self, spec: WorkerSpec, slot: Slot, prepared: Callable[[], None] = lambda: None):
         self.spec = spec
         self.slot = slot
+        self.prepared = prepared
         self.record = SlotRecord(spec.slot, os.getpid(), incarnation=secrets.token_hex(8))
         self.stop: asyncio.Event = asyncio.Event()
 
@@ -126,6 +128,7 @@ class Host:
             self._say(engine_pid=engine.process.pid, metrics_address=serve_metrics(self.spec, kept.shown, stack))
             await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
             log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
+            self.prepared()
             while (status := await self._play(engine, kept)) is None:
                 self.spec = msgspec.structs.replace(self.spec, role=kept.ask.role)
                 self._say(incarnation=kept.ask.incarnation)

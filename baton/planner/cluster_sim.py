@@ -41,7 +41,7 @@ class ClusterSim(Machines):
         settings, trace = scenario.settings, scenario.trace
         self.trace = trace
         ids = BlockIds(trace.block_tokens, self.block)
-        self.flights = [Flight(i, r, ids.of(i, r)) for i, r in enumerate(trace.requests)]
+        self.flights = [Flight(i, r, ids.of(r)) for i, r in enumerate(trace.requests)]
         self.placements: dict[str, int] = {"local": 0, "prefill": 0}
         self.pages_leased: list[float] = []
         self.seats_taken: list[float] = []
@@ -54,12 +54,13 @@ class ClusterSim(Machines):
         self._room = max(d.costs.kv_tokens for d in self.decodes.values())
         self._reading_room = max((p.costs.kv_tokens for p in self.prefills.values()), default=self._room)
         self._unlike = bool(scenario.pools or scenario.failures)
+        self._way_in = scenario.decode.overhead.request  # all of it: nothing waits for a first token's way back
         self.faults = Faults(self, scenario.failures)
 
     def run(self) -> None:
         """Until nothing is left to do."""
         for flight in self.flights:
-            self.at(flight.arrival, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
+            self.at(flight.arrival + self._way_in, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
         while self._events:
             self.now, _, act = heappop(self._events)
             act()

@@ -6,19 +6,18 @@ timings. The roofline's shares of the data sheet's peaks are usual ones of tuned
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from baton.cost.profiles import load_profile
+from baton.cost.profiles import Overhead, load_profile
+from baton.planner.data_sheets import Accelerator, accelerators
 from baton.planner.model_shape import ModelShape, model_shape
 from baton.planner.operators import Chunk, Link, OperatorProfile, load_operators
 from baton.protos.errors import ConfigError
-from baton.protos.nouns import StepCurve, TransferCurve
+from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
 
-HARDWARE = Path(__file__).parent / "hardware.toml"
 MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
 STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides
 LAYER_S = 5e-5  # kernels of a layer start one after the other
@@ -29,23 +28,13 @@ USABLE_MEMORY = 0.90
 LIVE_ACTIVATIONS = 12  # values per token and unit of hidden size that live at once in a step
 
 
-class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data sheet; see hardware.toml for the units."""
-
-    flops: float
-    memory_bytes_per_s: float
-    memory: float
-    link_bytes_per_s: float
-    network_bytes_per_s: float
-    power: float
-
-
 class WorkerCosts(msgspec.Struct, frozen=True):
     """One worker. A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
 
     ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
     (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it
     holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
+    ``overhead`` of its processes is none where it wasn't measured.
     """
 
     about: str
@@ -61,6 +50,7 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     accelerators: int = 1
     watts: float = 0.0
     written: float = 1.0
+    overhead: Overhead = Overhead()
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
         """One step of that shape; ``pairs`` and ``context`` as in StepSample."""
@@ -71,12 +61,6 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     def curve(self) -> StepCurve:
         """What such a worker would report to the router."""
         return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
-
-
-def accelerators() -> dict[str, Accelerator]:
-    """Data sheets by name."""
-    tables = tomllib.loads(HARDWARE.read_text(encoding="utf-8"))
-    return msgspec.convert(tables, dict[str, Accelerator])
 
 
 def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
@@ -135,15 +119,29 @@ def activation_bytes(shape: ModelShape, max_chunk: int) -> float:
     return float(max_chunk * shape.hidden_size * LIVE_ACTIVATIONS * shape.bytes_per_value)
 
 
+def from_curve(
+    about: str,
+    curve: StepCurve,
+    kv_tokens: int,
+    kv_bytes_per_token: int,
+    transfer: TransferCurve,
+    overhead: Overhead = Overhead(),
+) -> WorkerCosts:
+    """A measured or given curve of steps in the simulator's form: it holds all that a sequence costs."""
+    return WorkerCosts(
+        about, curve.fixed, 0.0, curve.prefill_token, curve.prefill_pair, curve.decode_sequence,
+        curve.decode_context_token, kv_tokens, kv_bytes_per_token, transfer, written=0.0, overhead=overhead,
+    )  # fmt: skip
+
+
 def from_paced(name: str) -> WorkerCosts:
     """A built-in or own paced profile: the numbers that the paced engine sleeps by."""
     profile = load_profile(name)
-    step = profile.step
     scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
-    return WorkerCosts(
-        profile.about, step.fixed, 0.0, step.prefill_token, step.prefill_pair, step.decode_sequence,
-        step.decode_context_token, profile.pages * 16, profile.model_kv_bytes_per_token,
-        TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale), written=0.0,
+    transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
+    return from_curve(
+        profile.about, profile.step, profile.pages * BLOCK_TOKENS, profile.model_kv_bytes_per_token, transfer,
+        profile.overhead,
     )  # fmt: skip
 
 

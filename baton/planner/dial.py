@@ -16,7 +16,7 @@ import msgspec
 from baton.cluster.advice import RatioPoint
 from baton.cluster.traffic import Served
 from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import WorkerCosts
+from baton.planner.costs import WorkerCosts, from_curve
 from baton.planner.pressure import Workers
 from baton.planner.score import Slo
 from baton.planner.sweep import sweep
@@ -74,19 +74,8 @@ def trace_of(served: tuple[Served, ...]) -> Trace:
 
 
 def _worker(asked: DialQuestion, curve: StepCurve) -> WorkerCosts:
-    return WorkerCosts(
-        about="a live worker",
-        fixed=curve.fixed,
-        weights=0.0,
-        token=curve.prefill_token,
-        pair=curve.prefill_pair,
-        sequence=curve.decode_sequence,
-        context=curve.decode_context_token,
-        kv_tokens=max(asked.costs.kv_tokens, BLOCK_TOKENS),
-        kv_bytes_per_token=asked.kv_bytes_per_token,
-        transfer=asked.transfer,
-        written=0.0,
-    )
+    kv_tokens = max(asked.costs.kv_tokens, BLOCK_TOKENS)
+    return from_curve("a live worker", curve, kv_tokens, asked.kv_bytes_per_token, asked.transfer)
 
 
 def main() -> None:

@@ -7,10 +7,13 @@ Times are seconds of the simulated clock; -1 until they are known.
 
 from __future__ import annotations
 
-import struct
+from typing import Any
 
 from baton.kv.pool import PagePool
 from baton.planner.traces import TraceRequest
+
+BLOCK_BITS = 24  # of a block's place in a prompt
+Blocks = list[Any]  # numbers where workers have hashes: a pool only asks whether two are equal
 
 
 class Flight:
@@ -22,7 +25,7 @@ class Flight:
         "way", "written",
     )  # fmt: skip
 
-    def __init__(self, index: int, request: TraceRequest, full_blocks: list[bytes]) -> None:
+    def __init__(self, index: int, request: TraceRequest, full_blocks: Blocks) -> None:
         self.index = index
         self.arrival = request.arrival
         self.prompt, self.outputs = request.input_length, request.output_length
@@ -49,7 +52,7 @@ class Flight:
         """What is left: tokens that were written are part of the prompt now."""
         prompt, outputs = self.prompt + self.written, self.outputs - self.written
         more = range(len(self.full_blocks), prompt // block_tokens)
-        blocks = [*self.full_blocks, *(struct.pack("<BIq", 3, i, index) for i in more)]
+        blocks = [*self.full_blocks, *(own_block(index, i) for i in more)]
         leg = Flight(index, TraceRequest(self.arrival, prompt, outputs), blocks)
         leg.origin, leg.first_token = self.origin or self, self.first_token
         leg.origin.moves += 1
@@ -63,26 +66,40 @@ class Flight:
             self.origin.preemptions += self.preemptions
 
 
+def own_block(index: int, place: int) -> int:
+    """The id of a block that only one flight has; none of ``BlockIds``, which aren't negative."""
+    return -1 - (index << BLOCK_BITS | place)
+
+
 class BlockIds:
-    """Ids of full blocks of ``block_tokens`` tokens. Equal ones are one object: dicts find those much sooner."""
+    """Ids of full blocks of ``block_tokens`` tokens, in the order in which they are first seen.
+
+    A prompt's follow one another, and so lie side by side in a pool's index: as random as hashes they took a third
+    of a simulation. Equal ones are one object, which dicts find sooner.
+    """
 
     def __init__(self, trace_tokens: int, block_tokens: int) -> None:
         self._block, self._each = block_tokens, trace_tokens // block_tokens
-        self._known: dict[int, list[bytes]] = {}
+        self._known: dict[int, Blocks] = {}
+        self._next = 0
 
-    def of(self, index: int, request: TraceRequest) -> list[bytes]:
+    def of(self, request: TraceRequest) -> Blocks:
         """The trace's where it has them, else the request's own."""
         full = request.input_length // self._block
         if not request.hash_ids:
-            return [struct.pack("<BIq", 1, i, index) for i in range(full)]
-        found: list[bytes] = []
+            return self._new(full)
+        found: Blocks = []
         for hash_id in request.hash_ids:
             found += self._parts(hash_id)
         return found[:full]
 
-    def _parts(self, hash_id: int) -> list[bytes]:
+    def _parts(self, hash_id: int) -> Blocks:
         """The ids of one of the trace's blocks."""
         parts = self._known.get(hash_id)
         if parts is None:
-            parts = self._known[hash_id] = [struct.pack("<BIq", 0, i, hash_id) for i in range(self._each)]
+            parts = self._known[hash_id] = self._new(self._each)
         return parts
+
+    def _new(self, count: int) -> Blocks:
+        self._next += count
+        return list(range(self._next - count, self._next))

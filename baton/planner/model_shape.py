@@ -6,6 +6,7 @@ Knows nothing of hardware, traces or schedulers. Dense decoders only; a mixture 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from baton.protos.errors import ConfigError
 
 KNOWN = Path(__file__).parent / "models.toml"
+TUNED = re.compile(r"(-(instruct|chat|it|base|hf|sft|dpo|bf16))+$")  # sizes stay what they were
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -94,10 +96,14 @@ def known_models() -> dict[str, ModelShape]:
 
 
 def model_shape(name_or_path: str) -> ModelShape:
-    """A known model by (Hugging Face) name, or a config.json's sizes. Raises ConfigError listing the choices."""
-    found = known_models().get(name_or_path.rsplit("/", 1)[-1].lower())
+    """A known model by (Hugging Face) name, also of one that was tuned, or a config.json's sizes.
+
+    Raises ConfigError listing the choices.
+    """
+    known, name = known_models(), name_or_path.rsplit("/", 1)[-1].lower()
+    found = known.get(name) or known.get(TUNED.sub("", name))
     if found is not None:
-        return found
+        return msgspec.structs.replace(found, name=name)
     if Path(name_or_path).exists():
         return from_config(name_or_path)
     choices = ", ".join(sorted(known_models()))

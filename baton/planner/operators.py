@@ -10,17 +10,17 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import yaml
 
 from baton.planner.grid import Axis
 from baton.planner.model_shape import ModelShape, model_shape
+from baton.planner.profile_meta import ProfileMeta
 from baton.protos.errors import ConfigError
 
 ONCE = ("embedding", "final_layernorm")
 TWICE = ("layernorm",)
+HEAD = "lm_head"
 MICRO = 1e-6
 
 
@@ -140,56 +140,22 @@ def load_operators(
 ) -> OperatorProfile:
     """Read a profile folder. ``model`` (a config.json) gives the sizes of a model that isn't known by name.
 
-    Raises ConfigError naming the file and the row, or what doesn't fit.
+    Timings lie in the folder itself, or in its tp1, tp2, … Raises ConfigError naming the file and the row, or what
+    doesn't fit.
     """
     home = Path(folder)
-    meta = _meta(home / "meta.yaml")
-    name = str(meta.get("model", ""))
-    shape = msgspec.structs.replace(model_shape(model or name), name=name.rsplit("/", 1)[-1].lower())
-    degrees = [int(d) for d in meta.get("tp_degrees") or [1]]
-    tp = tp or _measured_degree(meta, shape, degrees)
-    _require_fit(meta, shape, tp, home)
-    return OperatorProfile(shape, tp, _tables(home), link, _skew(meta, tp))
-
-
-def _meta(file: Path) -> dict[str, Any]:
-    try:
-        meta = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"a profile needs {file}: {error}", "profile") from error
-    if not isinstance(meta, dict):
-        raise ConfigError(f"{file} must be a mapping that names the model", "profile")
-    return meta
-
-
-def _measured_degree(meta: dict[str, Any], shape: ModelShape, degrees: list[int]) -> int:
-    heads = _overrides(meta).get("num_attention_heads")
-    return shape.num_attention_heads // int(heads) if heads else degrees[0]
-
-
-def _overrides(meta: dict[str, Any]) -> dict[str, Any]:
-    engine = meta.get("engine_effective") or {}
-    found: dict[str, Any] = engine.get("hf_overrides") or {}
-    return found
-
-
-def _require_fit(meta: dict[str, Any], shape: ModelShape, tp: int, home: Path) -> None:
-    """One rank's widths in the profile must be the model's, divided by ``tp``."""
-    measured = _overrides(meta)
-    for field in ("intermediate_size", "num_attention_heads", "num_key_value_heads"):
-        if field in measured and int(measured[field]) * tp != getattr(shape, field):
-            raise ConfigError(
-                f"{home}: measured with {field} {measured[field]} per rank; {shape.name} on {tp} ranks has"
-                f" {getattr(shape, field) / tp:g}. Give the profile of this model and tensor parallelism",
-                "profile",
-            )
-
-
-def _skew(meta: dict[str, Any], tp: int) -> float:
-    """How far attention over unequal contexts lies from that over the mean one towards that over the longest."""
-    fits = (meta.get("skew_fit") or {}).get("per_tp") or {}
-    fit = fits.get(tp) or fits.get(str(tp)) or {}
-    return float(fit.get("alpha_default", 0.0))
+    meta = ProfileMeta(home)
+    if not (model or meta.model):
+        raise ConfigError(f"{home}/meta.yaml names no model; give one (--model)", "profile")
+    shape = model_shape(model or meta.model)
+    shape = msgspec.structs.replace(shape, name=(meta.model or shape.name).rsplit("/", 1)[-1].lower())
+    tp = tp or meta.degree_of_widths(shape) or (meta.degrees or [1])[0]
+    own = home / f"tp{tp}"
+    tables = _tables(own if own.is_dir() else home)
+    if not own.is_dir():
+        head = tables.per_sequence.get(HEAD)
+        meta.require_fit(shape, tp, None if head is None else head.at(1))
+    return OperatorProfile(shape, tp, tables, link, meta.skew(tp))
 
 
 def _tables(home: Path) -> _Tables:

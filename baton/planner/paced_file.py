@@ -30,5 +30,8 @@ def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chu
         "[transfer]",
         f"fixed = {transfer.fixed:.6g}",
         f"per_byte = {transfer.per_byte * scale:.6g}",
+        "",
+        "[overhead]",
+        *(f"{name} = {getattr(costs.overhead, name):.6g}" for name in costs.overhead.__struct_fields__),
     ]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ import msgspec
 from baton.planner.costs import WorkerCosts
 from baton.planner.flight import Flight
 from baton.planner.score import Score, Slo, by_class, is_good, score
-from baton.planner.sweep import Flights, Ratio, Sweep
+from baton.planner.sweep import FULL, Flights, Ratio, Sweep
 from baton.planner.traces import Trace
 
 SECONDS_PER_HOUR = 3600.0
@@ -153,13 +153,27 @@ def _advice(found: Sweep, chosen: Ratio, slo: Slo, want: float) -> list[str]:
     lines += [
         f"cliff ({c.side}) at {c.prefill}P{c.decode}D, {c.lost:.1%} less goodput: {c.reason}" for c in found.cliffs
     ]
-    if s.late_first > s.late_tokens:
-        lines.append("what would change the answer: more reuse or shorter prompts move it to fewer prefill workers")
-    elif s.late_tokens:
-        lines.append(
-            "what would change the answer: shorter answers or a looser TPOT move it to more prefill workers"
-        )
+    lines.append(f"what would change the answer: {_turning_point(chosen)}")
     return lines
+
+
+def _turning_point(chosen: Ratio) -> str:
+    """What is short, or how much more load would make something short."""
+    s = chosen.score
+    if s.late_first > s.late_tokens:
+        return "more reuse or shorter prompts move it to fewer prefill workers"
+    if s.late_tokens:
+        return "shorter answers or a looser TPOT move it to more prefill workers"
+    shares = {
+        "prefill workers' time": chosen.prefill_busy,
+        "decode workers' pages": chosen.decode_pages,
+        "decode workers' seats": chosen.decode_seats,
+    }
+    fullest = max(shares, key=lambda name: shares[name])
+    if not shares[fullest]:
+        return "nothing near this load: next to nothing of these workers is used"
+    more = max(1.0, FULL / shares[fullest])
+    return f"about {more:.1f} times this load takes {FULL:.0%} of {fullest} ({shares[fullest]:.0%} now)"
 
 
 def helm_values(ratio: Ratio) -> str:

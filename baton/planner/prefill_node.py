@@ -6,14 +6,13 @@ of 16 units are the trace's own blocks; with blocks of 16 tokens a unit is a tok
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 
 from baton.engine.plan import StepPlan
 from baton.engine.sequence import Sequence
 from baton.kv.pool import PagePool
 from baton.planner.costs import WorkerCosts
-from baton.planner.flight import Flight
+from baton.planner.flight import Flight, own_block
 from baton.prefill_worker.scheduler import AGING_TOKENS_PER_S, PrefillJob, PrefillScheduler
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
@@ -49,8 +48,7 @@ class PrefillNode:
         units = -(-flight.prompt // self.unit)
         request = EngineRequest("", (0,) * units, units, SAMPLING)  # blocks are known by their ids
         hashes = flight.full_blocks[: units // BLOCK_TOKENS]
-        for i in range(len(hashes), -(-units // BLOCK_TOKENS)):
-            hashes = [*hashes, struct.pack("<BIq", 2, i, flight.index)]
+        hashes += (own_block(flight.index, i) for i in range(len(hashes), -(-units // BLOCK_TOKENS)))
         job = PrefillJob(Sequence(flight.index, request, (), NO_LIMIT), hashes, now)
         self._flights[flight.index] = flight
         self.asked_tokens += flight.prompt

@@ -17,7 +17,6 @@ from baton.planner.flight import Flight
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
 
-ROOT = b"\x00" * 32
 NO_LIMIT = 1 << 40
 VOCAB = 1 << 31
 
@@ -79,7 +78,7 @@ class StepwiseDecode:
         sequence = Sequence(flight.index, request, (), NO_LIMIT)
         tokens, full = sequence.tokens, len(flight.full_blocks)
         sequence.tokens = tokens[full * BLOCK_TOKENS :]  # its full blocks have ids: they needn't be hashed
-        decoding = Decoding(sequence, ROOT, lease, self._ages)
+        decoding = Decoding(sequence, flight.index.to_bytes(32, "little"), lease, self._ages)
         decoding.chain.hashes[:0] = flight.full_blocks
         sequence.tokens = tokens
         self._flights[flight.index] = (flight, decoding)
@@ -129,17 +128,14 @@ class StepwiseDecode:
         for item in plan.items:
             flight, decoding = flights[item.seq]
             decoding.advance(len(item.tokens))
-            if item.sample is None:
-                continue
-            self._take(flight, decoding)
-            if decoding.sequence.finish_reason:
+            if item.sample is not None and self._take(flight, decoding):
                 self.scheduler.remove(decoding)
                 del self._flights[item.seq]
                 flight.last_token = self.now
                 ended.append(flight)
 
-    def _take(self, flight: Flight, decoding: Decoding) -> None:
-        """The next token; its id only has to be its own."""
+    def _take(self, flight: Flight, decoding: Decoding) -> str:
+        """The next token, whose id only has to be its own; why it was the last one, if it was."""
         sequence = decoding.sequence
         before = len(sequence.tokens) - flight.prompt
         token = (flight.index * 7919 + before) % VOCAB
@@ -149,6 +145,7 @@ class StepwiseDecode:
         flight.written = before + 1
         if flight.first_token < 0:
             flight.first_token = self.now
+        return sequence.finish_reason
 
 
 def _tokens(flight: Flight) -> tuple[int, ...]:

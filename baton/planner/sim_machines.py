@@ -70,7 +70,8 @@ class Machines(ABC):
 
     def _call(self, flight: Flight, taken: Option, reader: Place) -> None:
         """Admitted: the prefill worker is asked."""
-        self._then(flight, self._fetch(flight, taken), lambda: self._enter(reader, flight))
+        heard = self._fetch(flight, taken) + reader.costs.overhead.handoff
+        self._then(flight, heard, lambda: self._enter(reader, flight))
 
     def _reader(self, flight: Flight) -> Place:
         return self.prefills[flight.prefill] if flight.prefill else self.decodes[flight.decode]

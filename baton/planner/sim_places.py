@@ -77,6 +77,7 @@ class PlaceMaker:
         if role == "prefill":
             return PrefillNode(costs, self._block, settings.prefill_chunk, self._ship)
         limits = settings.max_batch, settings.decode_chunk
+        costs = msgspec.structs.replace(costs, fixed=costs.fixed + costs.overhead.step)
         if settings.stepwise:
             return StepwiseDecode(costs, self._block, *limits)
         return CompressedDecode(costs, self._block, *limits, settings.writers_wait)

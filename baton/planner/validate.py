@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.planner.figures import Figures, figures, relative_errors
+from baton.planner.model_shape import ModelShape, model_shape
 from baton.planner.operators import OperatorProfile
 from baton.planner.vllm_engine import Timed, VllmEngine
 from baton.planner.vllm_run import Recorded, VllmRun, settings_of
@@ -34,6 +35,7 @@ class Validation(msgspec.Struct, frozen=True):
     model: str
     tensor_parallel: int
     requests: int
+    left_out: int
     steps: int
     preemptions: int
     kv_pages: int
@@ -42,7 +44,7 @@ class Validation(msgspec.Struct, frozen=True):
 
 def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
     """Simulate ``run`` and compare. Raises ConfigError when the profile is another model's."""
-    if _plain(run.model) != profile.shape.name:
+    if not _is_of(run.model, profile.shape):
         raise ConfigError(f"the run is of {run.model}, the profile of {profile.shape.name}", "profile")
     settings = settings_of(run, profile.shape)
     start = min(r.queued_ts for r in run.requests)
@@ -52,11 +54,19 @@ def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
     engine.run(timed)
     observed, simulated = _observed(recorded, start), _simulated(timed, _before(recorded, start))
     rows = tuple(_row(metric, observed[metric], simulated[metric]) for metric in METRICS)
-    return Validation(run.model, run.tp, len(recorded), engine.steps, engine.preemptions, settings.pages, rows)
+    return Validation(
+        run.model, run.tp, len(recorded), run.left_out, engine.steps, engine.preemptions, settings.pages, rows,
+    )  # fmt: skip
 
 
-def _plain(name: str) -> str:
-    return name.rsplit("/", 1)[-1].lower()
+def _is_of(name: str, shape: ModelShape) -> bool:
+    """Whether the profile's model is the run's, or one of the same sizes (tuned, say)."""
+    if name.rsplit("/", 1)[-1].lower() == shape.name:
+        return True
+    try:
+        return msgspec.structs.replace(model_shape(name), name=shape.name) == shape
+    except ConfigError:
+        return False
 
 
 def _row(metric: str, observed: Sequence[float], simulated: Sequence[float]) -> Row:
@@ -65,9 +75,12 @@ def _row(metric: str, observed: Sequence[float], simulated: Sequence[float]) -> 
 
 
 def _before(recorded: Sequence[Recorded], start: float) -> list[float]:
-    """When each arrived at the client's side, on the engine's clock: the quickest way in took no time."""
-    shift = min(r.queued_ts - r.arrival_time for r in recorded)
-    return [r.arrival_time + shift - start for r in recorded]
+    """When each arrived at the client's side, on the engine's clock: the quickest way in took no time.
+
+    Where that wasn't recorded: when it entered the engine.
+    """
+    shift = min((r.queued_ts - r.arrival_time for r in recorded if r.arrival_time is not None), default=0.0)
+    return [(r.queued_ts if r.arrival_time is None else r.arrival_time + shift) - start for r in recorded]
 
 
 def _observed(recorded: Sequence[Recorded], start: float) -> dict[str, list[float]]:

@@ -1,11 +1,18 @@
 """The benchmarks of the ratio: what is asked is the same for every run, and a whole small run goes through."""
 
+import json
+
+import msgspec
 import pytest
 
-from baton.planner.score import Slo
+from baton.cost.profiles import Overhead
+from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
+from baton.planner.costs import from_paced
+from baton.planner.score import Slo, tpot, ttft
 from baton.planner.sweep import ratio_name
-from baton.planner.traces import read_trace
-from bench import flip, sim_vs_paced
+from baton.planner.traces import Trace, TraceRequest, read_trace
+from bench import flip, rerole, sim_vs_cpu, sim_vs_paced
+from bench.own_time import ANSWER, PROMPT, split
 from bench.paced_load import Answered
 from bench.plan_heldout import halves, held_out
 
@@ -39,11 +46,58 @@ def test_the_held_out_half_is_not_what_was_chosen_on():
     assert len(found.goodput) == 4  # three ratios, and colocated
 
 
+def test_what_is_left_of_a_lone_requests_time_is_its_own(tmp_path):
+    profile = tmp_path / "p.toml"
+    profile.write_text(sim_vs_paced.profile_text(1.0))
+    costs = from_paced(str(profile))
+    told = msgspec.structs.replace(costs, overhead=Overhead(0.005, 0.003, 0.001))
+    settings = SimSettings(1, 1, max_batch=16, stepwise=True)
+    sim = ClusterSim(Scenario(settings, told, told, Trace("one", (TraceRequest(0.0, PROMPT, ANSWER),))))
+    sim.run()
+    lone = Answered(0, ttft(sim.flights[0]), tpot(sim.flights[0]))
+    found = split(0.003, [lone] * 3, costs)
+    assert msgspec.structs.astuple(found) == pytest.approx((0.005, 0.003, 0.001), abs=1e-6)
+
+
+def test_a_change_of_role_is_in_time_when_the_slowest_was_and_no_request_failed(capsys):
+    changes = [rerole.Change("decode-0", "prefill", s, s) for s in (0.1, 1.9)]
+    good = Answered(0, 0.5, 0.05)
+    assert rerole.outcome("m", changes, [good]).reached
+    assert not rerole.outcome("m", changes, [good, Answered(0, None, None)]).reached
+    assert not rerole.outcome("m", [rerole.Change("decode-0", "prefill", 2.1, 2.1)], [good]).reached
+    assert "failed: too late" in capsys.readouterr().err
+
+
+def test_a_simulated_request_is_corrected_by_those_that_were_simulated_alike():
+    known = [(1.0, 0.1), (1.1, 0.2), (5.0, 1.0), (5.5, 2.0), (1.2, 0.3), (5.2, 1.5), (9.0, 9.0), (9.5, 9.0)]
+    assert sim_vs_cpu.corrected([1.0, 5.0], known) == pytest.approx([1.1, 1.2, 6.0, 6.5])
+    assert sim_vs_cpu.corrected([], known) == []
+    assert sim_vs_cpu.corrected([1.0], known[:1]) == pytest.approx([1.1])
+
+
+def test_many_processes_on_few_cores_are_run_slower():
+    assert [sim_vs_paced.slowness(n, n, 2) for n in (1, 2, 4, 8)] == [1, 1, 2, 3]
+    assert sim_vs_paced.slowness(8, 8, 64) == 1
+    assert "fixed = 0.08" in sim_vs_paced.profile_text(2.0)
+
+
+def test_a_report_says_what_was_missed_and_fails(tmp_path, capsys):
+    seen = dict.fromkeys(sim_vs_paced.TARGETS, 1.0)
+    rows = [
+        sim_vs_paced.Row("even", "1:1", 9, 0, seen, seen),
+        sim_vs_paced.Row("even", "8:8", 9, 0, seen, seen | {"ttft p50": 1.15, "ttft p99": 1.15}),
+    ]
+    assert sim_vs_paced.report(rows[:1], None) == 0
+    assert sim_vs_paced.report(rows, str(tmp_path / "r.json"), seconds=1.0) == 1
+    assert "even 8:8 ttft p50 +15.0%" in capsys.readouterr().out
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [row["missed"] for row in found["rows"]] == [[], ["ttft p50"]]
+    assert found["targets"]["ttft p99"] == 0.2
+
+
 @pytest.mark.soak
 def test_a_small_comparison_of_simulator_and_engine_goes_through(tmp_path):
-    profile = tmp_path / "p.toml"
-    profile.write_text(sim_vs_paced.PROFILE)
-    rows = list(sim_vs_paced.run(str(profile), ["even", "long answers"], 1, 1, 5.0, 1))
+    rows = list(sim_vs_paced.run(tmp_path, ["even", "long answers"], 1, 1, 5.0, 1))
     assert [row.load for row in rows] == ["even", "long answers"]
     assert not any(row.failed for row in rows)
     assert all(set(row.errors) == {"ttft p50", "ttft p99", "tpot p50", "tpot p99"} for row in rows)

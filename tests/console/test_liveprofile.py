@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from baton.console import liveprofile
+from baton.console import livehandoffs, liveprofile
 from baton.cost.profiles import load_profile
 from baton.planner.costs import worker_costs
 from baton.planner.measured import Point, fit, predicted
 from baton.planner.paced_file import to_toml
 from baton.protos.errors import InvalidRequest, NoWorker
-from baton.protos.nouns import StepCurve
+from baton.protos.nouns import StepCurve, TransferCurve
 from tests.e2e.fleet import Fleet
 
 PROFILE = """
@@ -37,6 +37,7 @@ per_byte = 0.0
 
 def test_a_live_workers_curve_is_measured_and_written_as_a_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(liveprofile, "LENGTHS", (64, 512, 2048))
+    monkeypatch.setattr(livehandoffs, "LENGTHS", (64, 512, 2048))
     monkeypatch.setattr(liveprofile, "TOGETHER", ((64, 4),))
     monkeypatch.setattr(liveprofile, "STEPS", 16)
     monkeypatch.setattr(liveprofile, "BATCHES", (1, 8))
@@ -50,6 +51,10 @@ def test_a_live_workers_curve_is_measured_and_written_as_a_profile(tmp_path, mon
     for point in found.points:
         assert predicted(curve, point) == pytest.approx(predicted(truth, point), rel=0.5), (point, curve)
     assert found.transfers == 6
+    own = found.costs.overhead
+    assert 0 < own.request < 1
+    assert 0 <= own.handoff < 1
+    assert own.step == 0  # measured steps hold it
     out = tmp_path / "measured.toml"
     out.write_text(to_toml(found.costs, found.info.vocab_size, found.info.max_model_len, found.chunk_tokens))
     again = worker_costs(str(out))
@@ -57,11 +62,22 @@ def test_a_live_workers_curve_is_measured_and_written_as_a_profile(tmp_path, mon
         found.costs.step_seconds(512, 512 * 256, 0, 0), rel=1e-3
     )
     assert again.kv_tokens == 1024 * 16
+    assert again.overhead.request == pytest.approx(own.request, rel=1e-3)
 
 
 def test_a_worker_that_is_not_there_is_an_error_that_names_it(tmp_path):
     with Fleet(1, 1, worker={"device": "paced:zero"}) as fleet, pytest.raises(NoWorker, match="nobody"):
         asyncio.run(liveprofile.measure(fleet.config, "nobody", 1, lambda line: None))
+
+
+def test_of_a_handoff_is_left_what_neither_reading_nor_bytes_nor_the_way_back_took():
+    first = livehandoffs.Handed(200, 1000, 0.5, 2.0, 0.1)  # it also connected
+    later = livehandoffs.Handed(200, 1000, 0.002, 0.110, 0.1)
+    found = livehandoffs.overhead([first, later, later], TransferCurve(0.001, 1e-6), 512)
+    assert found.request == pytest.approx(0.002)
+    assert found.handoff == pytest.approx(0.110 - 0.1 - 0.002 - 0.001 - 0.001)
+    assert livehandoffs.overhead([], TransferCurve(0.0, 0.0), 512).request == 0
+    assert livehandoffs.overhead([later], TransferCurve(1.0, 0.0), 512).handoff == 0  # never negative
 
 
 def test_points_of_a_curve_give_the_curve_back():

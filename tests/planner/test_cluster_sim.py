@@ -13,7 +13,7 @@ from baton.kv.pool import PagePool
 from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
 from baton.planner.costs import WorkerCosts, worker_costs
 from baton.planner.figures import figures
-from baton.planner.flight import Flight
+from baton.planner.flight import BlockIds, Flight, own_block
 from baton.planner.score import tpot, ttft
 from baton.planner.traces import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
@@ -100,6 +100,32 @@ def test_compressed_time_is_held_against_the_real_schedulers_step_by_step() -> N
         a, b = figures([of(f) for f in quick.flights]), figures([of(f) for f in slow.flights])
         assert a.mean == pytest.approx(b.mean, rel=0.03)
         assert a.p90 == pytest.approx(b.p90, rel=0.05)
+
+
+def test_at_8p8d_blocks_of_a_trace_give_what_blocks_of_16_tokens_and_single_steps_give() -> None:
+    """The cluster and trace of the simulator's speed: whoever plans with the quick one is told the same."""
+    quick, slow = (run(mooncake(1e6), 8, 8, stepwise=stepwise) for stepwise in (False, True))
+    assert (quick.block, slow.block) == (512, 16)
+    for of in (ttft, tpot):
+        a, b = figures([of(f) for f in quick.flights]), figures([of(f) for f in slow.flights])
+        assert (a.mean, a.median) == (pytest.approx(b.mean, rel=0.03), pytest.approx(b.median, rel=0.03))
+        assert a.p99 == pytest.approx(b.p99, rel=0.05)
+    hits = [sum(f.cached for f in sim.flights) for sim in (quick, slow)]
+    assert hits[0] == pytest.approx(hits[1], rel=0.03)
+
+
+def test_ids_of_blocks_are_shared_where_the_trace_says_so_and_follow_one_another() -> None:
+    ids = BlockIds(512, 16)
+    first = ids.of(TraceRequest(0.0, 1030, 1, (7, 9, 4)))
+    second = ids.of(TraceRequest(0.0, 1024, 1, (7, 8)))
+    alone, again = ids.of(TraceRequest(0.0, 64, 1)), ids.of(TraceRequest(0.0, 64, 1))
+    assert [len(found) for found in (first, second, alone)] == [64, 64, 4]
+    assert first[:32] == second[:32] == list(range(32))
+    assert first[0] is second[0]
+    assert len({*first, *second, *alone, *again}) == 64 + 32 + 4 + 4
+    own = [own_block(index, place) for index in range(5) for place in range(5)]
+    assert len(set(own)) == 25
+    assert max(own) < 0 <= min(first)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ LLAMA = Path(__file__).parents[1] / "data" / "vllm_real" / "rtx4090_llama-3.1-8b
 def test_every_data_sheet_gives_a_worker() -> None:
     for name, sheet in accelerators().items():
         costs = roofline(model_shape("llama-3-8b"), name, sheet, 1)
-        assert costs.kv_tokens > 100_000
+        assert costs.kv_tokens > 40_000
         assert 0.001 < costs.step_seconds(0, 0.0, 1, 1000.0) < 0.05
 
 

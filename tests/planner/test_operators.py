@@ -1,5 +1,6 @@
 """Step time from operator timings."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,38 @@ def test_ranks_that_communicate_need_a_link() -> None:
     assert near.tp == 2
     assert near.step_seconds([Chunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
     assert far.step_seconds([Chunk(2048, 0)], []) > near.step_seconds([Chunk(2048, 0)], [])
+
+
+def test_a_meta_that_names_the_widths_of_another_measured_split_is_taken(tmp_path: Path) -> None:
+    """One meta.yaml is of every split that was measured, and says the last one's widths."""
+    shutil.copytree(LLAMA, tmp_path / "p")
+    meta = tmp_path / "p" / "meta.yaml"
+    halved = re.sub(
+        r"(intermediate_size|num_attention_heads|num_key_value_heads): (\d+)",
+        lambda m: f"{m[1]}: {int(m[2]) // 2}",
+        meta.read_text(),
+    )
+    meta.write_text(halved.replace("tp_degrees: [1]", "tp_degrees: [1, 2]"))
+    assert load_operators(str(tmp_path / "p"), tp=1).tp == 1
+    meta.write_text(halved)
+    with pytest.raises(ConfigError, match="intermediate_size 7168 per rank"):
+        load_operators(str(tmp_path / "p"), tp=1)
+
+
+def test_timings_may_lie_in_a_folder_per_split(tmp_path: Path) -> None:
+    shutil.copytree(QWEN, tmp_path / "p")
+    (tmp_path / "p" / "tp2").mkdir()
+    for name in ("attention", "dense", "per_sequence"):
+        shutil.move(tmp_path / "p" / f"{name}.csv", tmp_path / "p" / "tp2")
+    found = load_operators(str(tmp_path / "p"), tp=2, link=LINK)
+    assert found.step_seconds([Chunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
+
+
+def test_a_meta_without_a_model_is_an_error_that_says_so(tmp_path: Path) -> None:
+    shutil.copytree(LLAMA, tmp_path / "p")
+    (tmp_path / "p" / "meta.yaml").write_text("tp_degrees: [1]\n")
+    with pytest.raises(ConfigError, match="names no model"):
+        load_operators(str(tmp_path / "p"))
 
 
 def test_a_profile_of_another_parallelism_or_with_a_bad_row_is_refused(tmp_path: Path) -> None:

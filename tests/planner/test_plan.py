@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -61,6 +62,15 @@ def test_a_plan_says_which_ratio_and_what_it_costs(found: tuple[Sweep, Flights],
     assert made.price.per_hour == 144.0
     assert f"replicas: {made.chosen.decode}" in made.helm
     assert "colocated: true" in helm_values(found[0].colocated)
+
+
+def test_a_plan_always_says_what_would_change_it(found: tuple[Sweep, Flights], trace: Trace) -> None:
+    swept, flights = found
+    for ratio in swept.ratios:
+        made = answer((msgspec.structs.replace(swept, best=ratio), flights), trace)
+        (line,) = [a for a in made.advice if a.startswith("what would change the answer: ")]
+        score = made.chosen.score
+        assert ("times this load" in line) == (not score.late_first and not score.late_tokens)
 
 
 def test_slos_that_cannot_be_met_get_the_best_that_can(found: tuple[Sweep, Flights], trace: Trace) -> None:

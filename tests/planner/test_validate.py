@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from baton.console.main import app
@@ -99,6 +100,83 @@ def test_a_damaged_run_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     assert done.exit_code == 1
     with pytest.raises(ConfigError, match="line 2"):
         load_run(str(tmp_path / "run"))
+
+
+def changed(tmp_path: Path, name: str, **changes: object) -> tuple[Path, Path]:
+    """A run and its profile, each given function applied to the file it names."""
+    run = tmp_path / name
+    shutil.copytree(RUNS / name, run)
+    files = {"meta": "meta.json", "config": "config.json", "measured": "profile/meta.yaml"}
+    for which, change in changes.items():
+        file = run / files[which]
+        parsed = json.loads(file.read_text()) if which != "measured" else yaml.safe_load(file.read_text())
+        change(parsed)  # type: ignore[operator]
+        file.write_text(json.dumps(parsed))  # JSON is YAML
+    return run, run / "profile"
+
+
+def errors_of(run: Path, profile: Path) -> dict[str, float | None]:
+    found = load_run(str(run))
+    rows = validate(found, load_operators(str(profile), found.tp, found.link)).rows
+    return {row.metric: row.error["mean"] for row in rows}
+
+
+@pytest.mark.parametrize("name", ["rtx4090_llama-3.1-8b", "rtxpro6000_qwen3-32b"])
+def test_what_a_run_need_not_say_is_not_needed(tmp_path: Path, name: str) -> None:
+    def less(meta: dict) -> None:
+        meta["engine_kwargs"].pop("tensor_parallel_size")  # config.json has tp_size
+        meta.pop("kv_cache", None)
+
+    run, profile = changed(tmp_path, name, meta=less)
+    file, lines = run / "requests.jsonl", []
+    recorded = [json.loads(line) for line in file.read_text().splitlines()]
+    start = recorded[0]["queued_ts"] - 1.0  # clocks may begin anywhere
+    for fields in recorded:
+        clocks = {k: v - start for k, v in fields.items() if k.endswith("_ts")}
+        kept = {k: fields[k] for k in ("input_toks", "output_toks")}
+        lines.append(json.dumps(kept | clocks | {"error": None}))
+    file.write_text("\r\n".join(lines) + "\r\n\r\n")
+    given = errors_of(RUNS / name, RUNS / name / "profile")
+    assert errors_of(run, profile)["tpot"] == pytest.approx(given["tpot"], abs=0.005)
+
+
+def test_requests_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
+    run, _ = changed(tmp_path, "rtx4090_llama-3.1-8b")
+    file = run / "requests.jsonl"
+    first, second, *rest = file.read_text().splitlines()
+    cut, refused = json.loads(first) | {"last_token_ts": None}, json.loads(second) | {"output_toks": 0}
+    file.write_text("\n".join([json.dumps(cut), json.dumps(refused), *rest]))
+    found = load_run(str(run))
+    assert (len(found.requests), found.left_out) == (len(rest), 2)
+    file.write_text(json.dumps(cut))
+    with pytest.raises(ConfigError, match="no request that was answered"):
+        load_run(str(run))
+
+
+def test_a_tuned_model_has_the_sizes_of_its_base(tmp_path: Path) -> None:
+    name = "rtxpro6000_qwen3-32b"
+    run, profile = changed(tmp_path, name, meta=lambda m: m.update(model="Qwen/Qwen3-32B-Instruct"))
+    assert errors_of(run, profile)["tpot"] == pytest.approx(0.013, abs=0.02)
+
+
+def test_memory_that_only_the_hardware_tells_is_enough(tmp_path: Path) -> None:
+    def less(config: dict) -> None:
+        config["nodes"][0]["instances"][0].pop("npu_mem")
+
+    run, profile = changed(tmp_path, "rtxpro6000_qwen3-32b", config=less)
+    assert errors_of(run, profile)["queue"] == pytest.approx(0.022, abs=0.01)
+    run.joinpath("config.json").write_text(run.joinpath("config.json").read_text().replace("RTXPRO6000", "X1"))
+    with pytest.raises(ConfigError, match="npu_mem"):
+        errors_of(run, profile)
+
+
+def test_two_engines_of_one_run_are_refused(tmp_path: Path) -> None:
+    def two(config: dict) -> None:
+        config["nodes"][0]["instances"] *= 2
+
+    run, _ = changed(tmp_path, "rtx4090_llama-3.1-8b", config=two)
+    with pytest.raises(ConfigError, match="instances 2"):
+        load_run(str(run))
 
 
 def test_the_command_writes_json(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ DECODE_TARGET = 0.8
 MANY = (16, 512)
 MANY_TARGETS = {("W4A8 g128", 16): 0.8, ("W4A8 g128", 512): 0.9}
 REPEATS = {16: 24, 512: 4}
-PIECES, ROUNDS = 64, 4000
+PIECES = 64
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -38,16 +38,23 @@ def rows(rounds: int) -> Iterator[Row]:
     for name, form in FORMS.items():
         weight = form(torch.randn(SIZE, SIZE))
         yield _one(name, weight, rounds)
-        if dots(int8=name != "bf16"):
+        if Dots(name != "bf16", 1).rate():
             yield from (_many(name, weight, m, rounds) for m in MANY)
 
 
-def dots(int8: bool) -> float:
-    """Operations per second from registers, once; 0 where the CPU has no such instruction."""
-    call = native.function("ceiling_dots", I32, I32, I64, result=I64)
-    found: list[int] = []
-    elapsed = seconds(lambda: found.append(call(int8, PIECES, ROUNDS)))
-    return found[0] / elapsed
+class Dots:
+    """``operations`` from registers: as many as the product beside it has, as exposed to what interrupts."""
+
+    def __init__(self, int8: bool, operations: int) -> None:
+        self._call, self._int8 = native.function("ceiling_dots", I32, I32, I64, result=I64), int8
+        round_of_all = self._call(int8, PIECES, 1)  # 0 where the CPU has no such instruction
+        self.rounds = max(1, operations // round_of_all) if round_of_all else 1
+
+    def rate(self) -> float:
+        """Operations per second, once; 0 without the instruction."""
+        found: list[int] = []
+        elapsed = seconds(lambda: found.append(self._call(self._int8, PIECES, self.rounds)))
+        return found[0] / elapsed
 
 
 def _one(name: str, weight: PackedWeight, rounds: int) -> Row:
@@ -78,8 +85,10 @@ def _many(name: str, weight: PackedWeight, m: int, rounds: int) -> Row:
     def rate() -> float:
         return operations / min(seconds(call) for _ in range(repeats))
 
+    dots = Dots(name != "bf16", operations)
+
     def peak() -> float:
-        return max(dots(int8=name != "bf16") for _ in range(repeats))
+        return max(dots.rate() for _ in range(repeats))
 
     return _row(f"linear, {name}, {m} rows", rounds, peak, rate, "dot products", MANY_TARGETS.get((name, m), 0.0))
 

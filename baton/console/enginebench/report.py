@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from baton.console.enginebench import attention, linear, step
+from baton.console.enginebench import attention, linear, start, step
 from baton.console.enginebench.models import SIZES
 from baton.console.kvbench import rows
 from baton.console.kvbench.rows import Row
@@ -15,6 +15,8 @@ from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 
 SCHEMES = ("bf16", "int8", "int4")
+PARTS = ("linear", "attention", "step", "start")
+STARTS = 3
 
 
 def show(
@@ -25,13 +27,15 @@ def show(
     rounds: int,
     json_file: str | None,
     plot_file: str | None,
+    parts: Sequence[str] = PARTS,
 ) -> int:
-    """Measure, print, write. Raises ConfigError for an unknown size or scheme, or without native kernels."""
+    """Measure, print, write. Raises ConfigError for an unknown size, scheme or part, or without native kernels."""
+    _require_known("part", parts, PARTS)
     _require_known("size", sizes, SIZES)
     _require_known("scheme", schemes, SCHEMES)
     if native.library() is None:
         raise ConfigError("the engine's benchmark needs the native kernels: install a C++ compiler", "device")
-    found = list(_rows(sizes, schemes, kv, batches, rounds))
+    found = list(_rows(sizes, schemes, kv, batches, rounds, parts))
     Console(highlight=False, width=150).print(rows.table(found))
     if json_file:
         Path(json_file).write_text(rows.to_json(found) + "\n")
@@ -41,13 +45,23 @@ def show(
 
 
 def _rows(
-    sizes: Sequence[str], schemes: Sequence[str], kv: str, batches: tuple[int, ...], rounds: int
+    sizes: Sequence[str],
+    schemes: Sequence[str],
+    kv: str,
+    batches: tuple[int, ...],
+    rounds: int,
+    parts: Sequence[str],
 ) -> Iterator[Row]:
-    yield from linear.rows(rounds)
-    yield from attention.rows(rounds)
+    if "linear" in parts:
+        yield from linear.rows(rounds)
+    if "attention" in parts:
+        yield from attention.rows(rounds)
     for size in sizes:
         for scheme in schemes:
-            yield from step.rows(size, scheme, kv, batches, rounds)
+            if "step" in parts:
+                yield from step.rows(size, scheme, kv, batches, rounds)
+            if "start" in parts and scheme != "bf16":
+                yield from start.rows(size, scheme, min(rounds, STARTS))
 
 
 def _require_known(what: str, given: Sequence[str], known: Collection[str]) -> None:

@@ -64,7 +64,8 @@ def _reference() -> str:
 
 
 def _row(metric: metrics.Metric) -> str:
-    alias = f" (`{metrics.VLLM_PREFIX}{metric.vllm}`)" if metric.vllm else ""
+    names = [*([metric.vllm] if metric.vllm else []), *(name for _, name in metric.vllm_by)]
+    alias = f" ({', '.join(f'`{metrics.VLLM_PREFIX}{name}`' for name in names)})" if names else ""
     return f"| `{metric.series}`{alias} | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |"
 
 

@@ -103,7 +103,12 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 )
             ),
             Panel(
-                "Prompt length", (Line(q.mean(R["prompt_length"], "context_class"), "{{context_class}}"),), "short"
+                "Prompt and answer length",
+                (
+                    Line(q.mean(R["prompt_length"], "context_class"), "{{context_class}} prompt"),
+                    Line(q.mean(R["output_length"], "context_class"), "{{context_class}} answer"),
+                ),
+                "short",
             ),
             Panel(
                 "Where the time goes (mean)",
