@@ -1,14 +1,18 @@
 """What telemetry costs: throughput of router and workers with all of it, over the same without any, in pairs.
 
-    .venv/bin/python bench/telemetry_overhead.py [--rounds 9] [--null] [--json FILE]
+    .venv/bin/python bench/telemetry_overhead.py [--rounds 30] [--loads streamed …] [--null] [--json FILE]
 
-Two equal clusters of real processes stand side by side, workers whose forward pass is free, so that what is
-measured is all overhead. With: every metric counted, /metrics of the router and of each worker scraped every five
-seconds (Prometheus' default is 15), the live figures kept, the trace recorded, and a dashboard open. Without:
-telemetry.enabled is false, and nobody asks for anything. Each round loads both in turn, in changing order, and is
-one ratio; the median and all of them are printed, and beside them the ratio of CPU time that the processes
-took, which a busy machine disturbs less. ``--null`` compares the second with itself: what the method can't tell
-apart. Needs a quiet machine. Spans are not part of it: they are off without an endpoint.
+Two equal clusters of real processes stand side by side. With: every metric counted, /metrics of the router and of
+each worker scraped every five seconds (Prometheus' default is 15), the live figures kept, the trace recorded, and a
+dashboard open. Without: telemetry.enabled is false, and nobody asks for anything. A round is four short loads:
+with, without, without, with, or the other way round, so that a machine that slows down or speeds up does so for
+both. It gives one ratio of throughput, and one of the CPU time that all processes of a cluster took. Shown is the
+median with the interval that holds the true one in 95 of 100 runs.
+
+Two of the loads are strict: workers whose forward pass is free, so that all that is measured is overhead. The third
+is the engine that operators have: the demo model on the CPU engine, one prefill and one decode worker.
+``--null`` compares the second cluster with its like: what the method can't tell apart. Needs a quiet machine.
+Spans are not part of it: they are off without an endpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
+import random
 import sys
 import tempfile
 import time
@@ -25,157 +29,222 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 
-from baton.console.kvbench.rows import Row, median, paired, spread, table
+from baton.console.kvbench.rows import Row, interval, median, spread, table
 from baton.console.routerbench.cluster import PROFILE
 from baton.console.routerbench.load import closed_loop, request
 from baton.deploy.fleet import Fleet
+from baton.deploy.plans import DEMO
 
 TARGET = 0.98
-STREAMS, TOKENS = 32, 1024
-CLIENTS, REQUESTS, PROMPT, ANSWER = 16, 400, 1000, 16
 SCRAPE_S = 5.0
-Rate = Callable[[Fleet, int], Awaitable[float]]
+SLOTS = ("prefill-0", "decode-0")
+Load = Callable[[Fleet, int], Awaitable[int]]
 
 
-def fleet(folder: Path, telemetry: bool) -> Fleet:
-    """One prefill and one decode worker that compute in no time."""
-    profile = folder / "free.toml"
-    profile.write_text(PROFILE.format(about="a benchmark's", pages=16384, fixed=0.0, prefill=0.0, chunk=2048))
-    router = {"trace_file": str(folder / "trace.jsonl")} if telemetry else {}
+class Kind(NamedTuple):
+    """A load, on which engine it runs, and the unit of what it does."""
+
+    name: str
+    unit: str
+    engine: str
+    load: Load
+
+
+class Compared(msgspec.Struct):
+    """One load's rounds: with over without. ``cpu_ratio`` is of CPU time for the same work."""
+
+    row: Row
+    ratios: list[float]
+    cpu_ratio: float
+    cpu_low: float
+    cpu_high: float
+
+
+# ---- what is asked of a cluster ------------------------------------------------------------------------
+
+
+async def streamed(running: Fleet, number: int) -> int:
+    """Tokens of many long answers at once: what a token costs."""
+    raws = [request(f"round {number} of {i}", 1024) for i in range(32)]
+    return sum(o.tokens for o in await closed_loop(running.host, running.port, 32, raws.__getitem__, 32))
+
+
+async def answered(running: Fleet, number: int) -> int:
+    """Requests whose prompt of 1,000 tokens is handed over: what a request costs."""
+    rng = random.Random(number)
+    raws = [request([rng.randrange(3, 32000) for _ in range(1000)], 16) for _ in range(200)]
+    return await _all_good(running, 16, raws)
+
+
+async def written(running: Fleet, number: int) -> int:
+    """Tokens of answers that a model really writes, after prompts of 300 tokens that are handed over."""
+    rng = random.Random(number)
+    raws = [request([rng.randrange(3, 4096) for _ in range(300)], 64) for _ in range(24)]
+    return 64 * await _all_good(running, 8, raws)
+
+
+async def _all_good(running: Fleet, clients: int, raws: list[bytes]) -> int:
+    outcomes = await closed_loop(running.host, running.port, clients, raws.__getitem__, len(raws))
+    assert all(o.good for o in outcomes), [o.status for o in outcomes if not o.good]
+    return len(outcomes)
+
+
+KINDS = {
+    "streamed": Kind("streamed tokens, free engine", "tok/s", "free", streamed),
+    "answered": Kind("requests of 1,000 tokens handed over, free engine", "req/s", "free", answered),
+    "written": Kind("tokens of the demo model, CPU engine, 1P1D", "tok/s", "cpu", written),
+}
+
+
+# ---- the two clusters ----------------------------------------------------------------------------------
+
+
+def fleet(folder: Path, telemetry: bool, engine: str = "free") -> Fleet:
+    """One prefill and one decode worker, of the demo model or such as compute in no time."""
+    worker: dict[str, Any] = {"device": "cpu", "model": str(DEMO)}
+    if engine == "free":
+        profile = folder / "free.toml"
+        profile.write_text(PROFILE.format(about="a benchmark's", pages=16384, fixed=0.0, prefill=0.0, chunk=2048))
+        worker = {"device": f"paced:{profile}", "max_batch": 256}
     return Fleet(
         cluster={"prefill": 1, "decode": 1},
-        router=router,
-        worker={"device": f"paced:{profile}", "max_batch": 256, "metrics": telemetry},
+        router={"trace_file": str(folder / "trace.jsonl")} if telemetry else {},
+        worker=worker | {"metrics": telemetry},
         telemetry={"enabled": telemetry, "prefill_dollars_per_hour": 1.0, "decode_dollars_per_hour": 1.0},
     )
 
 
-@asynccontextmanager
-async def watched(running: Fleet) -> AsyncIterator[None]:
-    """A dashboard is open and a Prometheus scrapes, while the block runs."""
-    pages = [running.url + "/metrics"]
-    pages += [f"http://{running.record(slot).metrics_address}/metrics" for slot in ("prefill-0", "decode-0")]
-    tasks = [asyncio.create_task(_scrape(pages)), asyncio.create_task(_dashboard(running))]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+class Watch:
+    """A Prometheus that scrapes and a dashboard that is open while a cluster is measured; else its clock stands."""
 
+    def __init__(self, running: Fleet) -> None:
+        pages = [f"http://{running.record(slot).metrics_address}/metrics" for slot in SLOTS]
+        self._running, self._pages = running, [running.url + "/metrics", *pages]
+        self._left = SCRAPE_S / 2
 
-async def _scrape(pages: list[str]) -> None:
-    while True:
-        for page in pages:
-            await asyncio.to_thread(lambda page=page: urllib.request.urlopen(page, timeout=5).read())
-        await asyncio.sleep(SCRAPE_S)
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Look on, while the block runs."""
+        tasks = [asyncio.create_task(self._scrape()), asyncio.create_task(self._dashboard())]
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._left -= time.perf_counter() - began
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _scrape(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._left))
+            self._left += SCRAPE_S
+            for page in self._pages:
+                await asyncio.to_thread(lambda page=page: urllib.request.urlopen(page, timeout=5).read())
 
-async def _dashboard(running: Fleet) -> None:
-    reader, writer = await asyncio.open_connection(running.host, running.port)
-    writer.write(b"GET /v1/cluster/stream HTTP/1.1\r\nhost: b\r\n\r\n")
-    with contextlib.closing(writer):
-        while await reader.read(1 << 16):
-            pass
-
-
-async def streamed(running: Fleet, number: int) -> float:
-    """Tokens per second of many long answers: what a token costs."""
-    raws = [request(f"round {number} of {i}", TOKENS) for i in range(STREAMS)]
-    began = time.perf_counter()
-    outcomes = await closed_loop(running.host, running.port, STREAMS, raws.__getitem__, STREAMS)
-    return sum(o.tokens for o in outcomes) / (time.perf_counter() - began)
-
-
-async def answered(running: Fleet, number: int) -> float:
-    """Requests per second of prompts that are handed over: what a request costs."""
-    first = 1000 + number * REQUESTS
-    raws = [request(list(range(first + i, first + i + PROMPT)), ANSWER) for i in range(REQUESTS)]
-    began = time.perf_counter()
-    outcomes = await closed_loop(running.host, running.port, CLIENTS, raws.__getitem__, REQUESTS)
-    assert all(o.good for o in outcomes), [o.status for o in outcomes if not o.good]
-    return REQUESTS / (time.perf_counter() - began)
+    async def _dashboard(self) -> None:
+        reader, writer = await asyncio.open_connection(self._running.host, self._running.port)
+        writer.write(b"GET /v1/cluster/stream HTTP/1.1\r\nhost: b\r\n\r\n")
+        with contextlib.closing(writer):
+            while await reader.read(1 << 16):
+                pass
 
 
 class Side:
-    """One of the two clusters: its rates, round by round, and the CPU seconds that they took."""
+    """One of the two clusters."""
 
-    def __init__(self, running: Fleet, is_watched: bool) -> None:
-        self.running, self._is_watched = running, is_watched
-        self.rates: list[float] = []
-        self.cpu_s = 0.0
+    def __init__(self, running: Fleet) -> None:
+        self.running = running
+        self._watch = Watch(running) if running.config.telemetry.enabled else None
 
-    async def measure(self, rate: Rate, number: int) -> None:
-        """One round."""
-        async with watched(self.running) if self._is_watched else contextlib.nullcontext():
-            before = cpu_seconds(self.running)
-            self.rates.append(await rate(self.running, number))
-            self.cpu_s += cpu_seconds(self.running) - before
+    async def measure(self, load: Load, number: int) -> tuple[float, float]:
+        """What the load does per second, and the CPU seconds that each part of it took."""
+        async with self._watch.open() if self._watch else contextlib.nullcontext():
+            threads, began = _threads(self.running), time.perf_counter()
+            done = await load(self.running, number)
+            seconds = time.perf_counter() - began
+            after = _threads(self.running)
+        return done / seconds, sum(ns - threads.get(thread, 0) for thread, ns in after.items()) / 1e9 / done
 
 
-def cpu_seconds(running: Fleet) -> float:
-    """Of the router and both workers' processes, so far."""
+def _threads(running: Fleet) -> dict[str, int]:
+    """Nanoseconds that each thread of the router and of both workers' processes has run."""
     assert running.router is not None
-    records = [running.record(slot) for slot in ("prefill-0", "decode-0")]
-    pids = [running.router.pid, *(r.pid for r in records), *(r.engine_pid for r in records)]
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    records = [running.record(slot) for slot in SLOTS]
+    found = {}
+    for pid in (running.router.pid, *(r.pid for r in records), *(r.engine_pid for r in records)):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # it has ended
+                found[str(task)] = int((task / "schedstat").read_text().split()[0])
+    return found
 
 
-async def compare(
-    name: str, unit: str, rate: Rate, on: Fleet, off: Fleet, rounds: int
-) -> tuple[Row, list[float], float]:
-    """One row, every round's ratio, and the ratio of CPU time for the same work."""
-    with_it, without = Side(on, on.config.telemetry.enabled), Side(off, False)
-    for side in (with_it, without):
-        await rate(side.running, 0)  # connections, caches, first use
+# ---- rounds --------------------------------------------------------------------------------------------
+
+
+async def compare(kind: Kind, on: Fleet, off: Fleet, rounds: int) -> Compared:
+    """All rounds of one load."""
+    sides = Side(on), Side(off)
+    for side in sides:
+        await kind.load(side.running, 0)  # connections, caches, first use
+    found: list[list[tuple[float, float]]] = [[], []]
     for number in range(1, rounds + 1):
-        for side in (with_it, without) if number % 2 else (without, with_it):
-            await side.measure(rate, number)
-    ratios = [a / b for a, b in zip(with_it.rates, without.rates, strict=True)]
+        first = number % 2
+        for turn, which in enumerate((first, 1 - first, 1 - first, first)):
+            found[which].append(await sides[which].measure(kind.load, 4 * number + turn // 2))
+    ratios, cpu = [], []
+    for at in range(0, 2 * rounds, 2):
+        (a, b), (c, d) = found[0][at : at + 2], found[1][at : at + 2]
+        ratios.append((1 / c[0] + 1 / d[0]) / (1 / a[0] + 1 / b[0]))
+        cpu.append((a[1] + b[1]) / (c[1] + d[1]))
+    low, high = interval(ratios)
+    with_it, without = (median([rate for rate, _ in side]) for side in found)
     row = Row(
-        name,
-        median(with_it.rates),
-        unit,
-        peer=f"without: {median(without.rates):.4g}",
-        ratio=paired(with_it.rates, without.rates),
-        spread=spread(ratios),
-        target=TARGET,
+        kind.name, with_it, kind.unit, peer=f"without: {without:.4g}", ratio=median(ratios), spread=spread(ratios),
+        target=TARGET, low=low * without, high=high * without,
+    )  # fmt: skip
+    return Compared(row, ratios, median(cpu), *interval(cpu))
+
+
+def run(kinds: list[Kind], rounds: int, null: bool) -> list[Compared]:
+    """Each engine's two clusters, and the loads for them."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        for engine in dict.fromkeys(kind.engine for kind in kinds):
+            with fleet(Path(folder), not null, engine) as on, fleet(Path(folder), False, engine) as off:
+                found += [asyncio.run(compare(k, on, off, rounds)) for k in kinds if k.engine == engine]
+    return found
+
+
+def told(found: Compared) -> str:
+    """A line beside the table's."""
+    low, high = interval(found.ratios)
+    return (
+        f"{found.row.name}: {len(found.ratios)} rounds, {found.row.ratio:.3f} ({low:.3f} to {high:.3f}); CPU time"
+        f" {found.cpu_ratio:.3f} ({found.cpu_low:.3f} to {found.cpu_high:.3f})"
     )
-    return row, ratios, with_it.cpu_s / max(without.cpu_s, 1e-9)
 
 
 def main() -> int:
     """Print the rows; exit status 1 when one misses."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--loads", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--null", action="store_true", help="without against without")
     parser.add_argument("--json", help="write the rows to this file")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
-        with fleet(Path(folder), not arguments.null) as on, fleet(Path(folder), False) as off:
-            loads = (
-                ("streamed tokens", "tok/s", streamed),
-                ("requests, 1,000 tokens handed over", "req/s", answered),
-            )
-            found = [asyncio.run(compare(*load, on, off, arguments.rounds)) for load in loads]
-    rows = [row for row, _, _ in found]
-    Console(width=140).print(table(rows))
-    for row, ratios, cpu in found:
-        print(f"{row.name}: ratios {', '.join(f'{r:.3f}' for r in sorted(ratios))}; CPU time {cpu:.3f}")
+    found = run([KINDS[name] for name in arguments.loads], arguments.rounds, arguments.null)
+    Console(width=140).print(table([f.row for f in found]))
+    for one in found:
+        print(told(one))
     if arguments.json:
-        content = [
-            {"name": row.name, "with": row.value, "ratio": row.ratio, "ratios": ratios, "cpu": cpu}
-            for row, ratios, cpu in found
-        ]
-        Path(arguments.json).write_text(json.dumps(content, indent=1) + "\n")
-    return int(not all(row.reached for row in rows))
+        Path(arguments.json).write_text(json.dumps(msgspec.to_builtins(found), indent=1) + "\n")
+    return int(not all(f.row.reached for f in found))
 
 
 if __name__ == "__main__":

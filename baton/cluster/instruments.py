@@ -5,7 +5,6 @@ Knows nothing of what is measured.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,12 +18,13 @@ from baton.cluster.metrics import VLLM_PREFIX, Metric
 
 
 class ManyHistogram(Histogram):
-    """A histogram that takes one value many times at the price of once: a piece of an answer is several tokens."""
+    """A histogram that takes values counted elsewhere at the price of one: an answer has a gap for each token."""
 
-    def observe_many(self, amount: float, count: int) -> None:
-        """``amount``, ``count`` times."""
-        self._sum.inc(amount * count)
-        self._buckets[bisect_left(self._upper_bounds, amount)].inc(count)
+    def observe_many(self, counts: Mapping[int, int], total: float) -> None:
+        """``counts`` by number of bucket; the values are ``total`` together."""
+        self._sum.inc(total)
+        for bucket, count in counts.items():
+            self._buckets[bucket].inc(count)
 
 
 class Nothing:
@@ -69,27 +69,32 @@ class VllmNames(Collector):
     """Shows the instruments whose definition has a vLLM name once more, under it."""
 
     def __init__(self, definitions: Mapping[str, Metric], made: Mapping[str, Any]) -> None:
-        self._pairs = [(metric.vllm, made[key]) for key, metric in definitions.items() if metric.vllm]
+        self._named = [(metric, made[key]) for key, metric in definitions.items() if metric.vllm or metric.vllm_by]
 
     def describe(self) -> Iterable[Family]:
         """Nothing ahead of time: the names are ours to know."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """The same figures, renamed."""
-        for name, instrument in self._pairs:
+        """The same figures, renamed; those of some label values as families of their own."""
+        for metric, instrument in self._named:
             for family in instrument.collect():
-                yield _renamed(family, VLLM_PREFIX + name)
+                if metric.vllm:
+                    yield _renamed(family, VLLM_PREFIX + metric.vllm)
+                for value, name in metric.vllm_by:
+                    yield _renamed(family, VLLM_PREFIX + name, metric.labels[-1], value)
 
 
-def _renamed(family: Family, name: str) -> Family:
+def _renamed(family: Family, name: str, label: str = "", value: str = "") -> Family:
+    """With ``label``, only the samples that have ``value`` there, and without it."""
     other = Family(name, family.documentation, family.type)
     other.samples = [
-        Sample(name + s.name.removeprefix(family.name), _labels(s.labels), s.value, s.timestamp, s.exemplar)
+        Sample(name + s.name.removeprefix(family.name), _labels(s.labels, label), s.value, s.timestamp, s.exemplar)
         for s in family.samples
+        if not label or s.labels[label] == value
     ]
     return other
 
 
-def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    return {VLLM_LABELS.get(key, key): value for key, value in labels.items()}
+def _labels(labels: Mapping[str, str], without: str = "") -> dict[str, str]:
+    return {VLLM_LABELS.get(key, key): value for key, value in labels.items() if key != without}

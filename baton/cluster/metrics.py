@@ -28,6 +28,7 @@ class Metric(msgspec.Struct, frozen=True):
     unit: str = ""
     buckets: tuple[float, ...] = ()
     vllm: str = ""
+    vllm_by: tuple[tuple[str, str], ...] = ()  # the same for single values of the last label
 
     @property
     def full_name(self) -> str:
@@ -44,8 +45,22 @@ _CLASS = ("model", "context_class")
 _WORKER = ("role", "worker", "model")
 
 
-def _seconds(name: str, text: str, labels: tuple[str, ...] = _CLASS, vllm: str = "") -> Metric:
-    return Metric(f"{name}_seconds", "histogram", text, labels, "seconds", SECONDS, vllm)
+# vLLM has a histogram of its own for each of these stations.
+VLLM_STATIONS = (
+    ("queue", "request_queue_time_seconds"),
+    ("prefill", "request_prefill_time_seconds"),
+    ("decode", "request_decode_time_seconds"),
+)
+
+
+def _seconds(
+    name: str,
+    text: str,
+    labels: tuple[str, ...] = _CLASS,
+    vllm: str = "",
+    vllm_by: tuple[tuple[str, str], ...] = (),
+) -> Metric:
+    return Metric(f"{name}_seconds", "histogram", text, labels, "seconds", SECONDS, vllm, vllm_by)
 
 
 def _count(name: str, text: str, labels: tuple[str, ...], unit: str = "", vllm: str = "") -> Metric:
@@ -89,9 +104,19 @@ ROUTER: dict[str, Metric] = {
         "Time at one station of a request's way: queue (router), prefill_queue, prefill, fetch, "
         "transfer (exposed), first_decode (first to second token), decode",
         (*_CLASS, "station"),
+        vllm_by=VLLM_STATIONS,
     ),
     "prompt_length": Metric(
         "prompt_length_tokens", "histogram", "Prompt length", _CLASS, "tokens", TOKENS, "request_prompt_tokens"
+    ),
+    "output_length": Metric(
+        "output_length_tokens",
+        "histogram",
+        "Answer length, per choice",
+        _CLASS,
+        "tokens",
+        TOKENS,
+        "request_generation_tokens",
     ),
     "slo": _count(
         "slo_requests",

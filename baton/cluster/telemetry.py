@@ -41,6 +41,7 @@ class RouterMetrics:
     duration: Histogram
     station: Histogram
     prompt_length: Histogram
+    output_length: Histogram
     slo: Counter
     decisions: Counter
     retries: Counter

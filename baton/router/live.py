@@ -143,6 +143,11 @@ def bin_of(seconds: float) -> int:
     return int(math.log(max(seconds, LEAST_S) / LEAST_S) / _PER_BIN)
 
 
+def bin_start(at: int) -> float:
+    """The least seconds that belong to a bin."""
+    return LEAST_S * math.exp(at * _PER_BIN)
+
+
 def verdict(ttft_s: float | None, tpot_s: float | None, slo_ttft_s: float, slo_tpot_s: float, ok: bool) -> Verdict:
     """Whether every SLO was met. One token has no TPOT: it is not judged; what failed missed."""
     if not slo_ttft_s and not slo_tpot_s:

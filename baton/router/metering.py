@@ -1,7 +1,8 @@
 """What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
 
 Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
-tokens costs what a piece of one does.
+tokens costs what a piece of one does, which is two additions: what a choice counted is merged into the metrics
+when it ends, and every ``MERGE_S`` before.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from baton.cluster.telemetry import RouterMetrics, exemplar
-from baton.router.live import GOOD_ENDS, Bins, Ended, bin_of, verdict
+from baton.router.gaps import Gaps
+from baton.router.live import GOOD_ENDS, Bins, Ended, verdict
 from baton.router.request import Summary
 
+MERGE_S = 0.25
 _OWN_METRIC = "ttft"  # the one station that has a histogram of its own
 
 
@@ -42,40 +45,45 @@ class Meter:
         self._request_id, self._wall_clock = request_id, wall_clock
         self._tokens = 0
         self._first_at = self._last_at = self._longest_gap = 0.0
-        self._gaps: Bins = {}
-        self._observe_gaps = metrics.itl.labels(*self._labels).observe_many
+        self._merged_at = 0.0
+        self._gaps, self._bins = Gaps(), Bins()
         self._open = True
 
     def took(self, tokens: int) -> None:
         """``tokens`` more arrived, together."""
         now = self._clock()
         if self._tokens == 0:
-            self._first_at = now
+            self._first_at = self._merged_at = now
             trace = exemplar(self._summary.trace_id)
             self._metrics.ttft.labels(*self._labels).observe(now - self._arrived, trace)
         elif tokens:
-            self._waited(now - self._last_at, tokens)
+            gap = now - self._last_at
+            self._gaps.count(gap, tokens)
+            if gap > self._longest_gap:
+                self._longest_gap = gap
+            if now - self._merged_at > MERGE_S:
+                self._merge(now)
         self._tokens += tokens
         self._last_at = now
 
-    def _waited(self, gap: float, tokens: int) -> None:
-        self._longest_gap = max(self._longest_gap, gap)
-        self._observe_gaps(gap / tokens, tokens)
-        if self._tell is not None:
-            at = bin_of(gap / tokens)
-            self._gaps[at] = self._gaps.get(at, 0) + tokens
+    def _merge(self, now: float) -> None:
+        self._merged_at = now
+        buckets, seconds = self._gaps.drain(self._bins)
+        if buckets:
+            self._metrics.itl.labels(*self._labels).observe_many(buckets, seconds)
 
     def ended(self, outcome: str) -> None:
         """``outcome``: a finish_reason, an error label or "cancelled"."""
         if not self._open:
             return
         self._open = False
+        self._merge(self._last_at)
         over = self._over(outcome)
         self._count(over)
         if self._record is not None:
             self._record(over.duration_s, self._tokens)
         if self._tell is not None:
-            self._tell(over, self._gaps)
+            self._tell(over, self._bins)
 
     def _over(self, outcome: str) -> Ended:
         summary, tokens = self._summary, self._tokens
@@ -108,6 +116,7 @@ class Meter:
         metrics, labels, trace = self._metrics, self._labels, exemplar(self._summary.trace_id)
         metrics.requests.labels(*labels, over.outcome).inc()
         metrics.output_tokens.labels(*labels).inc(self._tokens)
+        metrics.output_length.labels(*labels).observe(self._tokens)
         metrics.duration.labels(*labels).observe(over.duration_s, trace)
         if over.tpot_s is not None:
             metrics.tpot.labels(*labels).observe(over.tpot_s, trace)

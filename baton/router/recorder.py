@@ -9,6 +9,7 @@ before; ids are numbered from a random start, and their hashes are salted anew i
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from baton.protos.errors import ConfigError
 BLOCK_TOKENS = 512
 REMEMBERED_BLOCKS = 200_000
 KEPT_FILES = 4
+WRITE_S = 0.25
+MOST_LINES = 256  # that wait to be written
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -36,7 +39,8 @@ class Line(msgspec.Struct, frozen=True):
 class TraceRecorder:
     """Appends to ``path``; at ``max_bytes`` t.jsonl becomes t.1.jsonl, that t.2.jsonl, … of which some are kept.
 
-    ``wall_clock`` in seconds since 1970. A disk that is full loses lines (``lost``), never an answer.
+    Under an event loop lines are written together, within ``WRITE_S``. ``wall_clock`` in seconds since 1970. A disk
+    that is full loses lines (``lost``), never an answer.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class TraceRecorder:
         self.lost = 0
         self._path, self._max_bytes, self._wall_clock = Path(path), max_bytes, wall_clock
         self._root, self._next = entropy(32), int.from_bytes(entropy(5), "little") << 20
+        self._lines: list[bytes] = []
         self._ids: OrderedDict[bytes, int] = OrderedDict()
         self._file = self._open()
 
@@ -55,20 +60,38 @@ class TraceRecorder:
         hashes = prefix.chain(self._root, token_ids, BLOCK_TOKENS)
         arrived = int((self._wall_clock() - ago_s) * 1e3)
         line = Line(arrived, len(token_ids), output_tokens, [self._id(h) for h in hashes])
+        self._lines.append(msgspec.json.encode(line) + b"\n")
+        if len(self._lines) == 1:
+            self._write_soon()
+        elif len(self._lines) >= MOST_LINES:
+            self.write()
+
+    def write(self) -> None:
+        """The lines that wait."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
         try:
-            self._file.write(msgspec.json.encode(line) + b"\n")
+            self._file.write(b"".join(lines))
             if self._file.tell() >= self._max_bytes:
                 self._rotate()
         except (OSError, ValueError, ConfigError):  # ValueError: a rotation closed it and could open no other
-            self.lost += 1
+            self.lost += len(lines)
 
     def of(self, token_ids: Sequence[int]) -> Callable[[float, int], None]:
         """``record`` for one prompt."""
         return lambda ago_s, output_tokens: self.record(ago_s, token_ids, output_tokens)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Write nothing more, after the lines that wait."""
+        self.write()
         self._file.close()
+
+    def _write_soon(self) -> None:
+        try:
+            asyncio.get_running_loop().call_later(WRITE_S, self.write)
+        except RuntimeError:  # nobody would come back to it
+            self.write()
 
     def _id(self, block: bytes) -> int:
         found = self._ids.pop(block, None)

@@ -148,6 +148,8 @@ async def running_router(
         yield RouterAddress(config.host, port, grpc_port, "https" if identity else "http")
     finally:
         await asyncio.gather(stop_rest(), stop_grpc())
+        if frontend.recorder is not None:
+            frontend.recorder.write()
 
 
 async def serve_router(

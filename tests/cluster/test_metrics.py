@@ -1,9 +1,12 @@
 """One set of definitions: what instruments are made of, what vLLM's dashboards find, what an exemplar leads to."""
 
+from bisect import bisect_left
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
 from baton.cluster import metrics
+from baton.cluster.metrics import SECONDS
 from baton.cluster.telemetry import OPTIONAL, RouterMetrics, WorkerMetrics, exemplar
 
 
@@ -61,6 +64,20 @@ def test_vllms_dashboards_find_their_names_where_asked_for():
     assert "vllm" not in generate_latest(plain).decode()
 
 
+def test_stations_that_are_histograms_of_their_own_in_vllm_are_shown_as_such():
+    registry = CollectorRegistry()
+    router = RouterMetrics(registry, vllm_names=True)
+    for station, seconds in (("queue", 0.02), ("prefill", 0.3), ("transfer", 0.1)):
+        router.station.labels("m", "short", station).observe(seconds)
+    router.output_length.labels("m", "short").observe(40)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("vllm:")]
+    sums = {line.split("{")[0]: float(line.split()[-1]) for line in lines if "_sum{" in line}
+    assert sums["vllm:request_queue_time_seconds_sum"] == 0.02
+    assert sums["vllm:request_prefill_time_seconds_sum"] == 0.3
+    assert sums["vllm:request_generation_tokens_sum"] == 40
+    assert not any("station" in line or "transfer" in line for line in lines)
+
+
 def test_an_exemplar_carries_the_trace_and_only_openmetrics_shows_it():
     registry = CollectorRegistry()
     router = RouterMetrics(registry)
@@ -70,12 +87,12 @@ def test_an_exemplar_carries_the_trace_and_only_openmetrics_shows_it():
     assert "trace_id" not in generate_latest(registry).decode()
 
 
-def test_many_observations_count_as_many():
+def test_values_that_were_counted_elsewhere_count_as_if_observed():
     one, many = (RouterMetrics(CollectorRegistry()).itl.labels("m", "a") for _ in range(2))
     for value, count in ((0.003, 4), (0.25, 1), (500.0, 2)):
         for _ in range(count):
             one.observe(value)
-        many.observe_many(value, count)
+        many.observe_many({bisect_left(SECONDS, value): count}, value * count)
     assert one._sum.get() == many._sum.get()
     assert [b.get() for b in one._buckets] == [b.get() for b in many._buckets]
 
@@ -84,7 +101,7 @@ def test_telemetry_that_is_off_keeps_nothing():
     registry = CollectorRegistry()
     router = RouterMetrics(registry, enabled=False)
     router.ttft.labels("m", "short").observe(0.2)
-    router.itl.labels("m", "short").observe_many(0.1, 3)
+    router.itl.labels("m", "short").observe_many({6: 3}, 0.3)
     with router.running.labels("m", "short").track_inprogress():
         pass
     worker = WorkerMetrics(registry, "decode", "d0", "m", enabled=False)

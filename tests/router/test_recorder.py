@@ -1,5 +1,6 @@
 """The redacted trace that a router writes."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from baton.console.main import app
 from baton.planner.trace_stats import stats
 from baton.planner.traces import read_trace
 from baton.protos.errors import ConfigError
-from baton.router.recorder import KEPT_FILES, TraceRecorder
+from baton.router.recorder import KEPT_FILES, MOST_LINES, TraceRecorder
 
 SECRET = list(range(40_000, 41_300))
 
@@ -94,6 +95,8 @@ def test_files_of_several_routers_become_one_trace(tmp_path: Path) -> None:
     requests = read_trace(out).requests
     assert [r.hash_ids for r in requests] == [(0, 1, 2), (3, 4, 5), (0, 1, 2)]
     assert [r.arrival for r in requests] == [0.0, 1.0, 2.0]
+    done = CliRunner().invoke(app, ["trace", "export", *files, "--out", out, "--json", "-"])
+    assert json.loads(done.stdout) == {"out": out, "requests": 3, "seconds": 2.0, "skipped": []}
 
 
 async def test_a_router_that_is_told_to_records_each_answer(start_router, fake, model_dir, tmp_path: Path) -> None:
@@ -107,3 +110,17 @@ async def test_a_router_that_is_told_to_records_each_answer(start_router, fake, 
     assert [r.output_length for r in requests] == [5, 5]
     assert requests[0].input_length == usage["prompt_tokens"]
     assert requests[0].hash_ids == requests[1].hash_ids
+
+
+async def test_under_a_loop_lines_are_written_together_and_soon(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    trace = recorder(file, Clock())
+    for _ in range(MOST_LINES - 1):
+        trace.record(0.0, SECRET, 5)
+    assert file.read_text() == ""
+    trace.record(0.0, SECRET, 5)
+    assert len(read_trace(str(file)).requests) == MOST_LINES
+    trace.record(0.0, SECRET, 5)
+    async with asyncio.timeout(20):
+        while len(read_trace(str(file)).requests) == MOST_LINES:
+            await asyncio.sleep(0.05)

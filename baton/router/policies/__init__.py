@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -183,9 +185,10 @@ def _may_read(snapshot: ClusterSnapshot, ask: Ask, worker: Candidate) -> bool:
 
 def pairs(snapshot: ClusterSnapshot, ask: Ask) -> Iterator[tuple[Candidate, Candidate]]:
     """Every (prefill, decode) that fits and has room."""
+    writers = _decodes(snapshot, ask)
     for p in preferred(snapshot.prefill, ask.avoid):
         if has_room(p, ask.uncached(p.id), snapshot.window_tokens):
-            yield from ((p, d) for d in _decodes(snapshot, ask) if fits(p, d))
+            yield from ((p, d) for d in writers if fits(p, d))
 
 
 def _decodes(snapshot: ClusterSnapshot, ask: Ask) -> list[Candidate]:
@@ -198,8 +201,13 @@ def preferred(workers: tuple[Candidate, ...] | list[Candidate], avoid: frozenset
     return [w for w in workers if w.id not in avoid] or list(workers)
 
 
-def least(options: list[Option], turn: int) -> Option:
-    """The cheapest; equals take turns."""
-    best = min(o.cost for o in options)
-    equals = [o for o in options if o.cost <= best]
+def cheapest_first(options: list[Option]) -> list[Option]:
+    """In order of their costs; equals as they were."""
+    return sorted(options, key=attrgetter("cost"))
+
+
+def least(ranked: list[Option], turn: int) -> Option:
+    """The first of those ranked by cost; equals take turns."""
+    best = ranked[0].cost
+    equals = list(takewhile(lambda option: option.cost <= best, ranked))
     return equals[turn % len(equals)]

@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, least, local_ways, pairs
+from baton.router.policies import (
+    Ask,
+    Candidate,
+    ClusterSnapshot,
+    Decision,
+    Option,
+    cheapest_first,
+    least,
+    local_ways,
+    pairs,
+)
 from baton.router.policies._fetch import best_fetch
 
 WRITE_TOKENS = 64
@@ -51,10 +61,9 @@ def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
         options.append(Option("prefill", d.id, p.id, terms, ask.cached(p.id)))
     if not options:
         return None
-    taken = least(options, snapshot.turn)
-    options.sort(key=lambda o: o.cost)
-    listed = tuple(options[:RECORDED])
-    return Decision("cost", taken, listed, in_seconds=True, more=len(options) - len(listed))
+    ranked = cheapest_first(options)
+    taken, listed = least(ranked, snapshot.turn), tuple(ranked[:RECORDED])
+    return Decision("cost", taken, listed, in_seconds=True, more=len(ranked) - len(listed))
 
 
 def _local(worker: Candidate, ask: Ask, reader: _Reader, writer: _Writer) -> dict[str, float]:

@@ -8,7 +8,17 @@ Example: p0 has 4,000 tokens to read and p1 none -> p1.
 
 from __future__ import annotations
 
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, least, local_ways, pairs
+from baton.router.policies import (
+    Ask,
+    Candidate,
+    ClusterSnapshot,
+    Decision,
+    Option,
+    cheapest_first,
+    least,
+    local_ways,
+    pairs,
+)
 
 
 def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
@@ -17,7 +27,7 @@ def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
     options = options or [Option("prefill", d.id, p.id, _terms(snapshot, p, d)) for p, d in pairs(snapshot, ask)]
     if not options:
         return None
-    return Decision("least_loaded", least(options, snapshot.turn), tuple(options))
+    return Decision("least_loaded", least(cheapest_first(options), snapshot.turn), tuple(options))
 
 
 def _terms(snapshot: ClusterSnapshot, reader: Candidate, writer: Candidate) -> dict[str, float]:

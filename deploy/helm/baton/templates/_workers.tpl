@@ -21,7 +21,8 @@ ports:
   - {name: kv, containerPort: {{ $root.Values.workers.ports.data }}}
   {{- end }}
   - {name: metrics, containerPort: {{ $root.Values.workers.ports.metrics }}}
-# The host writes its state there; under mTLS a kubelet has no certificate to ask by gRPC with.
+# The host writes its state there and holds the lock while it lives (what it wrote outlives it: the volume is the
+# pod's, not the container's); under mTLS a kubelet has no certificate to ask by gRPC with.
 startupProbe:
   {{- include "baton.workerReady" . | nindent 2 }}
   periodSeconds: 2
@@ -54,7 +55,7 @@ volumeMounts:
 
 {{- define "baton.workerReady" -}}
 exec:
-  command: [sh, -c, 'grep -q ''"state":"ready"'' "/run/baton/slots/$POD_NAME.json"']
+  command: [sh, -c, 'cd /run/baton/slots && grep -q ''"state":"ready"'' "$POD_NAME.json" && ! flock -n -s "$POD_NAME.lock" true']
 {{- end -}}
 
 {{/* Labels of a worker's pod: (dict "root" $ "pool" $pool "name" "prefill"). */}}

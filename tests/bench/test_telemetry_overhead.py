@@ -1,0 +1,40 @@
+"""Telemetry's benchmark: rounds are paired and turned, and a cluster that is slower in every round is found so."""
+
+import asyncio
+
+import pytest
+
+from bench import telemetry_overhead as bench
+
+
+class FakeSide:
+    """A cluster whose rate is its own share of the machine's, which changes from one load to the next."""
+
+    order: list[str] = []
+
+    def __init__(self, name: str) -> None:
+        self._name, self._share = name, {"on": 0.97, "off": 1.0}[name]
+
+    async def measure(self, load, number) -> tuple[float, float]:
+        FakeSide.order.append(self._name)
+        machine = 100.0 + 10.0 * (number // 4 % 5)
+        return machine * self._share, 0.5 / self._share
+
+    @property
+    def running(self):
+        return self
+
+
+def test_what_slows_a_whole_round_cancels_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(running, number) -> int:
+        return 1
+
+    monkeypatch.setattr(bench, "Side", FakeSide)
+    monkeypatch.setattr(FakeSide, "order", [])
+    found = asyncio.run(bench.compare(bench.Kind("rate", "req/s", "free", load), "on", "off", 10))
+    assert found.ratios == pytest.approx([0.97] * 10)
+    assert found.row.ratio == pytest.approx(0.97)
+    assert not found.row.reached
+    assert found.cpu_ratio == pytest.approx(1 / 0.97)
+    assert FakeSide.order[:8] == ["off", "on", "on", "off", "on", "off", "off", "on"]
+    assert "0.970 (0.970 to 0.970)" in bench.told(found)

@@ -1,0 +1,59 @@
+"""Gaps between tokens are counted once, and found in the histogram and in the live figures as if counted twice."""
+
+import random
+from bisect import bisect_left
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.cluster.metrics import SECONDS
+from baton.cluster.telemetry import RouterMetrics
+from baton.router.gaps import Gaps
+from baton.router.live import Bins, bin_of
+from baton.router.metering import MERGE_S, Meter
+from baton.router.request import Summary
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_a_gap_is_in_the_bucket_and_the_bin_that_it_belongs_to(spread: float) -> None:
+    rng, gaps, bins = random.Random(5), Gaps(), Bins()
+    buckets, by_bin, total = [0] * (len(SECONDS) + 1), Bins(), 0.0
+    for _ in range(4000):
+        tokens, each = rng.randrange(1, 5), min(3000.0, rng.lognormvariate(-4, spread))
+        gaps.count(each * tokens, tokens)
+        buckets[bisect_left(SECONDS, each)] += tokens
+        by_bin[bin_of(each)] = by_bin.get(bin_of(each), 0) + tokens
+        total += each * tokens
+    found, seconds = gaps.drain(bins)
+    assert [found.get(at, 0) for at in range(len(buckets))] == buckets
+    assert bins == by_bin
+    assert seconds == pytest.approx(total)
+    assert gaps.drain(bins) == ({}, 0.0)
+
+
+def test_a_bound_is_the_buckets_last_value_and_odd_gaps_find_a_place() -> None:
+    for value, bucket in [(bound, at) for at, bound in enumerate(SECONDS)] + [(0.0, 0), (1e-9, 0), (1e6, 16)]:
+        gaps = Gaps()
+        gaps.count(float(value), 1)
+        assert gaps.drain({})[0] == {bucket: 1}, value
+
+
+def test_a_long_answer_is_seen_while_it_is_written() -> None:
+    now, registry, told = [10.0], CollectorRegistry(), []
+    meter = Meter(
+        RouterMetrics(registry), lambda: now[0], 10.0, "m", Summary(prompt_tokens=3, context_class="short"), True,
+        tell=lambda over, bins: told.append(sum(bins.values())),
+    )  # fmt: skip
+
+    def seen() -> float:
+        labels = {"model": "m", "context_class": "short"}
+        return registry.get_sample_value("baton_inter_token_latency_seconds_count", labels) or 0.0
+
+    for written in range(200):
+        meter.took(1)
+        now[0] += 0.01
+        assert written - seen() <= MERGE_S / 0.01 + 2
+    assert 0 < seen() < 199
+    meter.ended("stop")
+    assert seen() == 199
+    assert told == [199]
