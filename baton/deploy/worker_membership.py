@@ -6,15 +6,17 @@ Knows nothing of engines or servers.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from baton.cluster.membership import Member, connect
+from baton.cluster.membership import Member, Roster, connect, end_task
 from baton.cluster.roles import RoleWishes
 from baton.deploy.slots import SlotRecord
+from baton.deploy.worker_peers import Peers
 from baton.deploy.worker_report import WorkerReport
 from baton.deploy.worker_spec import WorkerSpec
 from baton.protos.nouns import WorkerInfo
@@ -48,6 +50,9 @@ async def join(
     worker.control.announce = partial(_announce, member, RoleWishes(redis, spec.namespace))
     member.load = report.load()
     await stack.enter_async_context(member)
+    if spec.role == "prefill":
+        peers = Peers(member.info, Roster(redis, spec.namespace).refresh, worker.transport, time.monotonic)
+        stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
     feeding = asyncio.create_task(_feed(member, worker, report, spec.beat_s / 2), name="load")
     stack.callback(feeding.cancel)
     return member
