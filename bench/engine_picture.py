@@ -18,9 +18,10 @@ import msgspec
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-GROUPS = {"linear": "#4477aa", "attention": "#228833", "decode": "#aa7733"}
+GROUPS = {"linear": "#4477aa", "attention": "#228833", "decode": "#8a5a20"}
 TARGET, SPREAD = "#cc3333", "#333333"
 ROW_INCHES = 0.24
+SHORT = 0.3  # a bar that its text doesn't fit into
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -78,9 +79,10 @@ def draw(shown: list[Bar], where: dict[str, Any], out: str) -> None:
 
 def _bar(axes: Axes, place: int, bar: Bar) -> None:
     half = bar.ratio * bar.spread / 2
-    axes.barh(place, bar.ratio, color=GROUPS[bar.group], alpha=0.85)
+    axes.barh(place, bar.ratio, color=GROUPS[bar.group], alpha=0.95)
     axes.plot([bar.ratio - half, bar.ratio + half], [place, place], color=SPREAD, linewidth=0.8)
-    axes.text(0.01, place, f"{bar.ratio:.2f} of {bar.ceiling}", va="center", fontsize=6, color="white")
+    at, colour = (0.01, "white") if bar.ratio >= SHORT else (bar.ratio + half + 0.01, SPREAD)
+    axes.text(at, place, f"{bar.ratio:.2f} of {bar.ceiling}", va="center", fontsize=6.5, color=colour)
     if bar.target:
         axes.plot([bar.target] * 2, [place - 0.42, place + 0.42], color=TARGET, linewidth=1.6)
 

@@ -1,12 +1,14 @@
 """Everything that a GPU can show of the CUDA kernels, in one go: built, checked, measured, served.
 
     .venv/bin/python bench/gpu.py [--only checks,attention,step] [--seconds 560] [--json bench/results/gpu.json]
+    .venv/bin/python bench/gpu.py --dry
 
 Needs an H100 or H200, a driver for CUDA 13, torch's CUDA build, and nvcc or a library that was built ahead
 ($BATON_KERNELS_DIR; python -m baton.kernels.cuda.build DIR); no network. In order: ceilings of this card, now; each
 op's suite, under compute-sanitizer too where it is found; each op's share of a ceiling, beside torch, cuBLAS and
 Triton; a whole step of an 8B Llama; the demo model 1P1D on one card. What the time doesn't allow is said, and
---only takes it up in another call: rows of one machine and commit are kept together in the file.
+--only takes it up in another call: rows of one machine and commit are kept together in the file. --dry needs no
+GPU: it runs every measured call once at tiny sizes on the SIMT shim.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from bench.cuda import rows as shown
 from bench.cuda.rows import RESULTS, Row, absent
 
 SECONDS = 560.0
-CHECKS, OPS, STEP, SERVED = "checks", ("rows", "attention", "cascade", "linear", "head", "kv"), "step", "served"
+CHECKS, STEP, SERVED = "checks", "step", "served"
+OPS = ("rows", "attention", "cascade", "linear", "head", "kv", "small", "experts", "drafts", "prompts")
 PARTS = (CHECKS, *OPS, STEP, SERVED)
 CHECKS_SHARE = 0.45  # of the time, where other parts are asked for as well
 LEAST_S = 5.0
@@ -39,6 +42,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default all")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"at most ({SECONDS:.0f})")
+    parser.add_argument("--dry", action="store_true", help="no GPU: every call once, tiny, on the SIMT shim")
     parser.add_argument("--json", type=Path, default=RESULTS / "gpu.json", help="where rows are kept")
     asked = parser.parse_args(argv)
     asked.only = [name for name in asked.only.split(",") if name]
@@ -88,21 +92,40 @@ def plan(
     only: Sequence[str], loaded: Device, top: shown.Ceilings
 ) -> list[tuple[str, Callable[[float], Iterator[Row]]]]:
     """The parts asked for, in order."""
-    from bench.cuda import cases, checks, served, step
+    from bench.cuda import cases, checks, prompts, served, small, step
     from bench.cuda.ops import Ops
 
     ops = Ops(loaded)
     made: dict[str, Callable[[float], Iterator[Row]]] = {CHECKS: checks.checks, SERVED: served.served}
-    for name, part in cases.PARTS.items():
+    for name, part in {**cases.PARTS, **small.PARTS, **prompts.PARTS}.items():
         made[name] = lambda _, part=part: part(ops, top)  # type: ignore[misc]
     made[STEP] = lambda _: step.steps(loaded, top)
     return [(name, made[name]) for name in PARTS if name in only]
+
+
+def dry() -> int:
+    """Every measured call once on the SIMT shim; 1 where one has no figure."""
+    from bench.cuda import dry as without
+
+    try:
+        with without.tiny() as tiny:
+            found = list(without.parts(tiny))
+    except BuildError as error:
+        print(f"bench/gpu.py --dry needs a C++ compiler: {error}", file=sys.stderr)
+        return 2
+    absent_rows = [row for row in found if row.value is None]
+    for row in absent_rows:
+        print(f"{row.part}: {row.name}: {row.said}", file=sys.stderr)
+    print(f"{len(found)} rows, {len(absent_rows)} without a figure; nothing was measured")
+    return int(bool(absent_rows))
 
 
 def main(argv: Sequence[str]) -> int:
     """Run, print the table, keep the rows; 2 where this machine lacks something, 1 where a check failed."""
     asked = arguments(argv)
     until = time.monotonic() + asked.seconds
+    if asked.dry:
+        return dry()
     if missing := needs():
         print(missing, file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 """What the lossy wire codecs cost in answers: the demo model, disaggregated, with and without each codec.
 
-    .venv/bin/python -m bench.kv_codec_loss [--prompts 12] [--tokens 48]
+    .venv/bin/python -m bench.kv_codec_loss [--prompts 12] [--tokens 48] [--json bench/results/kv_codec_loss.json]
 
 Every prompt goes through a prefill worker, so all of its KV is coded once. Tokens are greedy: the figures are how
 many are the same as without a codec up to the first that differs, and how far the log probability of those moves.
@@ -11,10 +11,13 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+from rich.console import Console
 
+from baton.console.kvbench.rows import Row, table, to_json
 from tests.e2e.fleet import Fleet
 
 TEXT = (
@@ -56,24 +59,32 @@ def moves(exact: dict[str, Any], coded: dict[str, Any]) -> Iterator[float]:
         yield abs(exact["logprobs"]["token_logprobs"][at] - coded["logprobs"]["token_logprobs"][at])
 
 
+def rows(codec: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], tokens: int) -> Iterator[Row]:
+    """What the codec did to the answers."""
+    agree = [same(a["token_ids"], b["token_ids"]) for a, b in pairs]
+    moved = [move for a, b in pairs for move in moves(a, b)]
+    yield Row(f"{codec} on the wire: answers that are equal", sum(n == tokens for n in agree) / len(pairs), "")
+    yield Row(f"{codec}: tokens before the first difference", statistics.mean(agree) / tokens, "")
+    yield Row(f"{codec}: |change of log p|, mean", statistics.mean(moved), "nats")
+    yield Row(f"{codec}: |change of log p|, largest", max(moved), "nats")
+
+
 def main() -> None:
-    """Print one line per codec."""
+    """Print four lines per codec."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     texts = prompts(given.prompts)
     exact = answers("none", texts, given.tokens)
+    found: list[Row] = []
     for codec in ("int8", "fp8"):
         coded = answers(codec, texts, given.tokens)
-        pairs = list(zip(exact, coded, strict=True))
-        agree = [same(a["token_ids"], b["token_ids"]) for a, b in pairs]
-        moved = [move for a, b in pairs for move in moves(a, b)]
-        print(
-            f"{codec}: {sum(n == given.tokens for n in agree)} of {len(pairs)} answers equal, "
-            f"{statistics.mean(agree) / given.tokens:.1%} of tokens before the first difference; "
-            f"|change of log p| mean {statistics.mean(moved):.5f}, largest {max(moved):.5f}"
-        )
+        found += rows(codec, list(zip(exact, coded, strict=True)), given.tokens)
+    Console(highlight=False, width=150).print(table(found))
+    if given.json:
+        given.json.write_text(to_json(found) + "\n")
 
 
 if __name__ == "__main__":

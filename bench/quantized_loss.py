@@ -1,9 +1,10 @@
 """What quantization costs: a model's loss on held-out text, in bits per byte, by scheme, through the engine itself.
 
-Knows nothing of how weights are rounded. Documents are separated by a form feed and cut into windows of the model's
-context; every token but a window's first is predicted once (as examples/demo_model/evaluate.py does).
+Knows nothing of how weights or KV are rounded. Documents are separated by a form feed and cut into windows; every
+token but a window's first is predicted once (as examples/demo_model/evaluate.py does). A window is one chunk whose
+attention reads K and V from the pages, so that with narrow KV each token pays for the rounding of all before it.
 
-    python -m bench.quantized_loss [--model DIRECTORY] [--documents N]
+    python -m bench.quantized_loss [--model DIRECTORY] [--documents N] [--json bench/results/quantized_loss.json]
 """
 
 from __future__ import annotations
@@ -16,21 +17,36 @@ from pathlib import Path
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from baton.console.kvbench.rows import Row, table
+from baton.console.kvbench.rows import Row, table, to_json
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.protos.nouns import BLOCK_TOKENS
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
 WINDOW = 1024
-MOST = {"int8": 0.002, "int4": 0.03}  # share of the unquantized loss
+WEIGHTS = {"int8": 0.002, "int4": 0.03}  # at most this share of the loss of bfloat16 weights
+KV = {"int8": 0.002, "fp8": 0.01}  # of the loss with bfloat16 KV
 
 
-def windows(text: Path, tokenizer: Tokenizer, documents: int) -> tuple[list[list[int]], int]:
-    """Token windows of the first ``documents``, and the bytes they stand for."""
-    texts = [t.strip("\n") for t in text.read_bytes().decode().split("\f") if t.strip()][:documents]
-    cut = [row for t in texts for row in _cut(tokenizer.encode(t, add_special_tokens=True).ids)]
-    return cut, sum(len(t.encode()) for t in texts)
+class Text:
+    """Token windows of the first documents of a file, and the bytes they stand for."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, documents: int) -> None:
+        texts = [t.strip("\n") for t in path.read_bytes().decode().split("\f") if t.strip()][:documents]
+        self.windows = [row for t in texts for row in _cut(tokenizer.encode(t, add_special_tokens=True).ids)]
+        self.bytes = sum(len(t.encode()) for t in texts)
+        self.documents = len(texts)
+
+    def bits_per_byte(self, config: EngineConfig) -> float:
+        """The loss of one configuration."""
+        runner = load_runner(config)
+        pages = list(range(-(-WINDOW // BLOCK_TOKENS)))
+        runner.bind(memoryview(bytearray(len(pages) * runner.spec.layout.page_bytes)), len(pages))
+        total = 0.0
+        for ids in self.windows:
+            step = SequenceStep(0, ids[:-1], 0, pages, is_prefill=True, targets=ids[1:])
+            total -= sum(found.chosen.logprob for found in runner.run(StepPlan((step,))).scored[0])
+        return total / math.log(2) / self.bytes
 
 
 def _cut(ids: list[int]) -> Iterator[list[int]]:
@@ -38,29 +54,35 @@ def _cut(ids: list[int]) -> Iterator[list[int]]:
         yield ids[start : start + WINDOW]
 
 
-def bits_per_byte(config: EngineConfig, rows: list[list[int]], size: int) -> float:
-    """The loss of one configuration."""
-    runner = load_runner(config)
-    pages = list(range(-(-WINDOW // BLOCK_TOKENS)))
-    buffer = bytearray(len(pages) * runner.spec.layout.page_bytes)
-    runner.bind(memoryview(buffer), len(pages))
-    total = 0.0
-    for ids in rows:
-        step = SequenceStep(0, ids[:-1], 0, pages, is_prefill=True, targets=ids[1:])
-        total -= sum(found.chosen.logprob for found in runner.run(StepPlan((step,))).scored[0])
-    return total / math.log(2) / size
-
-
-def measure(model: Path, text: Path, documents: int) -> Iterator[Row]:
-    """A row per scheme, and what int8 and int4 add to the loss of bfloat16 weights."""
-    rows, size = windows(text, Tokenizer.from_file(str(model / "tokenizer.json")), documents)
-    base = bits_per_byte(EngineConfig(str(model), dtype="bfloat16", kv_cache_dtype="float32"), rows, size)
+def weights(model: str, text: Text) -> Iterator[Row]:
+    """What int8 and int4 weights add to the loss of bfloat16 ones. KV is float32 throughout."""
+    base = text.bits_per_byte(EngineConfig(model, dtype="bfloat16", kv_cache_dtype="float32"))
     yield Row("loss, bfloat16 weights", base, "bits/byte")
-    yield Row("loss, float32", bits_per_byte(EngineConfig(str(model)), rows, size), "bits/byte")
-    for scheme, most in MOST.items():
-        found = bits_per_byte(EngineConfig(str(model), quantization=scheme), rows, size)  # type: ignore[arg-type]
-        yield Row(f"loss, {scheme} weights", found, "bits/byte")
-        yield Row(f"added by {scheme}", 100 * (found / base - 1), "%", target=100 * most, ceiling=True)
+    yield Row("loss, float32", text.bits_per_byte(EngineConfig(model)), "bits/byte")
+    for scheme, most in WEIGHTS.items():
+        yield from _pair(f"{scheme} weights", text, EngineConfig(model, quantization=scheme), base, most)  # type: ignore[arg-type]
+
+
+def kv(model: str, text: Text) -> Iterator[Row]:
+    """What int8 and fp8 KV add to the loss with bfloat16 KV. Weights are as the checkpoint has them."""
+    base = text.bits_per_byte(EngineConfig(model, kv_cache_dtype="bf16"))
+    yield Row("loss, bf16 KV", base, "bits/byte")
+    for stored, most in KV.items():
+        yield from _pair(f"{stored} KV", text, EngineConfig(model, kv_cache_dtype=stored), base, most)  # type: ignore[arg-type]
+
+
+def _pair(what: str, text: Text, config: EngineConfig, base: float, most: float) -> Iterator[Row]:
+    found = text.bits_per_byte(config)
+    yield Row(f"loss, {what}", found, "bits/byte")
+    yield Row(f"added by {what}", 100 * (found / base - 1), "%", target=100 * most, ceiling=True)
+
+
+def measure(model: Path, path: Path, documents: int) -> Iterator[Row]:
+    """Every row."""
+    text = Text(path, Tokenizer.from_file(str(model / "tokenizer.json")), documents)
+    yield Row(f"{text.documents} documents", text.bytes, "bytes")
+    yield from weights(str(model), text)
+    yield from kv(str(model), text)
 
 
 def main() -> None:
@@ -68,9 +90,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--text", type=Path, default=DEMO / "heldout.txt")
-    parser.add_argument("--documents", type=int, default=40)
+    parser.add_argument("--documents", type=int, default=1 << 20, help="the first N; all unless told")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    Console().print(table(list(measure(args.model, args.text, args.documents))))
+    found = list(measure(args.model, args.text, args.documents))
+    Console(highlight=False, width=150).print(table(found))
+    if args.json:
+        args.json.write_text(to_json(found) + "\n")
 
 
 if __name__ == "__main__":

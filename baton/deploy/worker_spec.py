@@ -30,6 +30,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     quantization: str = "none"  # of plain weights, on load
     cache_dir: str = ""  # of built kernels and packed weights
     device: str = "cpu"  # cpu, cuda, paced:PROFILE
+    cuda_step: str = "auto"  # of the GPU's own kernels: auto, graph, mega
     seed: int = 0  # of the run, for what may be seeded; lease ids never are
     threads: int = 0
     pages: int = 0

@@ -8,8 +8,12 @@ ops on the GPU. On the SIMT shim (tests) nothing is tried: the shim is no other 
 from __future__ import annotations
 
 import logging
+import os
 
-from baton.engine.cuda_runner import PLAIN, CudaRunner
+import torch
+from torch import Tensor
+
+from baton.engine.cuda_runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.cuda_trial import trial
 from baton.engine.native_program import Weights
 from baton.engine.native_runner import NativeRunner
@@ -18,12 +22,14 @@ from baton.engine.program import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda.library import Device, device, on_shim
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import EngineWork
 
 log = logging.getLogger("baton.engine")
 
 TORCH = "the GPU runs torch's ops, not the engine's own kernels"
 MOST_HEAD_DIM = 256
+SHARED_ENV = "BATON_SHARED_PREFIXES"
 
 
 def kernels_or_none() -> Device | None:
@@ -53,18 +59,48 @@ def on_kernels(
     found: Device,
     work: EngineWork | None = None,
     plain: bool = False,
+    mega: bool = False,
 ) -> CudaRunner | None:
-    """The runner; ``plain``: without graphs. ``weights`` lie on the host."""
-    if said := lacking(program, spec.layout.dtype) or _tried(spec, program, weights, found):
+    """The runner. ``plain``: without graphs; ``mega``: small batches by the megakernel. Weights lie on the host.
+
+    Raises ConfigError where the megakernel is asked for and has no form for an op.
+    """
+    how = AT_ONCE if mega and not plain else BY_GRAPH
+    if (
+        said := lacking(program, spec.layout.dtype)
+        or wide_experts(program, weights)
+        or _tried(spec, program, weights, found, how)
+    ):
         log.warning("%s: %s", TORCH, said)
         return None
-    made = CudaRunner(spec, program, weights, found, work=work)
-    if plain:
-        made.how = PLAIN
+    least = shared_least()
+    made = CudaRunner(spec, program, weights, found, work=work, how=PLAIN if plain else how)
+    if how == AT_ONCE and (said := made.misfit()):
+        made.close()
+        raise ConfigError(f"cuda_step is mega, and the megakernel has no form for {said}; use graph", "cuda_step")
+    made.share(least)
     return made
 
 
-def _tried(spec: ModelSpec, program: Program, weights: Weights, found: Device) -> str:
+def wide_experts(program: Program, weights: Weights) -> str:
+    """In words, which weights no kernel for experts takes; empty where there are none."""
+    found = (weights[name] for op in program.experts for name in (op.gate_up, op.down))
+    if all(isinstance(weight, Tensor) and weight.dtype == torch.bfloat16 for weight in found):
+        return ""
+    return "experts on a GPU are bf16, and these are not"
+
+
+def shared_least() -> int:
+    """From how many tokens on sequences that begin alike are attended together; 0: never. Raises ConfigError."""
+    text = os.environ.get(SHARED_ENV) or "0"
+    if not text.isdecimal() or int(text) > 1 << 30:
+        raise ConfigError(
+            f"{SHARED_ENV} is {text!r}; give a number of tokens, or unset it to share nothing", SHARED_ENV
+        )
+    return int(text)
+
+
+def _tried(spec: ModelSpec, program: Program, weights: Weights, found: Device, how: int) -> str:
     if on_shim():
         return ""
     if native.library() is None:
@@ -73,6 +109,8 @@ def _tried(spec: ModelSpec, program: Program, weights: Weights, found: Device) -
 
     def on_gpu(spec: ModelSpec, program: Program, weights: Weights) -> CudaRunner:
         made.append(CudaRunner(spec, program, weights, found))
+        if how == AT_ONCE and not made[-1].misfit():
+            made[-1].how = AT_ONCE
         return made[-1]
 
     try:

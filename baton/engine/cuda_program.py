@@ -14,6 +14,7 @@ from baton.engine import program as p
 from baton.engine.native_program import NativeProgram, Weights
 from baton.kernels.cuda.library import Device
 from baton.kernels.linear.packed import PackedWeight, Struct
+from baton.kernels.moe.native import Experts
 
 
 class CudaProgram(NativeProgram):
@@ -44,6 +45,12 @@ class CudaProgram(NativeProgram):
             places = (None if tensor is None else self._put(tensor) for tensor in tensors)
             self._structs[name] = Struct(weight.kind, weight.group, weight.n, weight.k, *places)
         return ctypes.addressof(self._structs[name])
+
+    def _place_experts(self, name: str, layer: Experts) -> int:
+        struct = layer.struct
+        struct.gate_up, struct.down = self._put(layer.gate_up), self._put(layer.down)
+        self._kept.append(struct)
+        return ctypes.addressof(struct)
 
     def _put(self, tensor: Tensor) -> int:
         whole = tensor.cpu().contiguous()

@@ -23,14 +23,19 @@ from baton.engine.program import Program
 from baton.engine.resident import Resident
 from baton.engine.step_runner import StepRunner
 from baton.kernels.cuda.library import Device, DeviceError
+from baton.kernels.step import structs
 from baton.protos.errors import BatonError
 from baton.protos.nouns import EngineWork
 
-PLAIN, BY_GRAPH = 0, 1  # session.cuh: How
+PLAIN, BY_GRAPH, AT_ONCE = 0, 1, 2  # session.cuh: How
 
 
 class CudaRunner(StepRunner):
-    """Implements ``Runner`` on a GPU. ``how``: PLAIN launches each op by itself, to look for a fault."""
+    """Implements ``Runner`` on a GPU.
+
+    ``how``: PLAIN launches each op by itself, to look for a fault; AT_ONCE runs all ops of a small batch but the
+    head in one launch, where ``misfit`` finds nothing.
+    """
 
     def __init__(
         self,
@@ -55,11 +60,30 @@ class CudaRunner(StepRunner):
         self._call("session_bind", self._session, self._memory.data_ptr(), pages, self.spec.layout.page_bytes)
         self._pages, self._resident = pages, Resident(pages)
 
+    def share(self, least: int) -> None:
+        """Neighbours in a step that begin with the same ``least`` tokens' pages, or more, read them once (cascade
+        attention); 0: none. A sequence's bits then depend on whether others of its prefix are in the step.
+        """
+        self._call("session_share", self._session, least)
+
     def counts(self) -> dict[str, int]:
-        """Steps launched plainly, graphs captured and replayed, pages brought over."""
-        found = (ctypes.c_int64 * 4)()
+        """Steps launched plainly, graphs captured and replayed, pages brought over, steps by the megakernel."""
+        found = (ctypes.c_int64 * 5)()
         self._call("session_counts", self._session, found)
-        return dict(zip(("plain", "captured", "replayed", "admitted"), found, strict=True))
+        return dict(zip(("plain", "captured", "replayed", "admitted", "at_once"), found, strict=True))
+
+    def misfit(self) -> str:
+        """In words, the first op that the megakernel has no form for; empty where there is none."""
+        number, why = ctypes.c_int32(), ctypes.c_char_p()
+        kv = structs.KV_TYPES[self.spec.layout.dtype]
+        self._call("megakernel_fits", self._program.address, kv, ctypes.byref(number), ctypes.byref(why))
+        if number.value < 0:
+            return ""
+        op = self._program.ops[number.value]
+        name = getattr(op, "weight", None) or (
+            f"layer {op.layer}" if hasattr(op, "layer") else getattr(op, "out", "")
+        )
+        return f"op {number.value} ({type(op).__name__} {name}): {(why.value or b'').decode()}"
 
     def close(self) -> None:
         """Give back the device's memory."""

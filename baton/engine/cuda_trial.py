@@ -47,7 +47,7 @@ def trial(model: p.Program, weights: Weights, kv_dtype: str, expected: Make, fou
 
 
 def one_layer(model: p.Program) -> p.Program:
-    """A decoder of one layer with ``model``'s attention."""
+    """A decoder of one layer with ``model``'s attention, and experts where it has any."""
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     eps, norms = 1e-5, any(isinstance(op, p.RopeAppend) and op.q_norm for op in model.ops)
     window = max((op.window for op in model.ops if isinstance(op, p.PagedAttention)), default=0)
@@ -57,8 +57,7 @@ def one_layer(model: p.Program) -> p.Program:
         **(dict.fromkeys(("qn", "kn"), (model.head_dim,)) if norms else {}),
         "qkv": (q + 2 * kv, HIDDEN),
         "o": (HIDDEN, q),
-        "gate_up": (2 * INNER, HIDDEN),
-        "down": (HIDDEN, INNER),
+        **_shapes(model),
         "head": (VOCAB, HIDDEN),
     }
     ops = (
@@ -69,9 +68,7 @@ def one_layer(model: p.Program) -> p.Program:
         p.PagedAttention("q", 0, min(window, 24), "attended"),
         p.Linear("attended", "o", None, "delta"),
         p.RmsNorm("x", "delta", "n2", eps, "normed"),
-        p.Linear("normed", "gate_up", None, "gate_up"),
-        p.SwiGlu("gate_up", "inner"),
-        p.Linear("inner", "down", None, "delta"),
+        *_behind_attention(model),
         p.LmHead("x", "delta", "n3", eps, "head"),
     )
     return msgspec.structs.replace(
@@ -83,6 +80,26 @@ def one_layer(model: p.Program) -> p.Program:
     )
 
 
+def _shapes(model: p.Program) -> dict[str, tuple[int, ...]]:
+    if not model.experts:
+        return {"gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
+    of = model.experts[0].experts
+    return {"router": (of, HIDDEN), "gate_up": (of * 2 * INNER, HIDDEN), "down": (of * HIDDEN, INNER)}
+
+
+def _behind_attention(model: p.Program) -> tuple[p.Op, ...]:
+    if not model.experts:
+        return (
+            p.Linear("normed", "gate_up", None, "gate_up"),
+            p.SwiGlu("gate_up", "inner"),
+            p.Linear("inner", "down", None, "delta"),
+        )
+    layer = msgspec.structs.replace(
+        model.experts[0], x="normed", logits="logits", gate_up="gate_up", down="down", out="delta"
+    )
+    return p.Linear("normed", "router", None, "logits"), layer
+
+
 def spec_of(program: p.Program, kv_dtype: str) -> ModelSpec:
     """Of a model that nobody else will see."""
     return ModelSpec("", layout_for(kv_dtype, program.groups), program.max_position, program.vocab_size, ())
@@ -92,13 +109,18 @@ def random_weights(program: p.Program, kind: tuple[int, int] | torch.dtype, seed
     """``kind``: bits and group of the matrices, or a dtype of all."""
     draw = torch.Generator().manual_seed(seed)
     matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
+    experts = {name for op in program.experts for name in (op.gate_up, op.down)}
     plain = kind if isinstance(kind, torch.dtype) else torch.bfloat16
     made: Weights = {}
     for weight in program.weights:
         [shape] = weight.shapes
-        scale = 1.0 if len(shape) == 1 or weight.name not in matrices else shape[-1] ** -0.5
+        scale = 1.0 if len(shape) == 1 or weight.name not in matrices | experts else shape[-1] ** -0.5
         values = torch.randn(shape, generator=draw) * scale + (len(shape) == 1) * 2.0
-        if weight.name in matrices and isinstance(kind, tuple):
+        if weight.name in program.routers:
+            made[weight.name] = values * 4  # far apart: the better of two near ones may be either's choice
+        elif weight.name in experts:
+            made[weight.name] = values.to(torch.bfloat16)
+        elif weight.name in matrices and isinstance(kind, tuple):
             made[weight.name] = quantize(values, *kind)
         else:
             made[weight.name] = values.to(plain)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.engine.config import ModelConfig
+from baton.engine.expert_layers import ExpertLayers
 from baton.engine.program import (
     Embed,
     Linear,
@@ -42,6 +43,7 @@ class Decoder(msgspec.Struct, frozen=True):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertLayers | None = None
 
     @classmethod
     def read(
@@ -67,7 +69,7 @@ class Decoder(msgspec.Struct, frozen=True):
             eps=config.number("rms_norm_eps", 1e-6),
             windows=(0,) * config.size("num_hidden_layers"),
             tied=config.flag("tie_word_embeddings", False),
-            **differences,
+            **differences,  # type: ignore[arg-type]
         )
 
     def program(self, config: ModelConfig, max_position: int) -> Program:
@@ -99,9 +101,17 @@ class Decoder(msgspec.Struct, frozen=True):
             PagedAttention("q", slot, self.windows[layer], "a"),
             Linear("a", f"{layer}.o", name("o_bias", self.o_bias), "o"),
             RmsNorm("x", "o", f"{layer}.mlp_norm", self.eps, "h"),
-            Linear("h", f"{layer}.gate_up", name("gate_up_bias", self.mlp_bias), "gate_up"),
+            *self._mlp(layer),
+        )
+
+    def _mlp(self, layer: int) -> tuple[Op, ...]:
+        if self.experts is not None and self.experts.layers[layer]:
+            return self.experts.ops(layer)
+        gate_up, down = (f"{layer}.{part}_bias" if self.mlp_bias else None for part in ("gate_up", "down"))
+        return (
+            Linear("h", f"{layer}.gate_up", gate_up, "gate_up"),
             SwiGlu("gate_up", "g"),
-            Linear("g", f"{layer}.down", name("down_bias", self.mlp_bias), "down"),
+            Linear("g", f"{layer}.down", down, "down"),
         )
 
     def _weights(self) -> Iterator[Weight]:
@@ -128,6 +138,9 @@ class Decoder(msgspec.Struct, frozen=True):
     def _mlp_weights(self, layer: int) -> Iterator[Weight]:
         at, mlp = f"model.layers.{layer}", f"model.layers.{layer}.mlp"
         yield Weight(f"{layer}.mlp_norm", (f"{at}.post_attention_layernorm.weight",), ((self.hidden,),))
+        if self.experts is not None and self.experts.layers[layer]:
+            yield from self.experts.weights(layer, self.hidden)
+            return
         yield from _dense(
             layer, "gate_up", mlp, ("gate_proj", "up_proj"), (self.inner,) * 2, self.hidden, self.mlp_bias
         )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from baton.engine.batch import StepBatch
-from baton.engine.program import Embed, Linear, LmHead, PagedAttention, Program, RmsNorm, RopeAppend, SwiGlu
+from baton.engine.program import Embed, Linear, LmHead, Moe, PagedAttention, Program, RmsNorm, RopeAppend, SwiGlu
 
 Registers = dict[str, Tensor]
 
@@ -118,6 +118,16 @@ class Interpreter:
 
         return step
 
+    def _moe(self, op: Moe) -> Step:
+        kernel, layers = self._kernels.moe, [self._weights[name] for name in (op.gate_up, op.down)]
+        gate_up, down = (weight.unflatten(0, (op.experts, -1)) for weight in layers)
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            x, logits = registers[op.x], registers[op.logits]
+            registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise)
+
+        return step
+
     def _lm_head(self, op: LmHead) -> Step:
         kernel, norm, weight = self._kernels.lm_head, self._weights[op.norm], self._weights[op.weight]
 
@@ -135,5 +145,6 @@ _BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {
     RopeAppend: Interpreter._rope_append,
     PagedAttention: Interpreter._paged_attention,
     SwiGlu: Interpreter._swiglu,
+    Moe: Interpreter._moe,
     LmHead: Interpreter._lm_head,
 }

@@ -19,6 +19,7 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
 KvCacheDtype = Literal["auto", "float32", "bf16", "int8", "fp8"]
 Quantization = Literal["none", "int8", "int4"]
+CudaStep = Literal["auto", "graph", "mega"]
 
 # OpenMP reads this when torch is first imported. Its threads spin between ops by default; with more busy
 # threads than cores a spinning one holds the core that another's work waits for (5x on the median step).
@@ -32,7 +33,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
     bfloat16 on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
     ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
     head). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
-    kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory.
+    kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
+    GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
+    as one launch; "auto" is "graph" as long as neither was timed on a GPU.
     """
 
     model: str
@@ -43,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_cache_dtype: KvCacheDtype = "auto"
     quantization: Quantization = "none"
     cache_dir: str = ""
+    cuda_step: CudaStep = "auto"
 
 
 def load_runner(config: EngineConfig) -> Runner:
@@ -63,6 +67,8 @@ def _require_known(config: EngineConfig) -> None:
     if config.quantization not in Quantization.__args__:  # type: ignore[attr-defined]
         text = f"quantization {config.quantization!r} is unknown; use none, int8 or int4"
         raise ConfigError(text, "quantization")
+    if config.cuda_step not in CudaStep.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"CUDA step {config.cuda_step!r} is unknown; use auto, graph or mega", "cuda_step")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
     if config.max_model_len is not None and config.max_model_len < 1:

@@ -84,7 +84,10 @@ class Mover:
         """Until the I/O process is gone."""
         decode = msgspec.msgpack.Decoder(ToMover).decode
         while True:
-            data, fds, *_ = socket.recv_fds(self._sock, MAX_MESSAGE, 1)
+            try:
+                data, fds, *_ = socket.recv_fds(self._sock, MAX_MESSAGE, 1)
+            except ConnectionResetError:  # it was killed with words of ours unread
+                return
             if not data:
                 return
             self._take(decode(data), fds)

@@ -6,6 +6,7 @@ them in ``logits``; every other row's token is chosen inside the step.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from array import array
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ FEW = 4096
 _ITEM = struct.Struct("<qQii")  # as ITEM
 _CHOICE = np.zeros(1, CHOICE)
 _CHOICE["repetition"] = _CHOICE["top_p"] = 1.0
+_PLAIN = _CHOICE.tobytes()
 
 
 class NativeBatch:
@@ -41,10 +43,12 @@ class NativeBatch:
         self.rows = len(tokens)
         if (found := _within(tokens, vocab_size)) is None or (flat := _within(table, pages)) is None:
             _explain(items, vocab_size, pages)
-        self.tokens, self.flat = found, flat
-        self.items = _items(runs, flat)
-        self.wanted = np.array(wanted + scores, np.int32)
-        self.choices = np.repeat(_CHOICE, len(self.wanted))
+        rows, structs = array("i", wanted + scores), bytearray(_items(runs, flat.buffer_info()[0]))
+        choices = bytearray(_PLAIN * len(rows))
+        self.tokens, self.flat = np.frombuffer(found, np.int32), np.frombuffer(flat, np.int32)
+        self.items, self.wanted = np.frombuffer(structs, ITEM), np.frombuffer(rows, np.int32)
+        self.choices = np.frombuffer(choices, CHOICE)
+        self.addresses = found.buffer_info()[0], _address(structs), rows.buffer_info()[0], _address(choices)
         self.logits, self.loud = self._logits(vocab_size)
         for row, item in enumerate(self.sampled):
             if item.sample is not None and not item.sample.plain and row not in self.loud:
@@ -60,7 +64,7 @@ class NativeBatch:
         wanted: list[int] = []
         scores: list[int] = []
         runs: list[Run] = []
-        self.reach = 0
+        self.reach, self.pools = 0, False
         for item in items:
             first, start, count, at = len(tokens), item.start, len(item.tokens), len(table)
             last = start + count
@@ -73,6 +77,8 @@ class NativeBatch:
                 self.reach = last
             if item.sample:
                 wanted.append(first + count - 1)
+            if item.pool:
+                self.pools = True
             if item.targets:
                 scores += range(first, first + len(item.targets))
         return tokens, table, wanted, scores, runs
@@ -87,20 +93,24 @@ class NativeBatch:
         return logits, {row: at for at, row in enumerate(asked)}
 
 
-def _within(numbers: list[int], limit: int) -> Array | None:
-    """As int32; None where one isn't 0 … ``limit`` - 1. For a few, numpy's own way of looking would take longer."""
+def _within(numbers: list[int], limit: int) -> array[int] | None:
+    """As uint32; None where one isn't 0 … ``limit`` - 1. For a few, numpy's way of looking would take longer."""
     try:
-        found = np.frombuffer(array("I", numbers), np.int32)
+        found = array("I", numbers)
     except OverflowError:  # below 0, too
         return None
-    return found if (max(numbers) if len(numbers) < FEW else int(found.view(np.uint32).max())) < limit else None
+    largest = max(numbers) if len(numbers) < FEW else int(np.frombuffer(found, np.uint32).max())
+    return found if largest < limit else None
 
 
-def _items(runs: list[Run], flat: Array) -> Array:
-    """The items' structs; ``flat`` holds their block tables."""
-    base, size = flat.ctypes.data, flat.itemsize
-    packed = b"".join([_ITEM.pack(first, base + size * at, count, start) for first, at, count, start in runs])
-    return np.frombuffer(bytearray(packed), ITEM)
+def _items(runs: list[Run], tables: int) -> bytes:
+    """The items' structs; their block tables lie at ``tables``."""
+    return b"".join([_ITEM.pack(first, tables + 4 * at, count, start) for first, at, count, start in runs])
+
+
+def _address(memory: bytearray) -> int:
+    """Where it lies. What numpy does to tell of an array takes a dozen calls, cold between two steps."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
 
 
 def fill(choice: Any, spec: SampleSpec, vocab_size: int) -> list[Array]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from baton.engine import program as p
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kernels.moe.native import Experts
 from baton.kernels.step import structs
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -32,6 +33,8 @@ class NativeProgram:
         self.widths: list[int] = []
         self._kept: list[Any] = []
         self.vectors: dict[str, Tensor] = {}
+        self.tables: dict[str, Tensor] = {}
+        self.experts: dict[str, Experts] = {}  # by the name of the first layer's weight
         self._packed: dict[str, PackedWeight] = {}
         self._weights = weights
         found = [_COMPILERS[type(op)](self, op) for op in program.ops]
@@ -65,6 +68,10 @@ class NativeProgram:
     def weight(self, name: str) -> Tensor | PackedWeight:
         """As it was loaded: what the reference computes with."""
         return self._weights[name]
+
+    def matrix(self, name: str) -> PackedWeight:
+        """As the step multiplies by it."""
+        return self._packed[name]
 
     def _register(self, name: str, width: int) -> int:
         if name not in self.registers:
@@ -102,11 +109,18 @@ class NativeProgram:
         """Of a matrix: its struct's address."""
         return weight.address
 
+    def _place_experts(self, name: str, layer: Experts) -> int:
+        """Of a layer of experts: its struct's address."""
+        struct = layer.struct
+        self.experts[name] = layer
+        self._kept += (layer, struct)
+        return ctypes.addressof(struct)
+
     def _embed(self, op: p.Embed) -> structs.Op:
         table = self._weights[op.weight]
         if isinstance(table, PackedWeight):
             table = table.dequantized(torch.bfloat16)
-        table = table.contiguous()
+        self.tables[op.weight] = table = table.contiguous()
         return structs.Op(
             kind=structs.EMBED,
             output=self._register(op.out, table.shape[1]),
@@ -162,6 +176,20 @@ class NativeProgram:
             output=self._register(op.out, self._width(op.gate_up) // 2),
         )
 
+    def _moe(self, op: p.Moe) -> structs.Op:
+        gate_up, down = self._weights[op.gate_up], self._weights[op.down]
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor)
+        shape = op.experts, -1
+        layers = gate_up.unflatten(0, shape).contiguous(), down.unflatten(0, shape).contiguous()
+        return structs.Op(
+            kind=structs.MOE,
+            input=self.registers[op.x],
+            delta=self.registers[op.logits],
+            output=self._register(op.out, self._width(op.x)),
+            table=self._place_experts(op.gate_up, Experts(*layers, op.chosen, op.renormalise)),
+        )
+
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         return structs.Op(
             kind=structs.LM_HEAD,
@@ -180,5 +208,6 @@ _COMPILERS: dict[type, Any] = {
     p.RopeAppend: NativeProgram._rope_append,
     p.PagedAttention: NativeProgram._attention,
     p.SwiGlu: NativeProgram._swiglu,
+    p.Moe: NativeProgram._moe,
     p.LmHead: NativeProgram._lm_head,
 }

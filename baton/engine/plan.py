@@ -1,6 +1,8 @@
 """What one engine step is asked to do and what it answers. Torch-free.
 
-Knows nothing of schedulers, leases or models: a plan is tokens, positions and page tables.
+Knows nothing of schedulers, leases or models: a plan is tokens, positions and page tables. Nothing that it holds
+leads back to it, so that the garbage collector needn't know of it (``gc=False``): a step makes two such objects for
+each of its sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from baton.engine.masks import Allowed
 from baton.protos.nouns import EngineWork, KvLayout, Sampling, StepSample, TokenLogprobs
 
 
-class SampleSpec(msgspec.Struct, frozen=True):
+class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """How to choose the token that follows a step's last one.
 
     ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position).
@@ -41,7 +43,7 @@ class SampleSpec(msgspec.Struct, frozen=True):
         return not (asks or self.banned or self.allowed is not None)
 
 
-class SequenceStep(msgspec.Struct, frozen=True):
+class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
 
     ``pages[i]`` holds tokens 16 i … 16 i + 15 and the table covers ``start + len(tokens)`` tokens; the KV of
@@ -61,7 +63,7 @@ class SequenceStep(msgspec.Struct, frozen=True):
     pool: bool = False
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """Everything one step computes. Sequences are independent of one another."""
 
     items: tuple[SequenceStep, ...]

@@ -76,6 +76,23 @@ class SwiGlu(_Op, frozen=True, tag=True):
     out: str
 
 
+class Moe(_Op, frozen=True, tag=True):
+    """out = the ``chosen`` best of ``experts`` for each row of x, by ``logits``, added by their weights.
+
+    ``gate_up`` (experts x 2 inner, hidden): an expert's gate, its up, then the next one's. ``down`` (experts x
+    hidden, inner). ``renormalise``: the chosen weights sum to 1.
+    """
+
+    x: str
+    logits: str
+    gate_up: str
+    down: str
+    experts: int
+    chosen: int
+    renormalise: bool
+    out: str
+
+
 class LmHead(_Op, frozen=True, tag=True):
     """Logits of the step's sampled rows: norm(x + delta) · weightᵀ."""
 
@@ -86,7 +103,7 @@ class LmHead(_Op, frozen=True, tag=True):
     weight: str
 
 
-Op = Embed | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | LmHead
+Op = Embed | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | Moe | LmHead
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -114,6 +131,17 @@ class Program(msgspec.Struct, frozen=True):
     def windows(self) -> tuple[int, ...]:
         """The distinct attention windows of its layers."""
         return tuple(sorted({op.window for op in self.ops if isinstance(op, PagedAttention)}))
+
+    @property
+    def experts(self) -> tuple[Moe, ...]:
+        """Its layers of experts."""
+        return tuple(op for op in self.ops if isinstance(op, Moe))
+
+    @property
+    def routers(self) -> frozenset[str]:
+        """The weights that say which experts a row goes to: small, and never rounded."""
+        logits = {op.logits for op in self.experts}
+        return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
 
     @property
     def layers(self) -> int:

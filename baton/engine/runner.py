@@ -44,6 +44,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 KV_DTYPES = {"float32": "float32", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8_e4m3"}
 CHECK_ENV = "BATON_CHECK_STEP"
+STEP_ENV, OPS = "BATON_STEP", "ops"  # each op by itself, through torch.ops.baton: for profilers
 
 
 def load(config: EngineConfig) -> Runner:
@@ -67,7 +68,8 @@ def load(config: EngineConfig) -> Runner:
     spec = _spec(config, model, program, dtype, fingerprint)
     work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
-        return NativeRunner(spec, program, weights, check=os.environ.get(CHECK_ENV) == "1", work=work)
+        check, by_ops = os.environ.get(CHECK_ENV) == "1", os.environ.get(STEP_ENV) == OPS
+        return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work)
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
         if config.device == "cuda":
@@ -87,7 +89,8 @@ def _on_own_kernels(
     program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
-    return on_kernels(spec, program, weights, found, work, plain=os.environ.get(CHECK_ENV) == "1")
+    plain, mega = os.environ.get(CHECK_ENV) == "1", config.cuda_step == "mega"
+    return on_kernels(spec, program, weights, found, work, plain, mega)
 
 
 def _require_torch_cuda() -> None:

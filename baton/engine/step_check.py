@@ -18,7 +18,7 @@ from baton.engine import program as p
 from baton.engine.native_batch import NativeBatch
 from baton.engine.native_program import NativeProgram
 from baton.kernels.linear import packed
-from baton.kernels.paged_attention.stored import quantized, read_layer
+from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
 from baton.kernels.step.structs import ITEM, LINEAR_F32
 from baton.protos.errors import BatonError
@@ -99,6 +99,12 @@ class StepCheck:
         wanted = self._kernels.swiglu(self._get(state, op.gate_up))
         return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
 
+    def _moe(self, op: p.Moe, state: State) -> Callable[[], Named]:
+        of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
+        wanted = self._kernels.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise)
+        most = LINEAR[packed.BF16 if of.down.dtype == torch.bfloat16 else LINEAR_F32]
+        return lambda: [("out", self._get(state, op.out), wanted, most)]
+
     def _rope_append(self, op: p.RopeAppend, state: State) -> Callable[[], Named]:
         m, rows = self._program, state.batch.rows
         qkv = self._get(state, op.qkv).view(rows, -1, m.head_dim)
@@ -128,17 +134,10 @@ class StepCheck:
         return lambda: [("out", self._get(state, op.out), torch.cat(outs), most)]
 
     def _attend(self, op: p.PagedAttention, state: State, q: Tensor, item: Any) -> Tensor:
-        m, (first, _, queries, start) = self._program, item.tolist()
-        length = start + queries
-        table = self._table(state, item)
-        keys, values = (plane[:length].transpose(0, 1) for plane in self._layer(state, table, op.layer))
-        at, asked = torch.arange(length), torch.arange(start, length)[:, None]
-        seen = (at <= asked) & ((at > asked - op.window) if op.window else (at >= 0))
-        rows = q[first : first + queries].transpose(0, 1)
-        group = m.heads // m.kv_heads
-        keys, values = (plane.repeat_interleave(group, 0) for plane in (keys, values))
-        found = F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=m.head_dim**-0.5)
-        return found.transpose(0, 1).reshape(queries, -1)
+        first, _, queries, start = item.tolist()
+        kv = self._layer(state, self._table(state, item), op.layer)
+        rows, scale = q[first : first + queries], self._program.head_dim**-0.5
+        return attend_stored(rows, kv, (start, queries), op.window, scale).reshape(queries, -1)
 
     def _lm_head(self, op: p.LmHead, state: State) -> Callable[[], Named]:
         weight, most = self._matrix(op.weight)
@@ -173,5 +172,6 @@ _REFERENCES: dict[type, Any] = {
     p.RopeAppend: StepCheck._rope_append,
     p.PagedAttention: StepCheck._attention,
     p.SwiGlu: StepCheck._swiglu,
+    p.Moe: StepCheck._moe,
     p.LmHead: StepCheck._lm_head,
 }

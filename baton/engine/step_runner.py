@@ -44,7 +44,7 @@ class StepRunner(ABC):
         self._inverse, self._factor = rope.frequencies(program.rope, program.head_dim, program.max_position)
         self._turns = torch.empty((0, program.head_dim))
         self._draw = kernels().sample
-        self._pages = 0
+        self._pages, self._layers = 0, program.layers
 
     @abstractmethod
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -67,20 +67,22 @@ class StepRunner(ABC):
             batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
             self._compute(plan, batch)
             sampled = tuple(self._chosen(batch))
-            scored, pooled = dict(self._scores(batch)), dict(self._pooled(plan, batch))
+            scored = dict(self._scores(batch)) if batch.scored else {}
+            pooled = dict(self._pooled(plan, batch)) if batch.pools else {}
             return StepResult(sampled, self._clock() - began, scored, pooled)
 
     def _step(self, batch: NativeBatch) -> structs.Step:
         """The step's struct with the host's addresses, but for turns, pages and arena."""
         layout = self.spec.layout
+        tokens, items, sampled, choices = batch.addresses
         return structs.Step(
-            tokens=batch.tokens.ctypes.data,
-            items=batch.items.ctypes.data,
-            sampled=batch.wanted.ctypes.data,
-            choices=batch.choices.ctypes.data,
+            tokens=tokens,
+            items=items,
+            sampled=sampled,
+            choices=choices,
             rows=batch.rows,
             page_bytes=layout.page_bytes,
-            layer_bytes=layout.page_bytes // self._program.program.layers,
+            layer_bytes=layout.page_bytes // self._layers,
             turns_stride=self._turns.shape[1],
             item_count=len(batch.items),
             sampled_count=len(batch.wanted),

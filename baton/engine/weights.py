@@ -53,7 +53,9 @@ def load_weights(
     make = _Maker(own, checkpoint, reader, scheme)
     packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
     plain = [weight for weight in own.weights if weight.name not in packed]
-    weights = {weight.name: make.plain(weight, dtype) for weight in plain}
+    experts = {name for op in own.experts for name in (op.gate_up, op.down)}
+    kinds = dict.fromkeys(experts, torch.bfloat16)  # they have no packed form yet
+    weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
     return Loaded(own, weights | packed, fingerprint)
 
 
@@ -89,7 +91,7 @@ class _Maker:
 
     def packed(self) -> dict[str, PackedWeight]:
         """Every matrix that a Linear or the head multiplies with."""
-        wanted = {op.weight for op in self._program.ops if isinstance(op, Linear | LmHead)}
+        wanted = {op.weight for op in self._program.ops if isinstance(op, Linear | LmHead)} - self._program.routers
         return {weight.name: self._pack(weight) for weight in self._program.weights if weight.name in wanted}
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:

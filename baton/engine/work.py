@@ -28,15 +28,18 @@ READS, PRODUCTS = 6, 40
 def work_of(
     program: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout, device: str
 ) -> EngineWork:
-    """Of a model that is loaded on ``device``, "cpu" or "cuda"."""
+    """Of a model that is loaded on ``device``, "cpu" or "cuda". Of experts a token's own are counted."""
     linears = [op.weight for op in program.ops if isinstance(op, Linear)]
     heads = [op.weight for op in program.ops if isinstance(op, LmHead)]
     elements = {name: _elements(weights[name]) for name in {*linears, *heads}}
+    chosen = [(name, op.chosen / op.experts) for op in program.experts for name in (op.gate_up, op.down)]
     return EngineWork(
-        token_flops=2.0 * sum(elements[name] for name in linears),
+        token_flops=2.0 * sum(elements[name] for name in linears)
+        + sum(2.0 * _elements(weights[name]) * share for name, share in chosen),
         sample_flops=2.0 * sum(elements[name] for name in heads),
         pair_flops=4.0 * program.heads * program.head_dim * program.layers,
-        step_bytes=float(sum(weights[name].nbytes for name in {*linears, *heads})),
+        step_bytes=sum(weights[name].nbytes for name in {*linears, *heads})
+        + sum(weights[name].nbytes * share for name, share in chosen),
         context_bytes=layout.page_bytes / layout.block_tokens,
         peak_flops=peak_flops(weights[linears[0]] if linears else None, device),
         peak_bytes=peak_bytes(device),

@@ -1,12 +1,13 @@
 """Picks each op's implementation: the wanted backend's file where the op's folder has one, else its reference.
 
 Knows nothing of what the ops compute. An op is a folder here; an implementation is a module in it that
-holds a function of the folder's name.
+holds a function of the folder's name. ``torch_op.py`` is a third: the op in the namespace ``torch.ops.baton``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 REFERENCE = "reference"
+TORCH_OP = "torch_op"
 
 
 def ops() -> tuple[str, ...]:
@@ -31,3 +33,11 @@ def implementation(op: str, backend: str = REFERENCE) -> Callable[..., Any]:
 def kernels(backend: str = REFERENCE) -> SimpleNamespace:
     """All ops as attributes, for one backend."""
     return SimpleNamespace(**{op: implementation(op, backend) for op in ops()})
+
+
+@cache
+def torch_ops() -> Any:
+    """``torch.ops.baton``: every op that has a torch_op.py, defined on the first call."""
+    for path in sorted(Path(__file__).parent.glob(f"*/{TORCH_OP}.py")):
+        import_module(f"{__package__}.{path.parent.name}.{TORCH_OP}")
+    return import_module("torch").ops.baton

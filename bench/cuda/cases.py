@@ -25,24 +25,26 @@ HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4096, 14336, 128_256, 
 KV = ("bfloat16", "int8", "fp8_e4m3")
 PAGE = 16
 # Rows of norm and gate; batch and context of decodes; batch, prefix and own keys of a cascade; rows of matrices;
-# tokens of pages that are packed.
+# tokens of pages that are packed; bytes and side of what shows the ceilings; the decode that flex attention is
+# beside.
 SIZES: dict[str, Any] = {
     "rows": (32, 8192),
     "decodes": ((1, 512), (64, 512), (1, 8192), (16, 2048), (64, 2048), (64, 8192)),
     "cascade": (256, 32_768, 64),
     "m": (1, 8, 16, 32, 64),
     "tokens": 2048,
+    "ceilings": (2 << 30, 8192),
+    "flex": (64, 2048),
 }
 Part = Callable[[Ops, Ceilings], Iterator[Row]]
 
 
 def ceilings() -> tuple[Ceilings, list[Row]]:
     """What this card does at all, now: read, copy, multiply."""
-    size = 2 << 30
+    size, side = SIZES["ceilings"]
     source, to = (torch.zeros(size // 4, dtype=torch.float32, device=clock.DEVICE) for _ in range(2))
     read = [measure([lambda: source.sum()]), measure([lambda: source.view(torch.int32).amax()])]
     copy = measure([lambda: to.copy_(source)])
-    side = 8192
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=clock.DEVICE) for _ in range(2))
     gemm = measure([lambda: a @ b])
     best = min(read, key=lambda sample: sample.median)
@@ -52,7 +54,7 @@ def ceilings() -> tuple[Ceilings, list[Row]]:
         Row(part="ceilings", name="device copy", value=round(found.copy / 1e9, 1), unit="GB/s", spread=copy.spread),
         Row(
             part="ceilings",
-            name="bf16 GEMM 8192",
+            name=f"bf16 GEMM {side}",
             value=round(found.flops / 1e12, 1),
             unit="TFLOP/s",
             spread=gemm.spread,
@@ -143,7 +145,7 @@ def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Ite
         return [lambda a=a: compiled(*a, enable_gqa=True) for a in each]
 
     yield peer(name, mine, "torch SDPA, contiguous KV", sdpa, "attention")
-    if (batch, length) == (64, 2048):
+    if (batch, length) == SIZES["flex"]:
         yield peer(name, mine, "torch flex_attention, contiguous KV", flex, "attention")
 
 

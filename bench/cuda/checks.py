@@ -22,19 +22,26 @@ from bench.cuda.rows import ROOT, Row
 TESTS = "tests/kernels/cuda"
 LEFT_OUT = "not caught and not races and not race and not schedule"
 # The tests of a file are of these ops; a file that isn't named is of the op in its name.
-OF = {"row_ops": ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu")}
+OF = {
+    "row_ops": ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu"),
+    **dict.fromkeys(("step", "fused_step", "layer_streams", "shared_prefixes"), ("step",)),
+    **dict.fromkeys(("linear", "prefill"), ("linear",)),
+    "verify": ("paged_attention",),
+    "paged_attention": ("paged_attention",),
+}
 NOT_OPS = {"shim", "gates", "table"}
 TOOLS = ("memcheck", "racecheck")
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 
 
-def files() -> dict[str, tuple[str, ...]]:
-    """Test files and the ops that they are of."""
-    found = {}
+def files() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Ops, and the test files that are of them."""
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
     for path in sorted((ROOT / TESTS).glob("test_*.py")):
         name = path.stem.removeprefix("test_")
         if name not in NOT_OPS:
-            found[f"{TESTS}/{path.name}"] = OF.get(name, (name,))
+            ops = OF.get(name, (name,))
+            found[ops] = (*found.get(ops, ()), f"{TESTS}/{path.name}")
     return found
 
 
@@ -46,15 +53,15 @@ def sanitizer() -> str | None:
 def checks(until: float) -> Iterator[Row]:
     """Every op's suite, then each under each tool; ``until`` by time.monotonic."""
     asked = files()
-    for file, ops in asked.items():
-        said, passed = run([sys.executable], file, until)
+    for ops, tests in asked.items():
+        said, passed = run([sys.executable], tests, until)
         for op in ops:
             yield Row(part="checks", name=op, value=passed, unit="passed", against=table.source_key(op), said=said)
     tool = sanitizer()
     for name in TOOLS if tool else ():
-        for file, ops in asked.items():
+        for ops, tests in asked.items():
             prefix = [str(tool), f"--tool={name}", "--error-exitcode=9", "--target-processes=all", sys.executable]
-            said, passed = run(prefix, file, until)
+            said, passed = run(prefix, tests, until)
             yield Row(part=name, name=", ".join(ops), value=passed, unit="passed", said=said)
     if tool is None:
         yield Row(
@@ -62,12 +69,12 @@ def checks(until: float) -> Iterator[Row]:
         )
 
 
-def run(prefix: Sequence[str], file: str, until: float) -> tuple[str, float | None]:
+def run(prefix: Sequence[str], tests: Sequence[str], until: float) -> tuple[str, float | None]:
     """What pytest said last, and 1 where all passed, 0 where not, None where the time was up."""
     left = until - time.monotonic()
     if left < 5:
         return "not run: the time was up; take it up with --only checks", None
-    command = [*prefix, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", LEFT_OUT, file]
+    command = [*prefix, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", LEFT_OUT, *tests]
     environment = {**os.environ, ON_GPU_ENV: "1"}
     try:
         done = subprocess.run(

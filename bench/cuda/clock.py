@@ -40,7 +40,7 @@ def wait() -> None:
 def measure(calls: Sequence[Call], samples: int = SAMPLES) -> Sample:
     """Seconds of one call, by a graph of them."""
     if DEVICE != "cuda":
-        return _once(calls)
+        return _once(calls[:1])
     once = _seconds(calls, 1, 1)[0]
     repeats = max(1, min(MOST_CALLS // len(calls), int(SAMPLE_S / max(once * len(calls), 1e-7))))
     return Sample(tuple(_seconds(calls, repeats, samples)))
@@ -48,6 +48,8 @@ def measure(calls: Sequence[Call], samples: int = SAMPLES) -> Sample:
 
 def launched(call: Call, samples: int = SAMPLES, repeats: int = 5) -> Sample:
     """Seconds of a call that launches by itself and waits for the GPU: host time counts."""
+    if DEVICE != "cuda":
+        return _once([call])
     call()
     wait()
     found = []

@@ -16,7 +16,9 @@ from torch import Tensor
 from baton.kernels.abi.native import I32, I64, F, P
 from baton.kernels.cuda.library import Device
 from baton.kernels.linear.packed import PackedWeight, Struct
+from baton.kernels.moe.native import Experts
 from baton.kernels.paged_attention.native import page_bytes
+from baton.kernels.speculative_accept.cpu import DRAFT
 from baton.kernels.step.structs import CHOICE, ITEM, KV_TYPES, PagedKv
 from bench.cuda import clock
 from bench.cuda.clock import Call, stream
@@ -49,6 +51,39 @@ class Ops:
         """out = silu(gate) x up."""
         at = gate_up.data_ptr(), *out.shape, out.data_ptr()
         return self.call("swiglu", (P, I64, I64, P), *at, alive=(gate_up, out))
+
+    def rounded_norm(
+        self, x: Tensor, delta: Tensor, weight: Tensor, rounding: int, out: Tensor, scales: Tensor
+    ) -> Call:
+        """x += delta; out = norm(x) x weight as int8 (1), e4m3 (2), both with ``scales``, or bf16 (3)."""
+        at = x.data_ptr(), delta.data_ptr(), weight.data_ptr(), 1e-5, *x.shape, rounding, out.data_ptr()
+        kinds, kept = (P, P, P, F, I64, I64, I32, P, P), (x, delta, weight, out, scales)
+        return self.call("rms_norm_quantized", kinds, *at, scales.data_ptr(), alive=kept)
+
+    def embedding(self, tokens: Tensor, table: Tensor, out: Tensor) -> Call:
+        """Rows of a bf16 table, widened."""
+        at = tokens.data_ptr(), len(tokens), table.data_ptr(), 1, table.shape[1], out.data_ptr()
+        return self.call("embedding", (P, I64, P, I32, I64, P), *at, alive=(tokens, table, out))
+
+    def linear(self, weight: DeviceWeight, x: Tensor, out: Tensor, gated: bool = False) -> Call:
+        """out = x · weightᵀ, float32 or bf16 on both sides; ``gated``: silu of the first half x the second."""
+        codes = {torch.float32: 0, torch.bfloat16: 1}
+        at = weight.address, x.data_ptr(), codes[x.dtype], x.stride(0), len(x), None
+        rest = out.data_ptr(), codes[out.dtype], out.stride(0)
+        name = "linear_swiglu" if gated else "linear"
+        return self.call(name, (P, P, I32, I64, I64, P, P, I32, I64), *at, *rest, alive=(weight, x, out))
+
+    def moe(self, experts: Experts, x: Tensor, logits: Tensor, out: Tensor) -> Call:
+        """Rows through their experts."""
+        struct = experts.struct
+        at = ctypes.addressof(struct), x.data_ptr(), x.stride(0), logits.data_ptr(), len(x), out.data_ptr()
+        kept = (struct, experts, x, logits, out)
+        return self.call("moe", (P, P, I64, P, I64, P, I64), *at, out.stride(0), alive=kept)
+
+    def accept(self, drafts: Tensor, vocab: int, kept: object) -> Call:
+        """How many drafted tokens stand; drafts as ``draft_table`` makes them."""
+        at = drafts.data_ptr(), len(drafts) // DRAFT.itemsize, vocab
+        return self.call("speculative_accept", (P, I32, I64), *at, alive=(drafts, kept))
 
     def dense(self, weight: DeviceWeight, x: Tensor, out: Tensor) -> Call:
         """out = x · weightᵀ, float rows."""
@@ -125,4 +160,20 @@ def greedy(rows: int, temperature: float = 0.0) -> Tensor:
     found = np.zeros(rows, CHOICE)
     found["repetition"] = found["top_p"] = 1.0
     found["temperature"], found["uniform"] = temperature, np.linspace(0.1, 0.9, rows)
+    return torch.from_numpy(found.view(np.uint8)).to(clock.DEVICE)
+
+
+def draft_table(rows: dict[str, Tensor], temperature: float = 1.0) -> Tensor:
+    """Drafts of one batch: ``tokens`` (batch, count), ``emitted`` (batch, count + 1) int32. Then ``chosen``, as
+    emitted, or float32 ``target`` (batch, count + 1, vocab) and ``proposed`` (batch, count, vocab), float64
+    ``accept`` and ``draw``.
+    """
+    batch, count = rows["tokens"].shape
+    found = np.zeros(batch, DRAFT)
+    for name, tensor in rows.items():
+        found[name] = tensor.data_ptr() + np.arange(batch) * tensor.stride(0) * tensor.element_size()
+    for name in ("target", "proposed"):
+        if name in rows:
+            found[f"{name}_stride"] = rows[name].stride(1)
+    found["chosen_stride"], found["count"], found["temperature"] = 4, count, temperature
     return torch.from_numpy(found.view(np.uint8)).to(clock.DEVICE)

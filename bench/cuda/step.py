@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from baton.engine import program as p
-from baton.engine.cuda_runner import BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.cuda_runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.native_batch import NativeBatch
 from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
 from baton.kernels.cuda.library import Device
@@ -22,9 +22,10 @@ from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout import layout_for
 from baton.protos.nouns import LayerGroup, Sampling
 from bench.cuda.clock import Call, launched
-from bench.cuda.rows import Ceilings, Row, absent, rated, versus
+from bench.cuda.rows import Ceilings, Row, Sample, absent, rated, versus
 
 LENGTH, CHUNK, SAMPLES = 2048, 2048, 12
+MEGA_ROWS = 8  # mega.h
 SHAPE = {
     "hidden": 4096,
     "inner": 14336,
@@ -39,7 +40,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def steps(
-    device: Device, top: Ceilings, batches: tuple[int, ...] = (1, 32), kinds: tuple[str, ...] = tuple(KINDS)
+    device: Device, top: Ceilings, batches: tuple[int, ...] = (1, 8, 32), kinds: tuple[str, ...] = tuple(KINDS)
 ) -> Iterator[Row]:
     """Rows of each kind of weights."""
     for kind in kinds:
@@ -62,28 +63,42 @@ def _of(runner: CudaRunner, nbytes: int, top: Ceilings, batches: tuple[int, ...]
     runner.bind(memory.data, pages)  # small numbers in whatever format
     token = runner.spec.layout.page_bytes / 16
     for batch in batches:
-        plan = decodes(batch, pages)
-        found = {}
-        for how, name in ((PLAIN, "launches"), (BY_GRAPH, "graph")):
-            runner.how = how
-            found[name] = launched(partial(runner.run, plan), samples=SAMPLES)
-            work = nbytes + batch * LENGTH * token
-            goal = 0.7 if how == BY_GRAPH else None
-            yield rated(
-                "step", f"8B {kind} decode B={batch} L={LENGTH}, {name}", found[name], work, "read", top, goal
-            )
-        device_only = launched(alone(runner, plan), samples=SAMPLES)
-        yield rated(
-            "step", f"8B {kind} decode B={batch} L={LENGTH}, graph alone", device_only, work, "read", top, 0.7
-        )
-        yield versus(
-            "step", f"8B {kind} B={batch} graph beside launches", found["graph"], "launches", found["launches"]
-        )
+        plan, name = decodes(batch, pages), f"8B {kind} decode B={batch} L={LENGTH}"
+        work = nbytes + batch * LENGTH * token
+        runner.how = PLAIN
+        launches = launched(partial(runner.run, plan), samples=SAMPLES)
+        yield rated("step", f"{name}, launches", launches, work, "read", top)
+        runner.how = BY_GRAPH
+        for how, programmatic, goal in (("graph", 0, 0.7), ("graph and PDL", 1, 0.8)):
+            runner._call("device_programmatic", programmatic)
+            runner.bind(memory.data, pages)  # what was captured is forgotten
+            found = launched(partial(runner.run, plan), samples=SAMPLES)
+            yield rated("step", f"{name}, {how}", found, work, "read", top, goal)
+            alone_ = launched(alone(runner, plan), samples=SAMPLES)
+            yield rated("step", f"{name}, {how}, the replay alone", alone_, work, "read", top, goal)
+        yield versus("step", f"{name}, graph and PDL beside launches", found, "launches", launches)
+        if batch <= MEGA_ROWS:
+            yield from _at_once(runner, plan, name, work, top, found)
     runner.how = PLAIN
     prompt = StepPlan((SequenceStep(0, [7] * CHUNK, 0, list(range(CHUNK // 16))),))
     took = launched(partial(runner.run, prompt), samples=4, repeats=2)
     flops = 2.0 * body() * CHUNK + 2.0 * SHAPE["layers"] * CHUNK**2 * SHAPE["heads"] * SHAPE["head_dim"]
     yield rated("step", f"8B {kind} prompt of {CHUNK}", took, flops, "flops", top, 0.6 if kind == "bf16" else None)
+
+
+def _at_once(
+    runner: CudaRunner, plan: StepPlan, name: str, work: float, top: Ceilings, graph: Sample
+) -> Iterator[Row]:
+    """The megakernel, beside the graph."""
+    if said := runner.misfit():
+        yield absent("step", f"{name}, megakernel", said)
+        return
+    runner.how = AT_ONCE  # what was captured is forgotten
+    found = launched(partial(runner.run, plan), samples=SAMPLES)
+    yield rated("step", f"{name}, megakernel", found, work, "read", top, 0.85)
+    replay = launched(alone(runner, plan), samples=SAMPLES)
+    yield rated("step", f"{name}, megakernel, the replay alone", replay, work, "read", top, 0.85)
+    yield versus("step", f"{name}, megakernel beside graph and PDL", found, "graph and PDL", graph)
 
 
 def body() -> int:
@@ -98,7 +113,7 @@ def alone(runner: CudaRunner, plan: StepPlan) -> Call:
     runner.run(plan)
     runner.run(plan)  # captured
     batch = NativeBatch(plan, runner.spec.vocab_size, runner._pages)
-    runner._call("session_upload", runner._session, ctypes.byref(runner._step(batch)), BY_GRAPH)
+    runner._call("session_upload", runner._session, ctypes.byref(runner._step(batch)), runner.how)
 
     def run() -> None:
         runner._call("session_run", runner._session, 0, len(runner._program.ops), 1)

@@ -1,13 +1,14 @@
 """Our engine and others side by side: same weights, same threads, turn about in one run.
 
     python -m bench.peers [--sizes 150M,0.5B] [--schemes int8,int4,bf16] [--batches 1,4,16] [--rounds 7]
-                          [--peers llama.cpp,OpenVINO,transformers] [--json FILE]
+                          [--peers llama.cpp,OpenVINO,transformers] [--json FILE] [--resume]
 
 Needs a quiet machine; sets up what `make bench-peers` hasn't. Like for like: int4 beside Q4_0, int8 beside Q8_0, a
 head in int8 on all sides; transformers joins in bf16, its own best on a CPU. KV is bf16 here, f16 in llama.cpp and
 int8 in OpenVINO (its default). "int8" and "int4" are our own forms of --quantization, "the peers' file" is our
 engine on the very blocks that they read. Random weights, random tokens, nothing repeated. A ratio is their seconds
-over ours, per round.
+over ours, per round. FILE keeps the rows that this run doesn't measure anew, each with its commit and machine, so
+that a run may be taken in parts; with --resume a size and scheme that this commit has measured there is left out.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from rich.console import Console
 
 from baton.console.enginebench.step import PROMPT
-from baton.console.kvbench.rows import Row, median, paired, spread, table, to_json
+from baton.console.kvbench.rows import Row, median, paired, spread, table
+from bench.peers import results
 from bench.peers.environments import HOME
 from bench.peers.random_gguf import folder_of
 from bench.peers.side import PEERS, Memory, Ours, Peer, Side
@@ -35,9 +36,11 @@ def main() -> None:
     rows: list[Row] = []
     for size in asked.sizes.split(","):
         for scheme in asked.schemes.split(","):
+            if asked.resume and results.measured(asked.json, size, scheme):
+                continue
             rows += _compare(size, scheme, batches, asked.rounds, asked.peers.split(","))
             if asked.json:
-                Path(asked.json).write_text(to_json(rows) + "\n")
+                results.merge(asked.json, rows)
     Console(width=150).print(table(rows))
 
 
@@ -49,6 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--json", default="")
+    parser.add_argument("--resume", action="store_true")
     return parser.parse_args()
 
 

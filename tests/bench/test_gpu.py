@@ -17,8 +17,7 @@ from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import Device
 from bench import gpu
-from bench.cuda import cases, checks, clock, rows, step
-from bench.cuda.ops import Ops
+from bench.cuda import cases, checks, dry, prompts, rows, small, step
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
 
 TOP = Ceilings(3e12, 2.8e12, 8e14)
@@ -118,8 +117,9 @@ def test_parts_are_taken_in_order_and_what_the_time_does_not_allow_is_said() -> 
 
 
 def test_every_op_has_a_file_of_checks() -> None:
-    named = {op for ops in checks.files().values() for op in ops}
-    assert set(build.ops()) <= named | {"moe"}
+    asked = checks.files()
+    assert {op for ops in asked for op in ops} == set(build.ops())
+    assert len({file for files in asked.values() for file in files}) == sum(map(len, asked.values()))
 
 
 def test_pytests_words_become_a_row() -> None:
@@ -127,7 +127,7 @@ def test_pytests_words_become_a_row() -> None:
     assert not checks.ran_something("sssss     [100%]\n5 skipped in 2s\n")
     assert checks.summary("x\nE   AssertionError: off by 3\n1 failed\n") == "E AssertionError: off by 3"
     assert checks.summary("....  [100%]\n4 passed in 3.1s\n") == "4 passed in 3.1s"
-    assert checks.run(["python"], "tests/x.py", time.monotonic()) == (
+    assert checks.run(["python"], ["tests/x.py"], time.monotonic()) == (
         "not run: the time was up; take it up with --only checks",
         None,
     )
@@ -146,39 +146,25 @@ def test_memory_of_the_programs_own_is_found_in_its_map() -> None:
 
 
 @pytest.fixture
-def shim(monkeypatch: pytest.MonkeyPatch) -> Device:
+def shim() -> Iterator[Device]:
     """Sizes that the shim manages; every call runs once, on the CPU."""
-    monkeypatch.setattr(clock, "DEVICE", "cpu")
-    monkeypatch.setattr(clock, "PAST_L2", 1)
-    monkeypatch.setattr(cases, "measure", lambda calls, samples=1: clock._once(calls[:1]))
-    small = {"HIDDEN": 64, "INNER": 96, "VOCAB": 130, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 16, "LAYERS": 1}
-    for name, value in small.items():
-        monkeypatch.setattr(cases, name, value)
-    monkeypatch.setattr(cases.torch, "compile", lambda function: function)
     try:
-        return Device(build.simt())
+        with dry.tiny() as device:
+            yield device
     except BuildError as error:
         pytest.skip(f"the shim needs a C++ compiler: {error}")
 
 
-def test_every_measured_call_runs(shim: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes are cut where a part asks for thousands of rows; what is proved are the calls, not figures."""
-    monkeypatch.setattr(
-        cases, "SIZES", {"rows": (3,), "decodes": ((2, 48),), "cascade": (3, 32, 16), "m": (1, 3), "tokens": 64}
-    )
-    found = [row for part in cases.PARTS.values() for row in part(Ops(shim), TOP)]
-    assert [row for row in found if row.value is None] == []
-    assert {row.part for row in found} == set(cases.PARTS)
+def test_every_measured_call_runs_without_a_gpu(shim: Device) -> None:
+    """What is proved are the calls, not figures."""
+    found = list(dry.parts(shim))
+    assert [(row.name, row.said) for row in found if row.value is None] == []
+    assert {row.part for row in found} == {"ceilings", *gpu.OPS, gpu.STEP}
 
 
-def test_a_whole_step_runs_by_launches_and_by_graph(shim: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = {"hidden": 128, "inner": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "vocab": 130, "layers": 1}
-    for name, value in {"SHAPE": tiny, "LENGTH": 20, "CHUNK": 16, "SAMPLES": 2}.items():
-        monkeypatch.setattr(step, name, value)
-    monkeypatch.setattr(step, "launched", lambda call, **_: (call(), Sample((1.0, 1.0)))[1])
-    found = list(step.steps(shim, TOP, batches=(1, 2)))
-    assert [row for row in found if row.value is None] == []
-    assert len(found) == 3 * (2 * 4 + 1)
+def test_each_part_has_a_place_in_the_plan() -> None:
+    made = {**cases.PARTS, **small.PARTS, **prompts.PARTS}
+    assert tuple(made) == gpu.OPS
 
 
 def test_the_8b_has_the_sizes_that_its_figures_are_of() -> None:

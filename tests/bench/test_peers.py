@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from baton.console.enginebench.step import Workload
+from baton.console.kvbench.rows import Row, commit
 from baton.engine.load import EngineConfig
 from baton.engine.native_runner import NativeRunner
 from baton.engine.runner import load
 from baton.kernels.abi import native
-from bench.peers import random_gguf
+from bench.peers import random_gguf, results
 from bench.peers.streams import Load, Seen, run
 
 TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -43,6 +44,24 @@ def test_our_engine_measures_itself_on_the_file_that_the_peers_read(
     work = Workload(runner, most=2, vocab=512)
     assert work.decode_seconds(2) > 0
     assert work.prompt_seconds(32) > 0
+
+
+def test_a_comparison_taken_in_parts_is_one_file(tmp_path: Path) -> None:
+    path, peers = str(tmp_path / "peers.json"), ("llama.cpp 0.3: 5 tok/s", "OpenVINO 2026: 6 tok/s")
+    decode, prompt = "decode, 150M int8, batch 1 (int8)", "prompt of 512 tokens, 150M int8 (int8)"
+    results.merge(path, [Row(decode, 1.0, "tok/s", peer) for peer in peers])
+    assert not results.measured(path, "150M", "int8"), "it was cut off before the prompt"
+    results.merge(path, [Row(decode, 2.0, "tok/s", "llama.cpp 0.4: 7 tok/s"), Row(prompt, 3.0, "tok/s", peers[0])])
+    found = json.loads(Path(path).read_text())
+    assert [(row["value"], row["peer"].split(":")[0]) for row in found] == [
+        (2.0, "llama.cpp 0.4"),
+        (1.0, "OpenVINO 2026"),
+        (3.0, "llama.cpp 0.3"),
+    ]
+    assert {row["commit"] for row in found} == {commit()}
+    assert results.measured(path, "150M", "int8")
+    assert not results.measured(path, "150M", "int4")
+    assert not results.measured("", "150M", "int8")
 
 
 async def test_gaps_and_prompts_are_counted_as_clients_see_them() -> None:

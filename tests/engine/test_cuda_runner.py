@@ -53,7 +53,9 @@ def config(model: Path, **fields: Any) -> EngineConfig:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}], ids=["bf16", "int8 weights and KV"]
+    "fields",
+    [{}, {"quantization": "int8", "kv_cache_dtype": "int8"}, {"cuda_step": "mega"}],
+    ids=["bf16", "int8 weights and KV", "by the megakernel"],
 )
 def test_a_checkpoint_is_loaded_and_answers_as_on_the_cpu(
     model: Path, on_shim: None, tmp_path: Path, fields: dict[str, str]
@@ -68,6 +70,7 @@ def test_a_checkpoint_is_loaded_and_answers_as_on_the_cpu(
         assert trials._off(want, have) == ""
     answers = Driver(found, pages=12, chunk=8).answer(PROMPTS, DRAWN)
     assert [len(tokens) for tokens in answers] == [5, 5]
+    assert (found.counts()["at_once"] > 0) == ("cuda_step" in fields)
     assert Driver(found, pages=12, chunk=8, seed=3).answer(PROMPTS, DRAWN) == answers  # on other pages
     counts = found.counts()
     assert counts["captured"] >= 1

@@ -166,9 +166,9 @@ def rows_without_a_finite_logit_are_said(library: ctypes.CDLL) -> None:
 
 
 def ties_take_the_first_token(library: ctypes.CDLL) -> None:
-    """Across panels, and within one."""
-    for likely in ([70, 130, 199], [69, 105], [3, 40], [199]):
-        weight = torch.zeros(200, 8)
+    """Across panels and what else a vocabulary is cut into, and within one."""
+    for likely in ([70, 130, 199], [69, 105], [3, 40], [199], [1000, 1100, 2299]):
+        weight = torch.zeros(max(200, likely[-1] + 1), 8)
         weight[likely] = 1
         assert drawn(library, pack_f32(weight), torch.ones(1, 8), [ask()]) == likely[:1]
 
@@ -188,6 +188,16 @@ def penalties_are_of_what_was_said(library: ctypes.CDLL) -> None:
     ):
         spec = ask(history=history, prompt=1, **fields)
         assert drawn(library, packed, x, [spec]) == drawn(library, packed, x, [spec]) == [likeliest], fields
+
+
+def a_call_remembers_nothing_of_the_last(library: ctypes.CDLL) -> None:
+    """Tokens that were counted for one call's penalties weigh nothing in the next one's."""
+    logits = torch.full((90, 1), -5.0)
+    logits[[5, 6], 0] = torch.tensor([2.0, 1.5])
+    packed, x = pack_f32(logits), torch.ones(1, 1)
+    for said, likeliest in (([1, 5], 6), ([1, 7], 5), ([1, 5, 5], 6), ([1, 7], 5)):
+        spec = ask(history=said, prompt=1, frequency_penalty=1.0)
+        assert drawn(library, packed, x, [spec]) == [likeliest], said
 
 
 def filters_come_one_behind_the_other(library: ctypes.CDLL) -> None:
@@ -250,6 +260,7 @@ QUICK: tuple[Check, ...] = (
     rows_without_a_finite_logit_are_said,
     ties_take_the_first_token,
     penalties_are_of_what_was_said,
+    a_call_remembers_nothing_of_the_last,
     filters_come_one_behind_the_other,
     a_wide_nucleus_is_found,
 )

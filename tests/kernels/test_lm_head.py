@@ -9,6 +9,8 @@ import pytest
 
 from tests.kernels import head_suite as suite
 from tests.kernels.conftest import needs_native
+from tests.kernels.mutants import is_caught, mutant
+from tests.kernels.thorough import first_now
 
 pytestmark = needs_native
 
@@ -36,3 +38,9 @@ def test_frequencies_follow_the_softmax(library: ctypes.CDLL, fields: dict[str, 
 @pytest.mark.parametrize("check", suite.QUICK, ids=lambda check: check.__name__)
 def test_what_else_holds_of_a_head(library: ctypes.CDLL, check: suite.Check) -> None:
     check(library)
+
+
+@pytest.mark.parametrize("bug", first_now(["TIES", "MASS", "NUCLEUS", "COUNTS"]))
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    planted = mutant(f"LM_HEAD_{bug}", ("lm_head", "dense", "linear"))
+    assert is_caught(planted, [*suite.QUICK, lambda library: suite.tokens_are_the_references(library, 777)])

@@ -83,7 +83,7 @@ def test_norms_are_taken_before_the_turn(library: ctypes.CDLL) -> None:
         torch.testing.assert_close(found, suite.turn(normed.float(), case.turns), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", first_now(["LAST_PAGE", "CAUSAL", "SCALE", "MERGE", "ROPE", "PAGE"]))
+@pytest.mark.parametrize("name", first_now(["LAST_PAGE", "CAUSAL", "SCALE", "MERGE", "ROPE", "PAGE", "WEIGHTS"]))
 def test_a_planted_bug_is_caught(name: str) -> None:
     assert is_caught(mutant(name, ("paged_attention", "rope_append")), suite.QUICK)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.kernels.abi import build, native
-from baton.kernels.moe.native import moe
+from baton.kernels.moe.native import Experts, moe
 from baton.kernels.moe.reference import route
 from tests.kernels import moe_suite as suite
 from tests.kernels.conftest import needs_native
@@ -39,6 +39,15 @@ def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
     native.set_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("shape", suite.SHAPES[1:4], ids=str)
+def test_float32_experts_round_nothing(library: ctypes.CDLL, shape: tuple[int, int, int, int, int]) -> None:
+    case = suite.Case(9, shape)
+    case.experts = Experts(case.experts.gate_up.float(), case.experts.down.float(), shape[4])
+    found = moe(library, case.experts, case.x, case.logits)
+    assert bool(((found - case.oracle()).norm(dim=-1) <= 2e-6 * case.oracle().norm(dim=-1)).all())
+    assert torch.equal(moe(library, case.experts, case.x[1:2], case.logits[1:2]), found[1:2])
 
 
 def test_weights_are_a_softmax_over_the_chosen_or_over_all() -> None:

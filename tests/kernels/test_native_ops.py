@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.kernels import dense_suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
 from tests.kernels.rows_suite import embedding_widens, norms_are_right, rms_norm, swiglu_is_exact
+from tests.kernels.thorough import first_now
 
 pytestmark = needs_native
 
@@ -29,6 +31,20 @@ def test_norms_have_the_bits_of_the_reference(library: ctypes.CDLL, hidden: int)
 
 def test_a_norm_without_its_epsilon_is_caught() -> None:
     assert is_caught(mutant("NORM", ("rms_norm",)), [norms_are_right])
+
+
+@pytest.mark.parametrize(
+    ("bug", "check"),
+    [("SWIGLU_TAIL", swiglu_is_exact), ("EMBEDDING_DTYPE", embedding_widens)],
+    ids=["swiglu", "embedding"],
+)
+def test_a_planted_bug_of_a_row_op_is_caught(bug: str, check: Callable[[ctypes.CDLL], None]) -> None:
+    assert is_caught(mutant(bug, (bug.partition("_")[0].lower(),)), [check])
+
+
+@pytest.mark.parametrize("bug", first_now(["CHAIN", "BIAS"]))
+def test_a_planted_bug_of_a_dense_layer_is_caught(bug: str) -> None:
+    assert is_caught(mutant(f"DENSE_{bug}", ("dense", "linear")), dense_suite.CHECKS)
 
 
 def test_swiglu_is_exact_at_any_size_and_sign(library: ctypes.CDLL) -> None:

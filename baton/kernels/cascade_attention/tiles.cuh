@@ -6,6 +6,8 @@
 namespace baton {
 namespace {
 
+using namespace attention;
+
 constexpr int KEYS = 32, TILE_ROWS = 64;  // keys of a tile; rows of queries x group that a block takes
 
 // 16 bytes of 8-bit elements as 16 f16, in their order.

@@ -103,6 +103,15 @@ __device__ __forceinline__ uint4 load_once(const void* p) {
                : "l"(p));
   return v;
 }
+// The same of memory that this launch writes too: not by the read-only path.
+__device__ __forceinline__ uint4 load_written(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
 // 16 bytes that nobody here reads again: st.global.cs.
 __device__ __forceinline__ void store_once(void* p, uint4 v) { __stcs(static_cast<uint4*>(p), v); }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

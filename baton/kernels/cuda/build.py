@@ -12,6 +12,7 @@ as the CPU's libraries are (``abi/build.py``).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable
@@ -26,6 +27,8 @@ from baton.kernels.abi.build import KERNELS, BuildError, cache_dir
 ARCH = "sm_90a"
 NVCC_ENV = "BATON_NVCC"
 NVCC_FLAGS = ("-std=c++17", "-O3", f"-arch={ARCH}", "--expt-relaxed-constexpr", "-Xptxas", "-v")
+# -arch=sm_90a makes an object's PTX for compute_90 too, which knows no wgmma: it fails there.
+GPU_CODE = ("-gencode", "arch=compute_90a,code=sm_90a")
 SIMT_FLAGS = (
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-DBATON_SIMT"),
     *("-Wno-unknown-pragmas", "-Wno-psabi"),
@@ -33,6 +36,7 @@ SIMT_FLAGS = (
 # gcc's calls before each access of memory, answered by simt/race.cpp instead of its own runtime.
 RACE_FLAGS = ("-fsanitize=thread",)
 RUNTIME = KERNELS / "cuda" / "simt"
+_INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ def cubins(names: Iterable[str] | None = None) -> list[Compiled]:
 def library(extra: tuple[str, ...] = ()) -> Path:
     """The library for a GPU, all ops in it. Raises BuildError."""
     compiler = nvcc()
-    flags = (*NVCC_FLAGS[:-2], "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
+    plain = [flag for flag in NVCC_FLAGS[:-2] if not flag.startswith("-arch=")]
+    flags = (*plain, *GPU_CODE, "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
     tag = f"{compiler} {cpu._run([compiler, '--version'])} {flags}".encode()
 
     def compiled(op: str) -> Path:
@@ -87,7 +92,7 @@ def library(extra: tuple[str, ...] = ()) -> Path:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, ops()))
     key = cpu._key(tag, *(str(path).encode() for path in objects))
-    link = [compiler, f"-arch={ARCH}", "-shared", "-cudart", "static", *map(str, objects)]
+    link = [compiler, *GPU_CODE, "-shared", "-cudart", "static", *map(str, objects)]
     return cpu._made(_folder("gpu") / f"baton-cuda-{key}.so", link)
 
 
@@ -124,8 +129,20 @@ def _concerns(flag: str, path: Path) -> bool:
     """Whether a flag can change what ``path`` compiles to: one op's planted bug leaves others' objects alone."""
     if not flag.startswith("-DBATON_MUTATION_"):
         return True
-    texts = (each.read_text() for each in (path, *KERNELS.glob("*/*.cuh"), *KERNELS.glob("*/*.h")))
-    return any(flag.removeprefix("-D") in text for text in texts)
+    return any(flag.removeprefix("-D") in each.read_text() for each in sources(path))
+
+
+def sources(path: Path) -> list[Path]:
+    """The file and every header of ours that it includes, whatever the condition; sorted behind it."""
+    found, ahead = {path.resolve()}, [path.resolve()]
+    while ahead:
+        here = ahead.pop()
+        for name in _INCLUDE.findall(here.read_text()):
+            header = (here.parent / name).resolve()
+            if header.exists() and header not in found:
+                found.add(header)
+                ahead.append(header)
+    return [path, *sorted(found - {path.resolve()})]
 
 
 def _cubin(compiler: str, version: str, op: str) -> Compiled:
@@ -146,9 +163,7 @@ def _said(command: list[str]) -> str:
 
 
 def _key(tag: bytes, path: Path) -> str:
-    headers = [*KERNELS.glob("cuda/*.cuh"), *KERNELS.glob("cuda/simt/*.h"), *KERNELS.glob("*/*.cuh")]
-    headers += KERNELS.glob("*/*.h")
-    return cpu._key(tag, path.read_bytes(), *(header.read_bytes() for header in sorted(set(headers))))
+    return cpu._key(tag, *(each.read_bytes() for each in sources(path)))
 
 
 def _folder(name: str) -> Path:

@@ -32,8 +32,9 @@ def compiled() -> list[str]:
 
 
 def costs() -> list[str]:
-    """What grew over the ledger."""
-    return ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.taken())
+    """What grew over the ledger, and products that ptxas serialized."""
+    waits = [f"{made.op}: {line}" for made in build.cubins() for line in ledger.serialized(made.ptxas)]
+    return waits + ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.taken())
 
 
 def page() -> list[str]:

@@ -4,6 +4,7 @@
 //   extern "C" symbols return 0 or a cudaError_t, and take the argument list of the op's cpu.cpp with a stream behind it.
 //   BATON_LAUNCH(kernel, grid, block, shared_bytes, stream, args...)   int; a template kernel in parentheses: (k<4, 8>)
 //   BATON_LAUNCH_PDL(…)               the same with programmatic stream serialization: the kernel must call grid_wait()
+//   BATON_LAUNCH_RESIDENT(…)          the same with all blocks at once (a cooperative launch): refused where they don't fit
 //   BATON_SHARED(type, name)          dynamic shared memory, 128-byte aligned, as a pointer
 //   BATON_STATIC_SHARED(type, name, count)   static shared memory, 16-byte aligned
 #pragma once
@@ -17,6 +18,10 @@
 
 #define BATON_API extern "C" __attribute__((visibility("default")))
 
+namespace baton {
+inline bool programmatic_launches = true;  // false: BATON_LAUNCH_PDL launches plainly, for a measurement beside it
+}
+
 #ifdef BATON_SIMT
 #include "simt/simt.h"
 
@@ -26,19 +31,23 @@
   type* const name =                                                                                              \
       static_cast<type*>(baton::simt::static_shared(name##_site, sizeof(type) * static_cast<size_t>(count)))
 #define BATON_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_simt(#kernel, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  baton::launch_simt(#kernel, false, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 #define BATON_LAUNCH_PDL BATON_LAUNCH
+#define BATON_LAUNCH_RESIDENT(kernel, grid, block, shared_bytes, stream, ...) \
+  baton::launch_simt(#kernel, true, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 
 namespace baton {
 
 template <class... Expected, class... Actual>
-int launch_simt(const char* name, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, void*,
+int launch_simt(const char* name, bool resident, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, void* stream,
                 Actual... arguments) {
   const auto run = [=] {
     auto body = [&] { kernel(static_cast<Expected>(arguments)...); };
-    return simt::launch(name, grid, block, shared, [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
+    return simt::launch(name, resident, grid, block, shared, [](void* f) { (*static_cast<decltype(body)*>(f))(); }, &body);
   };
-  return simt::recording ? (simt::recording->push_back(run), 0) : run();
+  if (simt::recording) return simt::recording->push_back(run), 0;
+  int status = 0;
+  return simt::later(stream, run, status) ? status : run();
 }
 
 }  // namespace baton
@@ -53,26 +62,31 @@ int launch_simt(const char* name, void (*kernel)(Expected...), dim3 grid, dim3 b
   type* const name = reinterpret_cast<type*>(baton_dynamic_shared)
 #define BATON_STATIC_SHARED(type, name, count) __shared__ __align__(16) type name[count]
 #define BATON_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_cuda(false, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  baton::launch_cuda(cudaLaunchAttributeIgnore, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 #define BATON_LAUNCH_PDL(kernel, grid, block, shared_bytes, stream, ...) \
-  baton::launch_cuda(true, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+  baton::launch_cuda(cudaLaunchAttributeProgrammaticStreamSerialization, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+#define BATON_LAUNCH_RESIDENT(kernel, grid, block, shared_bytes, stream, ...) \
+  baton::launch_cuda(cudaLaunchAttributeCooperative, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 
 namespace baton {
 
 template <class... Expected, class... Actual>
-int launch_cuda(bool dependent, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, void* stream,
+int launch_cuda(cudaLaunchAttributeID how, void (*kernel)(Expected...), dim3 grid, dim3 block, size_t shared, void* stream,
                 Actual... arguments) {
   if (shared > 48 * 1024) {
     cudaError_t wrong = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (wrong != cudaSuccess) return int(wrong);
   }
   cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  attribute.id = how;
+  if (how == cudaLaunchAttributeCooperative)
+    attribute.val.cooperative = 1;
+  else
+    attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute, config.numAttrs = dependent ? 1 : 0;
+  config.attrs = &attribute, config.numAttrs = how == cudaLaunchAttributeCooperative || (how != cudaLaunchAttributeIgnore && programmatic_launches) ? 1 : 0;
   return int(cudaLaunchKernelEx(&config, kernel, static_cast<Expected>(arguments)...));
 }
 

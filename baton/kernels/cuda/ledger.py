@@ -47,6 +47,11 @@ def costs(ptxas: str) -> dict[str, Cost]:
     return found
 
 
+def serialized(ptxas: str) -> list[str]:
+    """In ptxas' words, warp-group products that it would let wait for each other."""
+    return [" ".join(line.split()) for line in ptxas.splitlines() if "serialized" in line]
+
+
 def release() -> str:
     """Of nvcc: "13.0"."""
     found = re.search(r"release (\d+\.\d+)", _run([build.nvcc(), "--version"]))

@@ -24,6 +24,14 @@ inline int pageable(int* yes) { return *yes = 1, 0; }
 inline int stream_create(void** stream) { return *stream = std::malloc(1), 0; }
 inline int stream_release(void* stream) { return std::free(stream), 0; }
 inline int stream_wait(void*) { return simt::recording ? int(cudaErrorInvalidValue) : 0; }
+using Event = simt::Mark;
+inline int side_stream_create(void** stream) { return simt::side_create(stream); }
+inline int side_stream_release(void* stream) { return simt::side_release(stream); }
+inline int side_stream_wait(void* stream) { return simt::side_wait(stream); }
+inline int event_create(Event*) { return 0; }
+inline int event_release(Event) { return 0; }
+inline int event_record(Event& event, void* stream) { return simt::mark(event, stream), 0; }
+inline int stream_wait_event(void* stream, const Event& event) { return simt::wait_for(stream, event); }
 inline int copy(void* to, const void* from, size_t bytes, void*) { return simt::device_copy(to, from, bytes); }
 inline int capture_begin(void*) { return simt::record(); }
 inline int capture_end(void*, Graph* graph) { return (*graph = simt::recorded()) ? 0 : int(cudaErrorInvalidValue); }
@@ -54,6 +62,17 @@ inline int stream_create(void** stream) {
 }
 inline int stream_release(void* stream) { return int(cudaStreamDestroy(static_cast<cudaStream_t>(stream))); }
 inline int stream_wait(void* stream) { return int(cudaStreamSynchronize(static_cast<cudaStream_t>(stream))); }
+// A stream beside the first one, which waits for events of it, and it for the other's.
+using Event = cudaEvent_t;
+inline int side_stream_create(void** stream) { return stream_create(stream); }
+inline int side_stream_release(void* stream) { return stream_release(stream); }
+inline int side_stream_wait(void* stream) { return stream_wait(stream); }
+inline int event_create(Event* event) { return int(cudaEventCreateWithFlags(event, cudaEventDisableTiming)); }
+inline int event_release(Event event) { return int(cudaEventDestroy(event)); }
+inline int event_record(Event event, void* stream) { return int(cudaEventRecord(event, static_cast<cudaStream_t>(stream))); }
+inline int stream_wait_event(void* stream, Event event) {
+  return int(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0));
+}
 inline int copy(void* to, const void* from, size_t bytes, void* stream) {
   return int(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
 }

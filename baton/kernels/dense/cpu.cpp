@@ -13,7 +13,11 @@ constexpr int64_t LONGEST = 192, DEPTH = 576, ROW_GROUP = 192;
 
 // Inputs per chain. A sum that rounds where another does differs least from it, so the cuts are those of MKL's sgemm,
 // by which torch computes a float32 layer on an x86 (found by comparing bits; its bias comes first, too).
+#if defined(BATON_MUTATION_DENSE_CHAIN)
+int64_t chain_of(int64_t) { return LONGEST; }
+#else
 int64_t chain_of(int64_t k) { return k <= LONGEST || k >= 2 * LONGEST ? LONGEST : k / 2; }
+#endif
 
 // Up to DEPTH inputs are added to `out` chain by chain.
 template <int R>
@@ -51,7 +55,11 @@ void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_strid
   const int64_t n = which * PANEL, width = w.n - n < PANEL ? w.n - n : PANEL;
   float start[PANEL] = {};
   if (bias) std::memcpy(start, bias + n, size_t(width) * 4);
+#if defined(BATON_MUTATION_DENSE_BIAS)
+  for (int64_t r = 0; r < (rows > ROWS ? rows / ROWS * ROWS : rows); r++) std::memcpy(sums + r * PANEL, start, sizeof start);
+#else
   for (int64_t r = 0; r < rows; r++) std::memcpy(sums + r * PANEL, start, sizeof start);
+#endif
   const float* weights = (const float*)w.data + which * w.k * PANEL;
   const int64_t chain = chain_of(w.k), depth = chain * (DEPTH / chain);
   for (int64_t k = 0; k < w.k; k += depth)

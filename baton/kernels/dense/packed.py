@@ -15,3 +15,9 @@ def pack_f32(weight: Tensor) -> PackedWeight:
     n, k = weight.shape
     rows = F.pad(weight.float(), (0, 0, 0, -n % PANEL)).view(-1, PANEL, k)
     return PackedWeight(LINEAR_F32, n, k, 0, rows.transpose(1, 2).contiguous().view(-1).view(torch.uint8))
+
+
+def unpack_f32(weight: PackedWeight) -> Tensor:
+    """(n, k) float32 again."""
+    panels = weight.data.view(torch.float32).view(-1, weight.k, PANEL).transpose(1, 2)
+    return panels.reshape(-1, weight.k)[: weight.n]

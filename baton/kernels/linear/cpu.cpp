@@ -4,6 +4,7 @@
 //
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
+#include "half_panel.h"
 #include "rows.h"
 
 namespace baton {
@@ -12,11 +13,6 @@ namespace {
 constexpr int64_t kBlock = 126;  // rows
 
 // Planted bugs, one per library, which the op's tests must catch.
-#ifdef BATON_MUTATION_LINEAR_ZERO
-constexpr int32_t kZero4 = 7;
-#else
-constexpr int32_t kZero4 = 8;
-#endif
 #ifdef BATON_MUTATION_LINEAR_GUARD
 constexpr int64_t kOver = 1;  // one output too many in the last panel
 #else
@@ -39,9 +35,10 @@ BATON_INLINE void with_rows(int64_t rows, F&& f) {
   f(std::integral_constant<int, R>());
 }
 
-// The tiles [begin, end) of rows against one chunk of one panel.
+// The tiles [begin, end) of rows against one chunk of one panel, or of half of one.
 struct Work {
   int64_t panel, from, begin, end;
+  int64_t column;  // the first of the panel's 64 outputs
   bool one_tile;  // the sums are one tile's, else [row from the first tile's first on][64]
   float* sums;
   uint8_t* unpacked;
@@ -49,45 +46,53 @@ struct Work {
   int64_t bytes;   // of them
 };
 
-void write(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums);
+template <int Columns>
+void write(const Call& call, const Work& work, int64_t first, int64_t m, const float* sums);
 
 // A store to memory far away keeps those behind it waiting. So lines are asked for a tile ahead of time, and where small
-// groups make many sums, which are stores too, results are written when all of them are there.
-bool writes_each_tile(const Rows& rows) { return rows.group >= 128; }
+// groups store many sums, results are written when all of them are there.
+bool writes_each_tile(const Rows& rows) { return rows.halves || rows.group >= 128; }
 
-BATON_INLINE void prefetch_outputs(const Call& call, int64_t panel, int64_t first, int64_t m) {
+template <int Columns>
+BATON_INLINE void prefetch_outputs(const Call& call, const Work& work, int64_t first, int64_t m) {
   int64_t size = call.out_dtype == BF16 ? 2 : 4;
-  const char* out = (const char*)call.out + (first * call.out_stride + panel * kPanel) * size;
+  const char* out = (const char*)call.out + (first * call.out_stride + work.panel * kPanel + work.column) * size;
   for (int64_t r = 0; r < m; ++r, out += call.out_stride * size)
-    for (int64_t at = 0; at < kPanel * size; at += 64) __builtin_prefetch(out + at, 1);
+    for (int64_t at = 0; at < Columns * size; at += 64) __builtin_prefetch(out + at, 1);
+}
+
+// The rows' sums begin at zero.
+template <int Columns>
+BATON_INLINE void clear(int64_t m, float* sums) {
+  if (Columns == kPanel) return (void)std::memset(sums, 0, m * kPanel * 4);
+  for (int64_t r = 0; r < m; ++r) std::memset(sums + r * kPanel, 0, Columns * 4);
 }
 
 // f(size as a constant, the tile's rows) for each tile, whose sums begin at zero and end in the result.
-template <class F>
+template <int Columns = kPanel, class F>
 BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
   const Rows& rows = call.rows;
   const bool last = work.from + rows.chunk >= rows.padded, each = writes_each_tile(rows);
   const int64_t base = rows.first(work.begin), tiles = work.end - work.begin;
   for (int64_t t = 0; t < tiles; ++t) {
     int64_t first = rows.first(work.begin + t), count = rows.first(work.begin + t + 1) - first;
-    float* sums = work.sums + (work.one_tile ? 0 : first - base) * kPanel;
+    float* sums = work.sums + (work.one_tile ? 0 : first - base) * kPanel + work.column;
 #ifdef BATON_MUTATION_LINEAR_CHUNK
-    std::memset(sums, 0, count * kPanel * 4);  // earlier chunks are forgotten
+    clear<Columns>(count, sums);  // earlier chunks are forgotten
 #else
-    if (!work.from) std::memset(sums, 0, count * kPanel * 4);
+    if (!work.from) clear<Columns>(count, sums);
 #endif
-    if (last) prefetch_outputs(call, work.panel, first, count);
-    bool fetch = tiles > 1 && t < 4;  // a step reads 256 bytes and fetches a line
+    if (last) prefetch_outputs<Columns>(call, work, first, count);
+    bool fetch = tiles > 1 && t < 4 && !work.column;  // a step reads 256 bytes and fetches a line
     TileRows tile{rows.at(work.from, first),
-                  rows.sums + first * rows.groups + work.from / rows.group,
-                  rows.groups,
+                  rows.starts + first * rows.groups + work.from / rows.group * count,
                   sums,
                   work.at + work.bytes + (fetch ? t * work.bytes / 4 : 0),
                   fetch ? 64 : 0};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
-    if (last && each) write(call, work.panel, first, count, sums);
+    if (last && each) write<Columns>(call, work, first, count, sums);
   }
-  if (last && !each) write(call, work.panel, base, rows.first(work.end) - base, work.sums);
+  if (last && !each) write<Columns>(call, work, base, rows.first(work.end) - base, work.sums + work.column);
 }
 
 void chunk_bf16(const Call& call, const Work& work) {
@@ -100,17 +105,22 @@ void chunk_integers(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
   int64_t width = rows.width(work.from);
-  int64_t scale_at = (work.panel * rows.groups + work.from / rows.group) * kPanel;
-  TileWeights weights{(const uint8_t*)work.at,
+  int64_t scale_at = (work.panel * rows.groups + work.from / rows.group) * kPanel + work.column;
+#ifdef BATON_MUTATION_LINEAR_HALF
+  scale_at -= work.column;  // the second half of a panel takes the first one's scales
+#endif
+  TileWeights weights{(const uint8_t*)work.at + 4 * work.column,
                       (width + rows.group - 1) / rows.group,
                       std::min(rows.group, width) / 4,
                       ((width - 1) % rows.group + 1) / 4,
-                      w.kind == LINEAR_W4 ? kZero4 : 128,
+                      rows.zero,
                       w.scales ? w.scales + scale_at : nullptr,
                       w.mins ? w.mins + scale_at : nullptr};
 #if BATON_AVX512
   if (in_registers(w)) {
     weights.steps /= 2, weights.last /= 2;
+    if (rows.halves)
+      return each_tile<kPanel / 2>(call, work, [&](auto size, const TileRows& tile) { half_tile_w4<size>(weights, tile); });
     return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w4<size>(weights, tile); });
   }
 #endif
@@ -137,11 +147,11 @@ BATON_INLINE void put(T* out, float x) {
 }
 #endif
 
-// Scale, add the bias and store `m` rows of a panel's sums.
-template <class T>
-void write_as(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums) {
+// Scale, add the bias and store `m` rows of the work's columns.
+template <int Columns, class T>
+void write_as(const Call& call, const Work& work, int64_t first, int64_t m, const float* sums) {
   const PackedLinear& w = *call.w;
-  int64_t n0 = panel * kPanel, width = std::min<int64_t>(kPanel, w.n - n0 + kOver);
+  int64_t n0 = work.panel * kPanel + work.column, width = std::min<int64_t>(Columns, w.n - n0 + kOver);
   const float* row_scale = w.row_scale ? w.row_scale + n0 : nullptr;
   const float* bias = call.bias ? call.bias + n0 : nullptr;
   for (int64_t r = 0; r < m; ++r, sums += kPanel) {
@@ -170,11 +180,12 @@ void write_as(const Call& call, int64_t panel, int64_t first, int64_t m, const f
   }
 }
 
-void write(const Call& call, int64_t panel, int64_t first, int64_t m, const float* sums) {
+template <int Columns>
+void write(const Call& call, const Work& work, int64_t first, int64_t m, const float* sums) {
   if (call.out_dtype == BF16)
-    write_as<bf16>(call, panel, first, m, sums);
+    write_as<Columns, bf16>(call, work, first, m, sums);
   else
-    write_as<float>(call, panel, first, m, sums);
+    write_as<Columns, float>(call, work, first, m, sums);
 }
 
 int64_t weight_bytes(const PackedLinear& w, int64_t values) {
@@ -187,14 +198,15 @@ void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
   bool unpacked = call.w->kind == LINEAR_W4 && !in_registers(*call.w);
   int64_t sums = (one_tile ? kRows : rows.first(end) - rows.first(begin)) * kPanel;
   char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + (unpacked ? rows.chunk * kPanel : 0));
-  Work work{panel, 0, begin, end, one_tile, (float*)memory, (uint8_t*)memory + sums * 4, nullptr, 0};
+  Work work{panel, 0, begin, end, 0, one_tile, (float*)memory, (uint8_t*)memory + sums * 4, nullptr, 0};
   for (; work.from < rows.padded; work.from += rows.chunk) {
     work.at = (const char*)call.w->data + weight_bytes(*call.w, (panel * rows.padded + work.from) * kPanel);
     work.bytes = weight_bytes(*call.w, rows.width(work.from) * kPanel);
-    if (call.w->kind == LINEAR_BF16)
-      chunk_bf16(call, work);
-    else
-      chunk_integers(call, work);
+    for (work.column = 0; work.column < kPanel; work.column += rows.halves ? kPanel / 2 : kPanel)
+      if (call.w->kind == LINEAR_BF16)
+        chunk_bf16(call, work);
+      else
+        chunk_integers(call, work);
   }
 }
 

@@ -2,86 +2,29 @@
 // models. A row's bits don't depend on its batch: K is summed in eight slices, by its length alone, in all kernels.
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
-#include "wide.cuh"
+#include "prefill.cuh"
+#include "prepare.cuh"
+#include "round.cuh"
 
 namespace baton {
 namespace {
 
-constexpr int ROUNDERS = 256, MOST_K = 1 << 17;  // of more inputs an int32 might not hold the sum
-constexpr float FLOOR = 1e-30f;                  // as quantize_rows.h
-enum Rounding { TO_BF16, TO_BF16_FOR_INT4, TO_INT8, TO_E4M3 };
-
-template <class X>
-__device__ __forceinline__ void load_eight(const X* x, int i, int k, bool aligned, float v[8]) {
-  if (aligned && i + 8 <= k) {
-    const float4 a = load4(x + i), b = load4(x + i + 4);
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < 8; j++) {
-    if constexpr (sizeof(X) == 2)
-      v[j] = i + j < k ? from_bf16(x[i + j]) : 0;
-    else
-      v[j] = i + j < k ? x[i + j] : 0;
-  }
-}
-
-// The bits of the block's largest: a NaN beats infinity beats all numbers.
-__device__ __forceinline__ uint32_t block_largest(uint32_t x, uint32_t* scratch) {
-  x = __reduce_max_sync(ALL_LANES, x);
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-#ifndef BATON_MUTATION_CUDA_LINEAR_ABSMAX
-  __syncthreads();
-#endif
-  return __reduce_max_sync(ALL_LANES, scratch[threadIdx.x % (ROUNDERS / 32)]);
-}
-
-// A row of k numbers to `width` rounded ones, zeros behind; of integers and fp8, by the row's largest magnitude.
+// A row of k numbers to `width` rounded ones, zeros behind; of integers and fp8, by the row's largest magnitude. Rows lie one behind
+// the other, or as an image has them.
 template <class X, int R>
 __global__ void __launch_bounds__(ROUNDERS) round_rows(const X* x, int64_t stride, int k, int width, bool aligned, char* out,
-                                                       float* scales) {
+                                                       float* scales, const Image image) {
   BATON_STATIC_SHARED(uint32_t, scratch, ROUNDERS / 32);
-  constexpr bool narrow = R == TO_INT8 || R == TO_E4M3;
   grid_wait();
   grid_launch_next();
   const size_t row = blockIdx.x;
-  const X* from = x + row * stride;
-  float inverse = 1, v[8];
-  if constexpr (narrow) {
-    uint32_t most = 0;
-    for (int i = int(threadIdx.x) * 8; i < k; i += ROUNDERS * 8) {
-      load_eight(from, i, k, aligned, v);
-#pragma unroll
-      for (int j = 0; j < 8; j++) most = max(most, __float_as_uint(v[j]) & 0x7fffffffu);
-    }
-    constexpr float top = R == TO_INT8 ? 127.0f : 448.0f;
-    const float largest = __uint_as_float(block_largest(most, scratch));
-    const bool dead = !(largest >= FLOOR);  // zero, or NaN
-    inverse = dead ? 0.0f : __fdiv_rn(top, largest);
-    if (threadIdx.x == 0) scales[row] = largest != largest ? largest : dead ? 0.0f : __fdiv_rn(largest, top);
-  }
-  char* to = out + row * width * (narrow ? 1 : 2);
-  for (int i = int(threadIdx.x) * 8; i < width; i += ROUNDERS * 8) {
-    load_eight(from, i, k, aligned, v);
-    if constexpr (narrow) {
-#pragma unroll
-      for (int j = 0; j < 8; j++) v[j] = fminf(fmaxf(v[j] * inverse, -448.0f), R == TO_INT8 ? 127.0f : 448.0f);
-      const uint2 eight = R == TO_INT8 ? make_uint2(to_int8x4(v[0], v[1], v[2], v[3]), to_int8x4(v[4], v[5], v[6], v[7]))
-                                       : make_uint2(to_e4m3x4(v[0], v[1], v[2], v[3]), to_e4m3x4(v[4], v[5], v[6], v[7]));
-      *reinterpret_cast<uint2*>(to + i) = eight;
-    } else if constexpr (R == TO_BF16) {
-      *reinterpret_cast<uint4*>(to + 2 * i) =
-          make_uint4(to_bf16x2(v[0], v[1]), to_bf16x2(v[2], v[3]), to_bf16x2(v[4], v[5]), to_bf16x2(v[6], v[7]));
-    } else {
-      *reinterpret_cast<uint4*>(to + 2 * i) =
-          make_uint4(to_bf16x2(v[0], v[2]), to_bf16x2(v[1], v[3]), to_bf16x2(v[4], v[6]), to_bf16x2(v[5], v[7]));
-    }
-  }
+  constexpr int size = R == TO_INT8 || R == TO_E4M3 ? 1 : 2;
+  const int span = image.stages * (LINE_BYTES / size);
+  round_row<R>(x + row * stride, k, width, aligned, scales + row, scratch, [&](int at, int& i) {
+    if (image.stages) i = at % span < image.slice ? at / span * image.slice + at % span : k;
+    return out + (image.stages ? place_of(image, int64_t(row), at, size) : (int64_t(row) * width + at) * size);
+  });
 }
-
-int up(int x, int to) { return (x + to - 1) / to * to; }
-int parts(int64_t x, int64_t of) { return int((x + of - 1) / of); }
 
 struct Input {
   const void* x;
@@ -90,19 +33,21 @@ struct Input {
 };
 
 template <int R>
-int round_to(Call& c, const Input& in, void* stream) {
+int round_to(Call& c, const Input& in, void* stream, const Image& image = {}) {
   constexpr bool narrow = R == TO_INT8 || R == TO_E4M3;
-  const int k = int(c.w.k), width = up(k, 16), size = in.dtype == BF16 ? 2 : 4;
+  const int k = int(c.w.k), size = in.dtype == BF16 ? 2 : 4;
+  const int width = image.stages ? image.stages_of_all() * LINE_BYTES / (narrow ? 1 : 2) : up(k, 16);
   c.x_bytes = c.valid = width * (narrow ? 1 : 2);
-  char* memory = (char*)workspace(WORKSPACE_ROWS, size_t(c.m) * (c.x_bytes + 4), stream);
+  const size_t rows = image.stages ? size_t(up(c.m, PREFILL_ROWS)) : size_t(c.m);
+  char* memory = (char*)workspace(WORKSPACE_ROWS, rows * (c.x_bytes + 4), stream);
   if (!memory) return 2;  // cudaErrorMemoryAllocation
-  float* scales = (float*)(memory + size_t(c.m) * c.x_bytes);
+  float* scales = (float*)(memory + rows * c.x_bytes);
   c.x = memory, c.x_scales = narrow ? scales : nullptr;
   const bool aligned = (uintptr_t(in.x) | size_t(in.stride) * size) % 16 == 0;
   const dim3 grid(unsigned(c.m)), block(ROUNDERS);
   if (in.dtype == BF16)
-    return BATON_LAUNCH_PDL((round_rows<bf16, R>), grid, block, 0, stream, (const bf16*)in.x, in.stride, k, width, aligned, memory, scales);
-  return BATON_LAUNCH_PDL((round_rows<float, R>), grid, block, 0, stream, (const float*)in.x, in.stride, k, width, aligned, memory, scales);
+    return BATON_LAUNCH_PDL((round_rows<bf16, R>), grid, block, 0, stream, (const bf16*)in.x, in.stride, k, width, aligned, memory, scales, image);
+  return BATON_LAUNCH_PDL((round_rows<float, R>), grid, block, 0, stream, (const float*)in.x, in.stride, k, width, aligned, memory, scales, image);
 }
 
 template <int F, int MODE, int NT>
@@ -124,48 +69,18 @@ int run(const Call& c, void* stream) {
   return run_skinny<F, MODE, 8>(c, columns, stream);
 }
 
+template <int F, int R>
+int many(Call& c, const Input& in, void* stream) {
+  const Image image = image_of(c);
+  const int wrong = round_to<R>(c, in, stream, image);
+  return wrong ? wrong : run_prefill<F>(c, image, stream);
+}
+
 template <int F>
 int by_mode(const Call& c, void* stream) {
   if (!c.w.group) return run<F, PLAIN>(c, stream);
   if (c.w.group % 32 == 0 && !c.w.mins) return run<F, GROUPS>(c, stream);
   return run<F, ANY>(c, stream);
-}
-
-int least_common(int a, int b) {
-  int x = a, y = b;
-  while (y) {
-    const int rest = x % y;
-    x = y, y = rest;
-  }
-  return a / x * b;
-}
-
-struct Output {
-  void* out;
-  int32_t dtype;
-  int64_t stride;
-};
-
-// False: nothing here multiplies such a layer.
-bool prepare(Call& c, const PackedLinear& w, int64_t m, const float* bias, const Output& out, bool gated) {
-  const bool known = w.kind == LINEAR_BF16 || w.kind == LINEAR_W8 || w.kind == LINEAR_W4 || w.kind == LINEAR_E4M3;
-  if (!known || w.k < 1 || w.k >= MOST_K || w.n < 1 || m > 1 << 22 || w.group % 16 || (w.group && !w.scales)) return false;
-  if (w.kind == LINEAR_BF16 || w.kind == LINEAR_E4M3 ? w.group : !w.row_scale) return false;
-  if (w.kind == LINEAR_E4M3 && !w.row_scale) return false;
-  if (gated && w.n % 32) return false;
-  c = Call{};
-  c.w = w, c.bias = bias, c.m = int(m), c.inner = gated ? int(w.n / 2) : 0;
-  c.out = out.out, c.out_dtype = out.dtype, c.out_stride = out.stride;
-  c.aligned = (uintptr_t(out.out) | size_t(out.stride) * (out.dtype == BF16 ? 2 : 4)) % 16 == 0;
-  c.padded = up(int(w.k), w.group ? w.group : 8);
-  c.groups = w.group ? c.padded / w.group : 0;
-#ifdef BATON_MUTATION_CUDA_LINEAR_BATCH
-  const int slices = m > 16 ? SLICES - 2 : SLICES;
-#else
-  constexpr int slices = SLICES;
-#endif
-  c.slice = up(parts(c.padded, slices), w.group ? least_common(w.group, 32) : 32);
-  return true;
 }
 
 #ifdef BATON_MUTATION_CUDA_LINEAR_SMALL
@@ -177,6 +92,13 @@ int multiply(Call& c, const Input& in, bool, void* stream) {
 }
 
 int multiply_rounded(const Call&, void*) { return int(cudaErrorInvalidValue); }
+#elif defined(BATON_MUTATION_CUDA_LINEAR_MANY)
+// A build for planted bugs has bf16 and many rows alone.
+int multiply(Call& c, const Input& in, bool, void* stream) {
+  return c.w.kind == LINEAR_BF16 ? many<FORM_BF16, TO_BF16>(c, in, stream) : int(cudaErrorInvalidValue);
+}
+
+int multiply_rounded(const Call&, void*) { return int(cudaErrorInvalidValue); }
 #else
 int multiply_rounded(const Call& c, void* stream) {
   if (c.w.kind == LINEAR_E4M3) return run<FORM_FP8, PLAIN>(c, stream);
@@ -185,6 +107,10 @@ int multiply_rounded(const Call& c, void* stream) {
 
 int multiply(Call& c, const Input& in, bool wide_rows, void* stream) {
   int wrong = 0;
+  if (!wide_rows && fits_prefill(c)) {
+    if (c.w.kind == LINEAR_BF16) return many<FORM_BF16, TO_BF16>(c, in, stream);
+    return c.w.kind == LINEAR_W8 ? many<FORM_W8, TO_INT8>(c, in, stream) : many<FORM_FP8, TO_E4M3>(c, in, stream);
+  }
   if (c.w.kind == LINEAR_BF16) {
     const bool as_it_is = in.dtype == BF16 && c.w.k % 8 == 0 && (uintptr_t(in.x) | size_t(in.stride) * 2) % 16 == 0;
     if (as_it_is)
@@ -234,15 +160,30 @@ BATON_API int baton_linear_swiglu(const baton::PackedLinear* w, const void* x, i
   return multiply(c, {x, x_dtype, x_stride}, false, stream);
 }
 
+namespace {
+
+int rounded(const baton::PackedLinear& w, const void* q, const float* scales, int64_t m, const float* bias,
+            const baton::Output& out, bool gated, void* stream) {
+  using namespace baton;
+  if (m <= 0) return 0;
+  Call c;
+  if (w.kind == LINEAR_BF16 || w.k % 16 || uintptr_t(q) % 16) return int(cudaErrorInvalidValue);
+  if (!prepare(c, w, m, bias, out, gated)) return int(cudaErrorInvalidValue);
+  c.x = (const char*)q, c.x_bytes = c.valid = int(w.k), c.x_scales = scales;
+  return multiply_rounded(c, stream);
+}
+
+}  // namespace
+
 // q (m, k) int8 (e4m3 for e4m3 weights) and a scale per row, as baton_rms_norm_quantized writes them; k a multiple of 16, q at
 // an address that is one.
 BATON_API int baton_linear_rounded(const baton::PackedLinear* w, const void* q, const float* scales, int64_t m, const float* bias,
                                    void* out, int32_t out_dtype, int64_t out_stride, void* stream) {
-  using namespace baton;
-  if (m <= 0) return 0;
-  Call c;
-  if (w->kind == LINEAR_BF16 || w->k % 16 || uintptr_t(q) % 16) return int(cudaErrorInvalidValue);
-  if (!prepare(c, *w, m, bias, {out, out_dtype, out_stride}, false)) return int(cudaErrorInvalidValue);
-  c.x = (const char*)q, c.x_bytes = c.valid = int(w->k), c.x_scales = scales;
-  return multiply_rounded(c, stream);
+  return rounded(*w, q, scales, m, bias, {out, out_dtype, out_stride}, false, stream);
+}
+
+// The same with the gate of baton_linear_swiglu.
+BATON_API int baton_linear_rounded_swiglu(const baton::PackedLinear* w, const void* q, const float* scales, int64_t m,
+                                          const float* bias, void* out, int32_t out_dtype, int64_t out_stride, void* stream) {
+  return rounded(*w, q, scales, m, bias, {out, out_dtype, out_stride}, true, stream);
 }

@@ -1,4 +1,4 @@
-// Rows of activations to what the linear kernels multiply: int8 with a scale and sums per chunk, or bf16.
+// Rows of activations to what the linear kernels multiply: int8 with a scale and sums per group, or bf16.
 // Knows nothing of weights. The integers are the same on every ISA.
 #pragma once
 
@@ -15,12 +15,15 @@ inline uint32_t absmax_bits(const void* x, int32_t dtype, int64_t k) {
   uint32_t most = 0;
   int64_t i = 0;
 #if BATON_AVX512
-  __m512i high = _mm512_setzero_si512(), mask = _mm512_set1_epi32(0x7fffffff);
-  for (; i + 16 <= k; i += 16) {
-    __m512 v = dtype == BF16 ? load16_bf16((const bf16*)x + i) : _mm512_loadu_ps((const float*)x + i);
-    high = _mm512_max_epu32(high, _mm512_and_si512(_mm512_castps_si512(v), mask));
-  }
-  most = _mm512_reduce_max_epu32(high);
+  __m512i high[4], mask = _mm512_set1_epi32(0x7fffffff);
+  unroll<4>([&](auto part) BATON_LAMBDA { high[part] = _mm512_setzero_si512(); });
+  auto look = [&](__m512i& so_far, int64_t at) BATON_LAMBDA {
+    __m512 v = dtype == BF16 ? load16_bf16((const bf16*)x + at) : _mm512_loadu_ps((const float*)x + at);
+    so_far = _mm512_max_epu32(so_far, _mm512_and_si512(_mm512_castps_si512(v), mask));
+  };
+  for (; i + 64 <= k; i += 64) unroll<4>([&](auto part) BATON_LAMBDA { look(high[part], i + 16 * part); });
+  for (; i + 16 <= k; i += 16) look(high[0], i);
+  most = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(high[0], high[1]), _mm512_max_epu32(high[2], high[3])));
 #endif
   for (; i < k; ++i) {
     uint32_t bits = bits_of(load(x, dtype, i)) & 0x7fffffffu;
@@ -29,9 +32,15 @@ inline uint32_t absmax_bits(const void* x, int32_t dtype, int64_t k) {
   return most;
 }
 
-// q (padded) gets round(x * 127 / absmax), zeros past k; sums (one per chunk) their sums. Returns the scale.
-inline float quantize_row(const void* x, int32_t dtype, int64_t k, int64_t padded, int64_t chunk, int8_t* q,
-                          int32_t* sums) {
+// What a row's integer sums begin with, one number per group, `stride` apart: weights are stored with a zero added.
+struct Starts {
+  int32_t* at;
+  int64_t stride;
+  int32_t zero;
+};
+
+// q (padded) gets round(x * 127 / absmax), zeros past k; `starts` -zero x the sum of each group. Returns the scale.
+inline float quantize_row(const void* x, int32_t dtype, int64_t k, int64_t padded, int64_t group, int8_t* q, Starts starts) {
 #ifdef BATON_MUTATION_LINEAR_ABSMAX
   float most = float_of(absmax_bits(x, dtype, k - k % 16));  // the row's tail is forgotten
 #else
@@ -62,8 +71,8 @@ inline float quantize_row(const void* x, int32_t dtype, int64_t k, int64_t padde
 #ifndef BATON_MUTATION_LINEAR_PAD
   std::memset(q + k, 0, padded - k);
 #endif
-  for (int64_t at = 0, c = 0; at < padded; at += chunk, ++c) {
-    int64_t end = at + chunk < padded ? at + chunk : padded;
+  for (int64_t at = 0; at < padded; at += group, starts.at += starts.stride) {
+    int64_t end = at + group < padded ? at + group : padded;
     int32_t sum = 0;
     int64_t j = at;
 #if BATON_AVX512
@@ -72,7 +81,7 @@ inline float quantize_row(const void* x, int32_t dtype, int64_t k, int64_t padde
     sum = _mm512_reduce_add_epi32(total);
 #endif
     for (; j < end; ++j) sum += q[j];
-    sums[c] = sum;
+    *starts.at = -starts.zero * sum;
   }
   return most != most ? most : dead ? 0.0f : most / 127.0f;
 }

@@ -8,19 +8,19 @@
 namespace baton {
 namespace {
 
-template <int F, int MODE, int NT>
+template <int F, int MODE, int NT, int DEPTH = (NT > 4 ? 4 : 6)>
 struct Ring {
   using T = Traits<F>;
   static constexpr int BLOCKS = F == FORM_W4 ? 2 : 1;  // of K per stage: 1 KB of weights (512 bytes of W4A16)
   static constexpr int PARTS = MODE == PLAIN ? 0 : MODE == ANY ? 2 * BLOCKS : BLOCKS;
-  static constexpr int STAGES = NT > 4 ? 4 : 6;
+  static constexpr int STAGES = DEPTH;
   static constexpr int WEIGHTS = BLOCKS * T::CHUNKS * 512, ROWS = BLOCKS * NT * 32 * T::PIECE, SCALES = PARTS * 64;
   static constexpr int STAGE = WEIGHTS + ROWS + (MODE == ANY ? 2 : 1) * SCALES;
   static constexpr int LINE = PLACES + 4;  // floats of a row of a slice's result
   static constexpr size_t RESULTS = size_t(SLICES) * NT * 8 * LINE * 4;
   static constexpr size_t BYTES = size_t(WARPS) * STAGES * STAGE > RESULTS ? size_t(WARPS) * STAGES * STAGE : RESULTS;
 
-  const Call& c;
+  const Call* c;
   char *begin, *fill, *take;  // of the warp's stages: the first, the next to be filled, the next to be multiplied
   int part, parts;            // parts of a block, of `part` inputs each
   int from, blocks;           // the warp's slice: its first input, its blocks
@@ -34,22 +34,22 @@ struct Ring {
   int ahead, open;            // groups of the slice to be loaded, and to be closed
 
   __device__ Ring(const Call& call, char* at, int64_t columns, int first_row)
-      : c(call), begin(at + threadIdx.x / 32 * (STAGES * STAGE)), fill(begin), take(begin),
-        part(MODE == ANY && c.w.group % 32 ? 16 : 32), parts(part == 16 ? 2 : 1) {
+      : c(&call), begin(at + threadIdx.x / 32 * (STAGES * STAGE)), fill(begin), take(begin),
+        part(MODE == ANY && call.w.group % 32 ? 16 : 32), parts(part == 16 ? 2 : 1) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    from = warp * c.slice;
-    const int to = from + c.slice < c.padded ? from + c.slice : c.padded;
+    from = warp * call.slice;
+    const int to = from + call.slice < call.padded ? from + call.slice : call.padded;
     blocks = to_load = to > from ? (to - from + T::INPUTS - 1) / T::INPUTS : 0;
     const int step = from / T::INPUTS * T::STEPS + T::CHUNKS * t;
-    chunks = chunks_of<F>(c, c.output(columns, 4 * g)) + int64_t(step) * 256, steps = panel_steps<F>(c) - step;
+    chunks = chunks_of<F>(call, call.output(columns, 4 * g)) + int64_t(step) * 256, steps = panel_steps<F>(call) - step;
     const int byte = from / T::INPUTS * 4 * T::PIECE + T::PIECE * t;
-    rows = c.x + first_row * c.x_bytes + byte, bytes = c.valid - byte;
+    rows = call.x + first_row * call.x_bytes + byte, bytes = call.valid - byte;
 #pragma unroll
-    for (int h = 0; h < NT; h++) places[h] = uint32_t(min(8 * h + g, c.m - 1 - first_row)) * uint32_t(c.x_bytes);
+    for (int h = 0; h < NT; h++) places[h] = uint32_t(min(8 * h + g, call.m - 1 - first_row)) * uint32_t(call.x_bytes);
     if (MODE == PLAIN) return;
-    loaded = done = c.w.group / part, ahead = open = to > from ? (to - from) / c.w.group : 0;
-    const int64_t group = groups_of(c, c.output(columns, 8 * t)) + group_place(from / c.w.group);
-    scales = c.w.scales + group, mins = c.w.mins + group;
+    loaded = done = call.w.group / part, ahead = open = to > from ? (to - from) / call.w.group : 0;
+    const int64_t group = groups_of(call, call.output(columns, 8 * t)) + group_place(from / call.w.group);
+    scales = call.w.scales + group, mins = call.w.mins + group;
   }
 
   __device__ __forceinline__ char* next(char* slot) const { return slot == begin + (STAGES - 1) * STAGE ? begin : slot + STAGE; }
@@ -81,10 +81,10 @@ struct Ring {
   // Behind the last input there may be half a block, with which no group ends.
   __device__ __forceinline__ void load_group(char* slot, int number) {
     const int lane = threadIdx.x % 32;
-    loaded = c.w.group / part;
+    loaded = c->w.group / part;
     if (MODE == ANY && !ahead--) return;
     if (lane < 4) cp_async_16(scale_place(slot, number, false) + 16 * lane, scales);
-    if (MODE == ANY && c.w.mins && lane < 4) cp_async_16(scale_place(slot, number, true) + 16 * lane, mins);
+    if (MODE == ANY && c->w.mins && lane < 4) cp_async_16(scale_place(slot, number, true) + 16 * lane, mins);
     scales += group_place(1), mins += group_place(1);
   }
 
@@ -121,12 +121,12 @@ struct Ring {
         for (int p = 0; p < parts; p++) {
           tile.multiply(x, w, part == 32 ? -1 : p);
           if (--done) continue;
-          done = c.w.group / part;
+          done = c->w.group / part;
           if (MODE == ANY && !open--) continue;
           const int number = b * (PARTS / BLOCKS) + p;
           uint2 low = make_uint2(0, 0);
-          if (MODE == ANY && c.w.mins) low = *reinterpret_cast<const uint2*>(scale_place(take, number, true) + 8 * g);
-          tile.close_group(*reinterpret_cast<const uint2*>(scale_place(take, number, false) + 8 * g), low, c.w.mins);
+          if (MODE == ANY && c->w.mins) low = *reinterpret_cast<const uint2*>(scale_place(take, number, true) + 8 * g);
+          tile.close_group(*reinterpret_cast<const uint2*>(scale_place(take, number, false) + 8 * g), low, c->w.mins);
         }
       }
     }

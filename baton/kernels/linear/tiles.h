@@ -15,12 +15,11 @@ constexpr int64_t kGroupStride = 0;
 constexpr int64_t kGroupStride = kPanel;
 #endif
 
-// What a tile gets: its rows' activations from the chunk on, and per row its sums over the chunk's groups.
+// What a tile gets: its rows' activations from the chunk on, and what their integer sums begin with.
 struct TileRows {
-  const char* x;  // [step][row][4 bytes]: 4 int8 or 2 bf16
-  const int32_t* sums;
-  int64_t sums_stride;
-  float* out;  // [row][64], added to
+  const char* x;          // [step][row][4 bytes]: 4 int8 or 2 bf16
+  const int32_t* starts;  // [group][row]: -zero x the sum of the group's activations
+  float* out;             // [row][64], added to
   const char* ahead;    // what will be read from far away after this,
   int64_t ahead_bytes;  // and how much of it to fetch per step: a cache line, or nothing
 };
@@ -38,34 +37,6 @@ struct TileWeights {
 constexpr int kRows = 6;    // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
 constexpr int kRowsW4 = 4;  // 16 accumulators, 8 of weights, 2 broadcasts, 1 mask
 
-template <int R>
-BATON_INLINE void begin(__m512i (&acc)[R][4], const TileRows& rows, int64_t group, int32_t zero) {
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    __m512i start = _mm512_set1_epi32(-zero * rows.sums[r * rows.sums_stride + group]);
-    unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = start; });
-  });
-}
-
-enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS };
-
-template <Scales S, int R>
-BATON_INLINE void finish(const __m512i (&acc)[R][4], const TileRows& rows, int64_t group, const TileWeights& w) {
-  unroll<4>([&](auto j) BATON_LAMBDA {
-    const fp16 *scales = w.scales + group * kGroupStride + 16 * j, *mins = w.mins + group * kGroupStride + 16 * j;
-    __m512 scale = _mm512_setzero_ps(), low = scale;
-    if (S != NO_SCALES) scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)scales));
-    if (S == SCALES_AND_MINS) low = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)mins));
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      float* out = rows.out + r * kPanel + 16 * j;
-      __m512 whole = _mm512_cvtepi32_ps(acc[r][j]), sum = _mm512_loadu_ps(out);
-      sum = S == NO_SCALES ? _mm512_add_ps(whole, sum) : _mm512_fmadd_ps(whole, scale, sum);
-      if (S == SCALES_AND_MINS)
-        sum = _mm512_fnmadd_ps(low, _mm512_set1_ps(float(rows.sums[r * rows.sums_stride + group])), sum);
-      _mm512_storeu_ps(out, sum);
-    });
-  });
-}
-
 BATON_INLINE __m512i broadcast(const void* four_bytes) {
   int32_t bits;
   std::memcpy(&bits, four_bytes, 4);
@@ -75,6 +46,40 @@ BATON_INLINE __m512i broadcast(const void* four_bytes) {
 // acc += w · x by fours. Written out, since g++ 12 copies the accumulator around its intrinsic.
 BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
+template <int R>
+BATON_INLINE void begin(__m512i (&acc)[R][4], const TileRows& rows, int64_t group) {
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    __m512i start = broadcast(rows.starts + group * R + r);
+    unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = start; });
+  });
+}
+
+enum Scales { NO_SCALES, SCALES, SCALES_AND_MINS };
+
+BATON_INLINE __m512 sixteen_fp16(const fp16* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }
+
+// What a group's activations, added up, are multiplied by, of sixteen outputs: its minimums, by way of `starts`.
+BATON_INLINE __m512 sixteen_mins(const TileWeights& w, int64_t at) {
+  return _mm512_div_ps(sixteen_fp16(w.mins + at), _mm512_set1_ps(float(w.zero)));
+}
+
+template <Scales S, int R>
+BATON_INLINE void finish(const __m512i (&acc)[R][4], const TileRows& rows, int64_t group, const TileWeights& w) {
+  unroll<4>([&](auto j) BATON_LAMBDA {
+    const int64_t at = group * kGroupStride + 16 * j;
+    __m512 scale = _mm512_setzero_ps(), low = scale;
+    if (S != NO_SCALES) scale = sixteen_fp16(w.scales + at);
+    if (S == SCALES_AND_MINS) low = sixteen_mins(w, at);
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      float* out = rows.out + r * kPanel + 16 * j;
+      __m512 whole = _mm512_cvtepi32_ps(acc[r][j]), sum = _mm512_loadu_ps(out);
+      sum = S == NO_SCALES ? _mm512_add_ps(whole, sum) : _mm512_fmadd_ps(whole, scale, sum);
+      if (S == SCALES_AND_MINS) sum = _mm512_fmadd_ps(low, _mm512_cvtepi32_ps(broadcast(rows.starts + group * R + r)), sum);
+      _mm512_storeu_ps(out, sum);
+    });
+  });
+}
+
 // step(acc, w, x) for each of the chunk's steps, `w` and `x` moved on by it, between begin and finish for each group.
 // Both structs come by value: a store of a vector may alias anything that is read through a reference.
 template <Scales S, int R, class Step>
@@ -83,7 +88,7 @@ BATON_INLINE void each_group(const TileWeights weights, const TileRows rows, Ste
   const char *x = rows.x, *ahead = rows.ahead;
   for (int64_t g = 0; g < weights.groups; ++g) {
     __m512i acc[R][4];
-    begin<R>(acc, rows, g, weights.zero);
+    begin<R>(acc, rows, g);
     const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
     for (int64_t s = 0; s < steps; ++s) {
       step(acc, w, x);
@@ -206,14 +211,14 @@ BATON_INLINE void eight_outputs(const TileWeights& weights, const TileRows& rows
   int64_t at = g * kGroupStride + 8 * j;
   __m256 scale = weights.scales ? _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(weights.scales + at))) : _mm256_set1_ps(1);
   unroll<R>([&](auto r) BATON_LAMBDA {
-    int32_t sum = rows.sums[r * rows.sums_stride + g];
+    const int32_t start = rows.starts[g * R + r];
     __m256i whole = _mm256_hadd_epi32(acc[r][0], acc[r][1]);  // outputs 0 1 2 3 | 4 5 6 7, as the bytes lie
-    __m256 exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole, _mm256_set1_epi32(weights.zero * sum)));
+    __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(start)));
     float* out = rows.out + r * kPanel + 8 * j;
     __m256 total = _mm256_fmadd_ps(exact, scale, _mm256_loadu_ps(out));
     if (weights.mins) {
       __m256 low = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(weights.mins + at)));
-      total = _mm256_fnmadd_ps(low, _mm256_set1_ps(float(sum)), total);
+      total = _mm256_fmadd_ps(low, _mm256_set1_ps(float(start) / float(weights.zero)), total);
     }
     _mm256_storeu_ps(out, total);
   });
@@ -260,9 +265,9 @@ inline void tile_w8(const TileWeights& weights, const TileRows& rows) {
         for (int i = 0; i < 4; ++i) acc[n] += int32_t(w[4 * n + i]) * x[i];
     for (int n = 0; n < kPanel; ++n) {
       int64_t at = g * kGroupStride + n;
-      float exact = float(acc[n] - weights.zero * rows.sums[g]);
+      float exact = float(acc[n] + rows.starts[g]);
       float total = rows.out[n] + exact * (weights.scales ? from_fp16(weights.scales[at]) : 1.0f);
-      rows.out[n] = weights.mins ? total - from_fp16(weights.mins[at]) * float(rows.sums[g]) : total;
+      rows.out[n] = weights.mins ? total + from_fp16(weights.mins[at]) * (float(rows.starts[g]) / float(weights.zero)) : total;
     }
   }
 }

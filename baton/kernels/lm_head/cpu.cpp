@@ -152,7 +152,11 @@ class Head {
     for (size_t i = 0; i < rows_.size(); i++)
       if (rows_[i].counts)
         for (int32_t k = 0; k < choices_[i].history_count; k++)
+#if defined(BATON_MUTATION_LM_HEAD_COUNTS)
+          if (int64_t(choices_[i].history[k]) < w_.n) const_cast<int32_t*>(rows_[i].counts)[choices_[i].history[k]] &= 2;
+#else
           if (int64_t(choices_[i].history[k]) < w_.n) const_cast<int32_t*>(rows_[i].counts)[choices_[i].history[k]] = 0;
+#endif
   }
 
   void stretch(int32_t task) {
@@ -189,7 +193,11 @@ class Head {
     for (int64_t s = 0; s < stretches; s++) {
       const Best& found = best_[s * rows_.size() + i];
       best.nan |= found.nan;
+#if defined(BATON_MUTATION_LM_HEAD_TIES)
+      if (found.value >= best.value) best.value = found.value, best.token = found.token;
+#else
       if (found.value > best.value) best.value = found.value, best.token = found.token;
+#endif
     }
     if (best.nan || !std::isfinite(best.value)) return -1;
     if (row.filtered) return filter(row, best.value);
@@ -204,7 +212,11 @@ class Head {
     auto mass = [&](int64_t panel) {
       return double(row.stats[panel].mass) * std::exp(double(row.stats[panel].most - most) * warmth);
     };
+#if defined(BATON_MUTATION_LM_HEAD_MASS)
+    for (int64_t p = 0; p + 1 < columns; p++) total += mass(p);
+#else
     for (int64_t p = 0; p < columns; p++) total += mass(p);
+#endif
     const double target = row.choice->uniform * total;
     int64_t at = -1;
     for (int64_t p = 0; p < columns; p++) {
@@ -277,7 +289,11 @@ class Head {
     double held = 0;
     float last = few.empty() ? 0 : few[0];
     for (float x : few) {
+#if defined(BATON_MUTATION_LM_HEAD_NUCLEUS)
+      if (held + x >= top_p * all) break;
+#else
       if (held >= top_p * all) break;
+#endif
       last = x, held += x;
     }
     return last;

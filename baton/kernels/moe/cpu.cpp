@@ -61,24 +61,25 @@ Routed sorted(const Moe& m, const float* logits, int64_t rows) {
 }
 
 // sums[r] = w . x[r] over k, sixteen chains in order.
-template <int R>
-void dots(const uint16_t* w, const float* const* x, int64_t k, float* sums) {
+template <int T, int R>
+void dots(const char* w, const float* const* x, int64_t k, float* sums) {
   vf acc[R];
   for (int r = 0; r < R; r++) acc[r] = vf{};
   for (int64_t i = 0; i < k; i += LANES) {
     const int n = int(k - i < LANES ? k - i : LANES);
-    const vf weights = widen<KV_BF16>((const char*)(w + i), n);
+    const vf weights = widen<T>(w + i * kv_bytes<T>(), n);
     for (int r = 0; r < R; r++) acc[r] = fma(weights, load_part(x[r] + i, n), acc[r]);
   }
   for (int r = 0; r < R; r++) sums[r] = sum(acc[r]);
 }
 
-void dots(const uint16_t* w, const float* const* x, int64_t k, int64_t rows, float* sums) {
+template <int T>
+void dots(const char* w, const float* const* x, int64_t k, int64_t rows, float* sums) {
   switch (rows) {
-    case 1: return dots<1>(w, x, k, sums);
-    case 2: return dots<2>(w, x, k, sums);
-    case 3: return dots<3>(w, x, k, sums);
-    default: return dots<TOGETHER>(w, x, k, sums);
+    case 1: return dots<T, 1>(w, x, k, sums);
+    case 2: return dots<T, 2>(w, x, k, sums);
+    case 3: return dots<T, 3>(w, x, k, sums);
+    default: return dots<T, TOGETHER>(w, x, k, sums);
   }
 }
 
@@ -102,15 +103,24 @@ void each_tile(const Moe& m, const Routed& r, int64_t outputs, F&& f) {
   });
 }
 
+// As the weights' own kind of number holds it.
+template <int T>
+float rounded(float x) {
+  return T == KV_BF16 ? from_bf16(to_bf16(x)) : x;
+}
+
+template <int T>
 void layers(const Moe& m, const Routed& r, const float* x, float* between, float* y) {
+  const char *gate_up = (const char*)m.gate_up, *down = (const char*)m.down;
+  const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
   each_tile(m, r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
     const float* from[TOGETHER];
     float gates[TOGETHER], ups[TOGETHER];
     for (int64_t i = 0; i < rows; i++) from[i] = x + r.order[size_t(at + i)] / m.chosen * m.hidden;
     for (int64_t j = first; j < first + count; j++) {
-      const uint16_t* gate = m.gate_up + (e * 2 * m.inner + j) * m.hidden;
-      dots(gate, from, m.hidden, rows, gates), dots(gate + m.inner * m.hidden, from, m.hidden, rows, ups);
-      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = from_bf16(to_bf16(silu(gates[i]) * ups[i]));
+      const char* gate = gate_up + (e * 2 * m.inner + j) * in;
+      dots<T>(gate, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, from, m.hidden, rows, ups);
+      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(silu(gates[i]) * ups[i]);
     }
   });
   each_tile(m, r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
@@ -118,20 +128,21 @@ void layers(const Moe& m, const Routed& r, const float* x, float* between, float
     float sums[TOGETHER];
     for (int64_t i = 0; i < rows; i++) from[i] = between + (at + i) * m.inner;
     for (int64_t j = first; j < first + count; j++) {
-      dots(m.down + (e * m.hidden + j) * m.inner, from, m.inner, rows, sums);
+      dots<T>(down + (e * m.hidden + j) * out, from, m.inner, rows, sums);
       for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j] = sums[i];
     }
   });
 }
 
+template <int T>
 void some_rows(const Moe& m, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out, int64_t out_stride) {
   const Routed r = sorted(m, logits, rows);
   const int64_t n = rows * m.chosen;
-  float* rounded = (float*)scratch(SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
-  float *between = rounded + rows * m.hidden, *y = between + n * m.inner;
+  float* own = (float*)scratch(SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
+  float *between = own + rows * m.hidden, *y = between + n * m.inner;
   for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < m.hidden; j++) rounded[i * m.hidden + j] = from_bf16(to_bf16(x[i * x_stride + j]));
-  layers(m, r, rounded, between, y);
+    for (int64_t j = 0; j < m.hidden; j++) own[i * m.hidden + j] = rounded<T>(x[i * x_stride + j]);
+  layers<T>(m, r, own, between, y);
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) {
       float sum = 0;
@@ -154,6 +165,7 @@ BATON_API void baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride
   using namespace baton;
   for (int64_t at = 0; at < rows; at += MOST_ROWS) {
     const int64_t some = rows - at < MOST_ROWS ? rows - at : MOST_ROWS;
-    some_rows(*moe, x + at * x_stride, x_stride, logits + at * moe->experts, some, out + at * out_stride, out_stride);
+    const auto run = moe->dtype == F32 ? some_rows<KV_F32> : some_rows<KV_BF16>;
+    run(*moe, x + at * x_stride, x_stride, logits + at * moe->experts, some, out + at * out_stride, out_stride);
   }
 }

@@ -42,7 +42,7 @@ BATON_API int baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride,
                         int64_t out_stride, void* stream) {
   using namespace baton;
   const Moe m = *moe;
-  if (m.hidden % 8 || m.inner % 8 || m.hidden < 8 || m.inner < 8) return int(cudaErrorInvalidValue);
+  if (m.dtype != BF16 || m.hidden % 8 || m.inner % 8 || m.hidden < 8 || m.inner < 8) return int(cudaErrorInvalidValue);
   if (m.experts < 1 || m.experts > MOST_EXPERTS || m.chosen < 1 || m.chosen > MOST_CHOSEN || m.chosen > m.experts) return int(cudaErrorInvalidValue);
   Routed r{};
   const int64_t most = rows < MOST_ROWS ? rows : MOST_ROWS;

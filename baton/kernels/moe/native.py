@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.abi.native import I64, P, declare
+from baton.kernels.abi.native import BF16, F32, I64, P, declare
 
 
 class Struct(ctypes.Structure):
@@ -17,13 +17,13 @@ class Struct(ctypes.Structure):
     _fields_ = (
         *(("gate_up", ctypes.c_void_p), ("down", ctypes.c_void_p)),
         *(("hidden", ctypes.c_int64), ("inner", ctypes.c_int64)),
-        *(("experts", ctypes.c_int32), ("chosen", ctypes.c_int32), ("renormalise", ctypes.c_int32)),
+        *((name, ctypes.c_int32) for name in ("experts", "chosen", "renormalise", "dtype")),
     )
 
 
 @dataclass(frozen=True)
 class Experts:
-    """gate_up (experts, 2 inner, hidden), gate first, down (experts, hidden, inner); bfloat16, contiguous."""
+    """gate_up (experts, 2 inner, hidden), gate first, down (experts, hidden, inner); bfloat16 or float32."""
 
     gate_up: Tensor
     down: Tensor
@@ -35,7 +35,8 @@ class Experts:
         """What the library is given."""
         experts, hidden, inner = self.down.shape
         pointers = self.gate_up.data_ptr(), self.down.data_ptr()
-        return Struct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise))
+        dtype = BF16 if self.down.dtype == torch.bfloat16 else F32
+        return Struct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise), dtype)
 
 
 def moe(library: ctypes.CDLL, experts: Experts, x: Tensor, logits: Tensor, out: Tensor | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """A layer of experts: the router's best few for each row, SwiGLU in each, their outputs added by weight.
 
-Knows nothing of models (https://arxiv.org/abs/2401.04088). Rows and what lies between the two layers are rounded to
-bfloat16, as the weights are; everything else is in the precision of ``x``.
+Knows nothing of models (https://arxiv.org/abs/2401.04088). Beside bfloat16 weights, rows and what lies between
+the two layers are rounded to bfloat16 too; everything else is in the precision of ``x``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, r
     Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN.
     """
     experts, weights = route(logits.to(x.dtype), chosen, renormalise)
-    rounded, out = _rounded(x), torch.zeros_like(x)
+    rounded, out = _rounded(x, down.dtype), torch.zeros_like(x)
     for rank in range(chosen):
         for expert in experts[:, rank].unique().tolist():
             rows = (experts[:, rank] == expert).nonzero()[:, 0]
-            between = _rounded(swiglu(rounded[rows] @ gate_up[expert].to(x.dtype).T))
+            between = _rounded(swiglu(rounded[rows] @ gate_up[expert].to(x.dtype).T), down.dtype)
             out[rows] += weights[rows, rank, None] * (between @ down[expert].to(x.dtype).T)
     return out
 
@@ -37,5 +37,5 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
     return experts, weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)
 
 
-def _rounded(x: Tensor) -> Tensor:
-    return x.float().bfloat16().to(x.dtype)
+def _rounded(x: Tensor, to: torch.dtype) -> Tensor:
+    return x.float().bfloat16().to(x.dtype) if to == torch.bfloat16 else x

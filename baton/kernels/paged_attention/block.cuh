@@ -4,11 +4,21 @@
 
 namespace baton {
 namespace {
+namespace attention {
 
 constexpr int SPLIT = 256, WARPS = 4, THREADS = 32 * WARPS, BLOCKS_EACH = 4;
 constexpr int MOST_ROWS = 8;
 constexpr int SCORES = SPLIT + 8;  // floats from row to row
 constexpr int WEIGHTS = SPLIT + 8;
+
+// Who a thread is among the THREADS of its block, and their barrier. A megakernel's block holds several such blocks, teams.
+#ifdef BATON_MEGAKERNEL
+#define BATON_TEAM_SYNC() named_barrier_sync(1 + int(threadIdx.x) / THREADS, THREADS)
+__device__ __forceinline__ unsigned me() { return threadIdx.x % THREADS; }
+#else
+#define BATON_TEAM_SYNC() __syncthreads()
+__device__ __forceinline__ unsigned me() { return threadIdx.x; }
+#endif
 
 struct Call {
   PagedKv kv;
@@ -37,8 +47,8 @@ struct Shared {
   int *pages, *flag;
   int q_stride;
 
-  static size_t stride(int d) { return size_t((d + 63) / 64 * 64 + 8); }
-  static size_t bytes(int d) {
+  __host__ __device__ static size_t stride(int d) { return size_t((d + 63) / 64 * 64 + 8); }
+  __host__ __device__ static size_t bytes(int d) {
     return 16 * SCORES * 4 + 2 * SPLIT * 4 + size_t(MOST_ROWS) * d * 4 + 6 * 16 * 4 + 16 * stride(d) * 2 + 16 * WEIGHTS * 2 +
            (SPLIT / PAGE + 4) * 4;
   }
@@ -60,5 +70,9 @@ struct Shared {
   }
 };
 
+// Of each of several teams in one block.
+__host__ __device__ inline size_t team_bytes(int d) { return (Shared::bytes(d) + 127) / 128 * 128; }
+
+}  // namespace attention
 }  // namespace
 }  // namespace baton

@@ -4,11 +4,12 @@
 
 namespace baton {
 namespace {
+namespace attention {
 
 // Splits in order into one: what a block holds in shared memory so far, and its next split.
 __device__ void merge_shared(const Call& c, const Rows& r, const Shared& s, bool first) {
   const int d = c.kv.head_dim;
-  for (int i = threadIdx.x; i < r.rows * d; i += THREADS) {
+  for (int i = me(); i < r.rows * d; i += THREADS) {
     const int row = i / d;
     const float most = s.whole_most[row], next = s.most[row];
     if (first || most == -INFINITY)
@@ -18,8 +19,8 @@ __device__ void merge_shared(const Call& c, const Rows& r, const Shared& s, bool
       s.whole[i] = s.whole[i] * exp2_fast(most - top) + s.result[i] * exp2_fast(next - top);
     }
   }
-  __syncthreads();
-  for (int row = threadIdx.x; row < r.rows; row += THREADS) {
+  BATON_TEAM_SYNC();
+  for (int row = me(); row < r.rows; row += THREADS) {
     const float most = s.whole_most[row], next = s.most[row];
     if (first || most == -INFINITY)
       s.whole_most[row] = next, s.whole_total[row] = s.total[row];
@@ -29,8 +30,9 @@ __device__ void merge_shared(const Call& c, const Rows& r, const Shared& s, bool
       s.whole_most[row] = top;
     }
   }
-  __syncthreads();
+  BATON_TEAM_SYNC();
 }
 
+}  // namespace attention
 }  // namespace
 }  // namespace baton

@@ -1,89 +1,9 @@
 // The scores of a tile of keys: K turned so that keys lie in lanes, then q · k for every row. Included by splits.h alone.
 #pragma once
-#include "attention.h"
-
-#include "../abi/threads.h"
+#include "task_rows.h"
 
 namespace baton {
 namespace {
-
-constexpr int SPLIT = 256;
-constexpr int TILE = 32;       // keys scored together
-constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
-constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
-constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
-constexpr int SCORE_ROWS = 8, VALUE_ROWS = 6, VALUE_VECTORS = 4;
-
-struct Call {
-  const PagedKv& kv;
-  int heads, group, window, padded;  // padded: head_dim in whole vectors
-  float scale;
-  const float* q;
-  int64_t q_stride;
-  float* out;
-  int64_t out_stride;
-};
-
-// Some queries of one item against some KV heads: the working set of a task.
-struct Rows {
-  const AttentionItem* item;
-  int query, queries, head, heads;  // heads: KV heads
-  float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
-  int32_t *high, *low;  // q in 15 bits, four int8 of each half in a word, with q = step x (256 high + low)
-  int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, and with low
-  bool more = false;    // the split after this one is next
-  bool shared = false;  // every row sees all keys up to `last`: they come before all of the rows
-
-  int rows(const Call& c) const { return queries * c.group; }
-  int last() const { return item->start + query + queries - 1; }
-  int position(int row) const { return shared ? last() : item->start + query + row; }
-};
-
-size_t carve(Rows& r, const Call& c, char* at) {
-  const size_t rows = size_t(r.heads) * r.rows(c), d = c.kv.head_dim;
-  size_t used = 0;
-  auto take = [&](float*& p, size_t floats) {
-    p = (float*)(at + used);
-    used += (floats * 4 + 63) & ~size_t(63);
-  };
-  take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
-  take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE), take(r.scales, TILE);
-  float *high, *low, *offsets;
-  const size_t words = rows * ((d + 3) / 4);
-  take(r.steps, rows), take(high, words), take(low, words), take(offsets, 2 * rows);
-  r.high = (int32_t*)high, r.low = (int32_t*)low, r.offsets = (int32_t*)offsets;
-  return used;
-}
-
-template <int T>
-const char* plane(const Call& c, const Rows& r, int block, bool values) {
-  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
-  return c.kv.pages + int64_t(r.item->pages[block]) * c.kv.page_bytes + c.kv.layer_offset +
-       (values ? shape.bytes<T>() : 0);
-}
-
-// What is to be fetched while something else is computed: a line at a time, since many at once would wait for each other and
-// the computation behind them.
-struct Ahead {
-  const char *lines, *scales;
-};
-
-// A KV head's share of a plane that will be read soon. Shares are runs of bytes, not the head's own rows: taken head
-// after head they make one rising stream.
-template <int T>
-Ahead share(const Call& c, const Rows& r, int block, int head, bool values) {
-  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
-  const char* p = plane<T>(c, r, block, values);
-  return {p + size_t(head) * PAGE * c.kv.head_dim * kv_bytes<T>(), p + shape.scale<T>(0, 0) + head * PAGE * 4};
-}
-
-BATON_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 3); }
-
-inline float scale_at(const char* p) {
-  float x;
-  std::memcpy(&x, p, 4);
-  return x;
-}
 
 #if BATON_AVX512
 inline bool has_nan(const float* x, int n) {
@@ -252,7 +172,6 @@ Ahead after_keys(const Call& c, const Rows& r, int block, int h, int begin, int 
 template <int T>
 void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin, int end) {
   const int rows = r.rows(c), at = h - r.head;
-  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   float* scores = r.scores + size_t(at) * rows * SPLIT + column;
   const int pages = end - first > PAGE ? 2 : 1;
   for (int p = 0; p < pages; p++) {
@@ -265,7 +184,8 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
     if constexpr (!in_words<T>()) turn_page<T>(c, keys, h, r.turned + p * LANES, ahead.lines);
     if constexpr (kv_scaled<T>()) {
       fetch(ahead.scales);
-      for (int j = 0; j < PAGE; j++) r.scales[p * PAGE + j] = scale_at(keys + shape.scale<T>(j, h)) * (c.scale * kv_unit<T>());
+      if constexpr (in_words<T>()) fetch(share<T>(c, r, block, h, true).scales);
+      store(r.scales + p * PAGE, page_scales<T>(c, keys, h, 0, PAGE) * splat(c.scale * kv_unit<T>()));
     }
   }
 #if BATON_AVX512

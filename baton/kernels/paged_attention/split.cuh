@@ -7,6 +7,7 @@
 
 namespace baton {
 namespace {
+namespace attention {
 
 // Of a row's 128-byte blocks, how many are summed at a time: 64 sums per lane, beyond which registers spill.
 template <int T, int B>
@@ -17,10 +18,10 @@ __host__ __device__ constexpr int blocks_at_once() {
 // q to parts, rows by warps; what is no row is zero.
 template <int T>
 __device__ void load_queries(const Call& c, const Rows& r, const Shared& s) {
-  const int lane = threadIdx.x % 32, d = c.kv.head_dim;
-  for (int i = threadIdx.x; i < 16 * s.q_stride / 2; i += THREADS) reinterpret_cast<uint32_t*>(s.q)[i] = 0;
-  __syncthreads();
-  for (int row = threadIdx.x / 32; row < r.rows; row += WARPS) {
+  const int lane = me() % 32, d = c.kv.head_dim;
+  for (int i = me(); i < 16 * s.q_stride / 2; i += THREADS) reinterpret_cast<uint32_t*>(s.q)[i] = 0;
+  BATON_TEAM_SYNC();
+  for (int row = me() / 32; row < r.rows; row += WARPS) {
     const int at = r.row + row;
     const float* from = c.q + (r.item.first + at / c.group) * c.q_stride + int64_t(r.head * c.group + at % c.group) * d;
     float power = 1, inverse = 1;
@@ -38,11 +39,11 @@ __device__ void load_queries(const Call& c, const Rows& r, const Shared& s) {
         s.q[(part * r.rows + row) * s.q_stride + query_place<T>(k)] = take_part<T>(x);
     }
   }
-  __syncthreads();
+  BATON_TEAM_SYNC();
 }
 
 __device__ __forceinline__ void load_a(uint32_t (&a)[4], const uint16_t* rows, int stride, int place) {
-  const uint16_t* at = rows + int(threadIdx.x % 32 / 4) * stride + place;
+  const uint16_t* at = rows + int(me() % 32 / 4) * stride + place;
   const uint2 low = *reinterpret_cast<const uint2*>(at), high = *reinterpret_cast<const uint2*>(at + 8 * stride);
   a[0] = low.x, a[2] = low.y, a[1] = high.x, a[3] = high.y;
 }
@@ -55,9 +56,9 @@ struct Span {
 
 template <int T, int B>
 __device__ void score(const Call& c, const Rows& r, const Shared& s, const Span& span) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int lane = me() % 32, g = lane / 4, t = lane % 4;
   const int chunks = c.kv.head_dim / chunk_elements<T>();
-  for (int tile = threadIdx.x / 32; tile < SPLIT / 8; tile += WARPS) {
+  for (int tile = me() / 32; tile < SPLIT / 8; tile += WARPS) {
     if (tile * 8 + 7 < span.from || tile * 8 >= span.to) continue;  // the whole warp
     const int at = tile * 8 + g;
     uint4 keys[2 * B];
@@ -91,8 +92,8 @@ __device__ void score(const Call& c, const Rows& r, const Shared& s, const Span&
 // A row's scores to weights, in parts; a key that is hidden weighs exactly 0.
 template <int T>
 __device__ void soften(const Call& c, const Rows& r, const Shared& s, const Span& span) {
-  const int lane = threadIdx.x % 32;
-  for (int row = threadIdx.x / 32; row < r.rows; row += WARPS) {
+  const int lane = me() % 32;
+  for (int row = me() / 32; row < r.rows; row += WARPS) {
     const int position = r.item.start + (r.row + row) / c.group;
 #ifdef BATON_MUTATION_CUDA_CAUSAL
     const int last = position + 1 - span.key;
@@ -148,14 +149,14 @@ __device__ __forceinline__ void multiply_values(float (&even)[4], float (&odd)[4
 // Blocks first … first + B - 1 of the rows.
 template <int T, int B>
 __device__ void value(const Call& c, const Rows& r, const Shared& s, const Span& span, int first, float (&acc)[B][chunk_elements<T>()][4]) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int lane = me() % 32, g = lane / 4, t = lane % 4;
   const int chunks = c.kv.head_dim / chunk_elements<T>();
 #ifdef BATON_MUTATION_CUDA_LAST_PAGE
   const int to = span.to - PAGE < span.from + 1 ? span.to : span.to / PAGE * PAGE;
 #else
   const int to = span.to;
 #endif
-  for (int page = threadIdx.x / 32; page < SPLIT / PAGE; page += WARPS) {
+  for (int page = me() / 32; page < SPLIT / PAGE; page += WARPS) {
     if (page * PAGE + PAGE - 1 < span.from || page * PAGE >= to) continue;  // the whole warp
     const Plane<T> values(c.kv, s.pages[page], true);
     uint32_t a[4];
@@ -189,9 +190,9 @@ __device__ void value(const Call& c, const Rows& r, const Shared& s, const Span&
 template <int T, int B>
 __device__ void collect(const Call& c, const Shared& s, int first, const float (&acc)[B][chunk_elements<T>()][4]) {
   constexpr int E = chunk_elements<T>();
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, d = c.kv.head_dim;
+  const int lane = me() % 32, g = lane / 4, t = lane % 4, d = c.kv.head_dim;
   for (int warp = 0; warp < WARPS; warp++) {
-    if (int(threadIdx.x) / 32 == warp) {
+    if (int(me()) / 32 == warp) {
 #pragma unroll
       for (int b = 0; b < B; b++)
 #pragma unroll
@@ -203,7 +204,7 @@ __device__ void collect(const Call& c, const Shared& s, int first, const float (
           }
     }
 #ifndef BATON_MUTATION_CUDA_COLLECT_BARRIER
-    __syncthreads();
+    BATON_TEAM_SYNC();
 #endif
   }
 }
@@ -212,12 +213,12 @@ __device__ void collect(const Call& c, const Shared& s, int first, const float (
 template <int T>
 __device__ void add_parts(const Call& c, const Rows& r, const Shared& s) {
   const int d = c.kv.head_dim;
-  for (int i = threadIdx.x; i < r.rows * d; i += THREADS) {
+  for (int i = me(); i < r.rows * d; i += THREADS) {
     float sum = 0;
     for (int part = parts_of_float<T>() - 1; part >= 0; part--) sum += s.result[part * r.rows * d + i];
     s.result[i] = s.weight_power[i / d] * sum;
   }
-  __syncthreads();
+  BATON_TEAM_SYNC();
 }
 
 // The split that begins at `key`: result, most and total of every row.
@@ -225,10 +226,10 @@ template <int T, int B>
 __device__ void attend_split(const Call& c, const Rows& r, const Shared& s, int key) {
   const int oldest = c.window ? r.item.start + r.row / c.group - c.window + 1 - key : 0, end = r.last(c) + 1 - key;
   const Span span{key, oldest > 0 ? oldest : 0, end < SPLIT ? end : SPLIT};
-  for (int i = threadIdx.x; i < SPLIT / PAGE; i += THREADS) s.pages[i] = i * PAGE < span.to ? r.item.pages[key / PAGE + i] : 0;
-  __syncthreads();
+  for (int i = me(); i < SPLIT / PAGE; i += THREADS) s.pages[i] = i * PAGE < span.to ? r.item.pages[key / PAGE + i] : 0;
+  BATON_TEAM_SYNC();
   if constexpr (scaled<T>())
-    for (int i = threadIdx.x; i < SPLIT; i += THREADS) {
+    for (int i = me(); i < SPLIT; i += THREADS) {
 #ifdef BATON_MUTATION_CUDA_SCALE
       const int token = i / PAGE * PAGE == i ? 0 : i % PAGE - 1;
 #else
@@ -237,11 +238,11 @@ __device__ void attend_split(const Call& c, const Rows& r, const Shared& s, int 
       s.key_scales[i] = span.has(i) ? Plane<T>(c.kv, s.pages[i / PAGE], false).scale(i % PAGE, r.head) : 0;
       s.value_scales[i] = span.has(i) ? Plane<T>(c.kv, s.pages[i / PAGE], true).scale(token, r.head) : 0;
     }
-  for (int i = threadIdx.x; i < 16 * WEIGHTS / 2; i += THREADS) reinterpret_cast<uint32_t*>(s.weights)[i] = 0;
+  for (int i = me(); i < 16 * WEIGHTS / 2; i += THREADS) reinterpret_cast<uint32_t*>(s.weights)[i] = 0;
   score<T, B>(c, r, s, span);
-  __syncthreads();
+  BATON_TEAM_SYNC();
   soften<T>(c, r, s, span);
-  __syncthreads();
+  BATON_TEAM_SYNC();
   constexpr int V = blocks_at_once<T, B>();
 #pragma unroll 1
   for (int first = 0; 8 * first * chunk_elements<T>() < c.kv.head_dim; first += V) {
@@ -252,5 +253,6 @@ __device__ void attend_split(const Call& c, const Rows& r, const Shared& s, int 
   add_parts<T>(c, r, s);
 }
 
+}  // namespace attention
 }  // namespace
 }  // namespace baton

@@ -1,6 +1,7 @@
 // A split of keys for some rows, and how splits become one: what flat attention and cascades share. Included by cpu.cpp files.
 #pragma once
 #include "scores.h"
+#include "weights.h"
 
 namespace baton {
 namespace {
@@ -67,6 +68,18 @@ void value_rows(int rows, const char* v, size_t stride, int from, int to, const 
   }
 }
 
+// The rows' weights of one page of one head, multiplied by the values' scales.
+template <int T>
+void scale_weights(const Call& c, const char* values, int h, int from, int to, int rows, float* weights) {
+#if defined(BATON_MUTATION_SCALE)
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const vf scales = splat(scale_at(values + shape.scale<T>(from, h)) * kv_unit<T>());
+#else
+  const vf scales = page_scales<T>(c, values, h, from, to) * splat(kv_unit<T>());
+#endif
+  for (int i = 0; i < rows; i++) store(weights + i * SPLIT, load(weights + i * SPLIT) * scales);
+}
+
 // One page's V of one head, keys from … to of it.
 template <int T>
 void value_page(const Call& c, Rows& r, int h, int block, int column, int from, int to, const Ahead& ahead) {
@@ -76,14 +89,7 @@ void value_page(const Call& c, Rows& r, int h, int block, int column, int from, 
   float* weights = r.scores + size_t(at) * rows * SPLIT + column;
   if constexpr (kv_scaled<T>()) {
     fetch(ahead.scales);
-    float each[PAGE] = {};
-#if defined(BATON_MUTATION_SCALE)
-    for (int j = from; j < to; j++) each[j] = scale_at(values + shape.scale<T>(from, h)) * kv_unit<T>();
-#else
-    for (int j = from; j < to; j++) each[j] = scale_at(values + shape.scale<T>(j, h)) * kv_unit<T>();
-#endif
-    const vf scales = load(each);
-    for (int i = 0; i < rows; i++) store(weights + i * SPLIT, load(weights + i * SPLIT) * scales);
+    scale_weights<T>(c, values, h, from, to, rows, weights);
   }
   const char* v = values + shape.row<T>(0, h);
   const size_t stride = shape.row<T>(1, 0);
@@ -97,6 +103,59 @@ void value_page(const Call& c, Rows& r, int h, int block, int column, int from, 
                                  d - i < LANES ? d - i : LANES, ahead.lines + i * PAGE * kv_bytes<T>());
 }
 
+// What a head fetches beside one of a split's pages of values: the page a tile further, after the last one the next split's.
+template <int T>
+Ahead after_values(const Call& c, const Rows& r, int block, int h, int stop) {
+  const bool inside = (block + AHEAD) * PAGE < stop, after = r.more && !inside && (block + AHEAD) * PAGE <= r.last();
+  return share<T>(c, r, inside || after ? block + AHEAD : block, h, !after);
+}
+
+// The keys of a page that lie between begin and stop.
+struct Part {
+  int from, to;
+};
+
+inline Part part_of(int block, int begin, int stop) {
+  const int first = block * PAGE;
+  return {begin > first ? begin - first : 0, stop - first < PAGE ? stop - first : PAGE};
+}
+
+#if BATON_AVX512
+// A split's weights times its values, in integers: columns from … to are the softened ones.
+void values_in_words(const Call& c, Rows& r, int key, int begin, int stop, int from, int to) {
+  const int rows = r.rows(c), d = c.kv.head_dim, last = (stop + PAGE - 1) / PAGE;
+  const KvPlane shape{c.kv.kv_heads, d};
+  const size_t row = size_t(blocks(c)) * 2 * BLOCK;
+  for (int block = begin / PAGE; block < last; block++) {
+    const Part part = part_of(block, begin, stop);
+    const char* values = plane<KV_INT8>(c, r, block, true);
+    for (int at = 0; at < r.heads; at++)
+      scale_weights<KV_INT8>(c, values, r.head + at, part.from, part.to, rows,
+                             r.scores + size_t(at) * rows * SPLIT + block * PAGE - key);
+  }
+  for (int i = 0; i < r.heads * rows; i++)
+    r.weight_steps[i] = split_weights(r.scores + size_t(i) * SPLIT, from, to, r.weight_high + size_t(i) * SPLIT,
+                                      r.weight_low + size_t(i) * SPLIT);
+  std::memset(r.sums, 0, size_t(r.heads) * rows * row * 4);
+  for (int block = begin / PAGE; block < last; block += 2)
+    for (int h = r.head; h < r.head + r.heads; h++) {
+      const size_t first = size_t(h - r.head) * rows, column = first * SPLIT + block * PAGE - key;
+      Values v{{}, {}, last - block < 2 ? 1 : 2, 0, shape.row<KV_INT8>(1, 0)};
+      for (int at = 0; at < d; at += BLOCK) {
+        for (int p = 0; p < v.count; p++) {
+          const Ahead ahead = after_values<KV_INT8>(c, r, block + p, h, stop);
+          v.pages[p] = plane<KV_INT8>(c, r, block + p, true) + shape.row<KV_INT8>(0, h) + at;
+          v.ahead[p] = ahead.lines + at * PAGE;
+          if (!at) fetch(ahead.scales);
+        }
+        v.bytes = d - at;
+        value_word_rows(rows, v, r.weight_high + column, r.weight_low + column, r.sums + first * row + at * 2, row);
+      }
+    }
+  for (int i = 0; i < r.heads * rows; i++) settle(c, r.sums + i * row, r.weight_steps[i], r.acc + size_t(i) * c.padded);
+}
+#endif
+
 // The split that begins at `key`: acc, most and total of every row.
 template <int T>
 void attend_split(const Call& c, Rows& r, int key) {
@@ -109,20 +168,20 @@ void attend_split(const Call& c, Rows& r, int key) {
   const int to = (end - key + LANES - 1) / LANES * LANES;
   for (int i = 0; i < r.heads * rows; i++)
     soften(c, r.scores + size_t(i) * SPLIT, key, from, to, r.position(i % rows / c.group), r.most[i], r.total[i]);
-  std::memset(r.acc, 0, size_t(r.heads) * rows * c.padded * 4);
 #if defined(BATON_MUTATION_LAST_PAGE)
   const int stop = end - PAGE < begin + 1 ? end : end / PAGE * PAGE;
 #else
   const int stop = end;
 #endif
-  for (int block = begin / PAGE; block * PAGE < stop; block++) {
-    const int first = block * PAGE, low = begin > first ? begin - first : 0, high = stop - first < PAGE ? stop - first : PAGE;
+#if BATON_AVX512
+  if constexpr (in_words<T>()) return values_in_words(c, r, key, begin, stop, from, to);
+#endif
+  std::memset(r.acc, 0, size_t(r.heads) * rows * c.padded * 4);
+  for (int block = begin / PAGE; block * PAGE < stop; block++)
     for (int h = r.head; h < r.head + r.heads; h++) {
-      const bool inside = (block + AHEAD) * PAGE < stop, after = r.more && !inside && (block + AHEAD) * PAGE <= r.last();
-      const Ahead ahead = share<T>(c, r, inside || after ? block + AHEAD : block, h, !after);
-      value_page<T>(c, r, h, block, first - key, low, high, ahead);
+      const Part part = part_of(block, begin, stop);
+      value_page<T>(c, r, h, block, block * PAGE - key, part.from, part.to, after_values<T>(c, r, block, h, stop));
     }
-  }
 }
 
 // Adds a split's (most, total, acc) to a row's; always in the order of splits.

@@ -106,7 +106,12 @@ struct Plane {
   __device__ __forceinline__ int64_t elements() const { return int64_t(PAGE) * kv_heads * head_dim * (T == KV_BF16 ? 2 : 1); }
   __device__ __forceinline__ int64_t bytes() const { return elements() + (scaled<T>() ? int64_t(PAGE) * kv_heads * 4 : 0); }
   __device__ __forceinline__ uint4 chunk(int token, int head, int c) const {
-    return load_once(at + (int64_t(token) * kv_heads + head) * head_dim * (T == KV_BF16 ? 2 : 1) + c * 16);
+    const char* from = at + (int64_t(token) * kv_heads + head) * head_dim * (T == KV_BF16 ? 2 : 1) + c * 16;
+#ifdef BATON_MEGAKERNEL  // what this very launch appended is among it
+    return load_written(from);
+#else
+    return load_once(from);
+#endif
   }
   __device__ __forceinline__ float scale(int token, int head) const {
     return *reinterpret_cast<const float*>(at + elements() + (int64_t(token) * kv_heads + head) * 4);

@@ -6,6 +6,7 @@ plane = [token 0..15][kv_head][head_dim] elements, then for int8 and fp8 [token 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 PAGE = 16
@@ -46,3 +47,46 @@ def _read(plane: Tensor, kv_heads: int, head_dim: int, dtype: str) -> Tensor:
     if dtype in SCALED:
         rows = rows * plane[:, size:].contiguous().view(torch.float32).view(-1, kv_heads, 1)
     return rows
+
+
+def write_layer(
+    memory: Tensor, at: tuple[Tensor, Tensor], layer: int, layers: int, kv: tuple[Tensor, Tensor], dtype: str
+) -> None:
+    """Store K and V, both (n, kv_heads, head_dim) float32, at (pages, slots), both (n,), of ``layer``."""
+    planes = memory.view(len(memory), layers, 2, -1)
+    for which, rows in enumerate(kv):
+        _write(planes[:, layer, which], *at, rows, dtype)
+
+
+def attend_stored(
+    q: Tensor, kv: tuple[Tensor, Tensor], queries: tuple[int, int], window: int, scale: float
+) -> Tensor:
+    """One sequence's attention: q (n, heads, head_dim), K and V of keys 0 … start + n - 1 -> the same shape.
+
+    ``queries`` are (start, n); a row sees keys up to its own position, the last ``window`` of them (0: all).
+    """
+    start, count = queries
+    length, group = start + count, q.shape[1] // kv[0].shape[1]
+    at, asked = torch.arange(length), torch.arange(start, length)[:, None]
+    seen = (at <= asked) & ((at > asked - window) if window else (at >= 0))
+    keys, values = (plane[:length].transpose(0, 1).repeat_interleave(group, 0) for plane in kv)
+    rows = q.transpose(0, 1)
+    return F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=scale).transpose(0, 1)
+
+
+def _write(plane: Tensor, pages: Tensor, slots: Tensor, rows: Tensor, dtype: str) -> None:
+    """plane (pages, plane bytes) uint8, a view of the pages."""
+    count, kv_heads, head_dim = rows.shape
+    kind, at = ELEMENTS[dtype], (pages * PAGE + slots).long()
+    size = PAGE * kv_heads * head_dim * kind.itemsize
+    scaled, scale = rows, None
+    if dtype in SCALED:
+        most, top = rows.abs().amax(-1, keepdim=True), TOPS[dtype]
+        scaled, scale = torch.where(most > 0, rows * (top / most), torch.zeros(())).clamp(-top, top), most / top
+    scaled = scaled.round() if dtype == "int8" else scaled
+    elements = plane[:, :size].view(len(plane), PAGE, -1)
+    elements[at // PAGE, at % PAGE] = scaled.to(kind).view(count, -1).view(torch.uint8)
+    if scale is not None:
+        plane[:, size:].view(len(plane), PAGE, -1)[at // PAGE, at % PAGE] = (
+            scale[..., 0].contiguous().view(torch.uint8)
+        )

@@ -4,21 +4,22 @@
 
 namespace baton {
 namespace {
+namespace attention {
 
 // The sum of x over the threads before this one; `total` over all of them.
 __device__ int scan(int x, int* scratch, int& total) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = me() % 32, warp = me() / 32;
   int sum = x;
   for (int by = 1; by < 32; by *= 2) {
     const int other = __shfl_up_sync(ALL_LANES, sum, by);
     if (lane >= by) sum += other;
   }
   if (lane == 31) scratch[warp] = sum;
-  __syncthreads();
+  BATON_TEAM_SYNC();
   int before = 0;
   total = 0;
   for (int i = 0; i < WARPS; i++) total += scratch[i], before += i < warp ? scratch[i] : 0;
-  __syncthreads();
+  BATON_TEAM_SYNC();
   return before + sum - x;
 }
 
@@ -35,5 +36,6 @@ __device__ int item_of(const int* ends, int count, int unit) {
   return low;
 }
 
+}  // namespace attention
 }  // namespace
 }  // namespace baton

@@ -1,12 +1,14 @@
 // Residual add, root-mean-square norm and, for integer or fp8 GEMMs behind it, the row's rounding, in one pass: a block holds
 // its row in registers. Knows nothing of layers. A row's bits depend on its length alone, not on the batch.
 #include "../cuda/device.cuh"
+#include "row.cuh"
 
 namespace baton {
 namespace {
 
-constexpr int MOST_THREADS = 1024, QUAD = 4;
-enum Rounding : int32_t { FLOATS = 0, INT8 = 1, E4M3 = 2 };
+using namespace norm_row;
+
+enum Rounding : int32_t { FLOATS = 0, INT8 = 1, E4M3 = 2, HALVES = 3 };
 
 struct Rows {
   float* x;
@@ -14,23 +16,9 @@ struct Rows {
   float eps;
   int hidden;
   bool quads;  // whole float4 at aligned places
-  void* out;   // floats, or a byte per element with `scales`
+  void* out;   // floats, bf16, or a byte per element with `scales`
   float* scales;
 };
-
-__device__ __forceinline__ float4 read(const float* p, int i, int n, bool quads) {
-  if (quads) return i < n ? load4(p + i) : make_float4(0, 0, 0, 0);
-  return make_float4(i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0, i + 3 < n ? p[i + 3] : 0);
-}
-
-__device__ __forceinline__ void write(float* p, int i, int n, bool quads, float4 v) {
-  if (i >= n) return;
-  if (quads) return store4(p + i, v);
-  p[i] = v.x;
-  if (i + 1 < n) p[i + 1] = v.y;
-  if (i + 2 < n) p[i + 2] = v.z;
-  if (i + 3 < n) p[i + 3] = v.w;
-}
 
 __device__ __forceinline__ void write_bytes(uint8_t* p, int i, int n, bool quads, uint32_t word) {
   if (i >= n) return;
@@ -39,6 +27,15 @@ __device__ __forceinline__ void write_bytes(uint8_t* p, int i, int n, bool quads
     return;
   }
   for (int j = 0; j < QUAD && i + j < n; j++) p[i + j] = uint8_t(word >> (8 * j));
+}
+
+__device__ __forceinline__ void write_bf16(bf16* p, int i, int n, bool quads, float4 v) {
+  if (i >= n) return;
+  if (quads) return store4(p + i, v);
+  const float four[QUAD] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int j = 0; j < QUAD; j++)
+    if (i + j < n) p[i + j] = to_bf16(four[j]);
 }
 
 __device__ __forceinline__ float largest(float4 v) {
@@ -67,33 +64,28 @@ __global__ void __launch_bounds__(MOST_THREADS) norm(const Rows rows) {
     const int i = QUAD * (k * threads + int(threadIdx.x));
     v[k] = read(x, i, n, rows.quads);
     if (rows.delta) {
-      const float4 d = read(rows.delta + row * n, i, n, rows.quads);
-      v[k] = make_float4(v[k].x + d.x, v[k].y + d.y, v[k].z + d.z, v[k].w + d.w);
+      v[k] = sum_of(v[k], read(rows.delta + row * n, i, n, rows.quads));
       write(x, i, n, rows.quads, v[k]);
     }
-    squares += __fmaf_rn(v[k].x, v[k].x, v[k].y * v[k].y) + __fmaf_rn(v[k].z, v[k].z, v[k].w * v[k].w);
+    squares += squares_of(v[k]);
   }
   if (!rows.out) return;
-  const float mean = block_sum(squares, scratch) / float(n);
-#if defined(BATON_MUTATION_NORM)
-  const float scale = 1.0f / __fsqrt_rn(mean);
-#else
-  const float scale = 1.0f / __fsqrt_rn(mean + rows.eps);
-#endif
+  const float scale = scale_of(block_sum(squares, scratch), n, rows.eps);
   float most = 0;
   bool fine = true;
 #pragma unroll
   for (int k = 0; k < PER; k++) {
-    v[k] = make_float4(v[k].x * scale * weight[k].x, v[k].y * scale * weight[k].y, v[k].z * scale * weight[k].z,
-                       v[k].w * scale * weight[k].w);
+    v[k] = normed(v[k], scale, weight[k]);
     if (R == FLOATS) {
       write(static_cast<float*>(rows.out) + row * n, QUAD * (k * threads + int(threadIdx.x)), n, rows.quads, v[k]);
+    } else if (R == HALVES) {
+      write_bf16(static_cast<bf16*>(rows.out) + row * n, QUAD * (k * threads + int(threadIdx.x)), n, rows.quads, v[k]);
     } else {
       most = fmaxf(most, largest(v[k]));
       fine &= finite(v[k]);
     }
   }
-  if (R == FLOATS) return;
+  if (R == FLOATS || R == HALVES) return;
   most = block_max(fine ? most : INFINITY, scratch);
   fine = most <= 3.4e38f;
   constexpr float top = R == INT8 ? 127.0f : 448.0f;
@@ -114,12 +106,11 @@ template <int R>
 int launch(Rows rows, int64_t count, void* stream) {
   if (!count || !rows.hidden) return 0;
   rows.quads = rows.hidden % QUAD == 0 && aligned(rows.x) && aligned(rows.delta) && aligned(rows.weight) && aligned(rows.out);
-  const int quads = (rows.hidden + QUAD - 1) / QUAD;
-  const auto threads = [&](int per) { return dim3(unsigned((quads + 32 * per - 1) / (32 * per) * 32)); };
-  const dim3 grid = dim3(unsigned(count));
-  if (quads <= 256) return BATON_LAUNCH_PDL((norm<1, R>), grid, threads(1), 0, stream, rows);
-  if (quads <= 2 * MOST_THREADS) return BATON_LAUNCH_PDL((norm<2, R>), grid, threads(2), 0, stream, rows);
-  if (quads <= 4 * MOST_THREADS) return BATON_LAUNCH_PDL((norm<4, R>), grid, threads(4), 0, stream, rows);
+  const Order order(rows.hidden);
+  const dim3 grid = dim3(unsigned(count)), threads = dim3(unsigned(order.threads));
+  if (order.per == 1) return BATON_LAUNCH_PDL((norm<1, R>), grid, threads, 0, stream, rows);
+  if (order.per == 2) return BATON_LAUNCH_PDL((norm<2, R>), grid, threads, 0, stream, rows);
+  if (order.per == 4) return BATON_LAUNCH_PDL((norm<4, R>), grid, threads, 0, stream, rows);
   return cudaErrorInvalidValue;  // rows of more than 16,384
 }
 
@@ -133,11 +124,12 @@ BATON_API int baton_rms_norm(float* x, const float* delta, const float* weight, 
 }
 
 // The same with the normed row rounded to int8 (rounding 1) or e4m3 (2) by its own largest magnitude: out (rows, hidden)
-// bytes, scales (rows) float32. A row with a NaN or infinity has a NaN scale and zeros.
+// bytes, scales (rows) float32. A row with a NaN or infinity has a NaN scale and zeros. Or to bf16 (3), without scales.
 BATON_API int baton_rms_norm_quantized(float* x, const float* delta, const float* weight, float eps, int64_t rows,
                                        int64_t hidden, int32_t rounding, void* out, float* scales, void* stream) {
   using namespace baton;
   const Rows all{x, delta, weight, eps, int(hidden), false, out, scales};
   if (rounding == INT8) return launch<INT8>(all, rows, stream);
+  if (rounding == HALVES) return launch<HALVES>(all, rows, stream);
   return rounding == E4M3 ? launch<E4M3>(all, rows, stream) : cudaErrorInvalidValue;
 }

@@ -5,6 +5,7 @@
 
 #include "../abi/threads.h"
 #include "../embedding/embedding.h"
+#include "../moe/moe.h"
 #include "../rms_norm/rms_norm.h"
 #include "../rope_append/rope_append.h"
 #include "../swiglu/swiglu.h"
@@ -27,6 +28,8 @@ class Run {
       case OP_LINEAR: return dense(*o.weight, at(o.in), width(o.in), s_.rows, o.bias, at(o.out), width(o.out));
       case OP_ROPE_APPEND: return rope_append(o);
       case OP_ATTENTION: return attention(o);
+      case OP_MOE:
+        return baton_moe((const Moe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
       case OP_SWIGLU: return baton_swiglu(at(o.in), s_.rows, width(o.out), at(o.out));
       default: return head(o);
     }

@@ -4,6 +4,7 @@
 // serves any batch of its sizes.
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
+#include "fused.cuh"
 #include "ops.cuh"
 
 namespace baton {
@@ -63,18 +64,22 @@ __global__ void __launch_bounds__(PUBLISH_THREADS) publish(const Mirror m, const
 
 class Run {
  public:
-  Run(const Model& model, const Step& step, void* stream) : m_(model), s_(step), stream_(stream) {}
+  Run(const Model& model, const Step& step, int32_t to, void* stream)
+      : m_(model), s_(step), fused_(model, step.rows, to), stream_(stream) {}
 
-  int op(const Op& o) const {
+  // Op `i`, and those behind it that its launch does as well: `i` goes to the last of them.
+  int op(int32_t& i) {
+    const Op& o = m_.ops[i];
     switch (o.kind) {
       case OP_EMBED: return baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, at(o.out), stream_);
-      case OP_RMS_NORM:
-        return baton_rms_norm(at(o.in), o.delta < 0 ? nullptr : at(o.delta), o.norm, o.eps, s_.rows, m_.hidden, at(o.out), stream_);
-      case OP_LINEAR: return baton_dense(o.weight, at(o.in), width(o.in), s_.rows, o.bias, at(o.out), width(o.out), stream_);
+      case OP_RMS_NORM: return norm(i);
+      case OP_LINEAR: return linear(i);
       case OP_ROPE_APPEND: return rope_append(o);
       case OP_ATTENTION: return attention(o);
       case OP_SWIGLU: return baton_swiglu(at(o.in), s_.rows, width(o.out), at(o.out), stream_);
       case OP_LM_HEAD: return head(o);
+      case OP_MOE:
+        return baton_moe(static_cast<const Moe*>(o.table), at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out), stream_);
       default: return int(cudaErrorInvalidValue);
     }
   }
@@ -86,6 +91,34 @@ class Run {
     return s_.arena + before * s_.rows;
   }
   int64_t width(int32_t reg) const { return m_.widths[reg]; }
+
+  // Behind rows of bytes lie their scales: a register has room for floats.
+  float* scales(int32_t reg) const { return at(reg) + s_.rows * width(reg) / 4; }
+
+  int norm(int32_t i) {
+    const Op& o = m_.ops[i];
+    const float* delta = o.delta < 0 ? nullptr : at(o.delta);
+    form_ = uintptr_t(at(o.out)) % 16 ? ROWS_F32 : fused_.after_norm(i);
+    if (form_ == ROWS_F32) return baton_rms_norm(at(o.in), delta, o.norm, o.eps, s_.rows, m_.hidden, at(o.out), stream_);
+    return baton_rms_norm_quantized(at(o.in), delta, o.norm, o.eps, s_.rows, m_.hidden, form_, at(o.out), scales(o.out), stream_);
+  }
+
+  // `form_` is of the rows that the op in front wrote for this one.
+  int linear(int32_t& i) {
+    const Op& o = m_.ops[i];
+    const RowForm form = form_;
+    const bool gated = fused_.gated(i);
+    form_ = gated ? fused_.after_gate(i) : ROWS_F32;
+    if (gated) i++;
+    const int32_t to = m_.ops[i].out, dtype = form_ == ROWS_BF16 ? BF16 : F32;
+    if (form == ROWS_F32 && !gated) return baton_dense(o.weight, at(o.in), width(o.in), s_.rows, o.bias, at(to), width(to), stream_);
+    if (form == ROWS_INT8 || form == ROWS_E4M3) {
+      const auto product = gated ? baton_linear_rounded_swiglu : baton_linear_rounded;
+      return product(o.weight, at(o.in), scales(o.in), s_.rows, o.bias, at(to), dtype, width(to), stream_);
+    }
+    const auto product = gated ? baton_linear_swiglu : baton_linear;
+    return product(o.weight, at(o.in), form == ROWS_BF16 ? BF16 : F32, width(o.in), s_.rows, o.bias, at(to), dtype, width(to), stream_);
+  }
 
   PagedKv kv(const Op& o) const {
     return {s_.pages, s_.page_bytes, o.layer * s_.layer_bytes, s_.kv_type, m_.kv_heads, m_.head_dim};
@@ -99,6 +132,9 @@ class Run {
 
   int attention(const Op& o) const {
     const PagedKv pages = kv(o);
+    if (s_.group_count && !o.window)
+      return baton_cascade_attention(&pages, s_.items, s_.item_count, s_.groups, s_.group_count, m_.heads, m_.scale, at(o.in),
+                                     width(o.in), s_.rows, at(o.out), width(o.out), stream_);
     return baton_paged_attention(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in), width(o.in), at(o.out),
                                  width(o.out), stream_);
   }
@@ -118,18 +154,29 @@ class Run {
 
   const Model& m_;
   const Step& s_;
+  const Fused fused_;
   void* stream_;
+  RowForm form_ = ROWS_F32;
 };
+
+// Ops from … to - 1; `appended` is told of each layer whose keys and values are on their way into the pages.
+template <class Appended>
+int run_ops(const Model& model, const Step& step, int32_t from, int32_t to, void* stream, const Appended& appended) {
+  Run run(model, step, to, stream);
+  for (int32_t i = from; i < to; i++) {
+    if (const int wrong = run.op(i)) return wrong;
+    if (model.ops[i].kind != OP_ROPE_APPEND) continue;
+    if (const int wrong = appended(model.ops[i].layer)) return wrong;
+  }
+  return 0;
+}
 
 }  // namespace
 }  // namespace baton
 
-// Ops from … to - 1 as launches. The first that fails ends it.
+// Ops from … to - 1 as launches, neighbours in one where fused.cuh allows it. The first that fails ends it.
 BATON_API int baton_step(const baton::Model* model, const baton::Step* step, int32_t from, int32_t to, void* stream) {
-  const baton::Run run(*model, *step, stream);
-  for (int32_t i = from; i < to; i++)
-    if (const int wrong = run.op(model->ops[i])) return wrong;
-  return 0;
+  return baton::run_ops(*model, *step, from, to, stream, [](int32_t) { return 0; });
 }
 
 #include "session.cuh"

@@ -4,24 +4,27 @@
 //   upload   a step of the host's addresses -> the device's plan, in one copy
 //   run      its launches one by one, or as a graph: a bucket runs plainly first (workspaces grow then), is captured the
 //            second time, and replayed from then on
+//            AT_ONCE: one launch does all ops of up to 8 rows but the head
 //   fetch    tokens and asked-for logits back to the host; waits
 //
 // The host's pages stay what everybody else reads and writes: `admit` brings pages to the device, and a step's last
-// launch writes the rows that it appended back (`publish`).
+// launch writes the rows that it appended back (`publish`). Those of a prompt's chunk go back layer by layer, on a stream of their
+// own, while the layers behind are computed.
 #pragma once
 #include <map>
 #include <vector>
 
+#include "at_once.cuh"
 #include "staging.cuh"
 
 namespace baton {
 
-enum How : int32_t { PLAIN = 0, BY_GRAPH = 1 };
+enum How : int32_t { PLAIN = 0, BY_GRAPH = 1, AT_ONCE = 2 };
 constexpr int32_t MOST_GRAPH_ROWS = 256;
 constexpr size_t MOST_GRAPHS = 256;
 
 struct Counts {
-  int64_t plain, captured, replayed, admitted;
+  int64_t plain, captured, replayed, admitted, at_once;
 };
 
 class Session {
@@ -31,13 +34,19 @@ class Session {
   }
 
   ~Session() {
-    stream_wait(stream_);
+    settle();
     forget();
     if (host_) host_unregister(host_);
+    if (side_) side_stream_release(side_), event_release(appended_), event_release(published_);
     if (stream_) stream_release(stream_);
   }
 
-  int open() { return stream_create(&stream_); }
+  int open() {
+    if (const int wrong = stream_create(&stream_)) return wrong;
+    if (const int wrong = event_create(&appended_)) return wrong;
+    if (const int wrong = event_create(&published_)) return wrong;
+    return side_stream_create(&side_);
+  }
 
   // The host's pages; as many on the device.
   int bind(char* host, int64_t pages, int64_t page_bytes) {
@@ -68,13 +77,22 @@ class Session {
     return copy(turns_.at, host, size_t(bytes), stream_);
   }
 
-  int upload(const Step& host, int32_t how) {
-    if (const int wrong = stream_wait(stream_)) return wrong;  // a step that failed may still read the plan
-    const bool small = how == BY_GRAPH && host.rows <= MOST_GRAPH_ROWS;
+  // From here on, sequences that begin with the same `least` tokens or more read their pages once; 0: each for itself.
+  int share(int32_t least) { return least_ = least, 0; }
+
+  int upload(const Step& given, int32_t how) {
+    if (const int wrong = settle()) return wrong;  // a step that failed may still read the plan
+    Step host = given;
+    group(host);
+    const bool small = how != PLAIN && host.rows <= MOST_GRAPH_ROWS;
     sizes_.rows = small ? bucket(int32_t(host.rows)) : int32_t(host.rows);
     sizes_.items = small ? bucket(host.item_count) : host.item_count;
     sizes_.sampled = small ? bucket(host.sampled_count) : host.sampled_count;
+    sizes_.groups = small ? bucket(host.group_count) : host.group_count;
     graphed_ = small;
+    if (how != how_) forget();
+    how_ = how, at_once_ = how == AT_ONCE && sizes_.rows <= MEGA_ROWS && sizes_.items <= MEGA_ROWS && !sizes_.groups;
+    if (const int wrong = at_once_ ? all_.describe(model_, host.kv_type, stream_) : 0) return wrong;
     int64_t loud = 0;
     for (int32_t i = 0; i < host.sampled_count; i++) loud += host.choices[i].logits != nullptr;
     bool anywhere = false;
@@ -90,6 +108,7 @@ class Session {
   }
 
   int run(int32_t from, int32_t to, bool last) {
+    counts.at_once += is_whole(from, to);
     if (!graphed_ || from || !last) return counts.plain++, launches(from, to, last);
     if (buckets_.size() >= MOST_GRAPHS && !buckets_.count(sizes_)) forget();
     Bucket& mine = buckets_[sizes_];
@@ -138,6 +157,15 @@ class Session {
     Graph graph = {};
   };
 
+  // What cascade attention has no form for is attended flat.
+  void group(Step& host) {
+    groups_.clear();
+    const bool known = host.kv_type != KV_F32 && model_.head_dim % 16 == 0 && model_.head_dim <= 256;
+    if (least_ > 0 && known && host.rows <= MOST_SHARING && host.item_count <= MOST_SHARING)
+      find_groups(host.items, host.item_count, least_, groups_);
+    host.groups = groups_.data(), host.group_count = int32_t(groups_.size());
+  }
+
   int reach(Room& room, size_t bytes) {
     bool moved = false;
     const int wrong = room.reach(bytes, moved);
@@ -152,29 +180,67 @@ class Session {
     buckets_.clear();
   }
 
-  int launches(int32_t from, int32_t to, bool last) const {
-    if (const int wrong = baton_step(&model_, &step_, from, to, stream_)) return wrong;
-    return last ? write_back() : 0;
+  int settle() {
+    const int wrong = stream_wait(stream_);
+    const int bad = side_ ? side_stream_wait(side_) : 0;
+    return wrong ? wrong : bad;
   }
 
-  int write_back() const {
+  bool is_whole(int32_t from, int32_t to) const { return at_once_ && !from && model_.ops[to - 1].kind == OP_LM_HEAD; }
+
+  int launches(int32_t from, int32_t to, bool last) {
+    if (is_whole(from, to)) {
+      if (const int wrong = all_.run(model_, step_, stream_)) return wrong;
+      from = to - 1;
+    }
+    if (last && !from && sizes_.rows > MOST_GRAPH_ROWS) return layer_by_layer(to);
+    if (const int wrong = baton_step(&model_, &step_, from, to, stream_)) return wrong;
+    return last ? write_back(0, int32_t(step_.page_bytes / step_.layer_bytes), stream_) : 0;
+  }
+
+  int layer_by_layer(int32_t to) {
+    const int wrong = run_ops(model_, step_, 0, to, stream_, [&](int32_t layer) {
+      if (const int bad = event_record(appended_, stream_)) return bad;
+#if !defined(BATON_MUTATION_CUDA_STEP_FORK)
+      if (const int bad = stream_wait_event(side_, appended_)) return bad;
+#endif
+      return write_back(layer, 1, side_);
+    });
+    if (wrong) return wrong;
+    if (const int bad = event_record(published_, side_)) return bad;
+#if defined(BATON_MUTATION_CUDA_STEP_JOIN)
+    return 0;
+#else
+    return stream_wait_event(stream_, published_);
+#endif
+  }
+
+  // What `count` layers from `layer` on have appended.
+  int write_back(int32_t layer, int32_t count, void* stream) const {
     const int32_t element = step_.kv_type == KV_F32 ? 4 : step_.kv_type == KV_BF16 ? 2 : 1;
-    Mirror m{step_.pages, seen_, step_.page_bytes, step_.layer_bytes / 2, int32_t(2 * (step_.page_bytes / step_.layer_bytes)), 0, 0};
+    const int64_t at = layer * step_.layer_bytes;
+    Mirror m{step_.pages + at, seen_ + at, step_.page_bytes, step_.layer_bytes / 2, 2 * count, 0, 0};
     m.row_bytes = model_.kv_heads * model_.head_dim * element, m.scale_bytes = element == 1 ? model_.kv_heads * 4 : 0;
     const dim3 grid = dim3(unsigned(PUBLISH_PER_DEVICE * processors()));
-    return BATON_LAUNCH_PDL(publish, grid, dim3(PUBLISH_THREADS), 0, stream_, m, staging_.slots(), sizes_.rows);
+    if (stream == side_) return BATON_LAUNCH(publish, grid, dim3(PUBLISH_THREADS), 0, stream, m, staging_.slots(), sizes_.rows);
+    return BATON_LAUNCH_PDL(publish, grid, dim3(PUBLISH_THREADS), 0, stream, m, staging_.slots(), sizes_.rows);
   }
 
   const Model model_;
   const int64_t vocab_;
   int64_t row_floats_ = 0, page_bytes_ = 0;
   char *host_ = nullptr, *seen_ = nullptr;
-  void* stream_ = nullptr;
+  void *stream_ = nullptr, *side_ = nullptr;
+  Event appended_{}, published_{};
   Room pages_, arena_, turns_, logits_;
   Staging staging_;
   Step step_{};
   Sizes sizes_;
-  bool graphed_ = false;
+  AtOnce all_;
+  int32_t how_ = PLAIN;
+  bool graphed_ = false, at_once_ = false;
+  int32_t least_ = 0;
+  std::vector<PrefixGroup> groups_;
   std::map<Sizes, Bucket> buckets_;
   std::vector<Choice> fetched_;
 };
@@ -197,6 +263,7 @@ BATON_API int baton_session_admit(void* session, const int32_t* pages, int64_t c
 BATON_API int baton_session_turns(void* session, const float* host, int64_t bytes) {
   return static_cast<baton::Session*>(session)->turns(host, bytes);
 }
+BATON_API int baton_session_share(void* session, int32_t least) { return static_cast<baton::Session*>(session)->share(least); }
 BATON_API int baton_session_upload(void* session, const baton::Step* step, int32_t how) {
   return static_cast<baton::Session*>(session)->upload(*step, how);
 }
@@ -222,6 +289,8 @@ BATON_API int baton_device_copy(void* to, const void* from, int64_t bytes) {
   return wrong ? wrong : baton::stream_wait(nullptr);
 }
 BATON_API int baton_device_wait(void* stream) { return baton::stream_wait(stream); }
+// Of launches from here on: graphs that are captured keep what they have.
+BATON_API int baton_device_programmatic(int on) { return baton::programmatic_launches = on, 0; }
 BATON_API int baton_device_pageable(int* yes) { return baton::pageable(yes); }
 BATON_API int baton_device_register(void* at, int64_t bytes) {
   void* seen = nullptr;

@@ -1,21 +1,23 @@
 // One step's plan as one run of bytes: written into pinned memory, copied to the device in one go. Knows nothing of ops.
 //
-//   tokens | items | sampled rows | slots | choices     at places that depend on the batch's padded sizes alone
+//   tokens | items | sampled rows | slots | choices | groups    at places that depend on the batch's padded sizes alone
 //   block tables, histories, biases, masks, bans        behind them, found through items and choices
 //
 // Slots: page * 16 + token of each row, -1 of padding. Addresses in items and choices are the device's.
 #pragma once
+#include <tuple>
+
 #include "../cuda/runtime.cuh"
-#include "step.h"
+#include "groups.cuh"
 
 namespace baton {
 
 // Padded sizes; a step of these is one captured graph.
 struct Sizes {
-  int32_t rows = 0, items = 0, sampled = 0;
+  int32_t rows = 0, items = 0, sampled = 0, groups = 0;
 
   bool operator<(const Sizes& o) const {
-    return rows != o.rows ? rows < o.rows : items != o.items ? items < o.items : sampled < o.sampled;
+    return std::tie(rows, items, sampled, groups) < std::tie(o.rows, o.items, o.sampled, o.groups);
   }
 };
 
@@ -40,9 +42,12 @@ class Staging {
     device.sampled = put(host.sampled, host.sampled_count, sizes.sampled, 0);
     int32_t* slots = room<int32_t>(sizes.rows, slots_);
     Choice* choices = room<Choice>(sizes.sampled, device.choices);
+    PrefixGroup* groups = room<PrefixGroup>(sizes.groups, device.groups);
+    for (int32_t i = 0; i < sizes.groups; i++) groups[i] = i < host.group_count ? host.groups[i] : NOBODY;
     place(host, sizes, items, slots);
     choose(host, sizes, vocab, logits, choices);
     device.rows = sizes.rows, device.item_count = sizes.items, device.sampled_count = sizes.sampled;
+    device.group_count = sizes.groups;
     return copy(plan_.at, bytes_, end_, stream);
   }
 
@@ -53,7 +58,8 @@ class Staging {
   static int64_t blocks(const AttentionItem& item) { return (int64_t(item.start) + item.queries + PAGE - 1) / PAGE; }
 
   static size_t size_of(const Step& host, Sizes s, int64_t vocab) {
-    size_t all = 2 * up(size_t(s.rows) * 4) + up(s.items * sizeof(AttentionItem)) + up(size_t(s.sampled) * 4) + up(s.sampled * sizeof(Choice));
+    size_t all = 2 * up(size_t(s.rows) * 4) + up(s.items * sizeof(AttentionItem)) + up(size_t(s.sampled) * 4) + up(s.sampled * sizeof(Choice)) +
+                 up(size_t(s.groups) * sizeof(PrefixGroup));
     for (int32_t i = 0; i < host.item_count; i++) all += up(size_t(blocks(host.items[i])) * 4);
     for (int32_t i = 0; i < host.sampled_count; i++) {
       const Choice& c = host.choices[i];

@@ -5,7 +5,7 @@
 
 namespace baton {
 
-enum OpKind : int32_t { OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_SWIGLU, OP_LM_HEAD };
+enum OpKind : int32_t { OP_EMBED, OP_RMS_NORM, OP_LINEAR, OP_ROPE_APPEND, OP_ATTENTION, OP_SWIGLU, OP_LM_HEAD, OP_MOE };
 
 // One op. Registers are numbers; -1 is none. What an op doesn't use is 0.
 struct Op {
@@ -13,7 +13,7 @@ struct Op {
   int32_t layer, window;
   int32_t table_dtype;         // of an embedding's table
   float eps;
-  const void* table;
+  const void* table;           // an embedding's, or the Moe of a layer of experts, whose router's logits are in `delta`
   const PackedLinear* weight;
   const float *norm, *bias, *q_norm, *k_norm;
 };
@@ -26,6 +26,8 @@ struct Model {
   float scale;
 };
 
+struct PrefixGroup;  // ../cascade_attention/cascade.h
+
 // Rows lie item by item. The arena holds register after register, each rows x its width.
 struct Step {
   const int32_t* tokens;
@@ -37,6 +39,8 @@ struct Step {
   float* arena;
   int64_t rows, page_bytes, layer_bytes, turns_stride;
   int32_t item_count, sampled_count, kv_type;
+  int32_t group_count;         // of a GPU alone: sequences that begin with the same pages
+  const PrefixGroup* groups;
 };
 
 }  // namespace baton

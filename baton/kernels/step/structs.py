@@ -15,7 +15,7 @@ import numpy as np
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, F, P
 
-EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD = range(7)  # step.h: OpKind
+EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD, MOE = range(8)  # step.h: OpKind
 LINEAR_F32 = 100  # dense.h
 PANEL = 64
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3}  # kv.h: KvType
@@ -66,7 +66,8 @@ class Step(ctypes.Structure):
     _fields_ = [
         *((name, P) for name in ("tokens", "items", "sampled", "choices", "turns", "pages", "arena")),
         *((name, I64) for name in ("rows", "page_bytes", "layer_bytes", "turns_stride")),
-        *((name, I32) for name in ("item_count", "sampled_count", "kv_type")),
+        *((name, I32) for name in ("item_count", "sampled_count", "kv_type", "group_count")),
+        ("groups", P),
     ]
 
 

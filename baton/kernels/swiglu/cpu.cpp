@@ -17,7 +17,11 @@ BATON_INLINE vf silu(vf x) {
 void row(const float* gate, int64_t inner, float* out) {
   const float* up = gate + inner;
   for (int64_t i = 0; i < inner; i += LANES) {
+#if defined(BATON_MUTATION_SWIGLU_TAIL)
+    const int n = inner - i < LANES && inner > LANES ? 1 : int(inner - i < LANES ? inner - i : LANES);
+#else
     const int n = int(inner - i < LANES ? inner - i : LANES);
+#endif
     store_part(out + i, silu(load_part(gate + i, n)) * load_part(up + i, n), n);
   }
 }

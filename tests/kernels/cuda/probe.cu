@@ -1,5 +1,6 @@
 // Small kernels, right and wrong on purpose, that show what the SIMT shim does with them. Knows nothing of ops.
 #include "../../../baton/kernels/cuda/device.cuh"
+#include "../../../baton/kernels/cuda/hopper.cuh"
 
 namespace baton {
 namespace {
@@ -74,15 +75,69 @@ __global__ void summed(const int* in, int* out) {
   if (threadIdx.x < blockDim.x / 32) atomicAdd(out, parts[threadIdx.x]);
 }
 
+enum Group : int32_t { RIGHT, UNSWIZZLED, NO_FENCE, NO_WAIT, CHANGED_A, CROOKED, TWO_DESCRIPTORS, WRONG_STRIDE, SWIZZLED_BY_HALF };
+
+// One warp group: d (64, 128) = a (64, 16) b (128, 16) transposed, bf16. b lies in shared memory under the 128-byte swizzle, in the
+// second of the four places of 32 bytes that a row has there; UNSWIZZLED: in matrices of 8 rows by 16 bytes.
+__global__ void grouped(const bf16* a, const bf16* b, float* d, int32_t how) {
+  BATON_SHARED(char, memory);
+  const bool plain = how == UNSWIZZLED;
+  for (int i = int(threadIdx.x); i < 256; i += 128) {
+    const int row = i / 2, chunk = 2 + i % 2;
+    const int at = plain ? i % 2 * 2048 + row * 16 : row * 128 + (chunk ^ (row % (how == SWIZZLED_BY_HALF ? 4 : 8))) * 16;
+    std::memcpy(memory + at, b + row * 16 + i % 2 * 8, 16);
+  }
+  __syncthreads();
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, row = 16 * warp + lane / 4, column = lane % 4 * 2;
+  uint32_t r[4];
+  for (int i = 0; i < 4; i++) std::memcpy(r + i, a + (row + 8 * (i % 2)) * 16 + column + i / 2 * 8, 4);
+  uint32_t start = shared_address(memory) + 32;
+  if (how == CROOKED) start += 256;
+  if (how == TWO_DESCRIPTORS && warp == 2) start += 32;
+  uint64_t at = swizzled_matrix(start, how == WRONG_STRIDE ? 512 : 1024);
+  if (plain) at = shared_address(memory) >> 4 | uint64_t(2048 >> 4) << 16 | uint64_t(128 >> 4) << 32;
+  float sums[64] = {};
+  if (how != NO_FENCE) wgmma_fence();
+  wgmma_bf16(sums, r[0], r[1], r[2], r[3], at, false);
+  wgmma_commit();
+  if (how == CHANGED_A) r[2]++;
+  if (how != NO_WAIT) wgmma_wait();
+  for (int i = 0; i < 64; i++) d[(row + 8 * (i / 2 % 2)) * 128 + i / 4 * 8 + column + i % 2] = sums[i];
+}
+
+enum Copy : int32_t { FINE, TOO_EARLY, TOO_MANY, NOT_BEGUN, NOT_ALIGNED, NOBODY_COMES };
+
+// 512 bytes by a bulk copy, which a barrier tells of.
+__global__ void bulk_copied(const float* in, float* out, int32_t how) {
+  BATON_SHARED(float, line);
+  BATON_STATIC_SHARED(uint64_t, barrier, 1);
+  if (threadIdx.x == 0 && how != NOT_BEGUN) mbarrier_init(barrier, how == NOBODY_COMES ? 2 : 1), mbarrier_init_done();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mbarrier_arrive_expect(barrier, 512);
+    if (how == TOO_MANY) mbarrier_arrive(barrier);
+    bulk_copy(line + (how == NOT_ALIGNED), in, 512, barrier);
+  }
+  if (how != TOO_EARLY) mbarrier_wait(barrier, 0);
+  for (int i = int(threadIdx.x); i < 128; i += 32) out[i] = line[i];
+}
+
 }  // namespace
 }  // namespace baton
 
 using namespace baton;
 
+BATON_API int baton_grouped(const bf16* a, const bf16* b, float* d, int32_t how, void* stream) {
+  return BATON_LAUNCH(grouped, 1, 128, 128 * 128, stream, a, b, d, how);
+}
+BATON_API int baton_bulk_copied(const float* in, float* out, int32_t how, void* stream) {
+  return BATON_LAUNCH(bulk_copied, 1, 32, 1024, stream, in, out, how);
+}
+
 BATON_API int baton_reverse(const float* in, float* out, int32_t barrier, void* stream) {
   return barrier ? BATON_LAUNCH(reverse<true>, 3, 96, 96 * 4, stream, in, out) : BATON_LAUNCH(reverse<false>, 3, 96, 96 * 4, stream, in, out);
 }
-BATON_API int baton_half(int32_t, void* stream) { return baton::launch_simt("half_of_the_block_waits", half_of_the_block_waits, 1, 64, 0, stream); }
+BATON_API int baton_half(int32_t, void* stream) { return baton::launch_simt("half_of_the_block_waits", false, half_of_the_block_waits, 1, 64, 0, stream); }
 BATON_API int baton_one_lane(float* out, void* stream) { return BATON_LAUNCH(one_lane_shuffles, 1, 32, 0, stream, out); }
 BATON_API int baton_outside(float* out, void* stream) { return BATON_LAUNCH(outside, 1, 32, 0, stream, out); }
 BATON_API int baton_wild(float* out, void* stream) { return BATON_LAUNCH(wild, 1, 32, 0, stream, out); }

@@ -68,6 +68,14 @@ def test_kernels_that_come_or_go_are_said() -> None:
     assert said == ["op: k<2> is not in the ledger", "op: k<1> is in the ledger and no longer in the source"]
 
 
+def test_products_that_wait_for_each_other_are_said() -> None:
+    line = (
+        "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x"
+    )
+    assert ledger.serialized(PTXAS) == []
+    assert ledger.serialized(f"{PTXAS}\n{line}\n") == [" ".join(line.split())]
+
+
 def test_another_compilers_registers_are_not_compared_but_its_spills_are() -> None:
     other = book(registers=99, spills=8) | {"nvcc": "13.2"}
     assert ledger.differences(book(), other) == ["op: k<1> takes 8 spills, the ledger allows 0"]

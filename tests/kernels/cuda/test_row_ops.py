@@ -31,7 +31,7 @@ from tests.kernels.thorough import first_now
 OPS = ("embedding", "kv_copy", "rms_norm", "rope_append", "swiglu")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "1")))
 SIZES = (241, 256, 320, 329, 1024, 1025, 1088, 1089, 2048, 4096, 32_769, 65_536, 131_137)
-INT8, E4M3 = 1, 2
+INT8, E4M3, BF16 = 1, 2, 3
 Check = Callable[[ctypes.CDLL], None]
 
 
@@ -135,6 +135,12 @@ def rounded_norms(library: ctypes.CDLL) -> None:
             if rounding == INT8:
                 exact = quantize_rows(wide)[0][:-1]
                 assert int((out[:-1].float() != exact).sum()) <= max(1, rows * hidden // 500)
+        half, mine = torch.zeros(rows, hidden, dtype=torch.bfloat16), x.clone()
+        call(mine.data_ptr(), delta.data_ptr(), weight.data_ptr(), 1e-5, rows, hidden, BF16, half.data_ptr(), None)
+        plain, floats = declare(library, "rms_norm", P, P, P, F, I64, I64, P), torch.zeros(rows, hidden)
+        mine = x.clone()
+        plain(mine.data_ptr(), delta.data_ptr(), weight.data_ptr(), 1e-5, rows, hidden, floats.data_ptr())
+        assert torch.equal(half.nan_to_num(9), floats.bfloat16().nan_to_num(9))
 
 
 def verified(library: ctypes.CDLL) -> None:

@@ -125,3 +125,73 @@ def test_the_same_seed_is_the_same_schedule(plain: Simt) -> None:
         return np.isnan(out)
 
     assert (drawn() == drawn()).all()
+
+
+RIGHT, UNSWIZZLED, NO_FENCE, NO_WAIT, CHANGED_A, CROOKED, TWO_DESCRIPTORS, WRONG_STRIDE, BY_HALF = range(9)
+
+
+def grouped(shim: Simt, how: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the warp group's product gave, and what it should."""
+    torch.manual_seed(3)
+    a, b = torch.randn(64, 16).bfloat16(), torch.randn(128, 16).bfloat16()
+    d = floats(64 * 128)
+    call(shim, "grouped", *(x.view(torch.int16).numpy() for x in (a, b)), d, how)
+    return torch.from_numpy(d).view(64, 128), a.float() @ b.float().T
+
+
+@pytest.mark.parametrize("how", [RIGHT, UNSWIZZLED])
+def test_a_descriptor_leads_to_its_matrix(either: Simt, how: int) -> None:
+    found, wanted = grouped(either, how)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_wrong_stride_or_swizzle_gives_a_wrong_product(plain: Simt) -> None:
+    for how in (WRONG_STRIDE, BY_HALF):
+        found, wanted = grouped(plain, how)
+        assert not torch.allclose(found, wanted, atol=0.1)
+
+
+def test_sums_are_no_numbers_until_the_product_is_waited_for(plain: Simt) -> None:
+    assert bool(grouped(plain, NO_WAIT)[0].isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (NO_FENCE, "no wgmma_fence is in front of it"),
+        (CHANGED_A, "a register of a was written before wgmma_wait"),
+        (CROOKED, "begins at a multiple of 1024"),
+        (TWO_DESCRIPTORS, "the warps of a group have different descriptors"),
+    ],
+)
+def test_what_the_manual_forbids_of_a_product_is_said(plain: Simt, how: int, said: str) -> None:
+    with pytest.raises(SimtError, match=said):
+        grouped(plain, how)
+
+
+def test_a_bulk_copy_is_there_when_its_barrier_says_so_and_not_before(either: Simt) -> None:
+    values, out = np.arange(128, dtype=np.float32), floats(128)
+    call(either, "bulk_copied", values, out, 0)
+    assert (out == values).all()
+
+
+def test_who_does_not_wait_for_a_bulk_copy_reads_poison_and_is_found(plain: Simt, checked: Simt) -> None:
+    values, out = np.arange(128, dtype=np.float32), floats(128)
+    call(plain, "bulk_copied", values, out, 1)
+    assert np.isnan(out).any()
+    with pytest.raises(SimtError, match="race on byte"):
+        call(checked, "bulk_copied", values, out, 1)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (2, "more arrive than the 1 that it expects"),
+        (3, "used before mbarrier_init"),
+        (4, "are not multiples of 16"),
+        (5, "deadlock: .*an mbarrier"),
+    ],
+)
+def test_what_a_barrier_in_memory_is_misused_for_is_said(plain: Simt, how: int, said: str) -> None:
+    with pytest.raises(SimtError, match=said):
+        call(plain, "bulk_copied", np.arange(128, dtype=np.float32), floats(128), how)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,10 +34,13 @@ from baton.protos.nouns import LayerGroup, Sampling
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 STEP_OPS = (
+    "cascade_attention",
     "dense",
     "embedding",
     "linear",
     "lm_head",
+    "megakernel",
+    "moe",
     "paged_attention",
     "rms_norm",
     "rope_append",
@@ -118,6 +122,22 @@ def test_prompts_in_chunks_and_decodes_answer_as_on_the_cpu(
     assert trials.trial(program, weights, kv, NativeRunner, on_shim) == ""
     counts = found[0].counts()
     assert (counts["captured"], counts["replayed"]) == (1, 3)
+    found[0].close()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, (8, 0)], ids=str)
+def test_a_layer_of_experts_answers_as_on_the_cpu(device: Device, kind: Kind) -> None:
+    layer = p.Moe("x", "logits", "up", "down", 6, 2, renormalise=True, out="y")
+    program = msgspec.structs.replace(model(), ops=(*model().ops, layer))
+    weights: Any = {"w": trials.random_weights(trials.one_layer(model()), kind, 1)["o"]}
+    found: list[CudaRunner] = []
+
+    def on_shim(*which: Any) -> CudaRunner:
+        found.append(CudaRunner(*which, device))
+        return found[-1]
+
+    assert any(isinstance(op, p.Moe) for op in trials.one_layer(program).ops)
+    assert trials.trial(program, weights, "bfloat16", NativeRunner, on_shim) == ""
     found[0].close()
 
 

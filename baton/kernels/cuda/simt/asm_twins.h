@@ -121,6 +121,7 @@ inline void grid_wait() {}
 inline void grid_launch_next() {}
 
 inline uint4 load_once(const void* p) { return *static_cast<const uint4*>(p); }
+inline uint4 load_written(const void* p) { return *static_cast<const uint4*>(p); }
 inline void store_once(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
 inline void prefetch_l2(const void*) {}
 inline uint32_t load_acquire(const uint32_t* p) {

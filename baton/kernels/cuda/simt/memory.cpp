@@ -5,11 +5,13 @@
 
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "runtime.h"
 
 extern "C" const char* baton_simt_error();
+extern "C" uint64_t baton_simt_launches();
 
 namespace baton::simt {
 
@@ -97,6 +99,55 @@ int replay(const Recording& graph) {
   for (const auto& each : graph)
     if (const int wrong = each()) return wrong;
   return 0;
+}
+
+namespace {
+
+struct Side {
+  std::vector<std::function<int()>> waiting;
+  uint64_t behind = UINT64_MAX;  // launches that it has waited for
+};
+
+std::set<Side*> sides;
+
+Side* side_of(void* stream) {
+  const auto found = sides.find(static_cast<Side*>(stream));
+  return found == sides.end() ? nullptr : *found;
+}
+
+}  // namespace
+
+int side_create(void** stream) {
+  auto* made = new Side;
+  sides.insert(made);
+  *stream = made;
+  return 0;
+}
+
+int side_release(void* stream) {
+  if (Side* side = side_of(stream)) sides.erase(side), delete side;
+  return 0;
+}
+
+int side_wait(void* stream) {
+  Side* side = side_of(stream);
+  const auto waiting = side ? std::exchange(side->waiting, {}) : Recording();
+  return replay(waiting);
+}
+
+bool later(void* stream, const std::function<int()>& run, int& status) {
+  Side* side = side_of(stream);
+  if (!side) return false;
+  status = side->behind == baton_simt_launches() ? 0 : int(cudaErrorInvalidValue);
+  if (!status) side->waiting.push_back(run);
+  return true;
+}
+
+void mark(Mark& event, void* stream) { event = {stream, baton_simt_launches()}; }
+
+int wait_for(void* stream, const Mark& event) {
+  if (Side* side = side_of(stream)) return side->behind = event.launches, 0;
+  return side_wait(event.stream);
 }
 
 const char* last_error() { return baton_simt_error(); }

@@ -88,6 +88,19 @@ void race_join(const std::vector<Fiber*>& fibers) {
   for (Fiber* fiber : fibers) fiber->clock = joined;
 }
 
+void race_release(std::vector<uint32_t>& clock) {
+  Fiber& me = *running->now;
+  const size_t mine = size_t(me.id / 32);
+  me.clock[mine]++;
+  clock.resize(me.clock.size());
+  for (size_t w = 0; w < clock.size(); w++) clock[w] = std::max(clock[w], me.clock[w]);
+}
+
+void race_acquire(const std::vector<uint32_t>& clock) {
+  Fiber& me = *running->now;
+  for (size_t w = 0; w < clock.size(); w++) me.clock[w] = std::max(me.clock[w], clock[w]);
+}
+
 void race_access(const void* at, size_t bytes, bool write, bool atomic) {
   check(at, bytes, write, atomic, __builtin_return_address(0));
 }
@@ -126,6 +139,8 @@ namespace baton::simt {
 void race_start(Block&) {}
 void race_join(const std::vector<Fiber*>&) {}
 void race_access(const void*, size_t, bool, bool) {}
+void race_release(std::vector<uint32_t>&) {}
+void race_acquire(const std::vector<uint32_t>&) {}
 
 }  // namespace baton::simt
 #endif

@@ -95,5 +95,11 @@ extern size_t arena_bytes;
 void race_start(Block& block);
 void race_join(const std::vector<Fiber*>& fibers);
 void race_access(const void* at, size_t bytes, bool write, bool atomic);
+// What the running thread has done is in the clock from here on; it has seen what is in the clock.
+void race_release(std::vector<uint32_t>& clock);
+void race_acquire(const std::vector<uint32_t>& clock);
+
+void wait_here(const char* what, Site site);  // until somebody makes the running thread ready
+void hopper_start(Block& block);              // hopper.cpp: a block begins
 
 }  // namespace baton::simt

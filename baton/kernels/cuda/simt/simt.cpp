@@ -19,7 +19,7 @@ uint64_t launches = 0;
 int resident = 2, preempt_permille = 0;
 std::string error;
 void* scheduler_stack = nullptr;
-constexpr uint64_t MOST_SPINS = 20'000'000;
+constexpr uint64_t MOST_SPINS = 20'000'000, MOST_RESIDENT = 16;
 
 uint64_t draw(uint64_t below) { return random_numbers() % below; }
 
@@ -54,6 +54,7 @@ void begin(Block& block, dim3 index) {
     running->ready.push_back(&fiber);
   }
   race_start(block);
+  hopper_start(block);
 }
 
 void run(Fiber* fiber) {
@@ -99,6 +100,12 @@ void wait(const char* what, Site site) {
   me->waits = nullptr;
 }
 
+}  // namespace
+
+void wait_here(const char* what, Site site) { wait(what, site); }
+
+namespace {
+
 void arrive(int id, int expected, bool waits, const char* what, Site site) {
   Fiber* me = running->now;
   Barrier& barrier = me->block->barriers[id];
@@ -121,13 +128,13 @@ void copy_all(std::vector<Copy>& copies) {
   copies.clear();
 }
 
-int run_blocks() {
+int run_blocks(uint64_t at_once) {
   Launch& launch = *running;
   const uint64_t total = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
   std::vector<uint64_t> order(total);
   for (uint64_t i = 0; i < total; i++) order[i] = i;
   std::shuffle(order.begin(), order.end(), random_numbers);
-  launch.blocks.resize(size_t(std::min<uint64_t>(uint64_t(resident), total)));
+  launch.blocks.resize(size_t(std::min(at_once, total)));
   uint64_t next = 0;
   uint64_t spins = 0;
   const auto start = [&](Block& block) {
@@ -166,7 +173,7 @@ void fail(const char* format, ...) {
   if (running && running->now && !running->now->waits && !running->now->done) to_scheduler();
 }
 
-int launch(const char* name, dim3 grid, dim3 block, size_t shared, void (*body)(void*), void* arguments) {
+int launch(const char* name, bool all_at_once, dim3 grid, dim3 block, size_t shared, void (*body)(void*), void* arguments) {
   const std::lock_guard<std::mutex> guard(one_launch);
   launches++;
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
@@ -177,14 +184,17 @@ int launch(const char* name, dim3 grid, dim3 block, size_t shared, void (*body)(
   if (!threads || threads > MOST_THREADS) return refuse("a block has 1 to 1024 threads");
   if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535) return refuse("a grid has 1 to 2^31 - 1, 65535, 65535 blocks");
   if (shared > SHARED_BYTES) return refuse("more shared memory than a block of sm_90 can have");
-  if (!grow(size_t(resident) * threads, size_t(resident))) return refuse("no memory for the shim's stacks");
+  const uint64_t total = uint64_t(grid.x) * grid.y * grid.z;
+  if (all_at_once && total > MOST_RESIDENT) return refuse("more blocks than can be resident at once");
+  const uint64_t at_once = all_at_once ? total : uint64_t(resident);
+  if (!grow(size_t(at_once) * threads, size_t(at_once))) return refuse("no memory for the shim's stacks");
   Launch here;
   here.name = name, here.grid = grid, here.block = block, here.shared = shared, here.body = body, here.arguments = arguments;
   blockDim = block, gridDim = grid;
   running = &here;
   const Faults faults;
   const Touchable now;
-  const int result = run_blocks();
+  const int result = run_blocks(at_once);
   running = nullptr;
   return result;
 }

@@ -1,0 +1,24 @@
+"""Mixtral (https://arxiv.org/abs/2401.04088): Mistral with experts in every layer. Knows no weights."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.config import ModelConfig
+from baton.engine.decoder import Decoder
+from baton.engine.expert_layers import ExpertLayers
+from baton.engine.models.mistral import KV_HEADS, MAX_POSITION
+from baton.engine.program import Program
+
+PARTS = ("w1", "w3", "w2")
+
+
+def program(config: ModelConfig) -> Program:
+    """The decoder with experts everywhere, whose weights sum to 1; ``sliding_window`` is absent as a rule."""
+    decoder = Decoder.read(config, kv_heads=KV_HEADS)
+    count = len(decoder.windows)
+    experts = ExpertLayers.read(
+        config, (True,) * count, config.size("num_local_experts"), decoder.inner, True, "block_sparse_moe", PARTS
+    )
+    windows = (config.window(None),) * count
+    return replace(decoder, windows=windows, experts=experts).program(config, MAX_POSITION)

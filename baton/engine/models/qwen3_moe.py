@@ -1,0 +1,39 @@
+"""Qwen3's mixture of experts (https://arxiv.org/abs/2505.09388): experts in most layers. Knows no weights."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.config import ModelConfig
+from baton.engine.decoder import Decoder
+from baton.engine.expert_layers import ExpertLayers
+from baton.engine.models.qwen2 import MAX_POSITION, WINDOW
+from baton.engine.program import Program
+
+KV_HEADS = 4
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def program(config: ModelConfig) -> Program:
+    """Qwen3 whose MLPs are experts, but for ``mlp_only_layers`` and what ``decoder_sparse_step`` leaves out."""
+    bias = config.flag("attention_bias", False)
+    decoder = Decoder.read(config, kv_heads=KV_HEADS, qkv_bias=bias, o_bias=bias, qk_norm=True)
+    count = len(decoder.windows)
+    experts = ExpertLayers.read(
+        config,
+        _sparse(config, count),
+        config.size("num_experts", config.fields.get("num_local_experts")),
+        config.size("moe_intermediate_size"),
+        config.flag("norm_topk_prob", False),
+        "mlp",
+        PARTS,
+    )
+    window = config.window(WINDOW) if config.flag("use_sliding_window", False) else 0
+    return replace(decoder, windows=(window,) * count, experts=experts).program(config, MAX_POSITION)
+
+
+def _sparse(config: ModelConfig, layers: int) -> tuple[bool, ...]:
+    step, dense = config.size("decoder_sparse_step", 1), config.fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.error("mlp_only_layers", f"is {dense!r}; it must be a list of layers")
+    return tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))

@@ -1,0 +1,62 @@
+"""The namespace ``torch.ops.baton``: what an op's torch_op.py defines itself with.
+
+Knows nothing of what the ops compute. An op has one implementation for all devices, which takes native code for a
+CPU's float32 tensors where there is any and the reference elsewhere, and a fake one that says shapes alone, for
+torch's tracing. Ops are inference only: nothing flows back through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.kernels.abi import native
+
+NAMESPACE = "baton"
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+Function = Callable[..., Any]
+
+
+def define(schema: str, fake: Function) -> Callable[[Function], Function]:
+    """Makes the function below it ``torch.ops.baton.<name in schema>``."""
+    name = schema[: schema.index("(")]
+
+    def defined(function: Function) -> Function:
+        _library.define(schema)
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        return function
+
+    return defined
+
+
+@cache
+def symbol(name: str, *arguments: Any) -> Function | None:
+    """``baton_<name>`` with its argument types declared; None where there is no library."""
+    return None if native.library() is None else native.function(name, *arguments)
+
+
+def runs_natively(*tensors: Tensor | None) -> bool:
+    """Whether native code takes them: float32 on a CPU."""
+    return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors)
+
+
+def dense(x: Tensor) -> Tensor:
+    """With its last dimension's elements side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def require(holds: bool, text: str) -> None:
+    """Raise ValueError unless it ``holds``."""
+    if not holds:
+        raise ValueError(text)
+
+
+def address(x: Tensor | None) -> int | None:
+    """Of its first element."""
+    return None if x is None else x.data_ptr()

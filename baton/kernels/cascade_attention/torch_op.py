@@ -1,0 +1,69 @@
+"""torch.ops.baton.cascade_attention: paged attention whose groups of sequences share their first pages.
+
+Knows nothing of models. ``groups`` (n, 3): first sequence, how many, keys that they share (``native.groups_of``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.kernels.abi.native import I32, I64, F, P
+from baton.kernels.abi.torch_library import define, require, runs_natively, symbol
+from baton.kernels.paged_attention.stored import PAGE
+from baton.kernels.paged_attention.torch_op import (
+    ITEMS,
+    PAGES,
+    Sequences,
+    by_reference,
+    paged,
+    queries,
+    sequences,
+)
+
+
+def _fake(q: Tensor, *rest: Any) -> Tensor:
+    require(q.dim() == 3, "cascade_attention: q is (rows, heads, head_dim)")
+    return q.new_empty(q.shape)
+
+
+@define(
+    f"cascade_attention(Tensor q, Tensor memory, {ITEMS}, Tensor groups, {PAGES}, float scale) -> Tensor", _fake
+)
+def cascade_attention(
+    q: Tensor,
+    memory: Tensor,
+    table: Tensor,
+    items: Tensor,
+    groups: Tensor,
+    dtype: str,
+    kv_heads: int,
+    layers: int,
+    layer: int,
+    scale: float,
+) -> Tensor:
+    """As paged_attention without a window. ValueError for a group whose sequences don't share what it says."""
+    call, out = symbol("cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64), _fake(q)
+    kv = paged(memory, q.shape[2], dtype, kv_heads, layers, layer)
+    found = sequences(table, items, len(memory), len(q))
+    for group in groups.tolist():
+        _require_shared(found, *group)
+    if call is None or not runs_natively(q) or not memory.is_contiguous():
+        return out.copy_(by_reference(q, kv, found, 0, scale))
+    rows, shared = queries(q), groups.to(torch.int32).contiguous()
+    struct = kv.struct
+    call(ctypes.addressof(struct), found.structs.ctypes.data, len(found.numbers), shared.data_ptr(), len(shared),
+         q.shape[1], scale, rows.data_ptr(), rows.stride(0), len(q), out.data_ptr(), out.stride(0))  # fmt: skip
+    return out
+
+
+def _require_shared(found: Sequences, first: int, count: int, keys: int) -> None:
+    members, pages = range(first, first + count), keys // PAGE
+    inside = first >= 0 and count > 0 and members.stop <= len(found.numbers) and keys >= 0 and keys % PAGE == 0
+    require(inside, "groups: each names sequences that are there and whole pages")
+    reach = min(found.numbers[at][1] + 1 for at in members)
+    alike = all(torch.equal(found.pages(at)[:pages], found.pages(first)[:pages]) for at in members)
+    require(keys <= reach and alike, "groups: a group's sequences begin with the same pages, which all queries see")

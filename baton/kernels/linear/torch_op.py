@@ -1,0 +1,65 @@
+"""torch.ops.baton.linear: packed weights of every kind, by float32 rows. Knows nothing of models.
+
+A packed weight crosses torch's border as its parts: ``PACKED`` in a schema, ``*parts(weight)`` in a call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.kernels.abi.native import I64, P
+from baton.kernels.abi.torch_library import address, define, dense, require, runs_natively, symbol
+from baton.kernels.dense.packed import unpack_f32
+from baton.kernels.linear import reference
+from baton.kernels.linear.packed import BF16, E4M3, PANEL, W4, W8, PackedWeight, padded
+from baton.kernels.step.structs import LINEAR_F32
+
+PACKED = "Tensor data, Tensor? scales, Tensor? mins, Tensor? row_scale, int kind, int group, int n, int k"
+HALF_BYTES = {BF16: 4, W8: 2, W4: 1, E4M3: 2, LINEAR_F32: 8}  # of one element
+
+Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int, int]
+
+
+def parts(weight: PackedWeight) -> Parts:
+    """What ``PACKED`` takes."""
+    w = weight
+    return w.data, w.scales, w.mins, w.row_scale, w.kind, w.group, w.n, w.k
+
+
+def whole(found: Any) -> PackedWeight:
+    """The weight that ``PACKED``'s arguments are. ValueError where its data can't be."""
+    data, scales, mins, row_scale, kind, group, n, k = found
+    require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
+    width = k if kind == LINEAR_F32 else padded(k, group)
+    size = -(-n // PANEL) * PANEL * width * HALF_BYTES[kind] // 2
+    require(data.dtype == torch.uint8 and data.numel() == size, f"linear: data of ({n}, {k}) is {size} bytes")
+    return PackedWeight(kind, n, k, group, data, scales, mins, row_scale)
+
+
+def by_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+    """By the reference, also of float32 weights."""
+    if weight.kind == LINEAR_F32:
+        return reference.linear(x, unpack_f32(weight), bias)
+    return reference.linear(x, weight, bias)
+
+
+def _fake(x: Tensor, *rest: Any) -> Tensor:
+    n, k, bias = rest[6], rest[7], rest[8]
+    require(x.dim() == 2 and x.shape[1] == k, f"linear: x is (rows, {k})")
+    require(bias is None or bias.shape == (n,), f"linear: the bias is ({n},)")
+    return x.new_empty((x.shape[0], n))
+
+
+@define(f"linear(Tensor x, {PACKED}, Tensor? bias) -> Tensor", _fake)
+def linear(x: Tensor, *rest: Any) -> Tensor:
+    """x (rows, k) -> x · weightᵀ + bias, (rows, n); ``rest`` is a packed weight's ``parts`` and the bias."""
+    call, out = symbol("dense", P, P, I64, I64, P, P, I64), _fake(x, *rest)
+    weight, bias = whole(rest[:8]), rest[8]
+    if call is None or weight.kind == E4M3 or not runs_natively(x, bias):
+        return out.copy_(by_reference(x, weight, bias))
+    rows, sent = dense(x), None if bias is None else bias.contiguous()
+    call(weight.address, rows.data_ptr(), rows.stride(0), len(rows), address(sent), out.data_ptr(), out.stride(0))
+    return out

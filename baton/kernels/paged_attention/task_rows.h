@@ -1,0 +1,117 @@
+// What a task of attention works on: some rows of one sequence, their memory, and where its keys and values lie. Knows nothing of
+// the arithmetic. Included by scores.h alone.
+#pragma once
+#include "attention.h"
+
+#include "../abi/threads.h"
+
+namespace baton {
+namespace {
+
+#if defined(BATON_SPLIT)  // bench/determinism_cost.py
+constexpr int SPLIT = BATON_SPLIT;
+#else
+constexpr int SPLIT = 256;
+#endif
+constexpr int TILE = 32;       // keys scored together
+constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
+constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
+constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
+constexpr int SCORE_ROWS = 8, VALUE_ROWS = 6, VALUE_VECTORS = 4;
+
+struct Call {
+  const PagedKv& kv;
+  int heads, group, window, padded;  // padded: head_dim in whole vectors
+  float scale;
+  const float* q;
+  int64_t q_stride;
+  float* out;
+  int64_t out_stride;
+};
+
+// Some queries of one item against some KV heads: the working set of a task.
+struct Rows {
+  const AttentionItem* item;
+  int query, queries, head, heads;  // heads: KV heads
+  float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
+  int32_t *high, *low;  // q in 15 bits, four int8 of each half in a word, with q = step x (256 high + low)
+  int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, and with low
+  uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
+  float* weight_steps;
+  int32_t* sums;        // of values by those
+  bool more = false;    // the split after this one is next
+  bool shared = false;  // every row sees all keys up to `last`: they come before all of the rows
+
+  int rows(const Call& c) const { return queries * c.group; }
+  int last() const { return item->start + query + queries - 1; }
+  int position(int row) const { return shared ? last() : item->start + query + row; }
+};
+
+size_t carve(Rows& r, const Call& c, char* at) {
+  const size_t rows = size_t(r.heads) * r.rows(c), d = c.kv.head_dim;
+  size_t used = 0;
+  auto take = [&](float*& p, size_t floats) {
+    p = (float*)(at + used);
+    used += (floats * 4 + 63) & ~size_t(63);
+  };
+  take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
+  take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE), take(r.scales, TILE);
+  if (!(BATON_AVX512 && c.kv.type == KV_INT8)) return used;
+  float *high, *low, *offsets, *weight_high, *weight_low, *sums;
+  const size_t words = rows * ((d + 3) / 4);
+  take(r.steps, rows), take(high, words), take(low, words), take(offsets, 2 * rows);
+  take(weight_high, rows * SPLIT / 4), take(weight_low, rows * SPLIT / 4), take(r.weight_steps, rows);
+  take(sums, rows * ((d + 63) / 64) * 128);
+  r.high = (int32_t*)high, r.low = (int32_t*)low, r.offsets = (int32_t*)offsets, r.sums = (int32_t*)sums;
+  r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
+  return used;
+}
+
+template <int T>
+const char* plane(const Call& c, const Rows& r, int block, bool values) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  return c.kv.pages + int64_t(r.item->pages[block]) * c.kv.page_bytes + c.kv.layer_offset +
+       (values ? shape.bytes<T>() : 0);
+}
+
+// What is to be fetched while something else is computed: a line at a time, since many at once would wait for each other and
+// the computation behind them.
+struct Ahead {
+  const char *lines, *scales;
+};
+
+// A KV head's share of a plane that will be read soon. Shares are runs of bytes, not the head's own rows: taken head
+// after head they make one rising stream.
+template <int T>
+Ahead share(const Call& c, const Rows& r, int block, int head, bool values) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const char* p = plane<T>(c, r, block, values);
+  return {p + size_t(head) * PAGE * c.kv.head_dim * kv_bytes<T>(), p + shape.scale<T>(0, 0) + head * PAGE * 4};
+}
+
+BATON_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 3); }
+
+inline float scale_at(const char* p) {
+  float x;
+  std::memcpy(&x, p, 4);
+  return x;
+}
+
+// One head's scales of a page's tokens from … to, zeros beside them.
+template <int T>
+BATON_INLINE vf page_scales(const Call& c, const char* plane, int head, int from, int to) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+#if BATON_AVX512
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __mmask16 wanted = __mmask16(((1u << to) - 1) & ~((1u << from) - 1));
+  return (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), wanted, _mm512_mullo_epi32(lanes, _mm512_set1_epi32(c.kv.kv_heads)),
+                                      plane + shape.scale<T>(0, head), 4);
+#else
+  float each[PAGE] = {};
+  for (int j = from; j < to; j++) each[j] = scale_at(plane + shape.scale<T>(j, head));
+  return load(each);
+#endif
+}
+
+}  // namespace
+}  // namespace baton

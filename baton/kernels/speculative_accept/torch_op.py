@@ -1,0 +1,42 @@
+"""torch.ops.baton.speculative_accept, of one sequence. Knows nothing of who drafted."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.kernels.abi.torch_library import define, require
+from baton.kernels.speculative_accept.cpu import speculative_accept as accepted
+from baton.kernels.speculative_accept.reference import Rejection
+
+SCHEMA = (
+    "speculative_accept(Tensor tokens, Tensor? chosen, Tensor? target, Tensor? proposed, Tensor? accept, "
+    "Tensor? draw, float temperature) -> Tensor"
+)
+
+
+def _fake(tokens: Tensor, *rest: object) -> Tensor:
+    chosen, target, _, accept, draw, _ = rest
+    both = all(isinstance(t, Tensor) for t in (target, accept, draw))
+    require(isinstance(chosen, Tensor) != both, "speculative_accept takes chosen, or target with accept and draw")
+    return tokens.new_empty((2,), dtype=torch.int64)
+
+
+@define(SCHEMA, _fake)
+def speculative_accept(
+    tokens: Tensor,
+    chosen: Tensor | None,
+    target: Tensor | None,
+    proposed: Tensor | None,
+    accept: Tensor | None,
+    draw: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """As the reference, by ``chosen`` or by a ``Rejection``'s parts: (2,), how many stand, the token behind."""
+    _fake(tokens, chosen, target, proposed, accept, draw, temperature)
+    if chosen is not None:
+        return torch.tensor(accepted(tokens, chosen))
+    assert target is not None
+    assert accept is not None
+    assert draw is not None
+    return torch.tensor(accepted(tokens, Rejection(target, proposed, accept, draw, temperature)))

@@ -1,0 +1,115 @@
+"""What a prompt is made of, on the shapes of an 8B Llama: matrices of many rows, attention over pages.
+
+Knows nothing of budgets or of how rows are shown. Beside cuBLAS in the same numbers where torch has them, and SDPA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
+from bench.cuda import cases, clock
+from bench.cuda.cases import Part, peer
+from bench.cuda.clock import Call, measure, variants
+from bench.cuda.ops import DeviceWeight, KvPool, Ops, item_table
+from bench.cuda.rows import Ceilings, Row, rated
+
+SIZES: dict[str, Any] = {"m": (128, 512, 2048, 8192), "lengths": (2048, 8192)}
+MFU = 0.6  # of bf16, as the issue asks of a prompt
+
+
+def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """M > 64: wgmma where it fills the device (linear/prefill.cuh), mma.sync else."""
+    hidden, inner = cases.HIDDEN, cases.INNER
+    for what, (n, k) in {"gate-up": (2 * inner, hidden), "down": (hidden, inner), "o": (hidden, hidden)}.items():
+        plain = torch.randn(n, k) * k**-0.5
+        kinds: dict[str, tuple[Callable[[], PackedWeight], Callable[[Tensor], Call]]] = {
+            "bf16": (lambda w=plain: pack_bf16(w), partial(_blas_bf16, plain)),
+            "int8": (lambda w=plain: quantize(w, 8, 0), partial(_blas_int8, plain)),
+            "fp8 e4m3": (
+                lambda w=plain: pack_e4m3(w.to(torch.float8_e4m3fn), torch.ones(len(w))),
+                partial(_blas_fp8, plain),
+            ),
+            "int4 g128": (lambda w=plain: quantize(w, 4, min(128, w.shape[1])), partial(_blas_bf16, plain)),
+        }
+        for kind, (pack, blas) in kinds.items():
+            weight = DeviceWeight(pack())
+            for m in SIZES["m"]:
+                xs = [torch.randn(m, k, device=clock.DEVICE) for _ in range(variants(4 * m * k))]
+                out = torch.empty(m, n, device=clock.DEVICE)
+                mine = measure([ops.linear(weight, x, out) for x in xs])
+                goal = MFU if kind == "bf16" and m >= 2048 else None
+                name = f"{what} {kind} M={m}"
+                yield rated("prompts", name, mine, 2.0 * m * n * k, "flops", top, goal)
+                yield peer(name, mine, "cuBLAS", lambda b=blas, x=xs[0]: [b(x)], "prompts")
+                if what == "gate-up" and kind == "bf16":
+                    yield from _gated(ops, weight, xs, plain, f"{what} with SwiGLU {kind} M={m}")
+
+
+def _gated(ops: Ops, weight: DeviceWeight, xs: list[Tensor], plain: Tensor, name: str) -> Iterator[Row]:
+    rows = [x.bfloat16() for x in xs]
+    out = torch.empty(len(rows[0]), len(plain) // 2, dtype=torch.bfloat16, device=clock.DEVICE)
+    mine = measure([ops.linear(weight, x, out, gated=True) for x in rows])
+    dense, compiled = plain.bfloat16().to(clock.DEVICE), torch.compile(_torch_gate)
+    yield peer(name, mine, "cuBLAS and Triton", lambda: [partial(compiled, x, dense) for x in rows], "prompts")
+
+
+def _torch_gate(x: Tensor, weight: Tensor) -> Tensor:
+    gate, up = (x @ weight.T).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def _blas_bf16(weight: Tensor, x: Tensor) -> Call:
+    dense, rows = weight.bfloat16().to(clock.DEVICE), x.bfloat16()
+    return lambda: rows @ dense.T
+
+
+def _blas_int8(weight: Tensor, x: Tensor) -> Call:
+    dense, rows = ((t * 40).clamp(-127, 127).to(clock.DEVICE, torch.int8) for t in (weight, x))
+    return lambda: torch._int_mm(rows, dense.T)
+
+
+def _blas_fp8(weight: Tensor, x: Tensor) -> Call:
+    dense, rows = (t.to(clock.DEVICE).to(torch.float8_e4m3fn) for t in (weight, x))
+    one = torch.ones((), device=clock.DEVICE)
+    return lambda: torch._scaled_mm(rows, dense.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def attention(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """A whole prompt over its pages, causal, beside SDPA over contiguous rows."""
+    heads, kv_heads, dim = cases.HEADS, cases.KV_HEADS, cases.HEAD_DIM
+    for dtype in cases.KV:
+        for length in SIZES["lengths"]:
+            blocks = length // cases.PAGE
+            pool = KvPool(blocks, dtype, kv_heads, dim)
+            tables = torch.randperm(blocks, device=clock.DEVICE).int().view(1, blocks)
+            q = torch.randn(length, heads, dim, device=clock.DEVICE)
+            mine = measure([ops.attention(pool, q, item_table(tables, [0], length), torch.empty_like(q))])
+            name = f"prompt attention {dtype} L={length}"
+            yield rated("prompts", name, mine, 2.0 * heads * dim * length * (length + 1), "flops", top)
+            if dtype == "bfloat16":
+                yield peer(name, mine, "torch SDPA, contiguous KV", partial(_sdpa, q, kv_heads), "prompts")
+
+
+def _sdpa(q: Tensor, kv_heads: int) -> list[Call]:
+    length, _, dim = q.shape
+    rows = q.bfloat16().transpose(0, 1)[None].contiguous()
+    keys, values = (
+        torch.randn(1, kv_heads, length, dim, dtype=torch.bfloat16, device=clock.DEVICE) for _ in range(2)
+    )
+    return [partial(F.scaled_dot_product_attention, rows, keys, values, is_causal=True, enable_gqa=True)]
+
+
+def prompts(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Attention first: it is the shorter one."""
+    yield from attention(ops, top)
+    yield from matrices(ops, top)
+
+
+PARTS: dict[str, Part] = {"prompts": prompts}

@@ -1,0 +1,189 @@
+"""Small ops, experts and drafts on the shapes of published models, beside torch, cuBLAS and Triton (torch.compile).
+
+Knows nothing of budgets or of how rows are shown. A part yields its rows one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.moe.native import Experts
+from bench.cuda import cases, clock
+from bench.cuda.cases import Part, peer
+from bench.cuda.clock import Call, measure, variants
+from bench.cuda.ops import KvPool, Ops, draft_table, item_table
+from bench.cuda.rows import Ceilings, Row, rated, versus
+
+# Rows of small ops; experts by name: how many, of them chosen, hidden, inner; rows of experts; sequences, drafts
+# and context.
+SIZES: dict[str, Any] = {
+    "rows": (64, 2048),
+    "experts": {"Mixtral 8x7B": (8, 2, 4096, 14336), "Qwen3 30B-A3B": (128, 8, 2048, 768)},
+    "expert_rows": (1, 32, 512),
+    "drafts": (64, 4, 2048),
+}
+VERIFY_TARGET = 1 / 1.1  # a verify of K=4 takes at most 1.1 decode steps
+
+
+def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Embedding, rope with append, and the norm that rounds for the product behind it."""
+    hidden = cases.HIDDEN
+    table = torch.randn(cases.VOCAB, hidden, device=clock.DEVICE).bfloat16()
+    for count in SIZES["rows"]:
+        drawn = [torch.randint(0, cases.VOCAB, (count,), device=clock.DEVICE) for _ in range(4)]
+        out = torch.empty(count, hidden, device=clock.DEVICE)
+        mine = measure([ops.embedding(tokens.int(), table, out) for tokens in drawn])
+        name = f"embedding T={count}"
+        yield rated("small", name, mine, 6.0 * count * hidden, "copy", top)
+        yield peer(
+            name,
+            mine,
+            "torch",
+            lambda d=drawn, t=table: [lambda x=x: F.embedding(x, t).float() for x in d],
+            "small",
+        )
+        yield from _rope(ops, top, count)
+        for rounding, (kind, size) in {1: (torch.int8, 1), 3: (torch.bfloat16, 2)}.items():
+            sets = [
+                tuple(torch.randn(count, hidden, device=clock.DEVICE) for _ in range(2))
+                for _ in range(variants(16 * count * hidden))
+            ]
+            weight, scales = torch.ones(hidden, device=clock.DEVICE), torch.empty(count, device=clock.DEVICE)
+            rounded = torch.empty(count, hidden, dtype=kind, device=clock.DEVICE)
+            took = measure([ops.rounded_norm(x, d, weight, rounding, rounded, scales) for x, d in sets])
+            name = f"residual + RMSNorm to {str(kind).removeprefix('torch.')} T={count}"
+            yield rated("small", name, took, (12.0 + size) * count * hidden, "copy", top)
+
+
+def _rope(ops: Ops, top: Ceilings, count: int) -> Iterator[Row]:
+    heads, kv_heads, dim = cases.HEADS, cases.KV_HEADS, cases.HEAD_DIM
+    blocks = -(-count // cases.PAGE)
+    turns = torch.randn(count, dim, device=clock.DEVICE)
+    for dtype in cases.KV:
+        pool = KvPool(blocks, dtype, kv_heads, dim)
+        tables = torch.randperm(blocks, device=clock.DEVICE).int().view(1, blocks)
+        qkv = [
+            torch.randn(count, heads + 2 * kv_heads, dim, device=clock.DEVICE)
+            for _ in range(variants(4 * count * heads * dim))
+        ]
+        items = item_table(tables, [0], count)
+        mine = measure([ops.append(pool, each, items, turns) for each in qkv])
+        read, written = 4.0 * (heads + 2 * kv_heads) * dim, 4.0 * heads * dim + pool.page_bytes / cases.PAGE
+        name = f"rope + append {dtype} T={count}"
+        yield rated("small", name, mine, count * (read + written), "copy", top)
+        if dtype != "bfloat16":
+            continue
+        store = torch.empty(2, blocks * cases.PAGE, kv_heads, dim, dtype=torch.bfloat16, device=clock.DEVICE)
+        slots = torch.randperm(blocks * cases.PAGE, device=clock.DEVICE)[:count]
+        compiled = torch.compile(_torch_rope)
+        call = partial(_calls, compiled, qkv, turns, store, slots, heads)
+        yield peer(name, mine, "Triton", call, "small")
+
+
+def _calls(function: Any, qkv: list[Tensor], turns: Tensor, store: Tensor, slots: Tensor, heads: int) -> list[Call]:
+    return [partial(function, each, turns, store, slots, heads) for each in qkv]
+
+
+def _torch_rope(qkv: Tensor, turns: Tensor, store: Tensor, slots: Tensor, heads: int) -> Tensor:
+    kv_heads = store.shape[2]
+    cos, sin = (half[:, None] for half in turns.chunk(2, -1))
+    low, high = qkv[:, : heads + kv_heads].chunk(2, -1)
+    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+    store[0, slots] = turned[:, heads:].bfloat16()
+    store[1, slots] = qkv[:, heads + kv_heads :].bfloat16()
+    return turned[:, :heads]
+
+
+def experts(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """A layer of experts: the weights of those that any row chose, read once, are the floor."""
+    for name, (count, chosen, hidden, inner) in SIZES["experts"].items():
+        up, down = (
+            torch.randint(0, 64, shape, dtype=torch.uint8, device=clock.DEVICE).view(torch.bfloat16)
+            for shape in ((count, 2 * inner, 2 * hidden), (count, hidden, 2 * inner))
+        )
+        layer = Experts(up, down, chosen)
+        for rows in SIZES["expert_rows"]:
+            x, out = (torch.randn(rows, hidden, device=clock.DEVICE) for _ in range(2))
+            logits = [torch.randn(rows, count, device=clock.DEVICE) for _ in range(8)]
+            mine = measure([ops.moe(layer, x, each, out) for each in logits])
+            unique = sum(len(each.topk(chosen).indices.unique()) for each in logits) / len(logits)
+            title = f"MoE {name} B={rows}"
+            if rows < 512:
+                yield rated("experts", title, mine, unique * 6 * hidden * inner, "read", top)
+            else:
+                yield rated("experts", title, mine, 6.0 * rows * chosen * hidden * inner, "flops", top)
+            call = [partial(_torch_experts, layer, x.bfloat16(), each) for each in logits]
+            yield peer(title, mine, "cuBLAS, expert by expert", lambda c=call: _not_captured(c), "experts")
+
+
+def _not_captured(calls: list[partial[Tensor]]) -> list[Call]:
+    """Which experts have rows is known on the host alone: these calls can't be captured, so all experts run."""
+    return list(calls)
+
+
+def _torch_experts(layer: Experts, x: Tensor, logits: Tensor) -> Tensor:
+    weight, which = torch.softmax(logits, -1).topk(layer.chosen)
+    shares = torch.zeros_like(logits).scatter_(1, which, weight / weight.sum(-1, keepdim=True)).bfloat16()
+    out = torch.zeros_like(x)
+    for number in range(len(layer.down)):
+        gate, up = (x @ layer.gate_up[number].T).chunk(2, -1)
+        out += shares[:, number, None] * ((F.silu(gate) * up) @ layer.down[number].T)
+    return out
+
+
+def drafts(ops: Ops, top: Ceilings) -> Iterator[Row]:
+    """Speculative acceptance, and verifying K drafts beside decoding one token."""
+    batch, count, length = SIZES["drafts"]
+    vocab = cases.VOCAB
+    tokens = torch.randint(0, vocab, (batch, count), dtype=torch.int32, device=clock.DEVICE)
+    emitted = torch.zeros(batch, count + 1, dtype=torch.int32, device=clock.DEVICE)
+    chosen = torch.randint(0, vocab, (batch, count + 1), dtype=torch.int32, device=clock.DEVICE)
+    by_choice = {"tokens": tokens, "emitted": emitted, "chosen": chosen}
+    took = measure([ops.accept(draft_table(by_choice), vocab, by_choice)])
+    name = f"accept B={batch} K={count}"
+    yield rated("drafts", f"{name}, by the target's choices", took, 12.0 * batch * (count + 1), "copy", top)
+    uniform = torch.rand(2, batch, count + 1, dtype=torch.float64, device=clock.DEVICE)
+    rejection = {
+        "tokens": tokens,
+        "emitted": emitted,
+        "accept": uniform[0],
+        "draw": uniform[1],
+        "target": torch.randn(batch, count + 1, vocab, device=clock.DEVICE),
+        "proposed": torch.randn(batch, count, vocab, device=clock.DEVICE).softmax(-1),
+    }
+    took = measure([ops.accept(draft_table(rejection), vocab, rejection)])
+    read = 4.0 * batch * vocab * (2 * count + 1)
+    yield rated("drafts", f"{name}, by rejection", took, read, "read", top)
+    compiled = torch.compile(_torch_accept)
+    call = partial(compiled, rejection["target"], rejection["proposed"], tokens.long(), uniform[0].float())
+    yield peer(f"{name}, by rejection", took, "Triton", lambda: [call], "drafts")
+    blocks = length // cases.PAGE
+    pool = KvPool(blocks * batch, "bfloat16", cases.KV_HEADS, cases.HEAD_DIM)
+    order = torch.randperm(blocks * batch, device=clock.DEVICE).int().view(batch, blocks)
+    times = {}
+    for queries in (1, count + 1):
+        q = torch.randn(batch * queries, cases.HEADS, cases.HEAD_DIM, device=clock.DEVICE)
+        items = item_table(order, [length - queries] * batch, queries)
+        times[queries] = measure([ops.attention(pool, q, items, torch.empty_like(q))])
+    title = f"verify attention B={batch} L={length} K={count}"
+    yield versus("drafts", title, times[count + 1], "decode attention", times[1], VERIFY_TARGET)
+
+
+def _torch_accept(target: Tensor, proposed: Tensor, tokens: Tensor, accept: Tensor) -> Tensor:
+    """The first draft that falls, and the token drawn in its place."""
+    p, count = target.softmax(-1), tokens.shape[1]
+    of_token = p[:, :count].gather(2, tokens[..., None])[..., 0]
+    stands = accept[:, :count] * proposed.gather(2, tokens[..., None])[..., 0] < of_token
+    first = stands.int().cumprod(1).sum(1)
+    rest = (p[:, :count] - proposed).clamp_min(0)
+    rows = torch.cat((rest, p[:, count:]), 1)[torch.arange(len(p), device=p.device), first]
+    return torch.stack((first, (rows / torch.empty_like(rows).exponential_()).argmax(-1)))
+
+
+PARTS: dict[str, Part] = {"small": small, "experts": experts, "drafts": drafts}

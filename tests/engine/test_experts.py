@@ -1,0 +1,139 @@
+"""Models with experts: every op against its reference, the bits of a row, quantization, configs that are off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.checkpoint import Checkpoint
+from baton.engine.config import ModelConfig
+from baton.engine.cuda_load import wide_experts
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.models import program_for
+from baton.engine.native_runner import NativeRunner
+from baton.engine.program import Linear, SwiGlu
+from baton.engine.runner import TorchRunner
+from baton.engine.weights import load_weights
+from baton.engine.work import work_of
+from baton.kernels.abi import native
+from baton.kernels.linear.packed import PackedWeight
+from baton.protos.errors import CheckpointError
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make, prompts
+from tests.conformance.drive import Driver
+
+GREEDY = Sampling(temperature=0.0, max_tokens=8, logprobs=1)
+needs_native = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("experts")
+
+
+def model(home: Path, kind: str) -> Path:
+    directory = home / kind
+    return directory if directory.exists() else make(directory, kind)
+
+
+def load(directory: Path, cache: Path, **fields: Any) -> NativeRunner:
+    found = load_runner(EngineConfig(str(directory), threads=2, cache_dir=str(cache), **fields))
+    assert isinstance(found, NativeRunner)
+    return found
+
+
+def asked(count: int = 5) -> list[list[int]]:
+    return [prompt[:150] for prompt in prompts(1024, count=count, seed=5)]
+
+
+@needs_native
+@pytest.mark.parametrize("fields", [{}, {"dtype": "bfloat16"}, {"quantization": "int4"}], ids=str)
+def test_an_answer_has_the_same_bits_alone_batched_and_op_by_op(
+    home: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = model(home, "mixtral")
+    plain = Driver(load(directory, home, **fields), pages=100, chunk=64)
+    together = plain.answer(asked(), GREEDY)
+    assert [Driver(load(directory, home, **fields), pages=40).answer([p], GREEDY)[0] for p in asked()] == together
+    monkeypatch.setenv("BATON_STEP", "ops")
+    monkeypatch.setenv("BATON_CHECK_STEP", "1")
+    checked = Driver(load(directory, home, **fields), pages=100, chunk=64)
+    assert checked.answer(asked(), GREEDY) == together
+    assert checked.logprobs == plain.logprobs
+
+
+@needs_native
+def test_the_reference_gives_the_same_tokens(home: Path) -> None:
+    directory = model(home, "qwen3_moe")
+    found = load(directory, home)
+    program = program_for(ModelConfig.read(directory))
+    weights = dict(Checkpoint(directory).weights(program.weights, torch.float32, "cpu"))
+    reference = TorchRunner(found.spec, program, weights)
+    assert Driver(reference, pages=100).answer(asked(), GREEDY) == Driver(found, pages=100).answer(asked(), GREEDY)
+
+
+def test_experts_are_in_the_layers_that_the_config_says(home: Path) -> None:
+    mixed = program_for(ModelConfig.read(model(home, "qwen3_moe")))
+    assert [op.gate_up for op in mixed.experts] == ["1.experts_gate_up", "2.experts_gate_up"]
+    assert sum(isinstance(op, SwiGlu) for op in mixed.ops) == 1
+    assert mixed.routers == {"1.router", "2.router"}
+    stepped = program_for(ModelConfig.read(model(home, "qwen3_moe_norm")))
+    assert [(op.gate_up, op.renormalise) for op in stepped.experts] == [("1.experts_gate_up", True)]
+
+
+def test_quantization_leaves_routers_and_experts_as_they_are(home: Path) -> None:
+    directory = model(home, "mixtral")
+    config, fields = (
+        EngineConfig(str(directory), quantization="int8", cache_dir=str(home)),
+        ModelConfig.read(directory),
+    )
+    program, weights, _ = load_weights(config, directory, fields, program_for(fields), torch.float32)
+    router, experts = weights["0.router"], weights["0.experts_down"]
+    assert isinstance(router, torch.Tensor)
+    assert router.dtype == torch.float32
+    assert isinstance(experts, torch.Tensor)
+    assert experts.dtype == torch.bfloat16
+    packed = {op.weight for op in program.ops if isinstance(op, Linear)} - program.routers
+    assert all(isinstance(weights[name], PackedWeight) for name in packed)
+
+
+@needs_native
+def test_a_token_costs_its_own_experts(home: Path) -> None:
+    directory = model(home, "mixtral")
+    program, layout = program_for(ModelConfig.read(directory)), load(directory, home).spec.layout
+    weights = dict(Checkpoint(directory).weights(program.weights, torch.float32, "cpu"))
+    work, elements = work_of(program, weights, layout, "cpu"), 3 * 72 * 128
+    linears = sum(weights[op.weight].numel() for op in program.ops if isinstance(op, Linear))
+    assert work.token_flops == 2.0 * linears + 2 * 2 * 2.0 * elements
+    assert work.step_bytes == 4.0 * (linears + weights["head"].numel() + 2 * 2 * elements)
+
+
+def test_a_gpu_takes_experts_of_bf16_alone(home: Path) -> None:
+    directory = model(home, "mixtral")
+    program = program_for(ModelConfig.read(directory))
+    for dtype, said in ((torch.float32, "experts on a GPU are bf16, and these are not"), (torch.bfloat16, "")):
+        weights = dict(Checkpoint(directory).weights(program.weights, dtype, "cpu"))
+        assert wide_experts(program, weights) == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok is 6; 5 at most"),
+        ({"num_local_experts": 600}, "512 at most"),
+        ({"num_local_experts": None}, "num_local_experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
+    ],
+    ids=str,
+)
+def test_a_config_that_is_off_names_the_field(
+    home: Path, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    fields = json.loads((model(home, "mixtral") / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=text):
+        program_for(ModelConfig.read(tmp_path))
