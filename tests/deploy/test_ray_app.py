@@ -1,9 +1,11 @@
 """One real, private Ray: placement, reports, a killed raylet, adoption by the next one."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import msgspec
 import pytest
 
 from baton.deploy.processes import kill_session, session_members
-from baton.deploy.ray_app import PlacementSpec, quiet_environment
+from baton.deploy.ray_app import PlacementSpec, _no_room, quiet_environment
 from baton.deploy.ray_host import Report
 from baton.deploy.slots import holders
 from baton.deploy.supervise import HostPlan, SlotStatus
@@ -44,7 +46,9 @@ class RayHost:
 
 
 def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 @pytest.fixture
@@ -71,6 +75,10 @@ def test_a_killed_ray_leaves_hosts_that_the_next_ray_adopts_and_ends(
     raylet = next(pid for pid in session_members(first.process.pid) if name_of(pid) == "raylet")
     os.kill(raylet, signal.SIGKILL)
     assert first.process.wait(10) == 1, "whoever started it starts the next one"
+    deadline = time.monotonic() + 30
+    while any(name_of(pid).startswith("ray::Worker") for pid in session_members(first.process.pid)):
+        assert time.monotonic() < deadline, "an actor that nobody can reach supervises a slot still"
+        time.sleep(0.1)
     kill_session(first.process.pid)
     assert set(holders(folder)) == {"prefill-0", "decode-0"}, "serving goes on without Ray"
 
@@ -114,3 +122,13 @@ def test_a_line_on_stdin_takes_a_slot_away_and_brings_another(
     assert set(holders(folder)) == {"prefill-0", "prefill-1"}
     assert holders(folder)["prefill-0"] == before["prefill-0"].pid, "who stays is not touched"
     host.process.communicate(timeout=20)
+
+
+def test_who_finds_no_room_is_told_what_no_node_offers() -> None:
+    plain = HostPlan("decode-1", "decode", "", "/slots", "/log")
+    gang = msgspec.structs.replace(
+        plain, slot="tp-0", resources={"baton_tp": 1, "GPU": 2}, gang=4, labels={"accelerator": "h200"}
+    )
+    said = str(_no_room([plain, gang]))
+    assert "decode-1: 1 baton_decode; tp-0: 8 GPU, 4 baton_tp all on one node labelled accelerator=h200" in said
+    assert """--resources '{"baton_decode": 1}'""" in said

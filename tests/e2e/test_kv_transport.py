@@ -32,12 +32,12 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
     worker = {"device": f"paced:{profile}", "kv_transport": wanted}
     with Fleet(prefill=1, decode=1, worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
         oracle = Oracle(profile)
+        entries = await seen(fleet)
+        while not entries["prefill-0"].load.kv_links:  # measured before anybody asks
+            entries = await seen(fleet)
         for seed in range(3):
             prompt = oracle.prompt(seed, 900)
             assert answer(fleet, prompt) == oracle.answer(prompt, 8)
-        entries = await seen(fleet)
-        while not entries["prefill-0"].load.kv_links:
-            entries = await seen(fleet)
         (link,) = entries["prefill-0"].load.kv_links
         assert (link.peer, link.transport, link.fallback) == ("decode-0", expected, "")
         assert link.bytes_per_s > 1e7

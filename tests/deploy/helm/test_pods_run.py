@@ -94,9 +94,7 @@ class Pod:
         assert self.process.poll() is None, self.log()
         asked = self.container[probe]
         if "exec" in asked:
-            command = [self.local(part) for part in asked["exec"]["command"]]
-            done = subprocess.run(command, env=self.env, capture_output=True, check=False)
-            return done.returncode == 0
+            return self.succeeds(probe)
         if "grpc" in asked:
             with grpc.insecure_channel(f"{self.address}:{asked['grpc']['port']}") as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
@@ -116,6 +114,11 @@ class Pod:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(url, timeout=2, verify=False).status_code == 200
         return False
+
+    def succeeds(self, probe: str) -> bool:
+        """The command of a probe, whether the container runs or not."""
+        command = [self.local(part) for part in self.container[probe]["exec"]["command"]]
+        return subprocess.run(command, env=self.env, capture_output=True, check=False).returncode == 0
 
     def port(self, name: str) -> int:
         """By its name in the manifest."""
@@ -229,6 +232,7 @@ def serve(values: Manifest, secrets: dict[str, dict[str, str]] | None = None) ->
         _ask(place, router)
         for pod in workers:
             assert pod.stop() == 0, pod.log()
+            assert not pod.succeeds("startupProbe"), "what it wrote outlives it, and says nothing"
         assert router.stop() == 0, router.log()
 
 
