@@ -10,6 +10,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ class Simt:
         self.library.baton_simt_error.restype = ctypes.c_char_p
         self.library.baton_simt_launches.restype = ctypes.c_uint64
         self.schedule(seed, preempt, blocks)
+        weakref.finalize(self, self.library.baton_simt_rest).atexit = False
 
     def schedule(self, seed: int, preempt: int = 0, blocks: int = 2) -> None:
         """Draw what follows from this seed."""

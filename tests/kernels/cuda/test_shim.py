@@ -59,6 +59,24 @@ def test_a_barrier_orders_a_block_under_any_schedule(either: Simt) -> None:
         assert (out.reshape(3, 96) == values.reshape(3, 96)[:, ::-1]).all()
 
 
+def test_a_library_that_nobody_holds_has_no_stacks_left() -> None:
+    def reversed_once(shim: Simt) -> None:
+        out = floats(288)
+        call(shim, "reverse", np.arange(288, dtype=np.float32), out, 1)
+        assert out[0] == 95
+
+    def mappings() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
+
+    held = probe(False)
+    reversed_once(held)
+    before = mappings()
+    again = Simt(held.path)
+    del again
+    assert mappings() < before - 96, "two blocks of 96 threads ran"
+    reversed_once(held)
+
+
 def test_a_dropped_barrier_reads_poison_without_checks(plain: Simt) -> None:
     out = floats(288)
     call(plain, "reverse", np.arange(288, dtype=np.float32), out, 0)

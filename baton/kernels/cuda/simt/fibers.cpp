@@ -109,4 +109,10 @@ bool grow(size_t threads, size_t blocks) {
   return stacks && arena;
 }
 
+void shrink() {
+  if (stacks) munmap(stacks, stack_count * STACK_BYTES);
+  if (arena) munmap(arena, arena_bytes);
+  stacks = arena = nullptr, stack_count = arena_bytes = 0;
+}
+
 }  // namespace baton::simt

@@ -76,6 +76,7 @@ struct Launch {
 extern "C" void baton_simt_switch(void** save, void* load);
 void prepare(Fiber& fiber, size_t number, void (*main)());
 bool grow(size_t threads, size_t blocks);
+void shrink();  // until the next launch; each stack is two of a process' 65,530 mappings
 
 // While it lives, a fault of a fiber ends the launch (crash.cpp).
 class Faults {

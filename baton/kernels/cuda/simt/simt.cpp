@@ -308,6 +308,12 @@ BATON_API void baton_simt_configure(uint64_t seed, int32_t permille, int32_t blo
   baton::simt::resident = blocks < 1 ? 1 : blocks;
 }
 
+// Give back what threads and blocks ran in, until the next launch.
+BATON_API void baton_simt_rest() {
+  const std::lock_guard<std::mutex> guard(baton::simt::one_launch);
+  baton::simt::shrink();
+}
+
 // What ended the last launch that failed.
 BATON_API const char* baton_simt_error() { return baton::simt::error.c_str(); }
 BATON_API uint64_t baton_simt_launches() { return baton::simt::launches; }
