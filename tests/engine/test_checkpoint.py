@@ -49,7 +49,7 @@ def refused(directory: Path, match: str) -> None:
 
 
 def test_an_unknown_architecture_lists_the_choices(single: Path, copy: Callable[[Path], Path]) -> None:
-    refused(edit(copy(single), model_type="gpt9"), r"config\.json.*gpt9.*llama, mistral, qwen2, qwen3")
+    refused(edit(copy(single), model_type="gpt9"), r"config\.json.*gpt9.*llama, mistral, mixtral, qwen2, qwen3, qwen3_moe")
 
 
 @pytest.mark.parametrize(
