@@ -155,6 +155,7 @@ def shim() -> Iterator[Device]:
         pytest.skip(f"the shim needs a C++ compiler: {error}")
 
 
+@pytest.mark.thorough
 def test_every_measured_call_runs_without_a_gpu(shim: Device) -> None:
     """What is proved are the calls, not figures."""
     found = list(dry.parts(shim))

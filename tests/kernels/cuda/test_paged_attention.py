@@ -22,7 +22,9 @@ def library(*flags: str, seed: int = 3, preempt: int = 0, races: bool = False) -
     return shim.as_library(build.simt(OPS, flags, races=races), seed=seed, preempt=preempt)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", SHAPES[:2] + [pytest.param(s, marks=pytest.mark.thorough) for s in SHAPES[2:]], ids=str
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_is_that_of_the_float64_oracle(dtype: str, shape: tuple[int, int, int]) -> None:
     suite.attention_is_the_oracles(library(), dtype, shape)
@@ -34,7 +36,7 @@ def test_narrow_heads_of_bfloat16_are_too(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 37, 300])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", first_now(DTYPES))
 def test_a_window_hides_what_is_older(dtype: str, window: int) -> None:
     suite.attention_is_the_oracles(library(), dtype, (6, 2, 32), window)
 
