@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
-PAGES, PROMPT = 48, 500
+PAGES, PROMPT = 80, 500  # two prompts at once: a lift must find room while the answer before gives its pages back
 MANY = 5  # prompts of 32 blocks each: more than the device holds
 
 
