@@ -97,11 +97,18 @@ BATON_INLINE vf select(vi mask, vf yes, vf no) { return mask ? yes : no; }
 
 // Lanes summed pairwise: i with i + 8, then + 4, + 2, + 1.
 BATON_INLINE float sum(vf v) {
+#if BATON_AVX512
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float x[LANES];
   store(x, v);
   for (int width = 8; width; width /= 2)
     for (int i = 0; i < width; i++) x[i] = x[i] + x[i + width];
   return x[0];
+#endif
 }
 
 BATON_INLINE float largest(vf v) {
@@ -139,7 +146,11 @@ BATON_INLINE vf nearest(vf x) {
 // e^x for x <= 88, about one unit in the last place; below -87.3 exactly 0, also for -inf.
 BATON_INLINE vf exponential(vf x) {
   const vi small = x < splat(-87.3f);
+#if BATON_AVX512
+  x = (vf)_mm512_max_ps(_mm512_set1_ps(-87.3f), (__m512)x);  // of a NaN: the second operand, NaN
+#else
   x = select(small, splat(-87.3f), x);
+#endif
   vf n = nearest(x * splat(1.44269504088896341f));
   vf r = fma(n, splat(-0.693359375f), x);
   r = fma(n, splat(2.12194440e-4f), r);
@@ -150,8 +161,12 @@ BATON_INLINE vf exponential(vf x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + splat(1.0f);
+#if BATON_AVX512
+  return select(small, vf{}, (vf)_mm512_scalef_ps((__m512)p, (__m512)n));
+#else
   vi scale = (__builtin_convertvector(n, vi) + splat_word(127)) << 23;
   return select(small, vf{}, p * from_bits(scale));
+#endif
 }
 
 BATON_INLINE float exponential(float x) {

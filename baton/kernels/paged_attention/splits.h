@@ -6,8 +6,8 @@
 namespace baton {
 namespace {
 
-// Columns from … to of one row of scores become weights; hidden keys weigh exactly 0.
-void soften(const Call& c, float* scores, int key, int from, int to, int position, float& most, float& total) {
+// Hides what a row at `position` may not see among columns from … to of its scores; the largest of what is left.
+float hide(const Call& c, float* scores, int key, int from, int to, int position) {
   const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const vf hidden = splat(-INFINITY);
 #if defined(BATON_MUTATION_CAUSAL)
@@ -18,13 +18,20 @@ void soften(const Call& c, float* scores, int key, int from, int to, int positio
   const int first = c.window ? position - c.window + 1 : 0;
   vf best = hidden;
   for (int at = from; at < to; at += LANES) {
-    const vi keys = lanes + splat_word(key + at);
-    const vi seen = (keys <= splat_word(last)) & (keys >= splat_word(first));
-    const vf x = select(seen, load(scores + at), hidden);
-    store(scores + at, x);
+    vf x = load(scores + at);
+    if (key + at < first || key + at + LANES > last + 1) {
+      const vi keys = lanes + splat_word(key + at);
+      x = select((keys <= splat_word(last)) & (keys >= splat_word(first)), x, hidden);
+      store(scores + at, x);
+    }
     best = maximum(x, best);
   }
-  most = largest(best);
+  return largest(best);
+}
+
+// Columns from … to of one row of scores become weights; hidden keys weigh exactly 0.
+void soften(const Call& c, float* scores, int key, int from, int to, int position, float& most, float& total) {
+  most = hide(c, scores, key, from, to, position);
   vf mass{};
   for (int at = from; at < to; at += LANES) {
     const vf p = most == -INFINITY ? vf{} : exponential(load(scores + at) - splat(most));
@@ -121,21 +128,37 @@ inline Part part_of(int block, int begin, int stop) {
 }
 
 #if BATON_AVX512
-// A split's weights times its values, in integers: columns from … to are the softened ones.
+// The values' scales of a split's columns for one KV head, zeros where no key of it lies.
+void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, int from, int to) {
+  for (int at = from; at < to; at += PAGE) {
+    const int block = (key + at) / PAGE;
+    const Part part = part_of(block, begin, stop);
+    if (part.from >= PAGE || part.to <= part.from) {
+      store(r.scales + at, vf{});
+      continue;
+    }
+    const char* values = plane<KV_INT8>(c, r, block, true);
+#if defined(BATON_MUTATION_SCALE)
+    const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+    store(r.scales + at, splat(scale_at(values + shape.scale<KV_INT8>(part.from, h))));
+#else
+    store(r.scales + at, page_scales<KV_INT8>(c, values, h, part.from, part.to));
+#endif
+  }
+}
+
+// A split's scores become weights, and those times its values, in integers: columns from … to.
 void values_in_words(const Call& c, Rows& r, int key, int begin, int stop, int from, int to) {
   const int rows = r.rows(c), d = c.kv.head_dim, last = (stop + PAGE - 1) / PAGE;
-  const KvPlane shape{c.kv.kv_heads, d};
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const size_t row = size_t(blocks(c)) * 2 * BLOCK;
-  for (int block = begin / PAGE; block < last; block++) {
-    const Part part = part_of(block, begin, stop);
-    const char* values = plane<KV_INT8>(c, r, block, true);
-    for (int at = 0; at < r.heads; at++)
-      scale_weights<KV_INT8>(c, values, r.head + at, part.from, part.to, rows,
-                             r.scores + size_t(at) * rows * SPLIT + block * PAGE - key);
+  for (int i = 0; i < r.heads * rows; i++) {
+    if (i % rows == 0) value_scales(c, r, r.head + i / rows, key, begin, stop, from, to);
+    float* scores = r.scores + size_t(i) * SPLIT;
+    r.most[i] = hide(c, scores, key, from, to, r.position(i % rows / c.group));
+    r.weight_steps[i] = soften_into_words(scores, r.scales, from, to, r.most[i], r.total[i], r.weight_high + size_t(i) * SPLIT,
+                                          r.weight_low + size_t(i) * SPLIT);
   }
-  for (int i = 0; i < r.heads * rows; i++)
-    r.weight_steps[i] = split_weights(r.scores + size_t(i) * SPLIT, from, to, r.weight_high + size_t(i) * SPLIT,
-                                      r.weight_low + size_t(i) * SPLIT);
   std::memset(r.sums, 0, size_t(r.heads) * rows * row * 4);
   for (int block = begin / PAGE; block < last; block += 2)
     for (int h = r.head; h < r.head + r.heads; h++) {
@@ -166,16 +189,16 @@ void attend_split(const Call& c, Rows& r, int key) {
     for (int h = r.head; h < r.head + r.heads; h++)
       score_tile<T>(c, r, h, key + at, at, begin, end);
   const int to = (end - key + LANES - 1) / LANES * LANES;
-  for (int i = 0; i < r.heads * rows; i++)
-    soften(c, r.scores + size_t(i) * SPLIT, key, from, to, r.position(i % rows / c.group), r.most[i], r.total[i]);
 #if defined(BATON_MUTATION_LAST_PAGE)
   const int stop = end - PAGE < begin + 1 ? end : end / PAGE * PAGE;
 #else
   const int stop = end;
 #endif
 #if BATON_AVX512
-  if constexpr (in_words<T>()) return values_in_words(c, r, key, begin, stop, from, to);
+  if constexpr (T == KV_INT8) return values_in_words(c, r, key, begin, stop, from, to);
 #endif
+  for (int i = 0; i < r.heads * rows; i++)
+    soften(c, r.scores + size_t(i) * SPLIT, key, from, to, r.position(i % rows / c.group), r.most[i], r.total[i]);
   std::memset(r.acc, 0, size_t(r.heads) * rows * c.padded * 4);
   for (int block = begin / PAGE; block * PAGE < stop; block++)
     for (int h = r.head; h < r.head + r.heads; h++) {

@@ -34,7 +34,7 @@ struct Rows {
   const AttentionItem* item;
   int query, queries, head, heads;  // heads: KV heads
   float *q, *scores, *acc, *most, *total, *turned, *scales, *steps;
-  int32_t *high, *low;  // q in 15 bits, four int8 of each half in a word, with q = step x (256 high + low)
+  int32_t *high, *low;  // q in two parts, see words.h
   int32_t* offsets;     // per row: what the keys' + 128 adds to the sum with high, and with low
   uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
   float* weight_steps;
@@ -55,14 +55,17 @@ size_t carve(Rows& r, const Call& c, char* at) {
     used += (floats * 4 + 63) & ~size_t(63);
   };
   take(r.q, rows * d), take(r.scores, rows * SPLIT), take(r.acc, rows * c.padded);
-  take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE), take(r.scales, TILE);
-  if (!(BATON_AVX512 && c.kv.type == KV_INT8)) return used;
+  take(r.most, rows), take(r.total, rows), take(r.turned, (d + LANES) * TILE);
+  if (!BATON_AVX512 || (c.kv.type != KV_INT8 && c.kv.type != KV_BF16)) return used;
   float *high, *low, *offsets, *weight_high, *weight_low, *sums;
-  const size_t words = rows * ((d + 3) / 4);
-  take(r.steps, rows), take(high, words), take(low, words), take(offsets, 2 * rows);
+  const size_t words = rows * ((d + 1) / 2);
+  take(high, words), take(low, words);
+  r.high = (int32_t*)high, r.low = (int32_t*)low;
+  if (c.kv.type != KV_INT8) return used;
+  take(r.steps, rows), take(offsets, 2 * rows), take(r.scales, SPLIT);
   take(weight_high, rows * SPLIT / 4), take(weight_low, rows * SPLIT / 4), take(r.weight_steps, rows);
   take(sums, rows * ((d + 63) / 64) * 128);
-  r.high = (int32_t*)high, r.low = (int32_t*)low, r.offsets = (int32_t*)offsets, r.sums = (int32_t*)sums;
+  r.offsets = (int32_t*)offsets, r.sums = (int32_t*)sums;
   r.weight_high = (uint8_t*)weight_high, r.weight_low = (uint8_t*)weight_low;
   return used;
 }
@@ -91,21 +94,47 @@ Ahead share(const Call& c, const Rows& r, int block, int head, bool values) {
 
 BATON_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 3); }
 
+// Sixteen rows of 64 bytes (of which `left` are there) turned over: words[w] has word w of every row. What is fetched
+// meanwhile are the next such rows.
+BATON_INLINE void turn(const char* rows, size_t stride, int left, const char* ahead, vi (&words)[LANES]) {
+  if (left >= 64) {
+    for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_words(rows), fetch(ahead + j * 64);
+  } else {
+    for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_bytes(rows, left), fetch(ahead + j * 64);
+  }
+  transpose(words);
+}
+
 inline float scale_at(const char* p) {
   float x;
   std::memcpy(&x, p, 4);
   return x;
 }
 
+#if BATON_AVX512
+// Every `heads`-th of 16 x heads floats, from `head` on: two vectors at a time, of which each lane takes what is its own.
+BATON_INLINE __m512 column(const float* floats, int heads, int head) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i at = _mm512_add_epi32(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(heads)), _mm512_set1_epi32(head));
+  const __m512i pair = _mm512_srli_epi32(at, 5);
+  __m512 found = _mm512_setzero_ps();
+  for (int k = 0; 2 * k < heads; k++) {
+    const __m512 low = _mm512_loadu_ps(floats + 32 * k);
+    const __m512 high = 2 * k + 1 < heads ? _mm512_loadu_ps(floats + 32 * k + LANES) : low;
+    const __mmask16 own = _mm512_cmpeq_epi32_mask(pair, _mm512_set1_epi32(k));
+    found = _mm512_mask_mov_ps(found, own, _mm512_permutex2var_ps(low, at, high));
+  }
+  return found;
+}
+#endif
+
 // One head's scales of a page's tokens from … to, zeros beside them.
 template <int T>
 BATON_INLINE vf page_scales(const Call& c, const char* plane, int head, int from, int to) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
 #if BATON_AVX512
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __mmask16 wanted = __mmask16(((1u << to) - 1) & ~((1u << from) - 1));
-  return (vf)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), wanted, _mm512_mullo_epi32(lanes, _mm512_set1_epi32(c.kv.kv_heads)),
-                                      plane + shape.scale<T>(0, head), 4);
+  return (vf)_mm512_maskz_mov_ps(wanted, column((const float*)(plane + shape.scale<T>(0, 0)), c.kv.kv_heads, head));
 #else
   float each[PAGE] = {};
   for (int j = from; j < to; j++) each[j] = scale_at(plane + shape.scale<T>(j, head));

@@ -13,33 +13,44 @@ constexpr float LEAST = 1e-33f;  // weights below, all of them, come out as zero
 
 inline int blocks(const Call& c) { return (c.kv.head_dim + BLOCK - 1) / BLOCK; }
 
-// Columns from … to of a row's weights: weight = step x (256 high + low). A NaN makes all of the row NaN.
-float split_weights(const float* weights, int from, int to, uint8_t* high, uint8_t* low) {
-  vf peak{};
+// Columns from … to of a row's scores, of which `most` is the largest, become weights times their values' scales, as
+// step x (256 high + low); the step. `total` is of the weights alone. A NaN makes all of the row NaN.
+float soften_into_words(float* scores, const float* scales, int from, int to, float most, float& total, uint8_t* high,
+                        uint8_t* low) {
+  vf mass{}, peak{};
   __mmask16 numbers = 0xffff;
   for (int at = from; at < to; at += LANES) {
-    const vf x = load(weights + at);
+    const vf p = most == -INFINITY ? vf{} : exponential(load(scores + at) - splat(most)), x = p * load(scales + at);
+    store(scores + at, x);
+    mass = mass + p;
     numbers &= _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
     peak = maximum(x, peak);
   }
-  const float most = numbers == 0xffff ? largest(peak) : 0;
-  const vf inverse = splat(most > LEAST ? 65535.0f / most : 0);
+  total = sum(mass);
+  const float top = numbers == 0xffff ? largest(peak) : 0;
+  const vf inverse = splat(top > LEAST ? 65535.0f / top : 0);
+  const __m512i apart = _mm512_castsi256_si512(_mm256_setr_epi8(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13,
+                                                                17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61));
   for (int at = from; at < to; at += LANES) {
-    const __m512i x = _mm512_cvtps_epi32((__m512)(load(weights + at) * inverse));
-    _mm_store_si128((__m128i*)(high + at), _mm512_cvtepi32_epi8(_mm512_srli_epi32(x, 8)));
+    const __m512i x = _mm512_cvtps_epi32((__m512)(load(scores + at) * inverse));
+    const __m256i parts = _mm512_castsi512_si256(_mm512_permutexvar_epi8(apart, x));  // low bytes, then high ones
+    _mm_store_si128((__m128i*)(high + at), _mm256_extracti128_si256(parts, 1));
 #ifdef BATON_MUTATION_WEIGHTS
     _mm_store_si128((__m128i*)(low + at), _mm_setzero_si128());  // a planted bug: eight bits are left out
 #else
-    _mm_store_si128((__m128i*)(low + at), _mm512_cvtepi32_epi8(x));
+    _mm_store_si128((__m128i*)(low + at), _mm256_castsi256_si128(parts));
 #endif
   }
-  return numbers == 0xffff ? most / 65535.0f : NAN;
+  return numbers == 0xffff ? top / 65535.0f : NAN;
 }
 
 // Four tokens' 64 bytes to four vectors of words, a dim's four bytes each; vector k has dims 4 k … 4 k + 3 of every sixteen.
+template <bool WHOLE>
 BATON_INLINE void interleave(const char* v, size_t stride, int bytes, __m512i (&words)[4]) {
-  const __m512i a = (__m512i)load_bytes(v, bytes), b = (__m512i)load_bytes(v + stride, bytes);
-  const __m512i c = (__m512i)load_bytes(v + 2 * stride, bytes), d = (__m512i)load_bytes(v + 3 * stride, bytes);
+  const int n = WHOLE ? 64 : bytes;
+  const __m512i a = (__m512i)load_bytes(v, n), b = (__m512i)load_bytes(v + stride, n);
+  __m512i c = (__m512i)load_bytes(v + 2 * stride, n), d = (__m512i)load_bytes(v + 3 * stride, n);
+  asm("" : "+v"(c), "+v"(d));  // loaded once: g++ likes to load them again, as operands of two instructions each
   const __m512i ab = _mm512_unpacklo_epi8(a, b), cd = _mm512_unpacklo_epi8(c, d);
   words[0] = _mm512_unpacklo_epi16(ab, cd), words[1] = _mm512_unpackhi_epi16(ab, cd);
   const __m512i ab2 = _mm512_unpackhi_epi8(a, b), cd2 = _mm512_unpackhi_epi8(c, d);
@@ -59,7 +70,7 @@ struct Values {
   size_t stride;
 };
 
-template <int R>
+template <int R, bool WHOLE>
 void value_words(const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row) {
   __m512i up[R][4], down[R][4];
   unroll<R>([&](auto r) BATON_LAMBDA {
@@ -67,16 +78,19 @@ void value_words(const Values& v, const uint8_t* high, const uint8_t* low, int32
       up[r][k] = _mm512_loadu_si512(sums + r * row + 16 * k), down[r][k] = _mm512_loadu_si512(sums + r * row + BLOCK + 16 * k);
     });
   });
-  for (int p = 0; p < v.count; p++)
-    for (int j = 0; j < PAGE; j += 4) {
-      for (int i = 0; i < 4; i++) fetch(v.ahead[p] + (j + i) * 64);
+  for (int p = 0; p < v.count; p++, high += PAGE, low += PAGE) {
+    const char *from = v.pages[p], *ahead = v.ahead[p];
+    unroll<PAGE / 4>([&](auto quad) BATON_LAMBDA {
+      for (int i = 0; i < 4; i++) fetch(ahead + (4 * quad + i) * 64);
       __m512i words[4];
-      interleave(v.pages[p] + j * v.stride, v.stride, v.bytes, words);
+      interleave<WHOLE>(from, v.stride, v.bytes, words);
+      from += 4 * v.stride;
       unroll<R>([&](auto r) BATON_LAMBDA {
-        const __m512i x = four(high + r * SPLIT + p * PAGE + j), y = four(low + r * SPLIT + p * PAGE + j);
+        const __m512i x = four(high + r * SPLIT + 4 * quad), y = four(low + r * SPLIT + 4 * quad);
         unroll<4>([&](auto k) BATON_LAMBDA { dot(up[r][k], x, words[k]), dot(down[r][k], y, words[k]); });
       });
-    }
+    });
+  }
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto k) BATON_LAMBDA {
       _mm512_storeu_si512(sums + r * row + 16 * k, up[r][k]), _mm512_storeu_si512(sums + r * row + BLOCK + 16 * k, down[r][k]);
@@ -88,7 +102,7 @@ template <int R = WORD_ROWS>
 void value_word_rows(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row) {
   if constexpr (R > 0) {
     for (; rows >= R && !(R == WORD_ROWS && rows == R + 1); rows -= R, high += R * SPLIT, low += R * SPLIT, sums += R * row)
-      value_words<R>(v, high, low, sums, row);
+      v.bytes < BLOCK ? value_words<R, false>(v, high, low, sums, row) : value_words<R, true>(v, high, low, sums, row);
     value_word_rows<R - 1>(rows, v, high, low, sums, row);
   }
 }

@@ -1,0 +1,164 @@
+// K as words, with AVX-512: four int8 or two bf16 of a key in 32 bits, keys in lanes, which meet as many of q at once. Knows
+// nothing of values. Included by scores.h alone.
+//
+// q is taken apart so that nothing of it is lost beside K's own precision: into 15 bits beside int8 (the sums are exact), into
+// two bf16, 16 bits together, beside bf16.
+#pragma once
+#include "task_rows.h"
+
+#if BATON_AVX512
+namespace baton {
+namespace {
+
+template <int T>
+constexpr bool in_words() {
+  return T == KV_INT8 || T == KV_BF16;
+}
+
+template <int T>
+constexpr int word_count(int head_dim) {
+  return (head_dim * kv_bytes<T>() + 3) / 4;
+}
+
+// The first n of sixteen bytes, or bf16.
+BATON_INLINE void store_bytes(void* to, __m128i bytes, int n) {
+  n >= LANES ? _mm_storeu_si128((__m128i*)to, bytes) : _mm_mask_storeu_epi8(to, __mmask16((1u << n) - 1), bytes);
+}
+BATON_INLINE void store_halves(void* to, __m256i halves, int n) {
+  n >= LANES ? _mm256_storeu_si256((__m256i*)to, halves) : _mm256_mask_storeu_epi16(to, __mmask16((1u << n) - 1), halves);
+}
+
+// A row of q as step x (256 high + low), both int8. A row with an infinity or a NaN has a step of NaN.
+void split_into_bytes(const float* q, int d, int8_t* high, int8_t* low, float& step, int32_t* offsets) {
+  vf peak{};
+  __mmask16 numbers = 0xffff;
+  for (int k = 0; k < d; k += LANES) {
+    const vf x = from_bits(to_bits(load_part(q + k, d - k)) & splat_word(0x7fffffff));
+    numbers &= _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
+    peak = maximum(x, peak);
+  }
+  const float most = numbers == 0xffff ? _mm512_reduce_max_ps((__m512)peak) : 0;
+  step = numbers == 0xffff ? most / 32512.0f : NAN;
+  const vf inverse = splat(most > 0 ? 32512.0f / most : 0);
+  vi ups{}, lows{};
+  for (int k = 0; k < d; k += LANES) {
+    const int n = d - k < LANES ? d - k : LANES;
+    const vi x = __builtin_convertvector(nearest(load_part(q + k, n) * inverse), vi), up = (x + 128) >> 8;
+    const __m128i high8 = _mm512_cvtepi32_epi8((__m512i)up), low8 = _mm512_cvtepi32_epi8((__m512i)(x - 256 * up));
+    store_bytes(high + k, high8, n), store_bytes(low + k, low8, n);
+    ups += up, lows += x - 256 * up;
+  }
+  offsets[0] = 128 * _mm512_reduce_add_epi32((__m512i)ups);
+  offsets[1] = 128 * _mm512_reduce_add_epi32((__m512i)lows);
+}
+
+// A row of q as high + low, both bf16.
+void split_into_pairs(const float* q, int d, bf16* high, bf16* low) {
+  for (int k = 0; k < d; k += LANES) {
+    const int n = d - k < LANES ? d - k : LANES;
+    const __m512 x = (__m512)load_part(q + k, n);
+    const __m256i up = (__m256i)_mm512_cvtneps_pbh(x);
+    const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(up), 16)));
+    const __m256i down = (__m256i)_mm512_cvtneps_pbh(rest);
+    store_halves(high + k, up, n), store_halves(low + k, down, n);
+  }
+}
+
+template <int T>
+void split_queries(const Call& c, Rows& r) {
+  const int d = c.kv.head_dim, words = word_count<T>(d);
+  const size_t rows = size_t(r.heads) * r.rows(c);
+  std::memset(r.high, 0, rows * words * 4), std::memset(r.low, 0, rows * words * 4);
+  for (size_t i = 0; i < rows; i++) {
+    int32_t *high = r.high + i * words, *low = r.low + i * words;
+    if constexpr (T == KV_INT8)
+      split_into_bytes(r.q + i * d, d, (int8_t*)high, (int8_t*)low, r.steps[i], r.offsets + 2 * i);
+    else
+      split_into_pairs(r.q + i * d, d, (bf16*)high, (bf16*)low);
+  }
+}
+
+// One page's K of one head, keys in lanes: turned[word][column …] of TILE columns. Of int8, + 128.
+template <int T>
+void turn_words(const Call& c, const char* keys, int head, int32_t* turned, const char* ahead) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const char* rows = keys + shape.row<T>(0, head);
+  const vi flip = splat_word(T == KV_INT8 ? int32_t(0x80808080) : 0);
+  int left = c.kv.head_dim * kv_bytes<T>();
+  for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, turned += LANES * TILE) {
+    vi words[LANES];
+    turn(rows, shape.row<T>(1, 0), left, ahead, words);
+    const int count = left < 64 ? (left + 3) / 4 : LANES;
+    for (int w = 0; w < count; w++) {
+      const vi word = words[w] ^ flip;
+      std::memcpy(turned + w * TILE, &word, 64);
+    }
+  }
+}
+
+// acc += the products of a word's parts. Written out, since g++ 12 copies the accumulator around its intrinsics.
+BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+BATON_INLINE void dot_pairs(__m512i& acc, __m512i w, __m512i x) { asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+
+// Rows of q, `count` words each.
+struct Words {
+  const int32_t *high, *low, *offsets;
+  const float* steps;
+  int count;
+
+  Words past(int rows) const { return {high + rows * count, low + rows * count, offsets + 2 * rows, steps + rows, count}; }
+};
+
+// A row's products with sixteen keys, its high and its low words apart.
+template <int T>
+BATON_INLINE vf joined(const Words& q, int row, __m512i up, __m512i down) {
+  if constexpr (T == KV_BF16) return (vf)_mm512_castsi512_ps(up) + (vf)_mm512_castsi512_ps(down);
+  const vf coarse = to_float((vi)up - splat_word(q.offsets[2 * row]));
+  const vf fine = to_float((vi)down - splat_word(q.offsets[2 * row + 1]));
+  return fma(coarse, splat(256.0f), fine) * splat(q.steps[row]);
+}
+
+// scores[r][0..31] = q[r] · the tile's keys, times the keys' scales.
+template <int T, int R>
+void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
+  __m512i up[R][2], down[R][2];
+  unroll<R>([&](auto r) BATON_LAMBDA { up[r][0] = up[r][1] = down[r][0] = down[r][1] = _mm512_setzero_si512(); });
+  for (int w = 0; w < q.count; w++) {
+    const __m512i keys[2] = {_mm512_loadu_si512(turned + w * TILE), _mm512_loadu_si512(turned + w * TILE + LANES)};
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      const __m512i x = _mm512_set1_epi32(q.high[r * q.count + w]), y = _mm512_set1_epi32(q.low[r * q.count + w]);
+      unroll<2>([&](auto half) BATON_LAMBDA {
+        if constexpr (T == KV_INT8)
+          dot(up[r][half], keys[half], x), dot(down[r][half], keys[half], y);
+        else
+          dot_pairs(up[r][half], keys[half], x), dot_pairs(down[r][half], keys[half], y);
+      });
+    });
+  }
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    unroll<2>([&](auto half) BATON_LAMBDA {
+      store(scores + r * SPLIT + half * LANES, joined<T>(q, r, up[r][half], down[r][half]) * scales[half]);
+    });
+  });
+}
+
+template <int T, int R = 4>
+void score_word_rows(int rows, const int32_t* turned, Words q, const vf (&scales)[2], float* scores) {
+  if constexpr (R > 0) {
+    for (; rows >= R; rows -= R, q = q.past(R), scores += R * SPLIT) score_words<T, R>(turned, q, scales, scores);
+    score_word_rows<T, R - 1>(rows, turned, q, scales, scores);
+  }
+}
+
+}  // namespace
+}  // namespace baton
+#else
+namespace baton {
+namespace {
+template <int T>
+constexpr bool in_words() {
+  return false;
+}
+}  // namespace
+}  // namespace baton
+#endif
