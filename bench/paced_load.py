@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,10 +38,14 @@ class Answered(msgspec.Struct, frozen=True):
     sent: float = 0.0
 
 
-async def ask(fleet: Fleet, arrival: Arrival, rng: random.Random, start: float, vocab: int = VOCAB) -> Answered:
-    """One streamed completion over a connection of its own."""
+async def ask(
+    fleet: Fleet, arrival: Arrival, rng: random.Random, start: float, vocab: int = VOCAB, only: Sequence[int] = ()
+) -> Answered:
+    """One streamed completion over a connection of its own; ``only``: token ids that the answer is made of."""
     prompt = [rng.randrange(2, vocab) for _ in range(arrival.prompt)]
     body = {"prompt": prompt, "max_tokens": arrival.answer, "ignore_eos": True, "stream": True}
+    if only:
+        body["allowed_token_ids"] = list(only)
     raw = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {fleet.host}\r\ncontent-type: application/json\r\n"
     since, first, last, reason = time.monotonic(), 0.0, 0.0, "no answer"
@@ -68,13 +73,18 @@ async def ask(fleet: Fleet, arrival: Arrival, rng: random.Random, start: float, 
 
 
 async def drive(
-    fleet: Fleet, load: list[Arrival], run: str, tail_s: float = WAIT_S, vocab: int = VOCAB
+    fleet: Fleet,
+    load: list[Arrival],
+    run: str,
+    tail_s: float = WAIT_S,
+    vocab: int = VOCAB,
+    only: Sequence[int] = (),
 ) -> list[Answered]:
     """Send the load when it is due. Who has no answer ``tail_s`` after the last was sent hangs up, as too late."""
     rng, start, asked = random.Random(run), time.monotonic(), []
     for arrival in load:
         await asyncio.sleep(max(0.0, start + arrival.at - time.monotonic()))
-        asked.append(asyncio.create_task(ask(fleet, arrival, rng, start, vocab)))
+        asked.append(asyncio.create_task(ask(fleet, arrival, rng, start, vocab, only)))
     _, late = await asyncio.wait(asked, timeout=tail_s)
     for task in late:
         task.cancel()

@@ -47,6 +47,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 LOADS = {"even": (160, 20), "long prompts": (480, 8), "long answers": (100, 50)}
 WARM_S, BEAT_S, TURN_S = 8.0, 1.0, 10.0
 APART = 100  # turns are simulated so many times further apart: each ended before the next began
+WORDS = 64
+SPACE = "\u0120"  # how byte-level tokenizers write it
 ALIKE = 4  # a request is like the nearest one in so many of the calibration's
 
 
@@ -140,8 +142,30 @@ def expected(flights: list[Flight], rest: Unmodelled) -> dict[str, float]:
     )
 
 
+class Vocabulary(msgspec.Struct, frozen=True):
+    """How many tokens there are, and ids of some that are a word each.
+
+    A client sees a token when it has text. Of a character's first bytes, which random weights like to write, it
+    sees nothing until the rest is there or the answer ends.
+    """
+
+    size: int
+    words: list[int]
+
+    @classmethod
+    def of(cls, model: Path) -> Vocabulary:
+        """The tokenizer's in a model's directory."""
+        pieces: dict[str, int] = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+        words = [
+            i
+            for piece, i in pieces.items()
+            if piece.startswith(SPACE) and piece[1:].isalpha() and piece[1:].isascii()
+        ]
+        return cls(len(pieces), sorted(words)[:WORDS])
+
+
 def in_turns(
-    fleet: Fleet, loads: list[list[Arrival]], seconds: float, vocab: int
+    fleet: Fleet, loads: list[list[Arrival]], seconds: float, vocabulary: Vocabulary
 ) -> list[tuple[list[Arrival], list[Answered]]]:
     """Each load's requests, TURN_S of one and TURN_S of the other; times go on as if a turn followed the last."""
     found: list[tuple[list[Arrival], list[Answered]]] = [([], []) for _ in loads]
@@ -150,25 +174,29 @@ def in_turns(
             start = turn * TURN_S
             part = [a for a in load if start <= a.at < start + TURN_S]
             moved = [msgspec.structs.replace(a, at=a.at - start) for a in part]
-            answers = asyncio.run(drive(fleet, moved, f"turn {turn} of {i}", vocab=vocab))
+            answers = asyncio.run(_drive(fleet, moved, f"turn {turn} of {i}", vocabulary))
             found[i][0].extend(part)
             found[i][1].extend(msgspec.structs.replace(a, sent=a.sent + start * APART) for a in answers)
     return found
 
 
+async def _drive(fleet: Fleet, load: list[Arrival], name: str, vocabulary: Vocabulary) -> list[Answered]:
+    return await drive(fleet, load, name, vocab=vocabulary.size, only=vocabulary.words)
+
+
 def run(model: Path, name: str, seconds: float, share: float, seed: int) -> Compared:
     """One kind of load: calibrate, then compare."""
-    vocab = len(json.loads((model / "tokenizer.json").read_text())["model"]["vocab"])
+    vocabulary = Vocabulary.of(model)
     with Fleet(
         cluster={"prefill": 1, "decode": 1},
         worker={"device": "cpu", "model": str(model), "max_batch": BATCH},
         router={"local_prefill_max_tokens": LOCAL_TOKENS},
         controller={"mode": "off"},
     ) as fleet:
-        asyncio.run(drive(fleet, arrivals(LOADS[name], 1.0, WARM_S, seed), "warm", vocab=vocab))
+        asyncio.run(_drive(fleet, arrivals(LOADS[name], 1.0, WARM_S, seed), "warm", vocabulary))
         rate = share / sim_vs_paced.SHARE * sim_vs_paced.rate_of(limits(curves(fleet)), LOADS[name], 1, 1)
         loads = [arrivals(LOADS[name], rate, seconds, seed + i) for i in (1, 2)]
-        (first, calibrated), (second, answers) = in_turns(fleet, loads, seconds, vocab)
+        (first, calibrated), (second, answers) = in_turns(fleet, loads, seconds, vocabulary)
         asyncio.run(asyncio.sleep(BEAT_S))
         seen = curves(fleet)
     rest = unmodelled(calibrated, simulated(seen, first, [a.sent for a in calibrated]))
