@@ -1,15 +1,13 @@
 """The simulator against the real CPU engine at 1P1D: the same arrivals through a model and through modelled time.
 
-    .venv/bin/python -m bench.sim_vs_cpu [--model DIR] [--seconds 40] [--loads even] [--share 0.4] [--out FILE]
+    .venv/bin/python -m bench.sim_vs_cpu [--model DIR] [--seconds 60] [--loads even] [--share 0.4] [--out FILE]
 
-Two loads of each kind are sent in turns of a few seconds, so that whatever the machine does meanwhile is done to
-both. The first calibrates: the workers fit their curves to their own steps, so with both of them, the router and
-the client on the same cores. What the simulator is off by, request for request, is what it doesn't model: HTTP,
-gRPC, detokenizing, and how cores that are shared delay some requests and not others. The other load has other
-arrivals and other lengths. To what the simulator says of each of its requests are added the differences of those of
-the first load that were simulated to take about as long, and that is held against what was seen: p50 within 10%,
-p99 within 20%. Nothing of the second load is fitted. Prompts and answers are short, so that a load has many
-requests: a p99 of forty is their slowest one. All of it takes six minutes.
+Both workers, the router and the client have the same cores. So what the simulator is fed with is measured first, on
+the cluster itself: what steps take *alone* (requests one after another, then batches of answers: the workers fit
+their curves to those steps), what of a request is neither step nor transfer, and how many times as long each role's
+steps take *beside* the other's (prompts one after another while answers are written). Nothing of a load is fitted.
+Each load is then sent, and simulated with the times at which its requests were really sent: p50 within 10%, p99
+within 20%.
 """
 
 from __future__ import annotations
@@ -17,24 +15,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from baton.cluster.config import WorkerConfig
 from baton.cluster.membership import Entry, Roster, connect
 from baton.console.enginebench.start import write_checkpoint
+from baton.cost.profiles import Overhead
 from baton.deploy.fleet import Fleet
 from baton.deploy.plans import DEMO
 from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
 from baton.planner.costs import WorkerCosts, from_curve
-from baton.planner.figures import percentile
 from baton.planner.flight import Flight
 from baton.planner.pressure import Workers
 from baton.planner.score import tpot, ttft
+from baton.planner.shared_cores import Sharing
 from baton.planner.traces import Trace, TraceRequest
 from baton.protos.errors import StartupError
 from baton.protos.nouns import BLOCK_TOKENS, TransferCurve
@@ -45,33 +46,52 @@ from bench.sim_vs_paced import BATCH, LOCAL_TOKENS, Row, arrivals, figures, repo
 SIZE = "150M"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 LOADS = {"even": (160, 20), "long prompts": (480, 8), "long answers": (100, 50)}
-WARM_S, BEAT_S, TURN_S = 8.0, 1.0, 10.0
-APART = 100  # turns are simulated so many times further apart: each ended before the next began
+BEAT_S = 1.0
+ALONE, LONGEST = 60, 640  # requests that are measured alone, and their prompts' most tokens
+BATCHES = (2, 4, 8, 16, 4, 8)
+SHORT, WRITTEN = LOCAL_TOKENS - 4, 200  # read where they are written: nobody else computes
+PROMPT, STREAMS, STREAM_TOKENS = 480, 4, 500
 WORDS = 64
 SPACE = "\u0120"  # how byte-level tokenizers write it
-ALIKE = 4  # a request is like the nearest one in so many of the calibration's
 
 
-class Unmodelled(msgspec.Struct, frozen=True):
-    """Of each request of a load, simulated seconds and what was seen beyond: first token, and per token after."""
+class Machine(msgspec.Struct, frozen=True):
+    """What was measured before the loads: each role's costs alone, and what being together does to them."""
 
-    first: list[tuple[float, float]]
-    token: list[tuple[float, float]]
+    reads: WorkerCosts
+    writes: WorkerCosts
+    sharing: Sharing
 
     def told(self) -> str:
-        """Median and most, in milliseconds."""
-        named = (("until the first token", self.first), ("per token", self.token))
-        parts = []
-        for name, of in named:
-            rest = sorted(more for _, more in of)
-            parts.append(f"{name} {percentile(rest, 0.5) * 1e3:.1f} ms, {percentile(rest, 1.0) * 1e3:.1f} at most")
-        return "not modelled: " + "; ".join(parts)
+        """In a line."""
+        own, sharing = self.reads.overhead, self.sharing
+        return (
+            f"alone: {PROMPT} tokens read in {self.prompt_s * 1e3:.0f} ms, a step of one answer"
+            f" {self.step_s(1) * 1e3:.1f} ms, of {STREAMS} {self.step_s(STREAMS) * 1e3:.1f} ms; a request's own"
+            f" {own.request * 1e3:.1f} ms, a step's {own.step * 1e3:.2f} ms; beside each other reading takes"
+            f" {sharing.prefill:.2f} and writing {sharing.decode:.2f} times as long"
+        )
+
+    @property
+    def prompt_s(self) -> float:
+        """A prompt of PROMPT tokens, alone."""
+        return reading(self.reads, PROMPT)
+
+    def step_s(self, sequences: int, context: float = SHORT + WRITTEN / 2) -> float:
+        """A decode step of so many."""
+        return self.writes.step_seconds(0, 0.0, sequences, sequences * context) + self.writes.overhead.step
 
 
-class Compared(Row, frozen=True):
-    """A row, and what was added to each of the simulator's requests."""
+def reading(costs: WorkerCosts, tokens: int) -> float:
+    """Seconds of a prompt's steps, alone."""
+    steps = -(-tokens // WorkerConfig().prefill_chunk_tokens)
+    return costs.step_seconds(tokens, tokens * tokens / 2, 0, 0.0) + (steps - 1) * costs.fixed
 
-    unmodelled: Unmodelled | None = None
+
+def shipping(costs: WorkerCosts, tokens: int) -> float:
+    """Seconds from a prompt's last step until all of it is there: its last chunk goes when that is read."""
+    last = (tokens - 1) % WorkerConfig().prefill_chunk_tokens + 1
+    return costs.transfer.fixed + last * costs.kv_bytes_per_token * costs.transfer.per_byte
 
 
 def curves(fleet: Fleet) -> dict[str, Entry]:
@@ -99,47 +119,17 @@ def costs(entry: Entry, transfer: TransferCurve) -> WorkerCosts:
     return from_curve(info.worker_id, curve, info.pages * BLOCK_TOKENS, per_token, transfer)
 
 
-def simulated(seen: dict[str, Entry], load: list[Arrival], sent: list[float]) -> list[Flight]:
+def simulated(machine: Machine, load: list[Arrival], sent: list[float]) -> list[Flight]:
     """The same requests in modelled time."""
-    transfer = seen["prefill"].load.transfer_curve or TransferCurve(1e-3, 0.0)
-    reads, writes = costs(seen["prefill"], transfer), costs(seen["decode"], transfer)
     chunk = WorkerConfig().prefill_chunk_tokens
     settings = SimSettings(
         1, 1, max_batch=BATCH, prefill_chunk=chunk, decode_chunk=chunk, local_max_tokens=LOCAL_TOKENS, stepwise=True
     )
     pairs = sorted(zip(sent, load, strict=True), key=lambda pair: pair[0])
     trace = Trace("load", tuple(TraceRequest(at, a.prompt, a.answer) for at, a in pairs))
-    sim = ClusterSim(Scenario(settings, reads, writes, trace))
+    sim = ClusterSim(Scenario(settings, machine.reads, machine.writes, trace, sharing=machine.sharing))
     sim.run()
     return sim.flights
-
-
-def unmodelled(answers: list[Answered], flights: list[Flight]) -> Unmodelled:
-    """What each was seen to take over what was simulated; ``flights`` are in the order in which they were sent."""
-    pairs = list(zip(sorted(answers, key=lambda a: a.sent), flights, strict=True))
-    return Unmodelled(
-        [(ttft(f), a.ttft_s - ttft(f)) for a, f in pairs if a.ttft_s is not None and not f.refused],
-        [(tpot(f), a.tpot_s - tpot(f)) for a, f in pairs if a.tpot_s is not None and not f.refused],
-    )
-
-
-def corrected(simulated_s: list[float], known: list[tuple[float, float]]) -> list[float]:
-    """Each simulated time with the differences of the calibration's nearest."""
-    count = max(1, len(known) // ALIKE)
-    found: list[float] = []
-    for seconds in simulated_s:
-        nearest = sorted(known, key=lambda pair: abs(pair[0] - seconds))[:count]
-        found += [seconds + more for _, more in nearest]
-    return found
-
-
-def expected(flights: list[Flight], rest: Unmodelled) -> dict[str, float]:
-    """The figures of every simulated request, corrected."""
-    served = [f for f in flights if not f.refused]
-    return figures(
-        corrected([ttft(f) for f in served], rest.first),
-        corrected([tpot(f) for f in served if f.outputs > 1], rest.token),
-    )
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -164,47 +154,73 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return cls(len(pieces), sorted(words)[:WORDS])
 
 
-def in_turns(
-    fleet: Fleet, loads: list[list[Arrival]], seconds: float, vocabulary: Vocabulary
-) -> list[tuple[list[Arrival], list[Answered]]]:
-    """Each load's requests, TURN_S of one and TURN_S of the other; times go on as if a turn followed the last."""
-    found: list[tuple[list[Arrival], list[Answered]]] = [([], []) for _ in loads]
-    for turn in range(max(1, round(seconds / TURN_S))):
-        for i, load in enumerate(loads):
-            start = turn * TURN_S
-            part = [a for a in load if start <= a.at < start + TURN_S]
-            moved = [msgspec.structs.replace(a, at=a.at - start) for a in part]
-            answers = asyncio.run(_drive(fleet, moved, f"turn {turn} of {i}", vocabulary))
-            found[i][0].extend(part)
-            found[i][1].extend(msgspec.structs.replace(a, sent=a.sent + start * APART) for a in answers)
-    return found
-
-
 async def _drive(fleet: Fleet, load: list[Arrival], name: str, vocabulary: Vocabulary) -> list[Answered]:
     return await drive(fleet, load, name, vocab=vocabulary.size, only=vocabulary.words)
 
 
-def run(model: Path, name: str, seconds: float, share: float, seed: int) -> Compared:
-    """One kind of load: calibrate, then compare."""
-    vocabulary = Vocabulary.of(model)
-    with Fleet(
-        cluster={"prefill": 1, "decode": 1},
-        worker={"device": "cpu", "model": str(model), "max_batch": BATCH},
-        router={"local_prefill_max_tokens": LOCAL_TOKENS},
-        controller={"mode": "off"},
-    ) as fleet:
-        asyncio.run(_drive(fleet, arrivals(LOADS[name], 1.0, WARM_S, seed), "warm", vocabulary))
-        rate = share / sim_vs_paced.SHARE * sim_vs_paced.rate_of(limits(curves(fleet)), LOADS[name], 1, 1)
-        loads = [arrivals(LOADS[name], rate, seconds, seed + i) for i in (1, 2)]
-        (first, calibrated), (second, answers) = in_turns(fleet, loads, seconds, vocabulary)
-        asyncio.run(asyncio.sleep(BEAT_S))
-        seen = curves(fleet)
-    rest = unmodelled(calibrated, simulated(seen, first, [a.sent for a in calibrated]))
-    flights = simulated(seen, second, [a.sent for a in answers])
-    said = expected(flights, rest)
+def measured(fleet: Fleet, vocabulary: Vocabulary, seed: int) -> Machine:
+    """Alone first, so that the workers' curves are of that alone; then beside each other."""
+    rng = random.Random(seed)
+    asked = [Arrival(0.0, 0, rng.randrange(LOCAL_TOKENS + 2, LONGEST), rng.randrange(2, 48)) for _ in range(ALONE)]
+    answers = [asyncio.run(_drive(fleet, [a], f"alone {i}", vocabulary))[0] for i, a in enumerate(asked)]
+    for count in BATCHES:
+        together = [Arrival(0.0, 0, SHORT, WRITTEN)] * count
+        asyncio.run(_drive(fleet, together, f"together {count}", vocabulary))
+    asyncio.run(asyncio.sleep(BEAT_S))
+    seen = curves(fleet)
+    transfer = seen["prefill"].load.transfer_curve or TransferCurve(1e-3, 0.0)
+    reads, writes = costs(seen["prefill"], transfer), costs(seen["decode"], transfer)
+    own = overhead(reads, writes, list(zip(asked, answers, strict=True)))
+    reads, writes = (msgspec.structs.replace(c, overhead=own) for c in (reads, writes))
+    alone = Machine(reads, writes, Sharing(1.0, 1.0))
+    return msgspec.structs.replace(alone, sharing=asyncio.run(beside(fleet, alone, vocabulary)))
+
+
+def overhead(reads: WorkerCosts, writes: WorkerCosts, answers: list[tuple[Arrival, Answered]]) -> Overhead:
+    """What requests that were alone took beyond their steps and their transfer."""
+    first = [
+        a.ttft_s - reading(reads, asked.prompt) - shipping(reads, asked.prompt)
+        for asked, a in answers
+        if a.ttft_s is not None
+    ]
+    between = [
+        a.tpot_s - writes.step_seconds(0, 0.0, 1, asked.prompt + asked.answer / 2)
+        for asked, a in answers
+        if a.tpot_s is not None
+    ]
+    return Overhead(max(0.0, median(first)), 0.0, max(0.0, median(between)))
+
+
+async def beside(fleet: Fleet, alone: Machine, vocabulary: Vocabulary) -> Sharing:
+    """Prompts are read one after another while answers are written, until the answers end."""
+    writing = asyncio.create_task(
+        _drive(fleet, [Arrival(0.0, 0, SHORT, STREAM_TOKENS)] * STREAMS, "streams", vocabulary)
+    )
+    first: list[float] = []
+    while not writing.done():
+        (answer,) = await _drive(fleet, [Arrival(0.0, 0, PROMPT, 1)], f"beside {len(first)}", vocabulary)
+        if answer.ttft_s is not None and not writing.done():
+            first.append(answer.ttft_s)
+    steps = [a.tpot_s for a in await writing if a.tpot_s is not None]
+    if not first or not steps:
+        raise StartupError("nothing was read while answers were written: --seconds and the model don't fit")
+    step = alone.step_s(STREAMS, SHORT + STREAM_TOKENS / 2)
+    own = alone.reads.overhead.request + shipping(alone.reads, PROMPT) + step / 2  # it waits for the end of a step
+    return Sharing(max(1.0, (median(first) - own) / alone.prompt_s), max(1.0, median(steps) / step))
+
+
+def run(
+    fleet: Fleet, machine: Machine, vocabulary: Vocabulary, name: str, seconds: float, share: float, seed: int
+) -> Row:
+    """One load, seen and simulated."""
+    rate = share / sim_vs_paced.SHARE * sim_vs_paced.rate_of(limits(machine), LOADS[name], 1, 1)
+    load = arrivals(LOADS[name], rate, seconds, seed)
+    answers = asyncio.run(_drive(fleet, load, f"{name} {seed}", vocabulary))
+    flights = [f for f in simulated(machine, load, [a.sent for a in answers]) if not f.refused]
+    said = figures([ttft(f) for f in flights], [tpot(f) for f in flights if f.outputs > 1])
     failed = sum(bool(a.failed) for a in answers)
-    seen_by_clients = sim_vs_paced.observed(answers)
-    return Compared(name, "1:1", len(answers), failed, seen_by_clients, said, unmodelled=rest)
+    own = machine.reads.overhead
+    return Row(name, "1:1", len(answers), failed, sim_vs_paced.observed(answers), said, own)
 
 
 def random_model(folder: Path) -> Path:
@@ -215,35 +231,41 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def limits(seen: dict[str, Entry]) -> Workers:
+def limits(machine: Machine) -> Workers:
     """For the rate that such workers carry."""
-    reads, writes = seen["prefill"].load.step_curve, seen["decode"].load.step_curve
-    assert reads is not None
-    assert writes is not None
-    pages = seen["decode"].info.pages * BLOCK_TOKENS
-    return Workers(reads, writes, WorkerConfig().prefill_chunk_tokens, BATCH, pages, 2.0, 1.0)
+    pages = machine.writes.kv_tokens
+    chunk = WorkerConfig().prefill_chunk_tokens
+    return Workers(machine.reads.curve, machine.writes.curve, chunk, BATCH, pages, 2.0, 1.0)
 
 
 def main() -> int:
     """Exit status 0 when every p50 is within 10% and every p99 within 20%."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, help="a model's directory; default: 150M random weights")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each load")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each load")
     parser.add_argument("--loads", nargs="*", default=list(LOADS), choices=list(LOADS))
-    parser.add_argument("--share", type=float, default=0.4, help="of what the fuller role carries")
+    parser.add_argument("--share", type=float, default=0.4, help="of what the fuller role carries alone")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", help="JSON file for the figures")
     args = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or random_model(Path(folder))
-        for name in args.loads:
-            row = run(model, name, args.seconds, args.share, args.seed)
-            rows.append(row)
-            print(f"{name:>13} n={row.requests} failed={row.failed}  {row.told()}", flush=True)
-            print(f"{'':>13} {row.unmodelled.told() if row.unmodelled else ''}", flush=True)
+        vocabulary = Vocabulary.of(model)
+        with Fleet(
+            cluster={"prefill": 1, "decode": 1},
+            worker={"device": "cpu", "model": str(model), "max_batch": BATCH},
+            router={"local_prefill_max_tokens": LOCAL_TOKENS},
+            controller={"mode": "off"},
+        ) as fleet:
+            machine = measured(fleet, vocabulary, args.seed)
+            print(machine.told(), flush=True)
+            for name in args.loads:
+                row = run(fleet, machine, vocabulary, name, args.seconds, args.share, args.seed)
+                rows.append(row)
+                print(f"{name:>13} n={row.requests} failed={row.failed}  {row.told()}", flush=True)
     about = {"model": args.model.name if args.model else f"{SIZE}, random weights", "share": args.share}
-    return report(rows, args.out, **about, seconds=args.seconds)
+    return report(rows, args.out, **about, seconds=args.seconds, machine=msgspec.to_builtins(machine))
 
 
 if __name__ == "__main__":

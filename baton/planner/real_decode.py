@@ -7,6 +7,7 @@ blocks are known by the trace's ids, as if they were hashes; what is written is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from baton.decode_worker.scheduler import DecodeScheduler, Decoding
 from baton.engine.plan import StepPlan
@@ -22,7 +23,10 @@ VOCAB = 1 << 31
 
 
 class StepwiseDecode:
-    """The same surface as CompressedDecode; ``block_tokens`` must be the real 16."""
+    """The same surface as CompressedDecode; ``block_tokens`` must be the real 16.
+
+    ``stretched`` may be set: what a step that begins then takes, of so many seconds alone.
+    """
 
     def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
         assert block_tokens == BLOCK_TOKENS, "the real scheduler's blocks hold 16 tokens"
@@ -31,6 +35,7 @@ class StepwiseDecode:
         self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
         self.now = self.busy = 0.0
         self.generated = 0
+        self.stretched: Callable[[float, float], float] | None = None
         self._ages = 0
         self._may_read = False  # a prompt came to be read, or a preempted sequence will
         self._flights: dict[int, tuple[Flight, Decoding]] = {}
@@ -120,6 +125,8 @@ class StepwiseDecode:
             seconds = self.costs.step_seconds(
                 shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
             )
+            if self.stretched is not None:
+                seconds = self.stretched(self.now, seconds)
             self._planned = plan, seconds
         return self._planned
 

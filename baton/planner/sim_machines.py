@@ -17,6 +17,7 @@ from baton.kv.pool import PageLease
 from baton.planner.faults import check_pools
 from baton.planner.flight import Flight
 from baton.planner.place import Place
+from baton.planner.shared_cores import Cores
 from baton.planner.sim_places import PlaceMaker, Scenario
 from baton.prefill_worker.scheduler import PrefillJob
 from baton.protos.errors import ConfigError
@@ -33,6 +34,8 @@ class Machines(ABC):
             raise ConfigError("a cluster needs at least one decode worker, and no negative number of any", "decode")
         if settings.stepwise and settings.writers_wait:
             raise ConfigError("the real scheduler never lets writers wait: leave stepwise out", "writers_wait")
+        if scenario.sharing and not settings.stepwise:
+            raise ConfigError("workers that share cores are simulated step by step: set stepwise", "stepwise")
         check_pools(pools, (scenario.prefill, scenario.decode) if settings.prefill else (scenario.decode,))
         self.settings, self.now = settings, 0.0
         self.block = BLOCK_TOKENS if settings.stepwise else scenario.trace.block_tokens
@@ -43,9 +46,12 @@ class Machines(ABC):
         self._jobs: dict[int, PrefillJob] = {}
         self._shipped: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
+        self._cores = Cores(scenario.sharing, self.at) if scenario.sharing else None
         self._maker = PlaceMaker(settings, self.block, self._ship)
         self.prefills = self._maker.make("prefill", settings.prefill, scenario.prefill, pools)
         self.decodes = self._maker.make("decode", settings.decode, scenario.decode, pools)
+        for place in self.decodes.values():
+            self._share(place.name, place.node)
 
     @abstractmethod
     def pump(self) -> None:
@@ -108,7 +114,10 @@ class Machines(ABC):
         seconds = place.node.begin(self.now)
         if seconds:
             node = place.node
-            self.at(self.now + seconds, lambda: self._end_step(place, node))
+            if self._cores:
+                self._cores.read(place.name, self.now, seconds, lambda: self._end_step(place, node))
+            else:
+                self.at(self.now + seconds, lambda: self._end_step(place, node))
 
     def _end_step(self, place: Place, node: Any) -> None:
         if place.node is not node:
@@ -150,6 +159,11 @@ class Machines(ABC):
 
     # ---- decode --------------------------------------------------------------------------------------------
 
+    def _share(self, name: str, node: Any) -> None:
+        cores = self._cores
+        if cores:
+            node.stretched = lambda begin, seconds: cores.stretched(name, begin, seconds)
+
     def _join(self, flight: Flight, place: Place, lease: PageLease, local: bool) -> None:
         heard = self._between_steps(place)
         if not local and flight.first_token < 0:
@@ -165,6 +179,8 @@ class Machines(ABC):
     def _expect(self, place: Place) -> None:
         """Look at the worker again when its next event is due."""
         place.version += 1
+        if self._cores:
+            self._cores.writes(place.name, self.now, place.node.sequences > 0)
         when, version = place.node.next_event(), place.version
         if when < math.inf:
             self.at(max(when, self.now), lambda: self._look(place, version))
@@ -196,7 +212,12 @@ class Machines(ABC):
 
     def fresh_node(self, place: Place) -> Any:
         """What comes back when a worker starts again."""
-        return self._maker.node(place.info.role, place.costs)
+        node = self._maker.node(place.info.role, place.costs)
+        if self._cores:
+            self._cores.stop(place.name, self.now)
+        if place.info.role != "prefill":
+            self._share(place.name, node)
+        return node
 
     def settle(self, place: Place) -> None:
         """Take the steps that a decode worker has begun."""

@@ -17,6 +17,7 @@ from baton.planner.flight import Flight
 from baton.planner.place import Place
 from baton.planner.prefill_node import PrefillNode
 from baton.planner.real_decode import StepwiseDecode
+from baton.planner.shared_cores import Sharing
 from baton.planner.traces import Trace
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
 
@@ -45,7 +46,7 @@ class SimSettings(msgspec.Struct, frozen=True):
 class Scenario(msgspec.Struct, frozen=True):
     """What is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
 
-    ``pools`` are workers unlike the others; ``failures`` are deaths.
+    ``pools`` are workers unlike the others; ``failures`` are deaths; ``sharing``: all workers have the same cores.
     """
 
     settings: SimSettings
@@ -54,6 +55,7 @@ class Scenario(msgspec.Struct, frozen=True):
     trace: Trace
     pools: Sequence[SimPool] = ()
     failures: Sequence[Failure] = ()
+    sharing: Sharing | None = None
 
 
 class PlaceMaker:
