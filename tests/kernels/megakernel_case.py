@@ -116,7 +116,6 @@ class Case:
         rng = np.random.default_rng(self.seed)
         self.tables = [t.astype(np.int32) for t in np.array_split(rng.permutation(PAGES), 8)]
         self.tokens = rng.integers(0, VOCAB, (8, POSITIONS)).astype(np.int32)
-        self.layers = self._layers_of = None
 
     def pages(self) -> Tensor:
         return torch.zeros(PAGES * self.layout.page_bytes, dtype=torch.uint8)
@@ -169,14 +168,6 @@ class Case:
         call.argtypes = [P, P, P, I32]
         call(self.native.address, ctypes.byref(step), self._layers(library), blocks)
         return self._results(arena, batch)
-
-    def misfit(self, library: ctypes.CDLL) -> tuple[int, str]:
-        """The op that the megakernel has no form for, and why; -1."""
-        found = library.library if hasattr(library, "library") else library
-        op, why = ctypes.c_int32(), ctypes.c_char_p()
-        kv = I32(structs.KV_TYPES[self.kv])
-        found["baton_megakernel_fits"](P(self.native.address), kv, ctypes.byref(op), ctypes.byref(why))
-        return op.value, (why.value or b"").decode()
 
     def _layers(self, library: ctypes.CDLL) -> int:
         found = library.library if hasattr(library, "library") else library

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.kernels.abi import native as abi
 from baton.kernels.abi import torch_library
 from baton.kernels.cascade_attention.native import groups_of
 from baton.kernels.dense.packed import pack_f32
@@ -112,6 +113,7 @@ def test_native_code_is_near_the_reference(case: str, monkeypatch: pytest.Monkey
         m for name, m in sys.modules.items() if name.startswith("baton.kernels.") and hasattr(m, "symbol")
     ]:
         monkeypatch.setattr(module, "symbol", lambda *_: None)
+    monkeypatch.setattr(abi, "library", lambda: None)  # of ops that are called by their cpu.py
     for mine, wanted in zip(native, called(op, arguments), strict=True):
         assert mine.dtype == wanted.dtype
         if mine.dtype == torch.uint8:  # pages: a tie may round either way, so do scales' last bits
@@ -144,17 +146,36 @@ def test_what_was_packed_is_unpacked_with_the_same_sums() -> None:
         ("attention int8", {3: ITEMS[:1]}, "are 4 rows"),
         ("attention int8", {4: "int3"}, "dtype is one of"),
         ("attention int8", {7: 2}, "layers 0 to 1"),
+        ("attention int8", {5: 3}, "heads a multiple of kv_heads"),
+        ("attention int8", {8: -1}, "window is 0 or more"),
         ("cascade int8", {4: torch.tensor([[0, 2, 48]])}, "begin with the same pages"),
+        ("cascade int8", {4: torch.tensor([[0, 2, 16], [1, 1, 16]])}, "in one of them at most"),
+        ("cascade int8", {4: torch.tensor([0, 2, 16])}, "are \\(n, 3\\)"),
+        ("cascade int8", {6: 3}, "heads a multiple of kv_heads"),
         ("append int8", {4: torch.rand(9, DIM)}, "turns is"),
         ("append int8", {5: None}, "both norms or none"),
+        ("append int8", {6: torch.rand(DIM - 1)}, "a norm is"),
         ("linear int8", {0: torch.randn(3, 41)}, "x is"),
-        ("linear int8", {1: torch.zeros(7, dtype=torch.uint8)}, "bytes"),
+        ("linear int8", {1: torch.zeros(7, dtype=torch.uint8)}, "data is 5120 of torch.uint8"),
+        ("linear int8", {4: torch.ones(70)}, "row_scale is 128"),
+        ("linear int8", {4: None}, "needs its row_scale"),
+        ("linear int4", {2: torch.ones(70, dtype=torch.float16)}, "scales is 256"),
+        ("linear int4", {3: torch.ones(256)}, "mins is 256 of torch.float16"),
+        ("linear int4", {6: 24}, "a multiple of 16"),
+        ("linear bf16", {6: 32}, "a multiple of 16"),
+        ("linear float32", {4: torch.ones(128)}, "has no row_scale"),
+        ("lm_head int4", {2: None}, "needs its scales"),
         ("embedding", {0: torch.tensor([5])}, "tokens are 0 to 4"),
         ("kv_pack", {1: torch.tensor([8])}, "pages are 0 to 7"),
         ("moe", {4: 6}, "chosen is 1 to 5"),
         ("accept", {1: None}, "takes chosen, or target"),
+        ("accept", {1: torch.tensor([4, 2])}, "chosen is"),
+        ("reject", {2: torch.zeros(2, 11)}, "target is"),
+        ("reject", {3: torch.zeros(2, 10)}, "proposed is"),
+        ("reject", {4: torch.zeros(1)}, "accept is"),
+        ("reject", {5: torch.zeros(2)}, "draw is"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "wrong",
 )
 def test_what_would_read_elsewhere_is_refused(op: str, change: dict[int, Any], text: str) -> None:
     name, arguments = cases()[op]

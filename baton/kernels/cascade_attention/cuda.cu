@@ -8,7 +8,6 @@
 #include "../cuda/device.cuh"
 #include "../cuda/workspace.cuh"
 #include "../paged_attention/merge.cuh"
-#include "../paged_attention/units.cuh"
 #include "prefix.cuh"
 
 namespace baton {
@@ -108,24 +107,12 @@ __device__ void merge_planes(const Cascade& a, const AttentionItem& item, const 
   for (int i = threadIdx.x; i < own.rows * d; i += THREADS) {
     const int64_t query = item.first + i / d / c.group;
     const int head = kv_head * c.group + i / d % c.group, at = i % d;
-    float most = -INFINITY, total = 0, acc = 0;
+    Merged sum;
     for (int n = 0; n < own.chunks + own.runs; n++) {
       const float* from = a.place(n < own.chunks ? n : CHUNKS + n - own.chunks, query, head);
-      const float his_most = __ldcg(from + d), his_total = __ldcg(from + d + 1), his = __ldcg(from + at);
-      if (his_most == -INFINITY && his_total == 0) continue;  // it sees none of these keys
-      if (n == 0 || (most == -INFINITY && total == 0)) {
-        most = his_most, total = his_total, acc = his;
-        continue;
-      }
-      const float top = fmaxf(most, his_most);
-#ifdef BATON_MUTATION_CUDA_CASCADE_MERGE
-      const float keep = 1.0f, add = exp2_fast(his_most - top);
-#else
-      const float keep = exp2_fast(most - top), add = exp2_fast(his_most - top);
-#endif
-      acc = acc * keep + his * add, total = total * keep + his_total * add, most = top;
+      sum.add(__ldcg(from + d), __ldcg(from + d + 1), __ldcg(from + at));
     }
-    c.out[query * c.out_stride + int64_t(head) * d + at] = acc / total;
+    c.out[query * c.out_stride + int64_t(head) * d + at] = sum.acc / sum.total;
   }
 }
 
@@ -154,7 +141,7 @@ __device__ void arrive(const Cascade& a, const Plan& p, int first, int count, in
 
 template <int T, int D>
 __device__ void shared_keys(const Cascade& a, const Plan& p, int unit, char* memory) {
-  const int at = item_of(p.group_ends, a.group_count, unit);
+  const int at = first_behind(p.group_ends, a.group_count, unit);
   const PrefixGroup& g = a.groups[at];
   const Shape shape(a, g);
   const int within = unit - (at ? p.group_ends[at - 1] : 0), tile = within % shape.tiles;
@@ -173,7 +160,7 @@ __device__ void shared_keys(const Cascade& a, const Plan& p, int unit, char* mem
 template <int T, int B>
 __device__ void own_keys(const Cascade& a, const Plan& p, int unit, const Shared& s) {
   const Call& c = a.call;
-  const int at = item_of(p.ends, a.count, unit), d = c.kv.head_dim;
+  const int at = first_behind(p.ends, a.count, unit), d = c.kv.head_dim;
   const AttentionItem& item = a.items[at];
   const Own own(a, item, p.group_of[at], most_rows<T>());
   const int within = unit - (at ? p.ends[at - 1] : 0), tile = within % own.tiles;
@@ -251,7 +238,7 @@ BATON_API int baton_cascade_attention(const baton::PagedKv* kv, const baton::Att
   const size_t counters = size_t(MOST_ITEMS) * MOST_KV_HEADS * 4, floats = size_t(CHUNKS + RUNS) * size_t(rows) * heads * (d + PAD);
   char* memory = (char*)workspace(WORKSPACE_CASCADE, counters + floats * 4, stream);
   if (!memory) return int(cudaErrorInvalidValue);
-  const Call call{*kv, heads, heads / kv->kv_heads, 0, scale * 1.44269504088896341f, q, q_stride, out, out_stride,
+  const Call call{*kv, heads, heads / kv->kv_heads, 0, scale * LOG2_E, q, q_stride, out, out_stride,
                   (float*)(memory + counters), (int*)memory, 0};
   const Cascade all{call, items, groups, count, group_count, rows};
   switch (kv->type) {

@@ -6,6 +6,7 @@ Knows nothing of models. ``groups`` (n, 3): first sequence, how many, keys that 
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from baton.kernels.paged_attention.torch_op import (
     by_reference,
     paged,
     queries,
+    require_queries,
     sequences,
 )
 
 
 def _fake(q: Tensor, *rest: Any) -> Tensor:
-    require(q.dim() == 3, "cascade_attention: q is (rows, heads, head_dim)")
+    require_queries(q, rest[5])
     return q.new_empty(q.shape)
 
 
@@ -46,11 +48,15 @@ def cascade_attention(
     scale: float,
 ) -> Tensor:
     """As paged_attention without a window. ValueError for a group whose sequences don't share what it says."""
-    call, out = symbol("cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64), _fake(q)
+    call = symbol("cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64)
+    out = _fake(q, memory, table, items, groups, dtype, kv_heads)
     kv = paged(memory, q.shape[2], dtype, kv_heads, layers, layer)
     found = sequences(table, items, len(memory), len(q))
+    require(groups.dim() == 2 and groups.shape[1] == 3, "groups are (n, 3)")
     for group in groups.tolist():
         _require_shared(found, *group)
+    spans = sorted((first, first + count) for first, count, _ in groups.tolist())
+    require(all(a[1] <= b[0] for a, b in pairwise(spans)), "groups: a sequence is in one of them at most")
     if call is None or not runs_natively(q) or not memory.is_contiguous():
         return out.copy_(by_reference(q, kv, found, 0, scale))
     rows, shared = queries(q), groups.to(torch.int32).contiguous()

@@ -189,31 +189,17 @@ struct Consumer {
     }
   }
 
-  // As wide.cuh's: a lane's four outputs of each of its rows.
   __device__ __forceinline__ void write(int64_t group, int first_row) const {
     const Call& c = p.c;
     const int lane = threadIdx.x % 32, g = lane / 4;
-    const int64_t n = c.output(group, 4 * g), all = c.w.n;
+    const int64_t n = c.output(group, 4 * g);
 #pragma unroll
     for (int h = 0; h < 32; h++) {
       const int row = first_row + h / 2 * 8 + lane % 4 * 2 + h % 2;
-      float x[4];
-#pragma unroll
-      for (int q = 0; q < 4; q++) {
+      write_four(c, g, row, n, [&](int q) {
         const int i = h / 2 * 4 + q % 2 * 2 + h % 2;
-        const float sum = TOTALS ? *total(i + q / 2 * 64) : float(q < 2 ? low[i] : high[i]);
-        x[q] = row < c.m && n + q < all ? finished(c, sum, row, n + q) : 0;
-      }
-      if (!c.inner) {
-        if (row < c.m && n < all) put_four(c, row, n, all, x);
-        continue;
-      }
-#pragma unroll
-      for (int q = 0; q < 4; q++) {
-        const float up = __shfl_xor_sync(ALL_LANES, x[q], 16);  // places 16 … 31 are the upper lanes'
-        x[q] = silu(x[q]) * up;
-      }
-      if (g < 4 && row < c.m && n < c.inner) put_four(c, row, n, c.inner, x);
+        return TOTALS ? *total(i + q / 2 * 64) : float(q < 2 ? low[i] : high[i]);
+      });
     }
   }
 };

@@ -33,10 +33,26 @@ def whole(found: Any) -> PackedWeight:
     """The weight that ``PACKED``'s arguments are. ValueError where its data can't be."""
     data, scales, mins, row_scale, kind, group, n, k = found
     require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
-    width = k if kind == LINEAR_F32 else padded(k, group)
-    size = -(-n // PANEL) * PANEL * width * HALF_BYTES[kind] // 2
-    require(data.dtype == torch.uint8 and data.numel() == size, f"linear: data of ({n}, {k}) is {size} bytes")
+    grouped = kind in (W8, W4) and group > 0 and group % 16 == 0
+    require(grouped or group == 0, "linear: group is 0 or, of integers, a multiple of 16")
+    width, rows = k if kind == LINEAR_F32 else padded(k, group), -(-n // PANEL) * PANEL
+    _require_part("data", data, torch.uint8, rows * width * HALF_BYTES[kind] // 2)
+    _require_part("scales", scales, torch.float16, rows * width // group if grouped else None)
+    if mins is not None:
+        _require_part("mins", mins, torch.float16, rows * width // group if grouped else None)
+    if kind not in (BF16, LINEAR_F32) or row_scale is not None:
+        _require_part("row_scale", row_scale, torch.float32, rows if kind != LINEAR_F32 else None)
     return PackedWeight(kind, n, k, group, data, scales, mins, row_scale)
+
+
+def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int | None) -> None:
+    """That it is ``count`` numbers side by side; None: that it isn't there."""
+    if part is None or count is None:
+        said = "has no" if count is None else "needs its"
+        require(part is None and count is None, f"linear: such a weight {said} {name}")
+        return
+    fits = part.dtype == dtype and part.numel() == count and part.is_contiguous()
+    require(fits, f"linear: {name} is {count} of {dtype}, side by side")
 
 
 def by_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

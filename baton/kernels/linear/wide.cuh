@@ -138,34 +138,41 @@ __device__ __forceinline__ void put_four(const Call& c, int row, int64_t column,
     store4(static_cast<float*>(c.out) + at, make_float4(x[0], x[1], x[2], x[3]));
 }
 
+// A lane's outputs n … n + 3 of a row to their place: sum(q), scaled and biased, with a gate silu(gate) x up. Lanes 4 g … 4 g + 3
+// have one n. All of the warp come, also those whose row or outputs aren't there.
+template <class Sum>
+__device__ __forceinline__ void write_four(const Call& c, int g, int row, int64_t n, Sum sum) {
+  float x[4];
+#pragma unroll
+  for (int q = 0; q < 4; q++) x[q] = row < c.m && n + q < c.w.n ? finished(c, sum(q), row, n + q) : 0;
+  if (!c.inner) {
+    if (row < c.m && n < c.w.n) put_four(c, row, n, c.w.n, x);
+    return;
+  }
+#pragma unroll
+  for (int q = 0; q < 4; q++) {
+    const float up = __shfl_xor_sync(ALL_LANES, x[q], 16);  // places 16 … 31 are the upper lanes'
+    x[q] = silu(x[q]) * up;
+  }
+  if (g < 4 && row < c.m && n < c.inner) put_four(c, row, n, c.inner, x);
+}
+
 template <int F, int MODE>
 __device__ __forceinline__ void write_wide(const Stages<F, MODE>& s, const Tile<F, MODE, WIDE_NT>& tile, const float* totals) {
   const Call& c = s.c;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-  const int64_t n = c.output(s.first_group + warp % WIDE_GROUPS, 4 * g), all = c.w.n;
+  const int64_t n = c.output(s.first_group + warp % WIDE_GROUPS, 4 * g);
 #pragma unroll
   for (int h = 0; h < 2 * WIDE_NT; h++) {
     const int row = s.first_row + warp / WIDE_GROUPS * WIDE_NT * 8 + h / 2 * 8 + lane % 4 * 2 + h % 2;
-    float x[4];
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
+    write_four(c, g, row, n, [&](int q) {
       Total<F, MODE> total;
       if (Stages<F, MODE>::TOTALS)
         total.sum = totals[((h / 2 * 4 + q) * 2 + h % 2) * THREADS + threadIdx.x];
       else
         total.add(tile.value(h / 2, q, h % 2));
-      x[q] = row < c.m && n + q < all ? finished(c, total.get(), row, n + q) : 0;
-    }
-    if (!c.inner) {
-      if (row < c.m && n < all) put_four(c, row, n, all, x);
-      continue;
-    }
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-      const float up = __shfl_xor_sync(ALL_LANES, x[q], 16);  // places 16 … 31 are the upper lanes'
-      x[q] = silu(x[q]) * up;
-    }
-    if (g < 4 && row < c.m && n < c.inner) put_four(c, row, n, c.inner, x);
+      return total.get();
+    });
   }
 }
 

@@ -3,6 +3,7 @@
 // A unit of work is (expert, 128 of its weight rows, up to 64 of its rows, or 16 where it has no more); blocks take units in turn. Both
 // operands come 64 inputs at a time by cp.async, three stages deep. A row's sums are taken in one order, whatever is beside it.
 #pragma once
+#include "../cuda/scan.cuh"
 #include "../cuda/silu.cuh"
 #include "route.cuh"
 
@@ -40,42 +41,28 @@ struct Unit {
 // ends[e]: units up to the last of expert e. Returns how many there are.
 __device__ int count_units(const Layer& layer, const int* places, int experts, int* ends, int* scratch) {
   constexpr int each = MOST_EXPERTS / THREADS;
-  const int begin = int(threadIdx.x) * each, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int begin = int(threadIdx.x) * each;
   int mine[each], sum = 0;
 #pragma unroll
   for (int i = 0; i < each; i++) {
     const int e = begin + i, rows = e < experts ? places[e] - (e ? places[e - 1] : 0) : 0;
     mine[i] = sum += (rows + MOST_TILE - 1) / MOST_TILE * layer.tiles();
   }
-  int before = sum;
-  for (int by = 1; by < 32; by *= 2) {
-    const int other = __shfl_up_sync(ALL_LANES, before, by);
-    if (lane >= by) before += other;
-  }
-  if (lane == 31) scratch[warp] = before;
-  __syncthreads();
-  int total = 0, warps = 0;
-  for (int i = 0; i < WARPS; i++) total += scratch[i], warps += i < warp ? scratch[i] : 0;
+  int total;
+  const int before = sum_before<WARPS>(sum, threadIdx.x, scratch, total, [] { __syncthreads(); });
 #pragma unroll
-  for (int i = 0; i < each; i++) ends[begin + i] = warps + before - sum + mine[i];
+  for (int i = 0; i < each; i++) ends[begin + i] = before + mine[i];
   __syncthreads();
   return total;
 }
 
 // An expert's units: weight tile by weight tile, so that its rows meet a tile while it is in L2.
 __device__ Unit unit_of(const Layer& layer, const int* places, const int* ends, int experts, int unit) {
-  int low = 0, high = experts - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] > unit)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  const int from = low ? places[low - 1] : 0, rows = places[low] - from, blocks = (rows + MOST_TILE - 1) / MOST_TILE;
-  const int within = unit - (low ? ends[low - 1] : 0), block = within % blocks;
+  const int expert = first_behind(ends, experts, unit);
+  const int from = expert ? places[expert - 1] : 0, rows = places[expert] - from, blocks = (rows + MOST_TILE - 1) / MOST_TILE;
+  const int within = unit - (expert ? ends[expert - 1] : 0), block = within % blocks;
   Unit u;
-  u.expert = low, u.first = from + block * MOST_TILE, u.output = int64_t(within / blocks) * layer.per_tile();
+  u.expert = expert, u.first = from + block * MOST_TILE, u.output = int64_t(within / blocks) * layer.per_tile();
   u.rows = rows - block * MOST_TILE < MOST_TILE ? rows - block * MOST_TILE : MOST_TILE;
   return u;
 }

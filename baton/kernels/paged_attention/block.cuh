@@ -1,5 +1,6 @@
 // What a block of attention works on, and where in its shared memory. Included by split.cuh.
 #pragma once
+#include "../cuda/scan.cuh"
 #include "stored.cuh"
 
 namespace baton {
@@ -8,6 +9,7 @@ namespace attention {
 
 constexpr int SPLIT = 256, WARPS = 4, THREADS = 32 * WARPS, BLOCKS_EACH = 4;
 constexpr int MOST_ROWS = 8;
+constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int SCORES = SPLIT + 8;  // floats from row to row
 constexpr int WEIGHTS = SPLIT + 8;
 
@@ -19,6 +21,13 @@ __device__ __forceinline__ unsigned me() { return threadIdx.x % THREADS; }
 #define BATON_TEAM_SYNC() __syncthreads()
 __device__ __forceinline__ unsigned me() { return threadIdx.x; }
 #endif
+
+// The sum of x over the threads before this one; `total` over all of them.
+__device__ __forceinline__ int scan(int x, int* scratch, int& total) {
+  const int before = sum_before<WARPS>(x, me(), scratch, total, [] { BATON_TEAM_SYNC(); });
+  BATON_TEAM_SYNC();
+  return before;
+}
 
 struct Call {
   PagedKv kv;

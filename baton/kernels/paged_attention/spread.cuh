@@ -3,14 +3,12 @@
 // is too small or the rows are many, by one block that does them all: the same bits either way, and whatever the batch.
 #pragma once
 #include "merge.cuh"
-#include "units.cuh"
 
 namespace baton {
 namespace {
 namespace attention {
 
 constexpr int FEW_QUERIES = 8, SLOTS = 8192;
-constexpr float LOG2_E = 1.44269504088896341f;
 
 inline size_t workspace_bytes(int d) { return size_t(SLOTS) * (MOST_ROWS * (d + 2) * 4 + 4); }
 
@@ -85,25 +83,10 @@ __device__ void gather(const Call& c, const Rows& r, const float* slot, int64_t 
   const int d = c.kv.head_dim;
   for (int i = me(); i < r.rows * d; i += THREADS) {
     const int row = i / d, at = MOST_ROWS * d + 2 * row;
-    float most = __ldcg(slot + at), total = __ldcg(slot + at + 1), acc = __ldcg(slot + i);
-    const float* next = slot;
-    for (int split = 1; split < splits; split++) {
-      next += stride;
-      const float his_most = __ldcg(next + at), his_total = __ldcg(next + at + 1), his = __ldcg(next + i);
-      if (his_most == -INFINITY) continue;
-      if (most == -INFINITY) {
-        most = his_most, total = his_total, acc = his;
-        continue;
-      }
-      const float top = fmaxf(most, his_most);
-#ifdef BATON_MUTATION_CUDA_MERGE
-      const float keep = 1.0f, add = exp2_fast(his_most - top);
-#else
-      const float keep = exp2_fast(most - top), add = exp2_fast(his_most - top);
-#endif
-      acc = acc * keep + his * add, total = total * keep + his_total * add, most = top;
-    }
-    finish(c, r, row, i % d, acc, total);
+    Merged sum;
+    const float* from = slot;
+    for (int split = 0; split < splits; split++, from += stride) sum.add(__ldcg(from + at), __ldcg(from + at + 1), __ldcg(from + i));
+    finish(c, r, row, i % d, sum.acc, sum.total);
   }
 }
 
@@ -144,7 +127,7 @@ __device__ void attend_units(const Call& c, const AttentionItem* items, int coun
                              int* scratch, int first, int stride) {
   const int units = plan<T, MOST>(c, items, count, ends, slots, scratch);
   for (int unit = first; unit < units; unit += stride) {
-    const int at = item_of(ends, count, unit);
+    const int at = first_behind(ends, count, unit);
     const Cut cut(c, items[at], most_rows<T>());
     const int group = cut.tiles * c.kv.kv_heads, within = unit - (at ? ends[at - 1] : 0), place = within % group;
     Rows r;

@@ -58,6 +58,7 @@ def sequences(table: Tensor, items: Tensor, pages: int, rows: int) -> Sequences:
 def paged(memory: Tensor, head_dim: int, dtype: str, kv_heads: int, layers: int, layer: int) -> Pages:
     """What native code is told of the pages. ValueError where they can't be what PAGES says."""
     require(dtype in ELEMENTS, f"dtype is one of {', '.join(ELEMENTS)}")
+    require(kv_heads > 0 and layers > 0, "there are 1 or more kv_heads and layers")
     size = page_bytes(dtype, kv_heads, head_dim, layers)
     fits = memory.dim() == 2 and memory.shape[1] == size and memory.dtype == torch.uint8
     require(fits and 0 <= layer < layers, f"memory is (pages, {size}) uint8 of layers 0 to {layers - 1}")
@@ -84,8 +85,14 @@ def queries(q: Tensor) -> Tensor:
     return q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
 
 
+def require_queries(q: Tensor, kv_heads: int) -> None:
+    """That q is what every op of attention takes."""
+    grouped = q.dim() == 3 and kv_heads > 0 and q.shape[1] % kv_heads == 0
+    require(grouped, "q is (rows, heads, head_dim), heads a multiple of kv_heads")
+
+
 def _fake(q: Tensor, *rest: Any) -> Tensor:
-    require(q.dim() == 3 and q.shape[1] % rest[4] == 0, "paged_attention: q is (rows, heads, head_dim), GQA")
+    require_queries(q, rest[4])
     return q.new_empty(q.shape)
 
 
@@ -102,7 +109,9 @@ def paged_attention(
     window: int,
     scale: float,
 ) -> Tensor:
-    """q (rows, heads, head_dim) -> the same shape; a row sees keys up to its own position, ``window`` at most."""
+    """q (rows, heads, head_dim) -> the same shape; a row sees keys up to its own position, ``window`` at most (0:
+    all)."""
+    require(window >= 0, "window is 0 or more")
     call, out = (
         symbol("paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64),
         _fake(q, memory, table, items, dtype, kv_heads),

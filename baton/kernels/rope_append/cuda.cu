@@ -1,6 +1,7 @@
 // A warp to a head: norm and turn q in place, k and v straight into the page, quantized there. Knows nothing of sequences
 // beyond their block tables. The items are read on the device, so that a captured launch serves any batch of their count.
 #include "../cuda/device.cuh"
+#include "../cuda/scan.cuh"
 #include "../cuda/workspace.cuh"
 #include "turn.cuh"
 
@@ -18,30 +19,19 @@ __global__ void __launch_bounds__(THREADS) append(const Call c) {
   BATON_STATIC_SHARED(int, sums, WARPS);
   grid_wait();
   grid_launch_next();
-  const int me = int(threadIdx.x), lane = me % 32, heads = c.heads + 2 * c.kv.kv_heads;
+  const int me = int(threadIdx.x), heads = c.heads + 2 * c.kv.kv_heads;
   for (int first = 0; first < c.count; first += THREADS) {
-    int rows = first + me < c.count ? c.items[first + me].queries : 0;
-    for (int by = 1; by < 32; by *= 2) {
-      const int other = __shfl_up_sync(ALL_LANES, rows, by);
-      if (lane >= by) rows += other;
-    }
-    if (lane == 31) sums[me / 32] = rows;
-    __syncthreads();
-    for (int i = 0; i < me / 32; i++) rows += sums[i];
-    ends[me] = rows;
+    const int queries = first + me < c.count ? c.items[first + me].queries : 0;
+    int rows;
+    ends[me] = sum_before<WARPS>(queries, me, sums, rows, [] { __syncthreads(); }) + queries;
 #ifndef BATON_MUTATION_CUDA_ROPE_BARRIER
     __syncthreads();
 #endif
     const int64_t units = int64_t(ends[THREADS - 1]) * heads, stride = int64_t(gridDim.x) * WARPS;
     for (int64_t unit = int64_t(blockIdx.x) * WARPS + me / 32; unit < units; unit += stride) {
       const int row = int(unit / heads);
-      int low = 0, high = THREADS - 1;  // the first item that ends behind the row
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (ends[middle] > row) high = middle;
-        else low = middle + 1;
-      }
-      head<T, PER>(c, c.items[first + low], row - (low ? ends[low - 1] : 0), int(unit % heads));
+      const int item = first_behind(ends, THREADS, row);
+      head<T, PER>(c, c.items[first + item], row - (item ? ends[item - 1] : 0), int(unit % heads));
     }
   }
 }

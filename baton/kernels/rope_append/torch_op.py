@@ -55,6 +55,8 @@ def rope_append(
     reach = max((start + count for _, start, count in found.numbers), default=0)
     require(turns.shape[0] >= reach and turns.shape[1:] == qkv.shape[2:], f"turns is ({reach} or more, head_dim)")
     require((q_norm is None) == (k_norm is None), "rope_append takes both norms or none")
+    wide = all(w is None or w.shape == qkv.shape[2:] for w in (q_norm, k_norm))
+    require(wide, "rope_append: a norm is (head_dim,)")
     native = runs_natively(qkv, turns, q_norm, k_norm) and qkv.is_contiguous() and memory.is_contiguous()
     if call is None or not native:
         return _by_reference(qkv, kv, found, turns, (q_norm, k_norm), eps)

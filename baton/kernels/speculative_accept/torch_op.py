@@ -16,10 +16,23 @@ SCHEMA = (
 
 
 def _fake(tokens: Tensor, *rest: object) -> Tensor:
-    chosen, target, _, accept, draw, _ = rest
+    chosen, target, proposed, accept, draw, _ = rest
     both = all(isinstance(t, Tensor) for t in (target, accept, draw))
     require(isinstance(chosen, Tensor) != both, "speculative_accept takes chosen, or target with accept and draw")
+    require(tokens.dim() == 1, "speculative_accept: tokens are (count,)")
+    count = tokens.shape[0]
+    if isinstance(target, Tensor) and not isinstance(chosen, Tensor):
+        require(target.dim() == 2 and target.shape[0] == count + 1, f"target is ({count + 1}, vocab)")
+        _require_shape("proposed", proposed, (count, target.shape[1]))
+        _require_shape("accept", accept, (count,))
+        _require_shape("draw", draw, (count + 1,))
+    _require_shape("chosen", chosen, (count + 1,))
     return tokens.new_empty((2,), dtype=torch.int64)
+
+
+def _require_shape(name: str, value: object, shape: tuple[int, ...]) -> None:
+    """That it has that shape, if it is there."""
+    require(not isinstance(value, Tensor) or value.shape == shape, f"speculative_accept: {name} is {shape}")
 
 
 @define(SCHEMA, _fake)

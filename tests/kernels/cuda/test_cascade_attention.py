@@ -69,11 +69,11 @@ def test_what_it_has_no_form_for_is_refused(dtype: str, dim: int) -> None:
         cascade(library(), case.qkv[0][:1, :2].contiguous(), case.kv, case.items, case.groups)
 
 
-BUGS = ("SCALE", "KEEP", "MERGE", "PAGE", "BARRIER", "ARRIVE")
+BUGS = ("CASCADE_SCALE", "CASCADE_KEEP", "MERGE", "CASCADE_PAGE", "CASCADE_BARRIER", "CASCADE_ARRIVE")
 
 
 @pytest.mark.parametrize("bug", first_now(BUGS))
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    checked = library(f"-DBATON_MUTATION_CUDA_CASCADE_{bug}", preempt=50, races=bug == "BARRIER")
+    checked = library(f"-DBATON_MUTATION_CUDA_{bug}", preempt=50, races=bug == "CASCADE_BARRIER")
     one: tuple[suite.Check, ...] = (lambda lib: suite.it_is_the_oracles(lib, "int8", (6, 2, 16)),)
-    assert is_caught(checked, (suite.one_group_or_many,) if bug == "ARRIVE" else one)
+    assert is_caught(checked, (suite.one_group_or_many,) if bug == "CASCADE_ARRIVE" else one)

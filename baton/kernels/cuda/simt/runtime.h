@@ -1,4 +1,4 @@
-// What simt.cpp and race.cpp share: a thread of a block as a fiber, a block, the launch that runs. Knows nothing of kernels.
+// What the shim's own files share: a thread of a block as a fiber, a block, the launch that runs. Knows nothing of kernels.
 #pragma once
 #include <csignal>
 #include <cstdarg>
@@ -89,6 +89,7 @@ class Faults {
 };
 
 extern Launch* running;
+extern std::mt19937_64 random_numbers;  // what schedules are drawn from
 extern char* arena;
 extern size_t arena_bytes;
 

@@ -10,11 +10,11 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace baton::simt {
 
 Launch* running = nullptr;
+std::mt19937_64 random_numbers(1);
 
 namespace {
 
 std::mutex one_launch;
-std::mt19937_64 random_numbers(1);
 uint64_t launches = 0;
 int resident = 2, preempt_permille = 0;
 std::string error;
@@ -28,8 +28,7 @@ void to_scheduler() { baton_simt_switch(&running->now->stack_pointer, scheduler_
 void fiber_main() {
   Fiber* me = running->now;
   running->body(running->arguments);
-  for (auto* pending : {&me->copies})
-    if (!pending->empty()) fail("thread %d ends with copies (cp.async) that it never committed", me->id);
+  if (!me->copies.empty()) fail("thread %d ends with copies (cp.async) that it never committed", me->id);
   me->done = true;
   me->block->alive--;
   to_scheduler();
@@ -116,16 +115,6 @@ void arrive(int id, int expected, bool waits, const char* what, Site site) {
   if (waits) barrier.waiting.push_back(me);
   if (++barrier.arrived == expected) release(barrier);
   if (waits) wait(what, site);
-}
-
-void copy_all(std::vector<Copy>& copies) {
-  std::shuffle(copies.begin(), copies.end(), random_numbers);
-  for (const Copy& copy : copies) {
-    race_access(copy.to, size_t(copy.bytes), true, false);
-    std::memset(copy.to, 0, size_t(copy.bytes));
-    std::memcpy(copy.to, copy.from, size_t(copy.filled));
-  }
-  copies.clear();
 }
 
 int run_blocks(uint64_t at_once) {
@@ -270,28 +259,6 @@ void meet(unsigned mask, Meeting meeting, const void* in, void* out, Site site) 
     running->ready.push_back(fiber);
   }
   wait("its turn", site);
-}
-
-void copy_later(void* to, const void* from, int bytes, int filled) {
-  if (reinterpret_cast<uintptr_t>(to) % size_t(bytes) || (filled && reinterpret_cast<uintptr_t>(from) % size_t(bytes)))
-    return fail("cp.async of %d bytes between places that are not aligned to it", bytes);
-  race_access(to, size_t(bytes), true, false);
-  std::memset(to, 0xff, size_t(bytes));
-  running->now->copies.push_back({to, from, bytes, filled});
-}
-
-void commit_copies() {
-  Fiber& me = *running->now;
-  me.groups.push_back(std::move(me.copies));
-  me.copies.clear();
-}
-
-void wait_copies(int pending) {
-  auto& groups = running->now->groups;
-  while (int(groups.size()) > pending) {
-    copy_all(groups.front());
-    groups.erase(groups.begin());
-  }
 }
 
 void touch_shared(const void* at, size_t bytes, bool write) { race_access(at, bytes, write, false); }
