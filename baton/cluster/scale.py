@@ -50,7 +50,7 @@ async def ask(redis: Redis, namespace: str, scale: Scale, present: Scale | None 
 
     Raises ConfigError for numbers that can't be.
     """
-    if not (0 <= scale.prefill <= MOST and 1 <= scale.decode <= MOST):
+    if not _can_be(scale):
         raise ConfigError(
             f"prefill={scale.prefill} decode={scale.decode}: give 0 to {MOST} and 1 to {MOST}", "scale"
         )
@@ -71,7 +71,7 @@ async def ask(redis: Redis, namespace: str, scale: Scale, present: Scale | None 
 
 
 async def read(redis: Redis, namespace: str) -> Scale | None:
-    """What was asked last; None when nobody asked, or another version wrote it."""
+    """What was asked last; None when nobody asked, or another version wrote it, or it is none that can be."""
     return _decoded(cast(Any, await redis.get(key(namespace))))
 
 
@@ -98,8 +98,13 @@ def _planned_key(namespace: str) -> str:
     return f"{key(namespace)}:planned"
 
 
+def _can_be(scale: Scale) -> bool:
+    return 0 <= scale.prefill <= MOST and 1 <= scale.decode <= MOST
+
+
 def _decoded(raw: bytes | None) -> Scale | None:
     try:
-        return msgspec.msgpack.decode(raw, type=Scale) if raw else None
+        found = msgspec.msgpack.decode(raw, type=Scale) if raw else None
     except msgspec.MsgspecError:
         return None
+    return found if found is not None and _can_be(found) else None

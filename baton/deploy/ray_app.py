@@ -87,7 +87,7 @@ class Placement:
         self._seats.tend()
         while missing := self._seats.unseated():
             if self._clock() > deadline:
-                raise _no_room(missing)
+                raise _no_room(missing, self._spec.gpus)
             time.sleep(0.2)
             self._seats.tend()
 
@@ -154,8 +154,8 @@ def _import_ray(spec: PlacementSpec) -> Any:
     return ray
 
 
-def _no_room(missing: Sequence[HostPlan]) -> ConfigError:
-    asked = "; ".join(f"{plan.slot}: {_needs_of(plan)}" for plan in missing)
+def _no_room(missing: Sequence[HostPlan], gpus: bool) -> ConfigError:
+    asked = "; ".join(f"{plan.slot}: {_needs_of(plan, gpus)}" for plan in missing)
     example = json.dumps(missing[0].resources or {resource_of(missing[0].role): 1})
     return ConfigError(
         f"no room in the Ray cluster for {asked}. Nodes offer it when started with, for example, "
@@ -164,10 +164,11 @@ def _no_room(missing: Sequence[HostPlan]) -> ConfigError:
     )
 
 
-def _needs_of(plan: HostPlan) -> str:
+def _needs_of(plan: HostPlan, gpus: bool) -> str:
     """In words: resources, how often, and the labels that a node must carry."""
     needs = plan.resources or {resource_of(plan.role): 1}
     words = ", ".join(f"{amount * plan.gang:g} {name}" for name, amount in sorted(needs.items()))
+    words += ", a GPU or its share of one" if gpus and "GPU" not in needs else ""
     gang = " all on one node" if plan.gang > 1 else ""
     labels = ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))
     return f"{words}{gang}" + (f" labelled {labels}" if labels else "")

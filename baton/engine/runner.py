@@ -48,7 +48,11 @@ STEP_ENV, OPS = "BATON_STEP", "ops"  # each op by itself, through torch.ops.bato
 
 
 def load(config: EngineConfig) -> Runner:
-    """The runner of ``config``'s model: native where the kernels build, and on a GPU do. Raises CheckpointError."""
+    """The runner of ``config``'s model: native where the kernels build, and on a GPU do.
+
+    Raises CheckpointError and ConfigError.
+    """
+    check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
         native.set_threads(config.threads)
@@ -62,13 +66,15 @@ def load(config: EngineConfig) -> Runner:
     if ask_gpu:
         elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
         require(elements * DTYPES[dtype].itemsize)
-    if config.device == "cuda" and (own := _on_own_kernels(config, directory, model, planned, dtype)) is not None:
+    if (
+        config.device == "cuda"
+        and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None
+    ):
         return own
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
     work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
-        check, by_ops = os.environ.get(CHECK_ENV) == "1", os.environ.get(STEP_ENV) == OPS
         return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work)
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
@@ -80,7 +86,7 @@ def load(config: EngineConfig) -> Runner:
 
 
 def _on_own_kernels(
-    config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str
+    config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str, plain: bool
 ) -> Runner | None:
     """The runner on the GPU's own kernels; None where they can't be had, which the log says."""
     if (found := kernels_or_none()) is None:
@@ -89,8 +95,15 @@ def _on_own_kernels(
     program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
     work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
-    plain, mega = os.environ.get(CHECK_ENV) == "1", config.cuda_step == "mega"
-    return on_kernels(spec, program, weights, found, work, plain, mega)
+    return on_kernels(spec, program, weights, found, work, plain, mega=config.cuda_step == "mega")
+
+
+def _is_on(name: str, on: str) -> bool:
+    """Whether the environment says ``on``. Raises ConfigError where it says something else than that or nothing."""
+    value = os.environ.get(name, "")
+    if value not in ("", "0", on):
+        raise ConfigError(f"{name} is {value!r}; set it to {on}, or unset it", name)
+    return value == on
 
 
 def _require_torch_cuda() -> None:

@@ -30,7 +30,7 @@ class ProfileMeta:
             raise ConfigError(f"a profile needs {file}: {error}", "profile") from error
         if not isinstance(found, dict):
             raise ConfigError(f"{file} must be a mapping that names the model", "profile")
-        self._file, self._home, self._found = file, home, found
+        self._file, self._home, self._found = file, home, dict[Any, Any](found)
 
     @property
     def model(self) -> str:
@@ -40,10 +40,8 @@ class ProfileMeta:
     @property
     def degrees(self) -> list[int]:
         """The tensor-parallel degrees that were measured."""
-        try:
-            return [int(d) for d in self._found.get("tp_degrees") or []]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{self._file}: tp_degrees: {error}", "profile") from error
+        found = self._found.get("tp_degrees") or []
+        return [int(self._number("tp_degrees", d)) for d in (found if isinstance(found, list) else [found])]
 
     def degree_of_widths(self, shape: ModelShape) -> int | None:
         """Of the widths that it names; None where it names none. Raises ConfigError if they are another model's."""
@@ -69,16 +67,31 @@ class ProfileMeta:
 
     def skew(self, tp: int) -> float:
         """How far attention over unequal contexts lies from the mean context's towards the longest one's."""
-        fits = (self._found.get("skew_fit") or {}).get("per_tp") or {}
-        fit = fits.get(tp) or fits.get(str(tp)) or {}
-        return float(fit.get("alpha_default") or 0.0)
+        fits = self._section("skew_fit", "per_tp")
+        fit = self._section("skew_fit", "per_tp", tp if tp in fits else str(tp))
+        return self._number("alpha_default", fit.get("alpha_default") or 0.0)
 
     @property
     def _overrides(self) -> dict[str, Any]:
-        return (self._found.get("engine_effective") or {}).get("hf_overrides") or {}
+        return self._section("engine_effective", "hf_overrides")
+
+    def _section(self, *names: object) -> dict[Any, Any]:
+        """What lies under these names, one in the other; empty where there is nothing."""
+        found = self._found
+        for name in names:
+            found = found.get(name) or {}
+            if not isinstance(found, dict):
+                raise ConfigError(f"{self._file}: {name} must be a mapping", "profile")
+        return found
+
+    def _number(self, name: str, value: Any) -> float:
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{self._file}: {name}: {error}", "profile") from error
 
     def _degree(self, field: str, shape: ModelShape) -> int:
-        measured, whole = int(self._overrides[field]), int(getattr(shape, field))
+        measured, whole = int(self._number(field, self._overrides[field])), int(getattr(shape, field))
         if measured < 1 or whole % measured:
             text = f"measured with {field} {measured} per rank; {shape.name} has {whole}"
             raise ConfigError(f"{self._home}: {text}. Give the profile of this model", "profile")

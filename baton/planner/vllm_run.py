@@ -38,7 +38,7 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class VllmRun(msgspec.Struct, frozen=True):
-    """The run and what it ran on. ``link`` is None on one rank, or where the folder doesn't say.
+    """The run and what it ran on. ``link`` is None on one rank.
 
     ``left_out``: requests that have no times.
     """
@@ -67,7 +67,8 @@ def load_run(folder: str) -> VllmRun:
         instance = config["nodes"][0]["instances"][0]
         run = VllmRun(str(meta["model"]), 1, requests, meta, instance, None, left_out)
         _require_one_engine(run, config)
-        tp = int(run.told("tensor_parallel_size", "parallel_config") or instance.get("tp_size") or 1)
+        tp = run.told("tensor_parallel_size", "parallel_config") or instance.get("tp_size") or 1
+        tp = _count("tensor_parallel_size", tp)
         link = Link(float(config["link_bw"]) * 1e9, float(config["link_latency"]) * 1e-9) if tp > 1 else None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{home}: meta.json or config.json lacks {error}", "run") from error
@@ -87,19 +88,34 @@ def _require_one_engine(run: VllmRun, config: dict[str, Any]) -> None:
 
 
 def settings_of(run: VllmRun, shape: ModelShape) -> VllmSettings:
-    """The engine's settings. vLLM keeps the first of its blocks for itself."""
+    """The engine's settings. vLLM keeps the first of its blocks for itself. Raises ConfigError."""
+    try:
+        return _settings(run, shape)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"what meta.json says of the engine can't be read: {error}", "run") from error
+
+
+def _settings(run: VllmRun, shape: ModelShape) -> VllmSettings:
     cache = run.meta.get("kv_cache") or {}
-    blocks = int(cache.get("num_gpu_blocks") or run.told("num_gpu_blocks", "cache_config") or _fitting(run, shape))
-    size = int(cache.get("block_size") or run.told("block_size", "cache_config") or BLOCK_TOKENS)
+    blocks = cache.get("num_gpu_blocks") or run.told("num_gpu_blocks", "cache_config") or _fitting(run, shape)
+    size = cache.get("block_size") or run.told("block_size", "cache_config") or BLOCK_TOKENS
+    seqs = run.told("max_num_seqs", "scheduler_config") or 256
+    tokens = run.told("max_num_batched_tokens", "scheduler_config") or 2048
     caching = cache.get("enable_prefix_caching", run.told("enable_prefix_caching", "cache_config"))
     return VllmSettings(
-        pages=blocks * size // BLOCK_TOKENS - 1,
-        max_num_seqs=int(run.told("max_num_seqs", "scheduler_config") or 256),
-        max_num_batched_tokens=int(run.told("max_num_batched_tokens", "scheduler_config") or 2048),
+        pages=_count("num_gpu_blocks", blocks) * _count("block_size", size) // BLOCK_TOKENS - 1,
+        max_num_seqs=_count("max_num_seqs", seqs),
+        max_num_batched_tokens=_count("max_num_batched_tokens", tokens),
         reserve_full_isl=_yes(run.told("scheduler_reserve_full_isl", "scheduler_config")),
         async_scheduling=_yes(run.told("async_scheduling", "scheduler_config")),
         prefix_caching=_yes(caching),
     )
+
+
+def _count(name: str, value: Any) -> int:
+    if int(value) < 1:
+        raise ConfigError(f"the run has {name} {value}; it must be 1 or more", "run")
+    return int(value)
 
 
 def _yes(value: Any) -> bool:

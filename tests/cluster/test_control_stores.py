@@ -41,17 +41,30 @@ async def test_a_pin_and_a_mode_stay_until_they_are_taken_back(redis):
     assert await store.pinned() is None
 
 
+async def test_all_that_is_shown_of_the_controller_is_asked_for_together(redis):
+    store = AdviceStore(redis, "t")
+    assert await store.look() == (None, (), None)
+    changes = [Change(float(i), "hold", (1, 1), (1, 1), "r") for i in range(4)]
+    for change in changes:
+        await store.note(change)
+    await store.put(ADVICE)
+    await store.pin(Pin(3, 5, 1.0, "ada"))
+    assert await store.look(2) == (ADVICE, (changes[3], changes[2]), Pin(3, 5, 1.0, "ada"))
+
+
 async def test_an_entry_of_another_version_is_passed_over(redis):
     store = AdviceStore(redis, "t")
     await redis.lpush("{t}:control:timeline", b"\x01nonsense")
     await redis.set("{t}:control:advice", b"\x01nonsense")
     assert (await store.timeline(), await store.get()) == ((), None)
+    assert await store.look() == (None, (), None)
 
 
 async def test_without_redis_nothing_is_known_and_nothing_raised(server, redis):
     gone = connect("unix:///nowhere/redis.sock")
     store, traffic = AdviceStore(gone, "t"), TrafficStore(gone, "t")
     assert (await store.put(ADVICE), await store.get(), await store.timeline()) == (False, None, ())
+    assert await store.look() == (None, (), None)
     assert not await Lease(gone, "t", "controller", "me", 1.0).hold()
     await traffic.push(Slice("r", 1.0, 1.0))
     assert await traffic.recent(0.0) == []

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis import Redis
 
@@ -138,6 +139,17 @@ def test_a_redis_that_is_away_or_empty_again_changes_nothing(server: RedisServer
     assert following.take() is None
     wish(server.url, 1, 3)
     assert taken(following) == (1, 3)
+
+
+def test_numbers_that_cannot_be_are_nobodys_and_the_next_ones_are_heard(server: RedisServer, starts) -> None:
+    following = starts(config(server.url))
+    assert taken(following) == (1, 1)
+    with Redis.from_url(server.url) as client:
+        client.set(key("baton"), msgspec.msgpack.encode(Scale(3, 0, serial=9)))
+    time.sleep(NEVER_S)
+    assert following.take() is None
+    wish(server.url, 2, 2)
+    assert taken(following) == (2, 2)
 
 
 def test_without_a_redis_the_config_decides(starts) -> None:

@@ -129,6 +129,8 @@ def test_who_finds_no_room_is_told_what_no_node_offers() -> None:
     gang = msgspec.structs.replace(
         plain, slot="tp-0", resources={"baton_tp": 1, "GPU": 2}, gang=4, labels={"accelerator": "h200"}
     )
-    said = str(_no_room([plain, gang]))
+    said = str(_no_room([plain, gang], gpus=False))
     assert "decode-1: 1 baton_decode; tp-0: 8 GPU, 4 baton_tp all on one node labelled accelerator=h200" in said
     assert """--resources '{"baton_decode": 1}'""" in said
+    said = str(_no_room([plain, gang], gpus=True))
+    assert "decode-1: 1 baton_decode, a GPU or its share of one; tp-0: 8 GPU, 4 baton_tp all" in said

@@ -13,6 +13,7 @@ from baton.engine.load import EngineConfig, load_runner
 from baton.engine.native_runner import NativeRunner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.kernels.abi import native
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make, prompts
 from tests.conformance.drive import Driver
@@ -63,6 +64,16 @@ def test_ops_one_by_one_have_the_bits_of_the_native_step(
 def test_ops_one_by_one_are_their_references(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = load(model, monkeypatch, "ops", check="1", kv_cache_dtype="int8")
     Driver(engine, pages=40, chunk=20).answer([[5, 6, 7], list(range(2, 40))], SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("by", "check", "said"), [("op", "", "BATON_STEP is 'op'; set it to ops"), ("", "yes", "to 1,")]
+)
+def test_a_switch_that_says_nothing_known_is_refused_before_anything_is_loaded(
+    by: str, check: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(Path("no such model"), monkeypatch, by, check)
 
 
 def test_the_profiler_names_every_op_of_a_layer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

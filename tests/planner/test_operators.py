@@ -101,6 +101,25 @@ def test_a_meta_without_a_model_is_an_error_that_says_so(tmp_path: Path) -> None
         load_operators(str(tmp_path / "p"))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("tp_degrees: [one]", "tp_degrees: could not convert"),
+        ("engine_effective: vllm", "engine_effective must be a mapping"),
+        ("engine_effective: {hf_overrides: {num_attention_heads: few}}", "num_attention_heads: could not convert"),
+        ("skew_fit: {per_tp: {1: 0.3}}", "1 must be a mapping"),
+        ("skew_fit: {per_tp: {'1': {alpha_default: [0.3]}}}", "alpha_default: float"),
+    ],
+)
+def test_a_meta_that_says_no_number_where_one_belongs_is_an_error_that_names_it(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    shutil.copytree(LLAMA, tmp_path / "p")
+    (tmp_path / "p" / "meta.yaml").write_text(f"model: meta-llama/Llama-3.1-8B\n{line}\n")
+    with pytest.raises(ConfigError, match=said):
+        load_operators(str(tmp_path / "p"), tp=1)
+
+
 def test_a_profile_of_another_parallelism_or_with_a_bad_row_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="intermediate_size"):
         load_operators(str(QWEN), tp=1)

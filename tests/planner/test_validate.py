@@ -179,6 +179,39 @@ def test_two_engines_of_one_run_are_refused(tmp_path: Path) -> None:
         load_run(str(run))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"kv_cache": {"num_gpu_blocks": "many"}}, {"kv_cache": 7}, {"engine_kwargs": {"max_num_seqs": [1]}}],
+    ids=str,
+)
+def test_settings_that_are_no_numbers_are_an_error_of_the_run(tmp_path: Path, wrong: dict) -> None:
+    run, profile = changed(tmp_path, "rtx4090_llama-3.1-8b", meta=lambda meta: meta.update(wrong))
+    with pytest.raises(ConfigError, match=r"what meta\.json says of the engine can't be read") as found:
+        errors_of(run, profile)
+    assert found.value.param == "run"
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        ("engine_kwargs", "max_num_seqs"),
+        ("engine_kwargs", "max_num_batched_tokens"),
+        ("engine_kwargs", "tensor_parallel_size"),
+        ("kv_cache", "num_gpu_blocks"),
+        ("kv_cache", "block_size"),
+    ],
+)
+def test_counts_below_one_are_refused_by_name_and_no_simulation_waits_for_ever(
+    tmp_path: Path, section: str, name: str
+) -> None:
+    def wrong(meta: dict) -> None:
+        meta.setdefault(section, {})[name] = -1
+
+    run, profile = changed(tmp_path, "rtx4090_llama-3.1-8b", meta=wrong)
+    with pytest.raises(ConfigError, match=f"{name} -1; it must be 1 or more"):
+        errors_of(run, profile)
+
+
 def test_the_command_writes_json(tmp_path: Path) -> None:
     home = RUNS / "rtxpro6000_qwen3-32b"
     flags = ["sim", "validate", "--run", str(home), "--profile", str(home / "profile"), "--json", "-"]

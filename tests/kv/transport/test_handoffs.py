@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,22 @@ async def error_of(stream: HandoffStream) -> BatonError:
     raise AssertionError("the stream ended without a word")
 
 
-@pytest.fixture(params=RIGS)
-async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+@asynccontextmanager
+async def admitted(name: str, folder: Path) -> AsyncIterator[Pair]:
+    """Both sides of a handoff over the rig of that name, its lease in force; afterwards nothing may be left."""
     made = Pair()
-    made.rig = await RIGS[request.param](made.intake.accept, made.source, tmp_path)
+    made.rig = await RIGS[name](made.intake.accept, made.source, folder)
     made.admit()
     yield made
     await made.end()
     await made.rig.transport.close()
     await made.rig.stop()
+
+
+@pytest.fixture(params=RIGS)
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    async with admitted(request.param, tmp_path) as made:
+        yield made
 
 
 async def test_every_block_lands_in_its_own_page_whatever_the_block_tables(pair: Pair) -> None:

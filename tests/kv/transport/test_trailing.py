@@ -20,7 +20,17 @@ from baton.protos.channel import BlocksReceived, Commit
 from baton.protos.errors import CorruptFrame
 from tests.kv.transport import first_version
 from tests.kv.transport.rigs import RIGS, Rig
-from tests.kv.transport.test_handoffs import BLOCKS, FINGERPRINT, FIRST, LAYOUT, LEASE, Pair, error_of, until
+from tests.kv.transport.test_handoffs import (
+    BLOCKS,
+    FINGERPRINT,
+    FIRST,
+    LAYOUT,
+    LEASE,
+    Pair,
+    admitted,
+    error_of,
+    until,
+)
 
 TCP = [name for name in RIGS if name.startswith("tcp")]
 HASHES = bytes(range(32))
@@ -45,13 +55,8 @@ async def opened(pair: Pair, address: str = "") -> HandoffStream:
 
 @pytest.fixture(params=TCP)
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    made = Pair()
-    made.rig = await RIGS[request.param](made.intake.accept, made.source, tmp_path)
-    made.admit()
-    yield made
-    await made.end()
-    await made.rig.transport.close()
-    await made.rig.stop()
+    async with admitted(request.param, tmp_path) as made:
+        yield made
 
 
 # ---- what goes over the wire ---------------------------------------------------------------------------
@@ -154,21 +159,17 @@ async def test_a_receiver_of_the_first_version_gets_its_own_frames() -> None:
     there.close()
 
 
-async def test_a_sender_of_the_first_version_is_understood_and_hears_nothing_new() -> None:
-    pair = Pair()
-    server, address = tcp.listen("127.0.0.1", pair.intake.accept)
-    pair.admit()
-    blocks = [(pair.hashes[index], page) for index, page in enumerate(pair.sent())]
-    said = control.Opening("r", LAYOUT, "p0", BLOCKS, 13, "m", FINGERPRINT)
-    replies = await asyncio.to_thread(
-        first_version.send, address, LEASE, control.encode_opening(said), blocks,
-        control.encode_closing(control.Closing(FIRST, 0)),
-    )  # fmt: skip
-    assert pair.arrived() == pair.sent()
+async def test_a_sender_of_the_first_version_is_understood_and_hears_nothing_new(tmp_path: Path) -> None:
+    async with admitted("tcp", tmp_path) as pair:
+        blocks = [(pair.hashes[index], page) for index, page in enumerate(pair.sent())]
+        said = control.Opening("r", LAYOUT, "p0", BLOCKS, 13, "m", FINGERPRINT)
+        replies = await asyncio.to_thread(
+            first_version.send, pair.rig.address, LEASE, control.encode_opening(said), blocks,
+            control.encode_closing(control.Closing(FIRST, 0)),
+        )  # fmt: skip
+        assert pair.arrived() == pair.sent()
     assert [reply.subject for reply in replies if reply.kind == first_version.ACK] == [1, 2, 3]
     assert [reply.kind for reply in replies if reply.kind != first_version.ACK] == [first_version.END]
-    await pair.end()
-    server.close()
 
 
 async def test_frames_of_the_second_version_are_refused_by_a_receiver_of_the_first() -> None:
@@ -225,16 +226,12 @@ class FlippingRelay:
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-async def test_one_flipped_bit_of_header_table_blocks_or_trailer_is_refused(count: int) -> None:
+async def test_one_flipped_bit_of_header_table_blocks_or_trailer_is_refused(count: int, tmp_path: Path) -> None:
     """A third of them in header and table, a third in the blocks' bytes, a third in the checksums behind them."""
-    rng, pair = random.Random(4), Pair()
-    server, address = tcp.listen("127.0.0.1", pair.intake.accept)
-    pair.rig = Rig(tcp.TcpTransport(1), address, None)  # type: ignore[arg-type]
-    pair.admit()
-    head = 64 + 2 * 36  # of a frame of two blocks
-    begin = first_version.HELLO.size + 64 + len(pair.opening().body)
-    sizes = (head, 2 * LAYOUT.page_bytes, 16)
-    async with FlippingRelay(address) as relay:
+    rng, head = random.Random(4), 64 + 2 * 36  # of a frame of two blocks
+    async with admitted("tcp", tmp_path) as pair, FlippingRelay(pair.rig.address) as relay:
+        begin = first_version.HELLO.size + 64 + len(pair.opening().body)
+        sizes = (head, 2 * LAYOUT.page_bytes, 16)
         for number in range(count):
             part = number % 3
             relay.flip_bit = 8 * (begin + sum(sizes[:part])) + rng.randrange(8 * sizes[part])
@@ -251,29 +248,22 @@ async def test_one_flipped_bit_of_header_table_blocks_or_trailer_is_refused(coun
         await stream.send(*bare(pair, 0, 1))
         await until(lambda: pair.intake.received_blocks == 2)
         await stream.close()
-    await pair.end()
-    await pair.rig.transport.close()
-    server.close()
 
 
 @pytest.mark.parametrize("short_of", [1, 8, 16])
-async def test_a_block_counts_only_once_its_checksum_has_come(short_of: int) -> None:
+async def test_a_block_counts_only_once_its_checksum_has_come(short_of: int, tmp_path: Path) -> None:
     """All of its bytes lie in the page, and a sender that dies before the last of the trailer leaves nothing."""
-    pair = Pair()
-    server, address = tcp.listen("127.0.0.1", pair.intake.accept)
-    pair.admit()
-    frame, payload = bare(pair, 0, 1)
-    frame = Frame(Kind.BLOCK, LEASE, 1, flags=1 | frames.TRAILING, unit=frame.unit, blocks=frame.blocks)
-    trailer = frames.trailer([frames.checksum(page) for page in payload])
-    _, writer = await asyncio.open_connection(*tcp.split(address))
-    writer.write(first_version.HELLO.pack(b"BKVH", 1, 0, 2, bytes(16)) + frames.encode(pair.opening()))
-    writer.write(frames.encode(frame) + b"".join(payload) + trailer[: len(trailer) - short_of])
-    await until(lambda: bytes(pair.memory.page(pair.lease.pages[1])) == bytes(payload[1]))
-    await asyncio.sleep(0.02)
-    assert pair.intake.received_blocks == 0
-    assert not [m for m in pair.told if isinstance(m, BlocksReceived)]
-    writer.write(trailer[len(trailer) - short_of :])
-    await until(lambda: pair.intake.received_blocks == 2)
-    writer.close()
-    await pair.end()
-    server.close()
+    async with admitted("tcp", tmp_path) as pair:
+        frame, payload = bare(pair, 0, 1)
+        frame = Frame(Kind.BLOCK, LEASE, 1, flags=1 | frames.TRAILING, unit=frame.unit, blocks=frame.blocks)
+        trailer = frames.trailer([frames.checksum(page) for page in payload])
+        _, writer = await asyncio.open_connection(*tcp.split(pair.rig.address))
+        writer.write(first_version.HELLO.pack(b"BKVH", 1, 0, 2, bytes(16)) + frames.encode(pair.opening()))
+        writer.write(frames.encode(frame) + b"".join(payload) + trailer[: len(trailer) - short_of])
+        await until(lambda: bytes(pair.memory.page(pair.lease.pages[1])) == bytes(payload[1]))
+        await asyncio.sleep(0.02)
+        assert pair.intake.received_blocks == 0
+        assert not [m for m in pair.told if isinstance(m, BlocksReceived)]
+        writer.write(trailer[len(trailer) - short_of :])
+        await until(lambda: pair.intake.received_blocks == 2)
+        writer.close()
