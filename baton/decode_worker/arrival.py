@@ -50,6 +50,7 @@ class Arrival:
         self._coded: dict[int, memoryview] = {}  # landed beside their pages, where a codec is in use
         self._unacked: list[int] = []
         self._unreported: list[int] = []
+        self._resident: list[int] = []  # of those, what is on the device as well
         self._commit_frame: Frame | None = None
 
     # ---- what the transport says -----------------------------------------------------------------------
@@ -64,9 +65,9 @@ class Arrival:
         self._guarded(lambda f: places.extend(self._places(f)), frame)
         return None if self._stopped else places
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         """The blocks' bytes lie in their places: they count if their checksums are right."""
-        self._guarded(lambda f: self._arrived(f, checksums), frame)
+        self._guarded(lambda f: self._arrived(f, checksums, resident), frame)
 
     def over(self, error: BatonError | None) -> None:
         """The sender left, or can't be understood."""
@@ -219,7 +220,7 @@ class Arrival:
         whole = self._intake.scratch(frame.unit * len(frame.blocks))
         return [whole[i * frame.unit : (i + 1) * frame.unit] for i in range(len(frame.blocks))]
 
-    def _arrived(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def _arrived(self, frame: Frame, checksums: Sequence[int], resident: bool) -> None:
         frames.check_blocks(frame, checksums)
         if frame.kind is Kind.PROBE:
             self._line.reply(frames.ack(frame))
@@ -231,6 +232,8 @@ class Arrival:
         whole = claim.arrived(numbers, self.rank)
         self._unacked += numbers
         self._unreported += whole
+        if resident:
+            self._resident += whole
         self._intake.count(len(whole), len(numbers) * frame.unit)
         if frame.wants_ack or len(self._unacked) >= REPORT_BLOCKS:
             self._report()
@@ -257,5 +260,6 @@ class Arrival:
 
     def _report(self) -> None:
         if self.claim is not None and self._unreported:
-            self._intake.tell(BlocksReceived(self.claim.key, self.epoch, tuple(self._unreported)))
+            resident, self._resident = tuple(self._resident), []
+            self._intake.tell(BlocksReceived(self.claim.key, self.epoch, tuple(self._unreported), resident))
             self._unreported = []

@@ -37,6 +37,16 @@ class Receive:
         return not self._missing
 
     @property
+    def outstanding(self) -> list[int]:
+        """Blocks that a stream may bring."""
+        return sorted(self._missing)
+
+    @property
+    def table(self) -> list[int]:
+        """The lease's own list of pages."""
+        return self._pages.pages
+
+    @property
     def settled(self) -> bool:
         """Nobody can write the pages any more."""
         return not self._gate and not self._writers

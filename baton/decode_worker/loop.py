@@ -120,6 +120,8 @@ class DecodeLoop(StepLoop):
         receive = self.receives.get(message.key)
         if receive is not None:
             receive.opened(message.epoch, self.clock())
+            if self.mirror is not None:
+                self.mirror.opened([receive.table[block] for block in receive.outstanding])
 
     def on_receiveclosed(self, message: ch.ReceiveClosed) -> None:
         """It writes them no more."""
@@ -133,6 +135,8 @@ class DecodeLoop(StepLoop):
         receive = self.receives.get(message.key)
         if receive is not None:
             receive.arrived(message.blocks, self.clock())
+            if message.resident and self.mirror is not None:
+                self.mirror.landed(message.key, receive.table, message.resident)
 
     def on_commit(self, message: ch.Commit) -> None:
         """The prompt is here: decode from now on."""

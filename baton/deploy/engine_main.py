@@ -27,7 +27,7 @@ from baton.deploy.worker_spec import WorkerSpec, load_spec
 from baton.engine.grammar import Grammars
 from baton.engine.hub import locate
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner
+from baton.engine.plan import Runner, mirror_of
 from baton.engine.step_loop import Channel, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.bridge import with_codec
@@ -91,7 +91,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
     channel.send_fd(memory.fd)
-    model = runner.spec
+    model, mirror = runner.spec, mirror_of(runner)
     channel.send(
         EngineReady(
             model.layout,
@@ -102,6 +102,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             pages,
             spec.max_batch,
             runner.work,
+            None if mirror is None else mirror.shared,
         )
     )
     pool = PagePool(pages, model.layout.block_tokens)

@@ -17,17 +17,21 @@ import msgspec
 from baton.deploy.processes import die_with_parent
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
 from baton.kv.channel import IoChannel
+from baton.kv.device_pages import opened_or_none
 from baton.kv.memory import PageMemory
 from baton.protos.channel import EngineFailed, EngineReady, Shutdown
 from baton.protos.errors import StartupError, from_info
+
+FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a card; a context there costs memory
 
 
 class EngineProcess:
     """A running engine. Start it from the main thread: it dies with the thread that started it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: IoChannel):
+    def __init__(self, process: subprocess.Popen[bytes], channel: IoChannel, wants_card: bool = True):
         self.process = process
         self.channel = channel
+        self._wants_card = wants_card
         self.memory: PageMemory
         self.ready: EngineReady
 
@@ -50,7 +54,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             process = cls.spawn(spec, ours, theirs)
-        engine = cls(process, await IoChannel.open(ours))
+        engine = cls(process, await IoChannel.open(ours), spec.kv_transport in FROM_CARD)
         try:
             await engine._await_ready()
         except BaseException:
@@ -70,6 +74,8 @@ class EngineProcess:
         assert isinstance(message, EngineReady), "an engine's first message is EngineReady or EngineFailed"
         self.ready = message
         self.memory = PageMemory.attach(fd, message.pages, message.layout.page_bytes)
+        if message.device_pages is not None and self._wants_card:
+            self.memory.device = opened_or_none(message.device_pages, self.memory)
 
     def obituary(self) -> str:
         """How it ended, waiting a moment for the kernel to say."""

@@ -11,34 +11,37 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from baton.decode_worker.intake import Intake
 from baton.deploy.security import identity_of
 from baton.deploy.worker_spec import WorkerSpec
 from baton.kv.transport import cuda_ipc, nccl, shm, tcp
 from baton.kv.transport.auto import AUTO
-from baton.kv.transport.base import Accept
 from baton.kv.transport.receiving import SocketServer
 from baton.protos.errors import ConfigError
 
 log = logging.getLogger("baton.worker")
 
 
-def open_data_ports(spec: WorkerSpec, accept: Accept, stack: AsyncExitStack) -> dict[str, str]:
+def open_data_ports(spec: WorkerSpec, intake: Intake, stack: AsyncExitStack) -> dict[str, str]:
     """Listen by every transport that ``spec`` allows, until ``stack`` closes: transport -> address.
 
+    Those of a card by themselves only where the engine shares its pages there: from the host's, shm is quicker.
     What can't be had is left out with a warning, so that senders see it is not offered; but it is a ConfigError
     where it is the one that was asked for.
     """
-    path = Path(spec.slot_dir) / f"{spec.slot}.kv"
+    path, accept, pages = Path(spec.slot_dir) / f"{spec.slot}.kv", intake.accept, intake.memory.device
     identity = identity_of(spec.tls, f"the KV port of {spec.slot}", ("worker",))
     ways: dict[str, Callable[[], tuple[SocketServer, str]]] = {
         "tcp": lambda: tcp.listen(spec.host, accept, spec.data_port, identity),
         "shm": lambda: shm.listen(str(path), accept),
     }
-    if spec.kv_transport == "nccl":  # never by itself: it costs a process with torch, and can't be encrypted
-        ways["nccl"] = lambda: nccl.listen(spec.host, accept)
+    trusted = spec.tls is None or spec.tls.trusted_network
+    if spec.kv_transport == "nccl" or (pages is not None and trusted):  # it can't be encrypted
+        by_name = spec.kv_transport == "nccl"
+        ways["nccl"] = lambda: nccl.listen(spec.host, accept, pages=pages, at_once=by_name)
     card = path.with_suffix(".gpu")
-    if spec.kv_transport == "cuda_ipc":  # never by itself: with pages in host memory shm is quicker
-        ways["cuda_ipc"] = lambda: cuda_ipc.listen(str(card), accept)
+    if spec.kv_transport == "cuda_ipc" or pages is not None:
+        ways["cuda_ipc"] = lambda: cuda_ipc.listen(str(card), accept, pages)
     opened: dict[str, str] = {}
     for name, listen in ways.items():
         if spec.kv_transport not in (AUTO, name):

@@ -164,7 +164,7 @@ async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) ->
         port = add_port(server, f"{spec.host}:{spec.port}", worker.identity)
     except RuntimeError as error:
         raise ConfigError(f"{spec.host}:{spec.port} can't be bound ({error}); set another port", "port") from None
-    data = open_data_ports(spec, worker.intake.accept, stack) if spec.role == "decode" else {}
+    data = open_data_ports(spec, worker.intake, stack) if spec.role == "decode" else {}
     worker.control.info = msgspec.structs.replace(
         worker.control.info,
         address=f"{spec.host}:{port}",

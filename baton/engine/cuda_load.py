@@ -79,6 +79,7 @@ def on_kernels(
         made.close()
         raise ConfigError(f"cuda_step is mega, and the megakernel has no form for {said}; use graph", "cuda_step")
     made.share(least)
+    made.shares = True
     return made
 
 

@@ -1,13 +1,15 @@
 """The runner whose step is a row of launches on a GPU, or a captured graph of them (kernels/step/session.cuh).
 
-Knows nothing of schedulers or processes. The device's pages mirror the host's, which stay what the I/O process
-sends from and writes to: what a step needs and the device hasn't (``resident.py``) comes over before it, and what
-it appends goes back with its last launch.
+Knows nothing of schedulers or processes. The device's pages mirror the host's, which stay what everybody else reads
+and writes: what a step needs and the device hasn't (``resident.py``) comes over before it, and what it appends goes
+back with its last launch. A handoff between two workers on one card goes from device pages to device pages
+(``page_share.py``).
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,14 +20,17 @@ from torch import Tensor
 from baton.engine.cuda_program import CudaProgram
 from baton.engine.native_batch import NativeBatch
 from baton.engine.native_program import Weights
+from baton.engine.page_share import PageShare
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program import Program
 from baton.engine.resident import Resident
 from baton.engine.step_runner import StepRunner
 from baton.kernels.cuda.library import Device, DeviceError
 from baton.kernels.step import structs
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import EngineWork
+
+log = logging.getLogger("baton.engine")
 
 PLAIN, BY_GRAPH, AT_ONCE = 0, 1, 2  # session.cuh: How
 
@@ -50,6 +55,8 @@ class CudaRunner(StepRunner):
         self._cuda_program = CudaProgram(program, weights, device)
         super().__init__(spec, self._cuda_program, clock, work)
         self._device, self.how = device, how
+        self.mirror: PageShare | None = None
+        self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
         self._session = ctypes.c_void_p()
         self._resident = Resident(0)
         self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
@@ -57,8 +64,21 @@ class CudaRunner(StepRunner):
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Use ``buffer`` as the KV pages, and as many on the device."""
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
-        self._call("session_bind", self._session, self._memory.data_ptr(), pages, self.spec.layout.page_bytes)
-        self._pages, self._resident = pages, Resident(pages)
+        page_bytes, resident, earlier = self.spec.layout.page_bytes, Resident(pages), self.mirror
+        mirror = PageShare.made(pages * page_bytes, resident) if self.shares else None
+        at = None if mirror is None else mirror.at
+        size = f"{pages * page_bytes / (1 << 30):.2f} GiB of KV pages"
+        try:
+            self._device.call("session_bind", self._session, self._memory.data_ptr(), pages, page_bytes, at)
+        except DeviceError as error:
+            if mirror is not None:
+                mirror.close()
+            text = f"device cuda: {size} can't be pinned on the host, or as many had on the card: {error}"
+            raise ConfigError(f"{text}; lower worker.kv_memory_bytes or worker.pages", "kv_memory_bytes") from error
+        log.info("%s are pinned, and mirrored on the card", size)
+        self._pages, self._resident, self.mirror = pages, resident, mirror
+        if earlier is not None:
+            earlier.close()
 
     def share(self, least: int) -> None:
         """Neighbours in a step that begin with the same ``least`` tokens' pages, or more, read them once (cascade
@@ -91,6 +111,9 @@ class CudaRunner(StepRunner):
             self._call("session_close", self._session)
             self._session = ctypes.c_void_p()
             self._cuda_program.close()
+        if self.mirror is not None:
+            self.mirror.close()
+            self.mirror = None
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         brought = self._resident.missing(plan.items)

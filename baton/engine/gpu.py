@@ -25,6 +25,7 @@ RELEASE = 13  # of CUDA, that the kernels and torch are built with; a driver run
 DRIVER = "580"  # the first of that release
 ROOM_BYTES = 1 << 30  # beyond weights: contexts, graphs, workspaces
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+_MODE, _EXCLUSIVE = 20, 3  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, CU_COMPUTEMODE_EXCLUSIVE_PROCESS
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 CPU_REMEDY = "or use --device cpu"
 
@@ -37,6 +38,7 @@ class Gpu:
     capability: tuple[int, int]
     driver: tuple[int, int]  # the newest CUDA release that it runs
     memory_bytes: int
+    exclusive: bool = False  # nvidia-smi -c EXCLUSIVE_PROCESS: one process at a time
 
 
 Probe = Callable[[], Gpu]
@@ -65,6 +67,7 @@ def probe(library: str = LIBRARY) -> Gpu:
         (_attribute(driver, device, _MAJOR), _attribute(driver, device, _MINOR)),
         (number.value // 1000, number.value % 1000 // 10),
         _memory(driver, device),
+        _attribute(driver, device, _MODE) == _EXCLUSIVE,
     )
 
 

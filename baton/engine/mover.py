@@ -3,13 +3,14 @@
 Knows nothing of frames or leases, and never sees a page. A *channel* is a torch.distributed group of two, made by
 itself (no global world: workers come and go as they like), rank 0 receives and rank 1 sends. On a channel things
 happen in order, each channel on a thread of its own. With CUDA the group is NCCL's and bytes pass through device
-memory; without, the same calls go over gloo.
+memory: the I/O process's staging on its card, where it has that, else ours. Without, the same calls go over gloo.
 
     python -m baton.engine.mover FD      FD: a SOCK_SEQPACKET socket to the I/O process; ends with it
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import queue
@@ -23,7 +24,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from baton.kernels.cuda.library import on_shim
+from baton.kv.cuda_driver import Driver, driver
 from baton.kv.transport.moving import Broken, Done, Join, Joined, Leave, Move, Serve, ToMover
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import SharedPages
 
 TIMEOUT_S = 60.0  # to join: the other mover may be loading torch; and for one message
 MAX_MESSAGE = 64 << 10
@@ -34,8 +39,9 @@ class Channel:
     """One group of two, and the thread that works on it."""
 
     def __init__(self, join: Join, staging: mmap.mmap, mover: Mover) -> None:
-        self._join, self._mover = join, mover
-        self._bytes = torch.frombuffer(staging, dtype=torch.uint8)
+        self._join, self._mover, self._staging = join, mover, staging
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._on_card = join.device is not None and CUDA
         self._todo: queue.SimpleQueue[Move | None] = queue.SimpleQueue()
         self._group: Any = None
         threading.Thread(target=self._run, daemon=True).start()
@@ -46,28 +52,39 @@ class Channel:
 
     def _run(self) -> None:
         name, move = self._join.channel, Move("", 0, 0, 0)
+        opened = 0
         try:
+            if self._join.device is None:
+                self._bytes = torch.frombuffer(self._staging, dtype=torch.uint8)
+            else:
+                opened = card(self._join.device).open(self._join.device.handle)
+                self._bytes = bytes_at(opened, self._join.device.size)
             self._group = make_group(self._join, self._mover.store_of(self._join))
             self._mover.say(Joined(name))
             while (next_move := self._todo.get()) is not None:
                 move = next_move
                 self._do(move)
                 self._mover.say(Done(name, move.number))
-        except RuntimeError as error:  # all that torch.distributed raises: the peer is gone, or does not come
+        except (RuntimeError, ConfigError) as error:  # torch.distributed's: the peer is gone, or does not come
             self._mover.say(Broken(name, str(error).splitlines()[0][:300]))
         finally:
             self._group = None  # closes its connections: the peer notices
+            if opened:
+                driver().close(opened)
             self._mover.gone(name)
 
     def _do(self, move: Move) -> None:
         part = self._bytes[move.offset : move.offset + move.size]
         sends = self._join.rank == 1
-        held = part.cuda() if CUDA and sends else torch.empty_like(part, device="cuda") if CUDA else part
+        if not CUDA or self._on_card:
+            held = part
+        else:
+            held = part.cuda() if sends else torch.empty_like(part, device="cuda")
         work = self._group.send([held], 0, 0) if sends else self._group.recv([held], 1, 0)
         work.wait()
         if CUDA:
             torch.cuda.current_stream().synchronize()
-            if not sends:
+            if not sends and held is not part:
                 part.copy_(held)
 
 
@@ -127,6 +144,37 @@ class Mover:
             self._sock.send(msgspec.msgpack.encode(message))
         except OSError:
             os._exit(0)  # it is gone
+
+
+class _Bytes:
+    """Memory of a card, as torch takes it from elsewhere."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def card(shared: SharedPages) -> Driver:
+    """Ours, which ``shared`` is memory of. Raises ConfigError where it isn't, or where NCCL can't be had for it."""
+    if not CUDA and not on_shim():
+        why = "CUDA" if not torch.cuda.is_available() else "NCCL"
+        raise ConfigError(f"blocks on a card go by NCCL, and this torch has no {why}", "worker.kv_transport")
+    found = driver()
+    if found.card != shared.card:
+        raise ConfigError(f"staging is on card {shared.card}, this process sees {found.card}", "worker.device")
+    found.enter()  # a channel's thread
+    return found
+
+
+def bytes_at(address: int, size: int) -> torch.Tensor:
+    """``size`` bytes of the card; on the shim, whose card is the host, of the host."""
+    if CUDA:
+        return torch.as_tensor(_Bytes(address, size), device="cuda")
+    return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
 def make_group(join: Join, store: Any) -> Any:

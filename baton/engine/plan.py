@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.masks import Allowed
-from baton.protos.nouns import EngineWork, KvLayout, Sampling, StepSample, TokenLogprobs
+from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, StepSample, TokenLogprobs
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
@@ -124,6 +124,24 @@ class ModelSpec(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+
+
+class Mirror(Protocol):
+    """What a runner has whose pages on a device are open to the I/O process; it wants to hear who writes there."""
+
+    shared: SharedPages
+
+    def opened(self, pages: Sequence[int]) -> None:
+        """A handoff may write these on the device from now on, until their lease ends."""
+
+    def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
+        """``blocks`` of ``seq`` lie on their pages of ``table``, on the device as on the host."""
+
+
+def mirror_of(runner: Runner) -> Mirror | None:
+    """The runner's, once it is bound; most have none."""
+    found: Mirror | None = getattr(runner, "mirror", None)
+    return found
 
 
 class Runner(Protocol):

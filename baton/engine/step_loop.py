@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from baton.engine.grammar import COMPILE_WAIT_S, Grammars
 from baton.engine.isolate import Outcome, run_isolated
-from baton.engine.plan import Runner, StepPlan
+from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import Sequence
 from baton.engine.sharing import Sharing
 from baton.engine.step_log import StepLog
@@ -58,6 +58,7 @@ class StepLoop(ABC):
         self.clock = clock
         self.log = StepLog()
         self.sharing = Sharing(pool)
+        self.mirror = mirror_of(runner)
         self.draining = False
         self.leaving = False
         self.next_role = ""  # what the process is to become, once this loop is empty

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
+from baton.engine.plan import Mirror, Runner, SequenceStep, StepPlan, StepResult, mirror_of
 from baton.kv.layout import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
+
+MOST_LANDING = 8192
 
 
 class WidePages:
@@ -24,10 +26,17 @@ class WidePages:
         self.work = runner.work
         self._runner, self._runs = runner, layout.runs
         self._tables: dict[int, tuple[Sequence[int], list[int]]] = {}  # of the last step's sequences
+        self._landing: dict[int, tuple[Sequence[int], list[int]]] = {}  # of those that have not run yet
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Use ``buffer`` as ``pages`` pages of this size."""
         self._runner.bind(buffer, pages * self._runs)
+
+    @property
+    def mirror(self) -> Mirror | None:
+        """Of the runner beneath, in pages of this size."""
+        beneath = mirror_of(self._runner)
+        return None if beneath is None else WideMirror(beneath, self._runs, self._landing)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute a step on the pages beneath."""
@@ -37,12 +46,38 @@ class WidePages:
 
     def _table(self, item: SequenceStep) -> list[int]:
         """A sequence's pages as those beneath; a table that only grew since its last step is only grown."""
-        known, table = self._tables.get(item.seq, (None, []))
+        known, table = self._tables.get(item.seq) or self._landing.pop(item.seq, None) or (None, [])
         if known is not item.pages:
             table = []
-        for page in item.pages[len(table) // self._runs :]:
-            table += range(page * self._runs, (page + 1) * self._runs)
-        return table
+        return _grown(table, item.pages, self._runs)
+
+
+class WideMirror:
+    """A ``Mirror`` over that of the runner beneath."""
+
+    def __init__(self, beneath: Mirror, runs: int, landing: dict[int, tuple[Sequence[int], list[int]]]) -> None:
+        self.shared = beneath.shared
+        self._beneath, self._runs, self._landing = beneath, runs, landing
+
+    def opened(self, pages: Sequence[int]) -> None:
+        """All pages beneath them."""
+        self._beneath.opened(_grown([], pages, self._runs))
+
+    def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
+        """The table beneath is the one that the sequence's first step will have."""
+        known, wide = self._landing.pop(seq, (None, []))
+        wide = _grown(wide if known is table else [], table, self._runs)
+        self._landing[seq] = (table, wide)
+        while len(self._landing) > MOST_LANDING:
+            del self._landing[next(iter(self._landing))]
+        self._beneath.landed(seq, wide, _grown([], blocks, self._runs))
+
+
+def _grown(table: list[int], pages: Sequence[int], runs: int) -> list[int]:
+    """``table``, which has the first of ``pages`` already, with the runs of the others."""
+    for page in pages[len(table) // runs :]:
+        table += range(page * runs, (page + 1) * runs)
+    return table
 
 
 def widened(runner: Runner, block_tokens: int) -> Runner:

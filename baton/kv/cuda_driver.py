@@ -1,7 +1,9 @@
 """The few calls of the CUDA driver that passing a card's memory from process to process needs. Torch-free.
 
-Knows nothing of KV or of sockets. The library comes with every NVIDIA driver; it is called by ctypes. Not
-thread-safe: one event loop uses it. Every failed call is a ConfigError that says what the driver said.
+Knows nothing of KV or of sockets. The library comes with every NVIDIA driver; it is called by ctypes. The context
+is the card's primary one, which the kernels' runtime uses as well, so that a stream of ours takes their launches.
+One thread uses it; others may wait for an event once they have entered. Every failed call is a ConfigError that
+says what the driver said.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 """
@@ -17,6 +19,9 @@ from baton.protos.errors import ConfigError
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
 LAZY_PEER_ACCESS = 1
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: beside the default stream, and beside others' work on the card
+SLEEPING, WITHOUT_TIME = 1, 2  # CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING
+PORTABLE, SEEN_BY_KERNELS = 1, 2  # CU_MEMHOSTALLOC_PORTABLE (and …REGISTER_…), …_DEVICEMAP
 
 
 class _Handle(ctypes.Structure):
@@ -37,13 +42,17 @@ class Driver:
                 f"({error}); set it to auto",
                 "worker.kv_transport",
             ) from None
-        device, context, uuid = ctypes.c_int(), ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
+        device, self._context, uuid = ctypes.c_int(), ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
         self._call("cuInit", 0)
         self._call("cuDeviceGet", ctypes.byref(device), 0)
         self._call("cuDeviceGetUuid_v2", uuid, device)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.enter()
         self.card = bytes(uuid).hex()
+
+    def enter(self) -> None:
+        """The calling thread may use it."""
+        self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self, size: int) -> int:
         """``size`` bytes of the card; their address."""
@@ -83,6 +92,49 @@ class Driver:
     def wait(self) -> None:
         """An upload from pageable memory may return before its last bytes are on the card: until they are."""
         self._call("cuCtxSynchronize")
+
+    def pinned(self, size: int) -> int:
+        """``size`` bytes of the host that kernels read and write at the same address."""
+        address = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE | SEEN_BY_KERNELS)
+        return address.value or 0
+
+    def unpinned(self, address: int) -> None:
+        """What ``pinned`` gave."""
+        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+
+    def pin(self, view: memoryview) -> None:
+        """Memory that is there already is copied at full speed from now on, without waiting for the copy."""
+        self._call("cuMemHostRegister_v2", _at(view), ctypes.c_size_t(len(view)), PORTABLE)
+
+    def stream(self) -> int:
+        """A stream of its own, beside all others' work."""
+        made = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
+        return made.value or 0
+
+    def event(self) -> int:
+        """Something to wait for asleep."""
+        made = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(made), SLEEPING | WITHOUT_TIME)
+        return made.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """``event`` is what ``stream`` was given so far."""
+        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def wait_for(self, event: int) -> None:
+        """Until it is done. Any thread that has entered."""
+        self._call("cuEventSynchronize", ctypes.c_void_p(event))
+
+    def settle(self, stream: int) -> None:
+        """Until all that ``stream`` was given is done."""
+        self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def bring(self, to: int, address: int, size: int, stream: int) -> None:
+        """Bytes of the card to host memory at ``to``, in the stream's order."""
+        sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
+        self._call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(to), ctypes.c_uint64(address), *sizes)
 
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._calls, name)(*arguments)

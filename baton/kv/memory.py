@@ -15,8 +15,12 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.kv.device_pages import DevicePages
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FLAGS = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -26,7 +30,10 @@ TRANSPARENT, RESERVED, SMALL = "transparent huge pages", "reserved huge pages", 
 
 
 class PageMemory:
-    """``pages`` pages of ``page_bytes`` bytes each, mapped read-write and shared. Owns ``fd``."""
+    """``pages`` pages of ``page_bytes`` bytes each, mapped read-write and shared. Owns ``fd``.
+
+    ``device`` is their mirror on a card, in a process that has it open.
+    """
 
     def __init__(self, fd: int, pages: int, page_bytes: int, backing: str = SMALL) -> None:
         self._map = mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED)
@@ -34,6 +41,7 @@ class PageMemory:
         self.pages = pages
         self.page_bytes = page_bytes
         self.backing = backing
+        self.device: DevicePages | None = None
         if backing == TRANSPARENT:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._view = memoryview(self._map)[: pages * page_bytes]

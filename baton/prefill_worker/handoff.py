@@ -18,7 +18,7 @@ import msgspec
 from baton.kv.memory import PageMemory
 from baton.kv.repaging import Piece
 from baton.kv.transport import control, frames
-from baton.kv.transport.base import HandoffStream, Transport
+from baton.kv.transport.base import HandoffStream, Transport, resident_bytes
 from baton.kv.transport.frames import Block, Frame, Kind
 from baton.prefill_worker.wire import Wire
 from baton.protos.channel import ShipBlock
@@ -92,6 +92,7 @@ class Handoff:
         self._window = window_bytes
         self._plan = plan
         self._wire = Wire(sender.layout)
+        self._frame_bytes, self._from_card = FRAME_BYTES, False
         self._todo: asyncio.Queue[Item] = asyncio.Queue()
         self._ahead: Item | None = None  # taken out of the queue, but not a block
         self._ready: deque[ShipBlock | Piece] = deque()  # of what was taken out of the queue, not sent yet
@@ -131,6 +132,8 @@ class Handoff:
         if self._plan is not None:
             self._wire = await self._plan()
         stream = await self._transport.connect(self._to.address)
+        if from_card := resident_bytes(stream):
+            self._frame_bytes, self._from_card = from_card, True
         try:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self._send_all(stream))
@@ -190,7 +193,7 @@ class Handoff:
             self._room.clear()
             await self._room.wait()
         window = self._window // unit - len(self._unacked)
-        return min(window, max(1, FRAME_BYTES // unit), frames.MAX_BLOCKS) - 1
+        return min(window, max(1, self._frame_bytes // unit), frames.MAX_BLOCKS) - 1
 
     def _more(self, room: int) -> list[ShipBlock | Piece]:
         """Blocks that are ready by now, at most ``room``; what isn't a block stays queued behind them."""
@@ -221,7 +224,10 @@ class Handoff:
         self._unacked.update([block.index for block in batch])
         self.shipped_blocks += len(batch)
         self.shipped_bytes += len(batch) * size
-        frame = self._frame(Kind.BLOCK, flags=frames.ACK_NOW * self._wants_ack(len(batch) * size))
+        flags = frames.ACK_NOW * self._wants_ack(len(batch) * size)
+        if self._from_card and len(offsets) == len(batch) and all(map(_is_resident, batch)):
+            flags |= frames.RESIDENT
+        frame = self._frame(Kind.BLOCK, flags=flags)
         return msgspec.structs.replace(
             frame,
             unit=size,
@@ -260,6 +266,10 @@ class Handoff:
         assert self._taken_over_at is not None
         exposed = self._taken_over_at - self._committed_at
         return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, self._busy_s, self._to.address)
+
+
+def _is_resident(block: ShipBlock | Piece) -> bool:
+    return isinstance(block, ShipBlock) and block.resident
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

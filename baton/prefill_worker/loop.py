@@ -32,11 +32,11 @@ class Shipment:
         self._next = 0
         self._pinned: PageLease | None = None
 
-    def ready(self) -> tuple[ch.ShipBlock, ...]:
+    def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
         """Blocks that are finished since the last call; the first ones pin the lease's pages."""
         computed = self.job.sequence.computed
         blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
-        fresh = tuple(self._block(i) for i in range(self._next, blocks) if self._wanted(i))
+        fresh = tuple(self._block(i, resident) for i in range(self._next, blocks) if self._wanted(i))
         self._next = max(self._next, blocks)
         if fresh and self._pinned is None:
             self._pinned = self.job.held_lease
@@ -62,10 +62,10 @@ class Shipment:
     def _wanted(self, index: int) -> bool:
         return index >= self._held_blocks and index not in self._received
 
-    def _block(self, index: int) -> ch.ShipBlock:
+    def _block(self, index: int, resident: bool) -> ch.ShipBlock:
         size = self.job.block_tokens
         tokens = min(size, self.job.tokens - index * size)
-        return ch.ShipBlock(index, self.job.held_lease.pages[index], self.job.hashes[index], tokens)
+        return ch.ShipBlock(index, self.job.held_lease.pages[index], self.job.hashes[index], tokens, resident)
 
 
 class PrefillLoop(StepLoop):
@@ -142,12 +142,12 @@ class PrefillLoop(StepLoop):
         job.sequence.computed = before + len(item.tokens)
         for index in range(before // job.block_tokens, job.sequence.computed // job.block_tokens):
             job.held_lease.seal(index, job.hashes[index])
-        self._announce(item.seq)
+        self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device
         if item.seq in outcome.sampled:
             self._finish(job, outcome)
 
-    def _announce(self, key: int) -> None:
-        blocks = self.shipments[key].ready()
+    def _announce(self, key: int, resident: bool = False) -> None:
+        blocks = self.shipments[key].ready(resident)
         if blocks:
             self.channel.send(ch.BlocksReady(key, blocks))
 

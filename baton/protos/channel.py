@@ -19,6 +19,7 @@ from baton.protos.nouns import (
     EngineWork,
     KvLayout,
     PoolSnapshot,
+    SharedPages,
     Station,
     StepSample,
     TokenLogprobs,
@@ -135,11 +136,12 @@ class ReceiveClosed(_Message):
 
 
 class BlocksReceived(_Message):
-    """Verified and written, by block index."""
+    """Verified and written, by block index. ``resident``: those of them that are on the device, too."""
 
     key: int
     epoch: int
     blocks: tuple[int, ...]
+    resident: tuple[int, ...] = ()
 
 
 class Commit(_Message):
@@ -173,7 +175,11 @@ class SendClosed(_Message):
 
 
 class EngineReady(_Message):
-    """The model is loaded and the pool exists; the I/O process may advertise."""
+    """The model is loaded and the pool exists; the I/O process may advertise.
+
+    ``device_pages`` mirror the pages, byte for byte at the same places, where the engine runs on a card and shares
+    them. It is told of what is written there: ReceiveOpened, BlocksReceived.
+    """
 
     layout: KvLayout
     fingerprint: str
@@ -183,6 +189,7 @@ class EngineReady(_Message):
     pages: int
     max_batch: int
     work: EngineWork | None = None
+    device_pages: SharedPages | None = None
 
 
 class EngineFailed(_Message):
@@ -337,12 +344,16 @@ class CloseReceive(_Message):
 
 
 class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
-    """One finished block to push: its index in the prompt, its page here, its hash, tokens it holds (1..16)."""
+    """One finished block to push: its index in the prompt, its page here, its hash, tokens it holds (1..16).
+
+    ``resident``: its page on the device holds it as well, until SendClosed.
+    """
 
     index: int
     page: int
     hash: bytes
     tokens: int
+    resident: bool = False
 
 
 class BlocksReady(_Message):

@@ -239,6 +239,14 @@ class KvLink(msgspec.Struct, frozen=True, array_like=True):
     fallback: str = ""
 
 
+class SharedPages(msgspec.Struct, frozen=True, array_like=True):
+    """An engine's pages on its card, for a process of its user: which card, the driver's handle, bytes."""
+
+    card: str
+    handle: bytes
+    size: int
+
+
 class KvPair(msgspec.Struct, frozen=True, array_like=True):
     """What a worker has shipped to ``peer`` since its start, and how fast lately."""
 

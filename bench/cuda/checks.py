@@ -20,6 +20,7 @@ from baton.kernels.cuda.on_gpu import ON_GPU_ENV
 from bench.cuda.rows import ROOT, Row
 
 TESTS = "tests/kernels/cuda"
+HANDOFF = "tests/kv/transport/test_card_to_card.py::test_from_process_to_process_the_bits_are_the_same"
 LEFT_OUT = "not caught and not races and not race and not schedule"
 # The tests of a file are of these ops; a file that isn't named is of the op in its name.
 OF = {
@@ -29,7 +30,7 @@ OF = {
     "verify": ("paged_attention",),
     "paged_attention": ("paged_attention",),
 }
-NOT_OPS = {"shim", "gates", "table"}
+NOT_OPS = {"shim", "gates", "table", "meetings"}
 TOOLS = ("memcheck", "racecheck")
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 
@@ -57,6 +58,8 @@ def checks(until: float) -> Iterator[Row]:
         said, passed = run([sys.executable], tests, until)
         for op in ops:
             yield Row(part="checks", name=op, value=passed, unit="passed", against=table.source_key(op), said=said)
+    said, passed = run([sys.executable], [HANDOFF], until)
+    yield Row(part="handoff", name="from card to card, two processes", value=passed, unit="passed", said=said)
     tool = sanitizer()
     for name in TOOLS if tool else ():
         for ops, tests in asked.items():

@@ -1,12 +1,14 @@
 """The demo model served by one prefill and one decode worker on one card, their KV over cuda_ipc.
 
-Knows nothing of kernels. A cluster of its own is started and taken down; what it says is in its log.
+Knows nothing of kernels. A cluster of its own is started and taken down; what it says is in its log, and so is
+whether KV went from card to card or, where an engine could not share its pages there, by the host's.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,6 +46,7 @@ def served(until: float, device: str = "cuda", transport: str = "cuda_ipc") -> I
             yield from _asked(
                 f"http://127.0.0.1:{port}", cluster, min(until, time.monotonic() + READY_S), transport
             )
+            yield way(sorted(Path(folder, "run").glob("logs/*.log")), transport)
         except (OSError, TimeoutError, ValueError) as error:
             last = log.read_text(errors="replace")[-200:]
             yield absent("served", f"1P1D over {transport}", f"{error}; its log ends: {last}")
@@ -73,6 +76,18 @@ def _asked(url: str, cluster: subprocess.Popen[bytes], until: float, transport: 
         unit="tok/s",
         said="" if same else "an answer in company differs from the same one alone",
     )
+
+
+def way(logs: Sequence[Path], transport: str) -> Row:
+    """How KV went, as the workers' logs say: the preflight's rate, and what kept it from the card."""
+    said = "\n".join(path.read_text(errors="replace") for path in logs)
+    name = f"KV over {transport}, as the preflight measured it"
+    found = re.search(rf"KV to \S+: {transport}, ([\d.]+) GB/s, ([\d.]+) ms", said)
+    if found is None:
+        return absent("served", name, f"no worker's log says that KV goes by {transport}")
+    why = re.search(r"[^\n]*(?:are not shared|not from the card|pages are not pinned)[^\n]*", said)
+    note = why[0].strip() if why else f"a small frame takes {found[2]} ms"
+    return Row(part="served", name=name, value=float(found[1]), unit="GB/s", said=note)
 
 
 def _answer(url: str, number: int) -> str:

@@ -17,7 +17,7 @@ from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import Device
 from bench import gpu
-from bench.cuda import cases, checks, dry, prompts, rows, small, step
+from bench.cuda import cases, checks, dry, prompts, rows, served, small, step
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
 
 TOP = Ceilings(3e12, 2.8e12, 8e14)
@@ -171,3 +171,14 @@ def test_each_part_has_a_place_in_the_plan() -> None:
 def test_the_8b_has_the_sizes_that_its_figures_are_of() -> None:
     shapes = [shape for weight in step.llama().weights for shape in weight.shapes if len(shape) == 2]
     assert sum(torch.Size(shape).numel() for shape in shapes) == pytest.approx(8.03e9, rel=1e-3)
+
+
+def test_how_kv_went_is_read_from_the_workers_logs(tmp_path: Path) -> None:
+    prefill, decode = tmp_path / "prefill-0.log", tmp_path / "decode-0.log"
+    prefill.write_text("10:00 prefill-0 INFO KV to decode-0: cuda_ipc, 41.25 GB/s, 0.09 ms\n")
+    decode.write_text("10:00 decode-0 INFO decode ready\n")
+    row = served.way([decode, prefill], "cuda_ipc")
+    assert (row.value, row.unit, row.said) == (41.25, "GB/s", "a small frame takes 0.09 ms")
+    decode.write_text("10:00 decode-0 WARNING KV leaves by the host's pages, not from the card: why\n")
+    assert served.way([decode, prefill], "cuda_ipc").said.endswith("not from the card: why")
+    assert served.way([decode], "cuda_ipc").value is None

@@ -111,7 +111,20 @@ def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy()
         assert (found.state, bool(found.remedy)) == ("fail", True)
         assert states(machine.gpu(config(), ask)) == {"gpu": "skip"}
     good = machine.gpu(config(worker={"device": "auto"}), lambda: Gpu("H100", (9, 0), (13, 0), 80 << 30))
-    assert (good.state, good.what) == ("ok", "H100, 80 GiB, a driver for CUDA 13.0")
+    assert good.state == "ok"
+    assert good.what.startswith("H100, 80 GiB, a driver for CUDA 13.0; ")
+
+
+def test_which_way_kv_leaves_a_gpu_is_said_and_what_keeps_it_from_the_card() -> None:
+    def said(exclusive: bool, way: str) -> Finding:
+        gpu = Gpu("H100", (9, 0), (13, 0), 80 << 30, exclusive)
+        return machine.gpu(config(worker={"device": "cuda", "kv_transport": way}), lambda: gpu)
+
+    assert said(False, "auto").what.endswith("KV goes from card to card: cuda_ipc on one, nccl between two")
+    assert said(False, "tcp").what.endswith("KV leaves by the host's pages (worker.kv_transport is tcp)")
+    refused = said(True, "auto")
+    assert (refused.state, refused.remedy) == ("warn", "nvidia-smi -c DEFAULT, or kv_transport = shm")
+    assert said(True, "tcp").state == "ok"
 
 
 def test_whatever_is_wrong_has_a_remedy(tmp_path: Path) -> None:

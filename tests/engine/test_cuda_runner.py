@@ -20,6 +20,7 @@ from baton.engine.wide_pages import WidePages
 from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import library
+from baton.kv import cuda_driver
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
@@ -86,6 +87,38 @@ def test_pages_of_another_size_lie_over_it(model: Path, on_shim: None) -> None:
     wide = WidePages(found, 32)
     wide.bind(memoryview(bytearray(6 * wide.spec.layout.page_bytes)), 6)
     assert narrow[0]
+    found.close()
+
+
+def test_pages_that_cannot_be_pinned_end_the_start_with_what_to_do(
+    model: Path, on_shim: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = load_runner(config(model, device="cuda"))
+    assert isinstance(found, CudaRunner)
+    call = found._device.call
+
+    def refuse(name: str, *arguments: object) -> None:
+        if name == "session_bind":
+            raise library.DeviceError("session_bind: out of memory (status 2)")
+        call(name, *arguments)
+
+    says = r"KV pages can't be pinned.*out of memory.*lower worker\.kv_memory_bytes"
+    with monkeypatch.context() as patched:
+        patched.setattr(found._device, "call", refuse)
+        with pytest.raises(ConfigError, match=says):
+            found.bind(memoryview(bytearray(4 * found.spec.layout.page_bytes)), 4)
+    found.close()
+
+
+def test_without_a_driver_the_cards_pages_are_not_shared_and_the_log_says_so(
+    model: Path, on_shim: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda-that-is-not-here.so.1")
+    found = load_runner(config(model, device="cuda"))
+    assert isinstance(found, CudaRunner)
+    found.bind(memoryview(bytearray(4 * found.spec.layout.page_bytes)), 4)
+    assert found.mirror is None
+    assert "the device's pages are not shared, KV leaves by the host's" in caplog.text
     found.close()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+
+import pytest
 
 from baton.engine.plan import SequenceStep
 from baton.engine.resident import MOST_RECORDS, Resident
@@ -78,6 +81,119 @@ def test_records_of_sequences_long_gone_are_dropped() -> None:
     for seq in range(MOST_RECORDS + 5):
         run(resident, item(seq, 0, [0]))
     assert len(resident._records) == MOST_RECORDS
+
+
+def test_what_landed_on_the_device_is_not_brought_and_what_did_not_is() -> None:
+    resident, table = Resident(8), [6, 2, 4, 1]
+    resident.opened(table[1:])
+    resident.landed(1, table, [1])
+    resident.landed(1, table, [3])
+    assert run(resident, item(1, 57, table)) == [4, 6]
+    assert run(resident, item(1, 58, table)) == []
+
+
+def test_what_landed_counts_on_its_own_table_alone() -> None:
+    """Preempted before it ran: the pages that it gets back are others', or may have been."""
+    resident, table = Resident(8), [6, 2]
+    resident.landed(1, table, [0, 1])
+    assert run(resident, item(1, 30, [*table])) == [2, 6]
+    resident.landed(2, table, [0, 1])
+    assert run(resident, item(3, 30, table)) == [2, 6]
+
+
+def test_pages_that_a_handoff_may_have_written_are_brought_again_for_whoever_had_them() -> None:
+    for ran_last in (True, False):
+        resident = Resident(8)
+        run(resident, item(1, 0, [0, 1], 32))
+        if not ran_last:
+            run(resident, item(2, 0, [5], 3))
+        resident.opened([1, 3])  # it was preempted, and its second page leased to a handoff that broke off
+        assert run(resident, item(1, 32, [0, 1, 2])) == [1]
+
+
+def test_a_failed_step_leaves_nothing_of_what_landed() -> None:
+    resident, table = Resident(8), [6, 2]
+    resident.landed(1, table, [0, 1])
+    resident.failed()
+    assert run(resident, item(1, 30, table)) == [2, 6]
+
+
+def follow(resident: Resident, seed: int) -> None:
+    """Sequences come by host and by card, are moved away and back, at random; streams leave rubbish behind."""
+    rng = random.Random(seed)
+    host, device, serial = [0] * 16, [0] * 16, 1
+    live: dict[int, tuple[list[int], int]] = {}
+    for turn in range(1500):
+        free = [page for page in range(16) if all(page not in pages for pages, _ in live.values())]
+        kind = rng.random()
+        if len(free) >= 3 and kind < 0.3:
+            pages, start = rng.sample(free, 3), rng.choice([16, 20, 40])
+            resident.opened(pages)
+            for page in pages:
+                host[page], device[page] = serial + 1, serial + 2  # what was written before it was verified
+                serial += 2
+            if rng.random() < 0.6:
+                blocks = [block for block in range(3) if rng.random() < 0.6]
+                for block in range(3):
+                    host[pages[block]] = serial = serial + 1
+                    if block in blocks:
+                        device[pages[block]] = serial
+                resident.landed(turn, pages, blocks)
+                live[turn] = pages, start
+        elif live and kind < 0.45:
+            seq = rng.choice([*live])  # preempted: its pages are others' for a while, and come back, or others do
+            pages, start = live[seq]
+            others, content = rng.sample(pages, rng.randint(0, 3)), [host[page] for page in pages]
+            resident.opened(others)
+            for page in others:
+                host[page], device[page] = serial + 1, serial + 2
+                serial += 2
+            back = [rng.choice([page, *free[:1]]) if page in others and len(free) else page for page in pages]
+            back = back if len(set(back)) == 3 else [*pages]
+            for page, said in zip(back, content, strict=True):
+                host[page] = said
+            live[seq] = back, start
+        elif live and kind < 0.5:
+            live.pop(rng.choice([*live]))
+        chosen = [seq for seq in live if rng.random() < 0.5 and live[seq][1] < 47]
+        items = [item(seq, live[seq][1], live[seq][0]) for seq in chosen]
+        brought = resident.missing(items)
+        for page in brought:
+            device[page] = host[page]
+        for each in items:
+            for page in each.pages[: -(-each.start // 16)]:
+                assert device[page] == host[page], f"page {page} of {each.seq} in turn {turn}"
+            page, serial = each.pages[each.start // 16], serial + 1
+            device[page] = host[page] = serial
+            live[each.seq] = (each.pages, each.start + 1)
+        resident.ran(items, brought)
+
+
+def test_a_device_that_handoffs_write_to_has_what_the_host_has_wherever_it_is_read() -> None:
+    for seed in range(3):
+        follow(Resident(16), seed)
+
+
+@pytest.mark.parametrize("bug", ["opened", "landed", "table", "touched"])
+def test_planted_bugs_in_what_it_knows_are_caught(bug: str) -> None:
+    class Wrong(Resident):
+        def opened(self, pages: Sequence[int]) -> None:
+            if bug != "opened":
+                super().opened(pages)
+
+        def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
+            super().landed(seq, table, range(len(table)) if bug == "landed" and blocks else blocks)
+
+        def _not_landed(self, item: SequenceStep, blocks: int) -> Sequence[int]:
+            if bug == "table" and item.seq in self._landed:
+                self._landed[item.seq].table = item.pages
+            return super()._not_landed(item, blocks)
+
+        def _touch(self, pages: Sequence[int]) -> None:
+            super()._touch([] if bug == "touched" else pages)
+
+    with pytest.raises(AssertionError, match=r"of \d+ in turn"):
+        all(follow(Wrong(16), seed) is None for seed in range(5))
 
 
 def test_a_device_that_follows_it_always_has_what_the_host_has() -> None:

@@ -100,6 +100,27 @@ def bench() -> Bench:
     return Bench()
 
 
+def test_a_block_is_said_to_be_on_the_card_once_the_step_that_needed_it_is_done(bench: Bench) -> None:
+    """Cached ones leave before it: the card may not have them yet."""
+    bench.loop.mirror = object()  # type: ignore[assignment]
+    prompt = prompt_of(70)
+    bench.say(prefill(1, prompt))
+    bench.finish()
+    assert [block.resident for block in bench.shipped(1)] == [True] * 5
+    bench.say(prefill(2, [*prompt, *prompt_of(40, 3)]))
+    bench.finish()
+    assert [(block.index, block.resident) for block in bench.shipped(2)] == [
+        *((index, False) for index in range(4)),
+        *((index, True) for index in range(4, 7)),
+    ]
+
+
+def test_without_a_card_no_block_is_said_to_be_on_it(bench: Bench) -> None:
+    bench.say(prefill(1, prompt_of(70)))
+    bench.finish()
+    assert not any(block.resident for block in bench.shipped(1))
+
+
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 65, 200])
 def test_a_prompt_gives_its_first_token_and_every_block_before_it(bench: Bench, length: int) -> None:
     prompt = prompt_of(length)

@@ -137,7 +137,15 @@ def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
         return Finding("gpu", "skip", f"{what}; {'the CPU serves' if device == 'auto' else 'none is asked for'}")
     release = ".".join(map(str, found.driver))
     said = f"{found.name}, {found.memory_bytes / GIB:.0f} GiB, a driver for CUDA {release}"
-    return Finding("gpu", "ok", said if device in ("cuda", "auto") else f"{said}; none is asked for")
+    if device not in ("cuda", "auto"):
+        return Finding("gpu", "ok", f"{said}; none is asked for")
+    way = config.worker.kv_transport
+    if way in ("shm", "tcp", "grpc"):
+        return Finding("gpu", "ok", f"{said}; KV leaves by the host's pages (worker.kv_transport is {way})")
+    if found.exclusive:
+        what = f"{said}, and one process at a time may use it: no handoff goes from card to card"
+        return Finding("gpu", "warn", what, "nvidia-smi -c DEFAULT, or kv_transport = shm")
+    return Finding("gpu", "ok", f"{said}; KV goes from card to card: cuda_ipc on one, nccl between two")
 
 
 def _meminfo() -> dict[str, int]:

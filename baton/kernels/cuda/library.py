@@ -24,7 +24,7 @@ P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "session_open": (P, I64, P),
     "session_close": (P,),
-    "session_bind": (P, P, I64, I64),
+    "session_bind": (P, P, I64, I64, P),
     "session_admit": (P, P, I64),
     "session_turns": (P, P, I64),
     "session_share": (P, I32),

@@ -34,7 +34,11 @@ inline int event_record(Event& event, void* stream) { return simt::mark(event, s
 inline int stream_wait_event(void* stream, const Event& event) { return simt::wait_for(stream, event); }
 inline int copy(void* to, const void* from, size_t bytes, void*) { return simt::device_copy(to, from, bytes); }
 inline int capture_begin(void*) { return simt::record(); }
-inline int capture_end(void*, Graph* graph) { return (*graph = simt::recorded()) ? 0 : int(cudaErrorInvalidValue); }
+inline int capture_end(void*, int failed, Graph* graph) {
+  Graph found = simt::recorded();
+  if (failed) return delete found, failed;
+  return (*graph = found) ? 0 : int(cudaErrorInvalidValue);
+}
 inline int graph_launch(Graph graph, void*) { return simt::replay(*graph); }
 inline void graph_release(Graph graph) { delete graph; }
 inline const char* error_text(int) { return simt::last_error(); }
@@ -79,14 +83,14 @@ inline int copy(void* to, const void* from, size_t bytes, void* stream) {
 inline int capture_begin(void* stream) {
   return int(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeThreadLocal));
 }
-// Ends the capture also where a launch in it failed; then there is no graph.
-inline int capture_end(void* stream, Graph* graph) {
+// Ends the capture. Where a launch in it `failed` that is returned, and there is no graph: it would be of those before.
+inline int capture_end(void* stream, int failed, Graph* graph) {
   cudaGraph_t found = nullptr;
   cudaError_t wrong = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &found);
   if (wrong != cudaSuccess) return int(wrong);
-  wrong = cudaGraphInstantiate(graph, found, 0);
+  if (!failed) wrong = cudaGraphInstantiate(graph, found, 0);
   cudaGraphDestroy(found);
-  return int(wrong);
+  return failed ? failed : int(wrong);
 }
 inline int graph_launch(Graph graph, void* stream) { return int(cudaGraphLaunch(graph, static_cast<cudaStream_t>(stream))); }
 inline void graph_release(Graph graph) { cudaGraphExecDestroy(graph); }

@@ -48,23 +48,23 @@ class Session {
     return side_stream_create(&side_);
   }
 
-  // The host's pages; as many on the device.
-  int bind(char* host, int64_t pages, int64_t page_bytes) {
+  // The host's pages; as many on the device, at `shared` where the caller has device memory for them.
+  int bind(char* host, int64_t pages, int64_t page_bytes, char* shared) {
     if (host_) host_unregister(host_), host_ = nullptr;
     forget();
     void* seen = nullptr;
     if (const int wrong = host_register(host, size_t(pages * page_bytes), &seen)) return wrong;
     host_ = host, seen_ = static_cast<char*>(seen), page_bytes_ = page_bytes;
     bool moved = false;
-    return pages_.reach(size_t(pages * page_bytes), moved);
+    if (const int wrong = shared ? 0 : pages_.reach(size_t(pages * page_bytes), moved)) return wrong;
+    return device_ = shared ? shared : static_cast<char*>(pages_.at), 0;
   }
 
   int admit(const int32_t* pages, int64_t count) {
-    char* to = static_cast<char*>(pages_.at);
     for (int64_t i = 0, run = 1; i < count; i += run, run = 1) {
       while (i + run < count && pages[i + run] == pages[i] + run) run++;
       const int64_t at = pages[i] * page_bytes_;
-      if (const int wrong = copy(to + at, host_ + at, size_t(run * page_bytes_), stream_)) return wrong;
+      if (const int wrong = copy(device_ + at, host_ + at, size_t(run * page_bytes_), stream_)) return wrong;
       counts.admitted += run;
     }
     return 0;
@@ -103,7 +103,7 @@ class Session {
     if (const int wrong = staging_.upload(host, sizes_, vocab_, static_cast<float*>(logits_.at), stream_, step_, moved)) return wrong;
     if (moved) forget();
     step_.turns = static_cast<const float*>(turns_.at);
-    step_.pages = static_cast<char*>(pages_.at), step_.arena = static_cast<float*>(arena_.at);
+    step_.pages = device_, step_.arena = static_cast<float*>(arena_.at);
     return 0;
   }
 
@@ -115,8 +115,8 @@ class Session {
     if (!mine.seen) return mine.seen = true, counts.plain++, launches(from, to, last);
     if (!mine.graph) {
       if (const int wrong = capture_begin(stream_)) return wrong;
-      const int bad = launches(from, to, last), wrong = capture_end(stream_, &mine.graph);
-      if (bad || wrong) return bad ? bad : wrong;
+      const int bad = launches(from, to, last);
+      if (const int wrong = capture_end(stream_, bad, &mine.graph)) return wrong;
       counts.captured++;
     }
     counts.replayed++;
@@ -229,7 +229,7 @@ class Session {
   const Model model_;
   const int64_t vocab_;
   int64_t row_floats_ = 0, page_bytes_ = 0;
-  char *host_ = nullptr, *seen_ = nullptr;
+  char *host_ = nullptr, *seen_ = nullptr, *device_ = nullptr;
   void *stream_ = nullptr, *side_ = nullptr;
   Event appended_{}, published_{};
   Room pages_, arena_, turns_, logits_;
@@ -254,8 +254,8 @@ BATON_API int baton_session_open(const baton::Model* model, int64_t vocab, void*
   return made->open();
 }
 BATON_API int baton_session_close(void* session) { return delete static_cast<baton::Session*>(session), 0; }
-BATON_API int baton_session_bind(void* session, char* host, int64_t pages, int64_t page_bytes) {
-  return static_cast<baton::Session*>(session)->bind(host, pages, page_bytes);
+BATON_API int baton_session_bind(void* session, char* host, int64_t pages, int64_t page_bytes, char* shared) {
+  return static_cast<baton::Session*>(session)->bind(host, pages, page_bytes, shared);
 }
 BATON_API int baton_session_admit(void* session, const int32_t* pages, int64_t count) {
   return static_cast<baton::Session*>(session)->admit(pages, count);

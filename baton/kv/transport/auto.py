@@ -19,7 +19,7 @@ import msgspec
 
 from baton.kv import transport as transports
 from baton.kv.memory import PageMemory
-from baton.kv.transport import preflight
+from baton.kv.transport import by_card, preflight
 from baton.kv.transport.base import HandoffStream, Transport, Watched
 from baton.kv.transport.preflight import Measured
 from baton.protos import convert, version
@@ -176,7 +176,8 @@ class AutoTransport:
     def _preferred(self, info: WorkerInfo) -> Sequence[str]:
         if self._wanted != AUTO:
             return (self._wanted,)
-        return SAME_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
+        by_host = SAME_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
+        return (*by_card.by_card(self._memory.device, info, self._host_id), *by_host)
 
     async def _measure(
         self, names: Sequence[str], offered: dict[str, str]
@@ -185,6 +186,7 @@ class AutoTransport:
         measured: dict[str, Measured] = {}
         failures: dict[str, BatonError] = {}
         memory = preflight.probe_memory()
+        memory.device = self._memory.device
         try:
             for name in names:
                 try:
@@ -198,7 +200,7 @@ class AutoTransport:
     async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
         probe = transports.sender(name, memory, self._identity)
         try:
-            return await preflight.measure(probe, address, memory, self._clock)
+            return await preflight.measure(probe, address, memory, self._clock, by_card.PATIENCE_S[name])
         finally:
             await probe.close()
 
@@ -234,6 +236,10 @@ class AutoTransport:
             detail = failures[first].message if first in failures else reason.replace("_", " ")
             text = f"{first} {detail}" if reason != "failed" else f"{first} failed: {detail}"
             log.warning("KV to %s goes by %s: %s", info.worker_id, best, text)
+        elif self._memory.device is not None and self._wanted == AUTO:
+            why = by_card.why(self._memory.device, info, best)
+            log.info("KV to %s goes by %s: %s", info.worker_id, best, why)
+            text = "" if best in ("cuda_ipc", "nccl") else why
         got = measured[best]
         log.info("KV to %s: %s, %.2f GB/s, %.2f ms", info.worker_id, best, got.bytes_per_s / 1e9, got.fixed_s * 1e3)
         self._report(KvLink(info.worker_id, best, got.bytes_per_s, got.fixed_s, text), reason)

@@ -66,8 +66,8 @@ class Sink(Protocol):
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
         """Where the blocks' bytes of ``frame`` may land, block by block; None when they are refused."""
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
-        """They did, and these are the checksums of what lies there now."""
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
+        """They did, and these are the checksums of what lies there now; ``resident``: on the device as well."""
 
     def over(self, error: BatonError | None) -> None:
         """The sender is gone (None), or sent what can't be read (``error``). Again does nothing."""
@@ -103,6 +103,11 @@ def message(frame: Frame, payload: Sequence[memoryview]) -> bytes:
     if frame.sealed:
         return frames.message(frame, payload)
     return copying.gather(payload, lambda checksums: frames.encode(frame.seal(checksums)))
+
+
+def resident_bytes(stream: HandoffStream) -> int:
+    """Of a frame of blocks on its card, as ``stream`` takes it best; 0: it sends from the host's pages."""
+    return int(getattr(stream, "resident_bytes", 0))
 
 
 class QueuedLine:
@@ -156,6 +161,11 @@ class Watched:
         """As the stream does."""
         self._closed = True
         await self._stream.close()
+
+    @property
+    def resident_bytes(self) -> int:
+        """As the stream does."""
+        return resident_bytes(self._stream)
 
     def _lost(self) -> None:
         if not self._closed:  # else it was we who broke it

@@ -1,34 +1,45 @@
 """One end of a channel of the nccl transport: its staging memory, and what the mover says of it. Torch-free.
 
-Knows nothing of streams; of frames only how many of their blocks fit one message.
+Knows nothing of streams; of frames only how many of their blocks fit one message. Where our engine shares its pages
+on a card, staging memory lies on that card, and kernels fill and empty it; else it is the host's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Sequence
 
 import msgspec
 
+from baton.kv import copying
+from baton.kv.device_pages import DevicePages
 from baton.kv.memory import PageMemory
 from baton.kv.transport.frames import Frame
 from baton.kv.transport.moving import Broken, Done, Join, Joined, Move, MoverClient
+from baton.protos.nouns import SharedPages
 
 READY = b"+"  # the receiver's first byte: the stream is taken
 STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so far, random
+LINGER_S = 5.0  # until the card's staging is freed: the mover has it open, and lets go when it hears of it
 
 
 class Channel:
     """One end of a channel: staging memory, and what the mover said. ``count`` messages have gone over it."""
 
-    def __init__(self, mover: MoverClient, join: Join, half_bytes: int) -> None:
+    def __init__(self, mover: MoverClient, join: Join, half_bytes: int, pages: DevicePages | None = None) -> None:
         self.staging = PageMemory.create(2, half_bytes)
-        self.name, self.half_bytes = join.channel, half_bytes
+        self.name, self.half_bytes, self.pages = join.channel, half_bytes, pages
         self.count = self.done = 0
         self.joined, self.why = False, ""
         self.changed = asyncio.Event()
-        self._mover = mover
-        mover.join(msgspec.structs.replace(join, staging_bytes=2 * half_bytes), self.staging, self.hear)
+        self._mover, self._at = mover, 0
+        join = msgspec.structs.replace(join, staging_bytes=2 * half_bytes)
+        if pages is not None:
+            self._at = pages.cuda.allocate(2 * half_bytes)
+            shared = SharedPages(pages.card, pages.cuda.share(self._at), 2 * half_bytes)
+            join = msgspec.structs.replace(join, device=shared)
+        mover.join(join, self.staging, self.hear)
 
     def hear(self, message: Joined | Done | Broken) -> None:
         """The mover says."""
@@ -41,8 +52,31 @@ class Channel:
         self.changed.set()
 
     def half(self, number: int) -> memoryview:
-        """Where message ``number`` lies."""
+        """Where message ``number`` lies on the host."""
         return self.staging.page(number % 2)
+
+    def on_card(self, number: int) -> int:
+        """Where message ``number`` lies on the card."""
+        return self._at + number % 2 * self.half_bytes
+
+    def put(self, payload: Sequence[memoryview], unit: int) -> None:
+        """The next message's blocks, of the host's memory."""
+        if self.pages is None:
+            half = self.half(self.count)
+            copying.copy([half[i * unit : (i + 1) * unit] for i in range(len(payload))], payload)
+            return
+        for number, view in enumerate(payload):
+            self.pages.cuda.upload(self.on_card(self.count) + number * unit, view)
+        self.pages.cuda.wait()
+
+    def take(self, number: int, places: Sequence[memoryview], unit: int) -> list[int]:
+        """A message's blocks into the host's memory; their checksums there."""
+        if self.pages is None:
+            begin = copying.address(self.half(number))
+            return copying.copy_from(places, [begin + i * unit for i in range(len(places))])
+        for index, place in enumerate(places):
+            self.pages.cuda.download(place, self.on_card(number) + index * unit)
+        return copying.checksums(places)
 
     def move(self, size: int) -> None:
         """Send or receive the next message."""
@@ -54,6 +88,9 @@ class Channel:
         self._mover.leave(self.name)
         self.why = self.why or "it was closed"
         self.staging.close()
+        if self.pages is not None and self._at:
+            asyncio.get_running_loop().call_later(LINGER_S, self.pages.cuda.free, self._at)
+            self._at = 0
 
 
 def parts(frame: Frame, half_bytes: int) -> list[range]:

@@ -6,13 +6,14 @@ Knows nothing of what frames mean, and imports no torch (nccl.py says how it wor
 from __future__ import annotations
 
 import asyncio
-import itertools
+import logging
 import socket
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
-from baton.kv import copying
+from baton.kv.device_pages import DevicePages
 from baton.kv.transport import tcp
 from baton.kv.transport.base import Accept
 from baton.kv.transport.channels import READY, STREAM_ID, Channel, parts
@@ -21,7 +22,9 @@ from baton.kv.transport.inlet import Inlet
 from baton.kv.transport.moving import Broken, Done, Join, Joined, MoverClient
 from baton.kv.transport.receiving import Session, SocketServer
 from baton.kv.transport.sending import HELLO, MAGIC, VERSION
-from baton.protos.errors import CorruptFrame
+from baton.protos.errors import ConfigError, CorruptFrame
+
+log = logging.getLogger("baton.kv")
 
 IDLE_S = 60.0
 
@@ -30,12 +33,20 @@ class NcclServer(SocketServer):
     """Keeps the receiving ends of channels, while senders use them."""
 
     def __init__(
-        self, sock: socket.socket, meeting: socket.socket, host: str, accept: Accept, mover: MoverClient
+        self,
+        sock: socket.socket,
+        meeting: socket.socket,
+        host: str,
+        accept: Accept,
+        mover: MoverClient,
+        pages: DevicePages | None = None,
+        at_once: bool = True,
     ) -> None:
         super().__init__(sock, accept, _ready)
+        self._pages = pages
         self._channels: dict[bytes, Receiving] = {}
         self._meeting, self._host, self._mover = meeting, host, mover
-        mover.serve(host, meeting)
+        mover.serve(host, meeting, at_once)
 
     def close(self) -> None:
         """Stop listening, break every stream, leave every channel."""
@@ -66,7 +77,7 @@ class NcclServer(SocketServer):
         if channel is None and not count and half_bytes:
             name, port = group.hex(), self._meeting.getsockname()[1]
             join = Join(f"0-{name}", name, 0, self._host, port, own_host, 0)
-            channel = self._channels[group] = Receiving(self._mover, join, half_bytes)
+            channel = self._channels[group] = Receiving(self._mover, join, half_bytes, self._pages)
         elif channel is None:
             raise CorruptFrame("no such channel here: open another", "hello")
         elif channel.session is not None or channel.waiting or channel.count != count:
@@ -96,11 +107,11 @@ class Expected(msgspec.Struct):
 class Receiving(Channel):
     """A receiving end: messages that were announced, in order, at most two of them under way."""
 
-    def __init__(self, mover: MoverClient, join: Join, half_bytes: int) -> None:
+    def __init__(self, mover: MoverClient, join: Join, half_bytes: int, pages: DevicePages | None) -> None:
         self.session: NcclSession | None = None
         self.waiting: deque[Expected] = deque()
-        self.used = 0.0
-        super().__init__(mover, join, half_bytes)
+        self.used, self.emptied = 0.0, 0  # messages whose half of staging is free again
+        super().__init__(mover, join, half_bytes, pages)
 
     def expect(self, frame: Frame, session: NcclSession) -> None:
         """The next messages carry ``frame``'s blocks."""
@@ -114,13 +125,22 @@ class Receiving(Channel):
         super().hear(message)
         if isinstance(message, Done):
             expected = self.waiting.popleft()
-            expected.session.arrived(expected, copying.address(self.half(self.done - 1)))
-            self._post()
+            copied = expected.session.arrived(expected, self.done - 1)
+            if copied is None:
+                self._empty()
+            else:
+                copied.add_done_callback(lambda _: self._empty())
         elif isinstance(message, Broken) and self.session is not None:
             self.session.abort()
 
+    def _empty(self) -> None:
+        self.emptied += 1
+        if not self.why:
+            self._post()
+
     def _post(self) -> None:
-        for expected in list(itertools.islice(self.waiting, self.count - self.done, 2)):
+        while self.count - self.emptied < 2 and len(self.waiting) > self.count - self.done:
+            expected = self.waiting[self.count - self.done]
             self.move(len(expected.blocks) * expected.frame.unit)
 
 
@@ -130,6 +150,7 @@ class NcclSession(Session):
     def __init__(self, accept: Accept, server: SocketServer, stream: bytes, channel: Receiving) -> None:
         super().__init__(accept, server, stream)
         self._channel, channel.session = channel, self
+        self._copying: list[asyncio.Future[list[int]]] = []
         self._out += READY
 
     def fetch(self, frame: Frame) -> int:
@@ -139,16 +160,69 @@ class NcclSession(Session):
         self._channel.expect(frame, self)
         return 1
 
-    def arrived(self, expected: Expected, at: int) -> None:
-        """Copy each block into its place, unless the stream has ended."""
+    def end(self) -> None:
+        """Nothing is written from now on."""
+        self._settle()
+        super().end()
+
+    def abort(self) -> None:
+        """Nothing is written from now on."""
+        self._settle()
+        super().abort()
+
+    def arrived(self, expected: Expected, number: int) -> asyncio.Future[list[int]] | None:
+        """Copy each block of message ``number`` into its place, unless the stream has ended; None: it is done."""
         if not self.ended and expected.blocks.start == 0:
             expected.places += self.sink.place(expected.frame) or ()
         if self.ended or not expected.places:
+            return None
+        here = expected.places[expected.blocks.start : expected.blocks.stop]
+        try:
+            if (copied := self._on_card(expected, number, here)) is not None:
+                return copied
+            checksums = self._channel.take(number, here, expected.frame.unit)
+        except ConfigError as error:
+            self._broke(error)
+            return None
+        self._count(expected, checksums, False)
+        return None
+
+    def _on_card(
+        self, expected: Expected, number: int, here: Sequence[memoryview]
+    ) -> asyncio.Future[list[int]] | None:
+        """The card's copy into our engine's pages there, and behind it into the host's; None: they go elsewhere."""
+        pages, unit = self._channel.pages, expected.frame.unit
+        if pages is None or not pages.takes(unit) or not (to := pages.twins(expected.places)):
+            return None
+        at, to = self._channel.on_card(number), to[expected.blocks.start : expected.blocks.stop]
+        source = [at + index * unit for index in range(len(here))]
+        copied = pages.copier.start(to, source, unit, pages.homes(here, to))
+        self._copying.append(copied)
+        copied.add_done_callback(lambda _: self._copied(expected, copied))
+        return copied
+
+    def _copied(self, expected: Expected, copied: asyncio.Future[list[int]]) -> None:
+        self._copying.remove(copied)
+        if self.ended:
             return
-        unit, here = expected.frame.unit, expected.places[expected.blocks.start : expected.blocks.stop]
-        expected.checksums += copying.copy_from(here, [at + number * unit for number in range(len(here))])
+        if isinstance(error := copied.exception(), ConfigError):
+            self._broke(error)
+        else:
+            self._count(expected, copied.result(), True)
+
+    def _broke(self, error: ConfigError) -> None:
+        """The card failed: the stream breaks, so that its sender looks for another way."""
+        log.error("a handoff by nccl broke: %s", error.message)
+        self.abort()
+
+    def _count(self, expected: Expected, checksums: list[int], resident: bool) -> None:
+        expected.checksums += checksums
         if expected.is_last:
-            self.has_landed(expected.frame, expected.checksums)
+            self.has_landed(expected.frame, expected.checksums, resident)
+
+    def _settle(self) -> None:
+        if self._copying and self._channel.pages is not None:
+            self._channel.pages.copier.settle()
 
     def over(self) -> None:
         """No lane is left: another stream may use the channel."""

@@ -2,10 +2,14 @@
 
 Knows nothing of frames' contents. Frames travel over a unix socket as in shm.py; blocks' bytes are put into a ring
 of the card's memory, of which each stream has its own, and the receiver is told where. It copies them out into its
-pages, hashes what lies there and gives the room back. Who may talk: the socket has mode 0600 and the kernel names
-the peer's user; the address names the receiver's card, and a sender on another one refuses before it connects.
+pages, hashes what lies there and gives the room back (fetching.py). Who may talk: the socket has mode 0600 and the
+kernel names the peer's user; the address names the receiver's card, and a sender on another one refuses before it
+connects.
 
-Not measured on a GPU yet. While workers keep their pages in host memory it can't beat shm: ``auto`` never takes it.
+Where an engine shares its pages on the card (kv/device_pages.py), they are what is copied from and to, by one
+launch a frame that hashes what it stores, on a stream of its own beside the engine's: a sender reads blocks there
+that its engine said are resident, a receiver brings the host's pages up to date behind them. Each end does so by
+itself, the frames are the same; ``auto`` takes this way where both do. Not run on a GPU.
 """
 
 from __future__ import annotations
@@ -13,33 +17,34 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import struct
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from baton.kv import copying
-from baton.kv.cuda_driver import HANDLE_BYTES, Driver, driver
+from baton.kv.cuda_driver import driver
+from baton.kv.device_pages import DevicePages
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, shm
 from baton.kv.transport.base import Accept, HandoffStream, Transport
-from baton.kv.transport.frames import Frame, Kind
-from baton.kv.transport.receiving import Session, SocketServer
+from baton.kv.transport.fetching import GIVEN_BACK, SHARED, CudaIpcServer
+from baton.kv.transport.frames import RESIDENT, Frame, Kind
+from baton.kv.transport.receiving import SocketServer
+from baton.kv.transport.ring import Ring
 from baton.kv.transport.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 RING_BYTES = 32 << 20
-_SHARED = struct.Struct(f"<{HANDLE_BYTES}sQ")  # beside the hello, in a memfd: the ring's handle and size
-GIVEN_BACK = Kind.END  # subject of the ACK that says so: the room of the oldest frame with blocks
+FRAME_BYTES = 8 << 20  # from the card: a block is hashed by one multiprocessor, so a frame should have many
 
 
 class CudaIpcTransport(SocketTransport):
-    """Streams to ``path#card``."""
+    """Streams to ``path#card``, from ``pages`` of our engine on the card if it shares them."""
 
-    def __init__(self, ring_bytes: int = RING_BYTES) -> None:
+    def __init__(self, ring_bytes: int = RING_BYTES, pages: DevicePages | None = None) -> None:
         super().__init__()
-        self._cuda, self._ring_bytes = driver(), ring_bytes
+        self._cuda, self._ring_bytes, self._pages = driver(), ring_bytes, pages
+        self._idle: list[Ring] = []
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream, with a ring of its own."""
@@ -49,72 +54,59 @@ class CudaIpcTransport(SocketTransport):
                 f"cuda_ipc needs both workers on one card: ours is {self._cuda.card}, the receiver's {card}",
                 "decode_address",
             )
-        ring = Ring(self._cuda, self._ring_bytes)
+        ring = self._idle.pop() if self._idle else Ring(self._cuda, self._ring_bytes)
         try:
             lane = Lane(_dial(path, ring), path, self.poller)
         except BaseException:
-            ring.close()
+            self._idle.append(ring)
             raise
-        return IpcStream(lane, ring, self._streams)
+        return IpcStream(lane, ring, self._streams, self._pages, self._left)
 
+    async def close(self) -> None:
+        """Close every stream and give the rings back."""
+        await super().close()
+        while self._idle:
+            self._idle.pop().close()
 
-class Ring:
-    """Memory of the card that frames' blocks take in turn. ``taken`` holds (begin, end) of those not given back."""
-
-    def __init__(self, cuda: Driver, size: int) -> None:
-        self.size, self.taken = size, deque[tuple[int, int]]()
-        self._cuda, self._at = cuda, cuda.allocate(size)
-        self.handle = cuda.share(self._at)
-
-    def take(self, size: int) -> int | None:
-        """``size`` bytes in a row; None while there are none."""
-        begin = self._room(size)
-        if begin is not None:
-            self.taken.append((begin, begin + size))
-        return begin
-
-    def fill(self, begin: int, payload: Sequence[memoryview]) -> tuple[int, ...]:
-        """Blocks' bytes from ``begin`` on; where each lies."""
-        places = []
-        for view in payload:
-            self._cuda.upload(self._at + begin, view)
-            places.append(begin)
-            begin += len(view)
-        self._cuda.wait()
-        return tuple(places)
-
-    def close(self) -> None:
-        """The receiver's own mapping, if any, keeps the card's memory until it closes it."""
-        self._cuda.free(self._at)
-
-    def _room(self, size: int) -> int | None:
-        if not self.taken:
-            return 0 if size <= self.size else None
-        oldest, newest = self.taken[0][0], self.taken[-1][1]
-        if newest <= oldest:  # the newest lie before the oldest
-            return newest if newest + size <= oldest else None
-        if newest + size <= self.size:
-            return newest
-        return 0 if size <= oldest else None
+    def _left(self, ring: Ring) -> None:
+        """Kept for the next stream: a free waits for the whole card, and receivers may have it open still."""
+        ring.taken.clear()
+        self._idle.append(ring)
 
 
 class IpcStream(SocketStream):
     """A stream whose blocks go through ``ring``. What comes back is read as it comes, for room is among it."""
 
-    def __init__(self, lane: Lane, ring: Ring, streams: set[SocketStream]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        ring: Ring,
+        streams: set[SocketStream],
+        pages: DevicePages | None,
+        left: Callable[[Ring], None],
+    ) -> None:
         super().__init__([lane], streams, elsewhere=True)
-        self._ring, self._lane = ring, lane
+        self._ring, self._lane, self._pages, self._left = ring, lane, pages, left
         self._room = asyncio.Event()
         self._replies: asyncio.Queue[bytes | WorkerLost | CorruptFrame | None] = asyncio.Queue()
         self._over = False
+        self._order = asyncio.Lock()  # room is taken in the order in which frames leave
+        self._packing: asyncio.Future[list[int]] | None = None
+        self._probes: dict[tuple[int, int], int] = {}  # a preflight's blocks, of the host's memory, on the card
         self._reading = asyncio.ensure_future(self._read())
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of a frame of blocks on the card; 0 where our engine's pages there are not shared."""
+        return 0 if self._pages is None else min(FRAME_BYTES, self._ring.size // 4)
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
         """Blocks wait for room in the ring."""
-        if frame.kind in frames.WITH_BLOCKS:
-            begin = await self._taken(sum(map(len, payload)))
-            frame = msgspec.structs.replace(frame, offsets=self._ring.fill(begin, payload))
-        await super().send(frame, payload)
+        async with self._order:
+            if frame.kind in frames.WITH_BLOCKS:
+                begin = await self._taken(sum(map(len, payload)))
+                frame = await self._filled(frame, payload, begin)
+            await super().send(frame, payload)
 
     async def receive(self) -> bytes | None:
         """The next reply that isn't about the ring."""
@@ -126,11 +118,43 @@ class IpcStream(SocketStream):
         return reply
 
     async def close(self) -> None:
-        """Also gives the ring back; whoever waits for room in it hears that the stream is over."""
+        """Also leaves the ring; whoever waits for room in it hears that the stream is over."""
         if self in self._streams:
             await super().close()
             await self._reading
-            self._ring.close()
+            if self._pages is not None and self._packing is not None and not self._packing.done():
+                self._pages.copier.settle()
+            for at in self._probes.values():
+                self._ring.cuda.free(at)
+            self._left(self._ring)
+
+    async def _filled(self, frame: Frame, payload: Sequence[memoryview], begin: int) -> Frame:
+        """With where its blocks lie in the ring by now; from the card, with their checksums as well."""
+        flags = frame.flags & ~RESIDENT
+        if self._pages is None or not frame.resident or not payload or not self._pages.takes(frame.unit):
+            return msgspec.structs.replace(frame, flags=flags, offsets=self._ring.fill(begin, payload))
+        places = tuple(range(begin, begin + len(payload) * frame.unit, frame.unit))
+        to = [self._ring.at + at for at in places]
+        try:
+            self._packing = self._pages.copier.start(to, self._sources(frame, payload, self._pages), frame.unit)
+            checksums = await asyncio.shield(self._packing)
+        except ConfigError as error:
+            raise self._lane.lost(error.message) from error
+        return msgspec.structs.replace(frame, flags=flags, offsets=places).seal(checksums)
+
+    def _sources(self, frame: Frame, payload: Sequence[memoryview], pages: DevicePages) -> list[int]:
+        """Where blocks lie on the card: those of pages at the same place there, a preflight's in memory of ours."""
+        if frame.kind is Kind.PROBE:
+            return [self._probe(view) for view in payload]
+        return [pages.at + at for at in frame.offsets]
+
+    def _probe(self, view: memoryview) -> int:
+        known = copying.address(view), len(view)
+        if known not in self._probes:
+            self._probes[known] = self._ring.cuda.allocate(len(view))
+            self._ring.cuda.upload(self._probes[known], view)
+            self._ring.cuda.wait()
+        return self._probes[known]
 
     async def _read(self) -> None:
         end: WorkerLost | CorruptFrame | None = None
@@ -164,64 +188,21 @@ class IpcStream(SocketStream):
         return begin
 
 
-class CudaIpcServer(SocketServer):
-    """Opens each sender's ring."""
-
-    def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:
-        """A sender is here with its ring."""
-        if len(fds) != 1:
-            raise CorruptFrame("the hello must bring one descriptor, of the ring's handle", "hello")
-        said = os.pread(fds[0], _SHARED.size, 0)
-        if len(said) != _SHARED.size:
-            raise CorruptFrame("the ring's handle is cut short", "hello")
-        handle, size = _SHARED.unpack(said)
-        return IpcSession(self._accept, self, stream, handle, size)
-
-
-class IpcSession(Session):
-    """A stream whose blocks are fetched from the sender's ring."""
-
-    def __init__(self, accept: Accept, server: SocketServer, stream: bytes, handle: bytes, size: int) -> None:
-        super().__init__(accept, server, stream)
-        self._cuda, self._size = driver(), size
-        try:
-            self._ring = self._cuda.open(handle)
-        except ConfigError as error:
-            raise CorruptFrame(f"the sender's ring can't be opened: {error.message}", "hello") from None
-
-    def fetch(self, frame: Frame) -> int:
-        """Copy each block into its place, hash it there, and give the room back."""
-        if frame.offsets and max(frame.offsets) + frame.unit > self._size:
-            raise CorruptFrame("a block lies beyond the sender's ring", "offsets")
-        places = self.sink.place(frame)
-        if places is None:
-            return 1
-        for place, at in zip(places, frame.offsets, strict=True):
-            self._cuda.download(place, self._ring + at)
-        self.has_landed(frame, copying.checksums(places))
-        self.reply(frames.encode(Frame(Kind.ACK, subject=GIVEN_BACK)))
-        return max(1, frame.unit * len(places))
-
-    def over(self) -> None:
-        """No lane is left."""
-        self._cuda.close(self._ring)
-
-
 def sender(memory: PageMemory) -> Transport:
     """For a worker on a card. Raises ConfigError where there is none."""
-    return CudaIpcTransport()
+    return CudaIpcTransport(pages=memory.device)
 
 
-def listen(path: str, accept: Accept) -> tuple[SocketServer, str]:
+def listen(path: str, accept: Accept, pages: DevicePages | None = None) -> tuple[SocketServer, str]:
     """The receiving side, on the running loop, at ``path``. Raises ConfigError, also where there is no card."""
     card = driver().card
-    return CudaIpcServer(shm.bind(path), accept, shm.same_user), f"{path}#{card}"
+    return CudaIpcServer(shm.bind(path), accept, shm.same_user, pages), f"{path}#{card}"
 
 
 def _dial(path: str, ring: Ring) -> socket.socket:
     sock, shown = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK), os.memfd_create("ring")
     try:
-        os.write(shown, _SHARED.pack(ring.handle, ring.size))
+        os.write(shown, SHARED.pack(ring.handle, ring.size))
         sock.connect(path)
         if not shm.same_user(sock):
             raise PermissionError("another user listens there")

@@ -46,6 +46,7 @@ NO_HASH = bytes(HASH_BYTES)
 ACK_NOW = 1  # flag: the sender waits for this frame's acknowledgement, and those before it
 ELSEWHERE = 2  # flag: the blocks' bytes are in the sender's memory, at the offsets in the body
 TRAILING = 4  # flag: the blocks' checksums follow their bytes
+RESIDENT = 128  # flag between a handoff and its stream, never on the wire: the device's pages hold the blocks, too
 NEWEST = 2  # version of the frames
 TRAILING_SINCE = 2  # 1 knows neither TRAILING nor GREETING
 MAX_BLOCKS = 1024  # of one frame; also what one scatter read of Linux takes
@@ -119,6 +120,11 @@ class Frame(msgspec.Struct, frozen=True):
     def trailing(self) -> bool:
         """Whether the blocks' checksums follow their bytes."""
         return bool(self.flags & TRAILING) and self.kind in WITH_BLOCKS
+
+    @property
+    def resident(self) -> bool:
+        """Whether the device's pages hold the blocks, at the offsets that the host's have."""
+        return bool(self.flags & RESIDENT) and len(self.offsets) == len(self.blocks)
 
     @property
     def sealed(self) -> bool:

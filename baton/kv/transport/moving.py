@@ -16,6 +16,7 @@ import msgspec
 
 from baton.kv.memory import PageMemory
 from baton.protos.errors import WorkerLost
+from baton.protos.nouns import SharedPages
 
 MAX_MESSAGE = 64 << 10
 LINGER_S = 30.0
@@ -33,7 +34,10 @@ class Serve(_Message, frozen=True):
 
 
 class Join(_Message, frozen=True):
-    """Open ``channel``: be ``rank`` of group ``group``, which meets at ``host:port``; staging comes beside it."""
+    """Open ``channel``: be ``rank`` of group ``group``, which meets at ``host:port``; staging comes beside it.
+
+    ``device``: staging on our card instead, which only a group of NCCL's can move.
+    """
 
     channel: str
     group: str
@@ -42,6 +46,7 @@ class Join(_Message, frozen=True):
     port: int
     own_host: str
     staging_bytes: int
+    device: SharedPages | None = None
 
 
 class Move(_Message, frozen=True):
@@ -96,10 +101,14 @@ class MoverClient:
         self._serving: tuple[Serve, socket.socket] | None = None
         self._decode = msgspec.msgpack.Decoder(FromMover).decode
 
-    def serve(self, host: str, sock: socket.socket) -> None:
-        """Receivers' channels meet at ``sock``, which listens; also after the mover was started anew."""
+    def serve(self, host: str, sock: socket.socket, at_once: bool = True) -> None:
+        """Receivers' channels meet at ``sock``, which listens; also after the mover was started anew.
+
+        The mover starts now, or with the first channel.
+        """
         self._serving = (Serve(host, sock.getsockname()[1]), sock)
-        self._send(*self._serving_message())
+        if at_once or self._sock is not None:
+            self._send(*self._serving_message())
 
     def join(self, join: Join, staging: PageMemory, listener: Listener) -> None:
         """Open a channel; ``listener`` hears of it until it is Broken, or left."""

@@ -6,8 +6,10 @@ kept for the next. Both ends count the messages of a channel and a stream says i
 lost with an aborted stream the receiver refuses, and the sender opens another channel.
 
 torch reads and writes staging memory alone. The sender copies a frame's blocks there before ``send`` returns; the
-receiver copies them into their places on its event loop, hashing what it writes. So a stream that was ended writes
-nothing more, whatever NCCL still does, and a page is never held by a collective.
+receiver copies them into their places, hashing what it writes. So a stream that was ended writes nothing more,
+whatever NCCL still does, and a page is never held by a collective. Where an engine shares its pages on a card,
+staging is on that card, and one launch a message copies between the two (as in cuda_ipc.py); a frame that leaves so
+is one message, because its checksums are those of what was staged. Not run on GPUs.
 
 Not encrypted, and joined through an open port: with TLS only where the network is declared trusted.
 """
@@ -21,13 +23,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.kv import copying
+from baton.kv.device_pages import DevicePages
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, tcp
 from baton.kv.transport.base import Accept, HandoffStream, Transport, sealed
 from baton.kv.transport.channels import READY, STREAM_ID, Channel, parts
 from baton.kv.transport.collective import NcclServer
-from baton.kv.transport.frames import Frame
+from baton.kv.transport.frames import RESIDENT, Frame, Kind
 from baton.kv.transport.moving import Join, MoverClient, borrow, give_back
 from baton.kv.transport.receiving import SocketServer
 from baton.kv.transport.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
@@ -43,6 +45,7 @@ class NcclTransport(SocketTransport):
     def __init__(self, memory: PageMemory, mover: MoverClient | None = None) -> None:
         super().__init__()
         self._half_bytes = max(HALF_BYTES, -(-memory.page_bytes // 4096) * 4096)
+        self._pages = memory.device
         self._mover, self._borrowed = mover or borrow(), mover is None
         self._idle: dict[str, list[tuple[bytes, Channel]]] = {}
 
@@ -94,7 +97,7 @@ class NcclTransport(SocketTransport):
         if channel is None:
             host = tcp.split(target)[0]
             join = Join(f"1-{group.hex()}", group.hex(), 1, host, meeting, sock.getsockname()[0], 0)
-            channel = Channel(self._mover, join, self._half_bytes)
+            channel = Channel(self._mover, join, self._half_bytes, self._pages)
         return NcclStream(lane, self._streams, channel, lambda: self._left(address, group, channel))
 
     def _left(self, address: str, group: bytes, channel: Channel) -> None:
@@ -112,6 +115,7 @@ class NcclStream(SocketStream):
         super().__init__([lane], streams, elsewhere=True)
         self.channel = channel
         self._lane, self._left, self._closed = lane, left, False
+        self._packing: asyncio.Future[list[int]] | None = None
         self._watching = asyncio.ensure_future(self._watch())
         self._order = asyncio.Lock()
 
@@ -121,10 +125,27 @@ class NcclStream(SocketStream):
             if frame.kind not in frames.WITH_BLOCKS or not frame.blocks:
                 await super().send(frame, payload)
                 return
-            offsets = tuple([number * frame.unit for number in range(len(frame.blocks))])
-            await super().send(msgspec.structs.replace(sealed(frame, payload), offsets=offsets))
-            for part in parts(frame, self.channel.half_bytes):
+            offsets, flags = tuple([i * frame.unit for i in range(len(frame.blocks))]), frame.flags & ~RESIDENT
+            cut = parts(frame, self.channel.half_bytes)
+            pages = self.channel.pages
+            on_card = pages is not None and frame.resident and pages.takes(frame.unit)
+            if pages is not None and on_card and frame.kind is Kind.BLOCK and len(cut) == 1:
+                checksums = await self._pack(frame, pages)
+                frame = msgspec.structs.replace(frame, offsets=offsets, flags=flags).seal(checksums)
+                await super().send(frame)
+                self.channel.move(len(payload) * frame.unit)
+                return
+            frame = msgspec.structs.replace(sealed(frame, payload), offsets=offsets, flags=flags)
+            await super().send(frame)
+            for part in cut:
                 await self._stage(payload[part.start : part.stop], frame.unit)
+
+    async def receive(self) -> bytes | None:
+        """The next whole reply; a channel that broke says why."""
+        try:
+            return await super().receive()
+        except WorkerLost as error:
+            raise self._lane.lost(self.channel.why) if self.channel.why else error from None
 
     async def close(self) -> None:
         """At once; the channel is kept."""
@@ -134,19 +155,40 @@ class NcclStream(SocketStream):
         self._watching.cancel()
         self.channel.changed.set()
         await super().close()
+        if self.channel.pages is not None and self._packing is not None and not self._packing.done():
+            self.channel.pages.copier.settle()
         self._left()
 
+    @property
+    def resident_bytes(self) -> int:
+        """Of a frame of blocks on the card; 0 where our engine's pages there are not shared."""
+        return 0 if self.channel.pages is None else self.channel.half_bytes
+
+    async def _pack(self, frame: Frame, pages: DevicePages) -> list[int]:
+        """The card copies them out of their pages there."""
+        await self._room()
+        at = self.channel.on_card(self.channel.count)
+        to = [at + number * frame.unit for number in range(len(frame.blocks))]
+        try:
+            self._packing = pages.copier.start(to, [pages.at + place for place in frame.offsets], frame.unit)
+            return await asyncio.shield(self._packing)
+        except ConfigError as error:
+            raise self._lane.lost(error.message) from error
+
     async def _stage(self, payload: Sequence[memoryview], unit: int) -> None:
-        """Copy them out of their pages when the message before the last one has gone."""
+        """Copy them out of their pages."""
+        await self._room()
+        self.channel.put(payload, unit)
+        self.channel.move(len(payload) * unit)
+
+    async def _room(self) -> None:
+        """The message before the last one has gone."""
         channel = self.channel
         while not self._closed and not channel.why and (not channel.joined or channel.count - channel.done > 1):
             channel.changed.clear()
             await channel.changed.wait()
         if self._closed or channel.why:
             raise self._lane.lost(channel.why or "the transport was closed")
-        half = channel.half(channel.count)
-        copying.copy([half[i * unit : (i + 1) * unit] for i in range(len(payload))], payload)
-        channel.move(len(payload) * unit)
 
     async def _watch(self) -> None:
         """A broken channel breaks the stream, also while it only waits for replies."""
@@ -179,8 +221,17 @@ def sender(memory: PageMemory) -> Transport:
     return NcclTransport(memory)
 
 
-def listen(host: str, accept: Accept, mover: MoverClient | None = None) -> tuple[SocketServer, str]:
-    """The receiving side, on the running loop, and the address to give out. Raises ConfigError."""
+def listen(
+    host: str,
+    accept: Accept,
+    mover: MoverClient | None = None,
+    pages: DevicePages | None = None,
+    at_once: bool = True,
+) -> tuple[SocketServer, str]:
+    """The receiving side, on the running loop, and the address to give out. Raises ConfigError.
+
+    The mover is a process with torch: started ``at_once``, or with the first sender that comes.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, 0), family=family, backlog=512)
@@ -188,4 +239,4 @@ def listen(host: str, accept: Accept, mover: MoverClient | None = None) -> tuple
     except OSError as error:
         raise ConfigError(f"the KV data port can't be bound on {host}: {error.strerror}", "worker.host") from None
     address = f"{host}:{sock.getsockname()[1]}/{meeting.getsockname()[1]}"
-    return NcclServer(sock, meeting, host, accept, mover or MoverClient()), address
+    return NcclServer(sock, meeting, host, accept, mover or MoverClient(), pages, at_once), address

@@ -14,7 +14,7 @@ import msgspec
 
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames
-from baton.kv.transport.base import HandoffStream, Transport
+from baton.kv.transport.base import HandoffStream, Transport, resident_bytes
 from baton.kv.transport.frames import Block, Frame, Kind
 from baton.protos.errors import WorkerLost
 
@@ -44,10 +44,16 @@ def probe_memory() -> PageMemory:
     return memory
 
 
-async def measure(transport: Transport, address: str, memory: PageMemory, clock: Callable[[], float]) -> Measured:
+async def measure(
+    transport: Transport,
+    address: str,
+    memory: PageMemory,
+    clock: Callable[[], float],
+    timeout_s: float = TIMEOUT_S,
+) -> Measured:
     """The best of a few rounds. Raises WorkerLost, or the receiver's refusal."""
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             stream = await transport.connect(address)
             try:
                 fixed = min([await _round(stream, memory, 1, SMALL_BYTES, clock) for _ in range(ROUNDS)])
@@ -58,7 +64,7 @@ async def measure(transport: Transport, address: str, memory: PageMemory, clock:
             finally:
                 await stream.close()
     except TimeoutError:
-        raise WorkerLost(f"a preflight to {address} took longer than {TIMEOUT_S:g} s", "decode_address") from None
+        raise WorkerLost(f"a preflight to {address} took longer than {timeout_s:g} s", "decode_address") from None
     return Measured(fixed, pages * PAGE_BYTES / max(whole - fixed, 1e-6))
 
 
@@ -66,10 +72,11 @@ async def _round(
     stream: HandoffStream, memory: PageMemory, count: int, size: int, clock: Callable[[], float]
 ) -> float:
     """Seconds from the first byte sent to the last answer."""
+    flags = frames.RESIDENT if resident_bytes(stream) else 0  # from card to card, where blocks go that way
     begun = clock()
     for page in range(count):
-        data = memory.page(page)[:size]
-        frame = Frame(Kind.PROBE, unit=size, blocks=(Block(page, frames.NO_HASH),), offsets=(page * PAGE_BYTES,))
+        data, table = memory.page(page)[:size], (Block(page, frames.NO_HASH),)
+        frame = Frame(Kind.PROBE, flags=flags, unit=size, blocks=table, offsets=(page * PAGE_BYTES,))
         await stream.send(frame, [data])
     for _ in range(count):
         await _answer(stream)

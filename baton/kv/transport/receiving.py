@@ -46,10 +46,13 @@ class Session:
             self.primary = inlet
             self._flush()
 
-    def has_landed(self, frame: Frame, checksums: Sequence[int]) -> None:
-        """All blocks of one frame are in."""
+    def has_landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
+        """All blocks of one frame are in; ``resident``: in the device's pages, too."""
         self.landed += 1
-        self.sink.landed(frame, checksums)
+        if resident:
+            self.sink.landed(frame, checksums, True)
+        else:
+            self.sink.landed(frame, checksums)
         for inlet in tuple(self.inlets):
             inlet.release()
 

@@ -128,7 +128,7 @@ def stand_in_driver() -> str:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return ""
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-lrt"], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-lrt", "-lpthread"], check=True)
     return str(library)
 
 

@@ -1,0 +1,74 @@
+"""A prefill and a decode worker on one card, which is a stand-in: real processes, kernels on the SIMT shim.
+
+Every launch is a thousand times slower than a GPU's; the model is one that doesn't mind.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda import build, library
+from baton.protos.nouns import Sampling
+from tests.conformance.checkpoints import make
+from tests.conformance.drive import Driver
+from tests.e2e.fleet import Fleet
+from tests.kv.transport.rigs import stand_in_driver
+
+SHAPE = {"num_hidden_layers": 2, "vocab_size": 200, "hidden_size": 64, "intermediate_size": 96,
+         "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+TOKENS = 5
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever is started from here finds the stand-in driver, and the shim instead of a library for a GPU."""
+    if not stand_in_driver():
+        pytest.skip("no C compiler for the driver's stand-in")
+    try:
+        build.simt()
+    except BuildError as error:
+        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    (tmp_path / "libcuda.so.1").symlink_to(stand_in_driver())
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv(library.SIMT_ENV, "1")
+
+
+def asked(fleet: Fleet, prompt: list[int]) -> list[int]:
+    body = {"model": fleet.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    reply = httpx.post(fleet.url + "/v1/completions", json=body | {"return_token_ids": True}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["token_ids"]
+
+
+@pytest.mark.thorough
+def test_kv_goes_from_one_engines_card_to_the_others_and_answers_are_those_of_one_engine(
+    card: None, tmp_path: Path
+) -> None:
+    model = make(tmp_path / "model", "llama2", **SHAPE)
+    alone = Driver(load_runner(EngineConfig(str(model), dtype="bfloat16", threads=1)), pages=32, chunk=64)
+    worker = {"model": str(model), "device": "cuda", "pages": 48, "dtype": "bfloat16"}
+    worker |= {"kv_transport": "cuda_ipc"}  # by name: on the shim a preflight finds shm quicker
+    router = {"local_prefill_max_tokens": 0}
+    prompts = [[3 + i * 7 % 190 for i in range(70)], [3 + i * 11 % 190 for i in range(33)]]
+    prompts.append([*prompts[0], *prompts[1]])  # its first blocks are cached at both
+    greedy = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    told = {"log_level": "debug"}
+    with Fleet(prefill=1, decode=1, worker=worker, router=router, telemetry=told) as fleet:
+        for prompt in prompts:
+            assert asked(fleet, prompt) == alone.answer([prompt], greedy)[0]
+        said = fleet.log("prefill-0", 1 << 20)
+        assert re.search(r"KV to decode-0: cuda_ipc, \d", said)
+        for log in (said, fleet.log("decode-0", 1 << 20)):
+            assert "not shared" not in log
+            assert "not from the card" not in log
+        landed = re.findall(r"(\d+) blocks landed on the card", fleet.log("decode-0", 1 << 20))
+        assert sorted(map(int, landed)) == [0, 3, 3, 5], (
+            "a preflight's none, and what each prompt had beyond its prefix"
+        )
+        fleet.wait_for_baseline()
