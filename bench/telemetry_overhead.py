@@ -1,13 +1,14 @@
 """What telemetry costs: throughput of router and workers with all of it, over the same without any, in pairs.
 
-    .venv/bin/python bench/telemetry_overhead.py [--rounds 30] [--loads streamed …] [--null] [--json FILE]
+    .venv/bin/python bench/telemetry_overhead.py [--rounds 12] [--loads streamed …] [--null] [--json FILE]
 
 Two equal clusters of real processes stand side by side. With: every metric counted, /metrics of the router and of
 each worker scraped every five seconds (Prometheus' default is 15), the live figures kept, the trace recorded, and a
-dashboard open. Without: telemetry.enabled is false, and nobody asks for anything. A round is four short loads:
-with, without, without, with, or the other way round, so that a machine that slows down or speeds up does so for
-both. It gives one ratio of throughput, and one of the CPU time that all processes of a cluster took. Shown is the
-median with the interval that holds the true one in 95 of 100 runs.
+dashboard open, which gets an event a second; it is open before the clock starts. Without: telemetry.enabled is
+false, and nobody asks for anything. A round is four loads of some seconds: with, without, without, with, or the
+other way round, so that a machine that slows down or speeds up does so for both. It gives one ratio of throughput,
+and ratios of the CPU time that a cluster's processes took, in all and each. Shown is the median with the interval
+that holds the true one in 95 of 100 runs.
 
 Two of the loads are strict: workers whose forward pass is free, so that all that is measured is overhead. The third
 is the engine that operators have: the demo model on the CPU engine, one prefill and one decode worker.
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,7 +44,10 @@ from baton.deploy.plans import DEMO
 
 TARGET = 0.98
 SCRAPE_S = 5.0
+LOAD_S = 4.0  # a load goes on for as long: several of the dashboard's events are in it, as they are in each second
+TURNS = 1000  # of a load within that time
 SLOTS = ("prefill-0", "decode-0")
+ALL = "all"
 Load = Callable[[Fleet, int], Awaitable[int]]
 
 
@@ -56,13 +61,11 @@ class Kind(NamedTuple):
 
 
 class Compared(msgspec.Struct):
-    """One load's rounds: with over without. ``cpu_ratio`` is of CPU time for the same work."""
+    """One load's rounds: with over without. ``cpu``: of CPU time for the same work, by process and of "all"."""
 
     row: Row
     ratios: list[float]
-    cpu_ratio: float
-    cpu_low: float
-    cpu_high: float
+    cpu: dict[str, list[float]]
 
 
 # ---- what is asked of a cluster ------------------------------------------------------------------------
@@ -130,7 +133,10 @@ class Watch:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Look on, while the block runs."""
-        tasks = [asyncio.create_task(self._scrape()), asyncio.create_task(self._dashboard())]
+        reader, writer = await asyncio.open_connection(self._running.host, self._running.port)
+        writer.write(b"GET /v1/cluster/stream HTTP/1.1\r\nhost: b\r\n\r\n")
+        await reader.readuntil(b"data: ")
+        tasks = [asyncio.create_task(self._scrape()), asyncio.create_task(_read_on(reader))]
         began = time.perf_counter()
         try:
             yield
@@ -139,6 +145,7 @@ class Watch:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            writer.close()
 
     async def _scrape(self) -> None:
         while True:
@@ -147,12 +154,10 @@ class Watch:
             for page in self._pages:
                 await asyncio.to_thread(lambda page=page: urllib.request.urlopen(page, timeout=5).read())
 
-    async def _dashboard(self) -> None:
-        reader, writer = await asyncio.open_connection(self._running.host, self._running.port)
-        writer.write(b"GET /v1/cluster/stream HTTP/1.1\r\nhost: b\r\n\r\n")
-        with contextlib.closing(writer):
-            while await reader.read(1 << 16):
-                pass
+
+async def _read_on(reader: asyncio.StreamReader) -> None:
+    while await reader.read(1 << 16):
+        pass
 
 
 class Side:
@@ -162,25 +167,33 @@ class Side:
         self.running = running
         self._watch = Watch(running) if running.config.telemetry.enabled else None
 
-    async def measure(self, load: Load, number: int) -> tuple[float, float]:
-        """What the load does per second, and the CPU seconds that each part of it took."""
+    async def measure(self, load: Load, number: int) -> tuple[float, Counter[str]]:
+        """What the load does per second, and the CPU seconds that each part of it took, by process."""
         async with self._watch.open() if self._watch else contextlib.nullcontext():
             threads, began = _threads(self.running), time.perf_counter()
-            done = await load(self.running, number)
-            seconds = time.perf_counter() - began
+            done, seconds, turn = 0, 0.0, 0
+            while seconds < LOAD_S:
+                done += await load(self.running, number * TURNS + turn)
+                seconds, turn = time.perf_counter() - began, turn + 1
             after = _threads(self.running)
-        return done / seconds, sum(ns - threads.get(thread, 0) for thread, ns in after.items()) / 1e9 / done
+        spent = Counter[str]()
+        for (process, task), ns in after.items():
+            for name in (process, ALL):
+                spent[name] += (ns - threads.get((process, task), 0)) / 1e9 / done  # type: ignore[assignment]
+        return done / seconds, spent
 
 
-def _threads(running: Fleet) -> dict[str, int]:
-    """Nanoseconds that each thread of the router and of both workers' processes has run."""
+def _threads(running: Fleet) -> dict[tuple[str, str], int]:
+    """Nanoseconds that each thread of the router and of both workers' processes has run, by process and thread."""
     assert running.router is not None
-    records = [running.record(slot) for slot in SLOTS]
+    pids = {"router": running.router.pid}
+    for record in map(running.record, SLOTS):
+        pids |= {record.slot: record.pid, f"{record.slot}'s engine": record.engine_pid}
     found = {}
-    for pid in (running.router.pid, *(r.pid for r in records), *(r.engine_pid for r in records)):
+    for name, pid in pids.items():
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # it has ended
-                found[str(task)] = int((task / "schedstat").read_text().split()[0])
+                found[name, task.name] = int((task / "schedstat").read_text().split()[0])
     return found
 
 
@@ -192,23 +205,24 @@ async def compare(kind: Kind, on: Fleet, off: Fleet, rounds: int) -> Compared:
     sides = Side(on), Side(off)
     for side in sides:
         await kind.load(side.running, 0)  # connections, caches, first use
-    found: list[list[tuple[float, float]]] = [[], []]
+    found: list[list[tuple[float, Counter[str]]]] = [[], []]
     for number in range(1, rounds + 1):
         first = number % 2
         for turn, which in enumerate((first, 1 - first, 1 - first, first)):
             found[which].append(await sides[which].measure(kind.load, 4 * number + turn // 2))
-    ratios, cpu = [], []
+    ratios, cpu = [], dict[str, list[float]]()
     for at in range(0, 2 * rounds, 2):
         (a, b), (c, d) = found[0][at : at + 2], found[1][at : at + 2]
         ratios.append((1 / c[0] + 1 / d[0]) / (1 / a[0] + 1 / b[0]))
-        cpu.append((a[1] + b[1]) / (c[1] + d[1]))
+        for name, without_it in (c[1] + d[1]).items():
+            cpu.setdefault(name, []).append((a[1] + b[1])[name] / without_it)
     low, high = interval(ratios)
     with_it, without = (median([rate for rate, _ in side]) for side in found)
     row = Row(
         kind.name, with_it, kind.unit, peer=f"without: {without:.4g}", ratio=median(ratios), spread=spread(ratios),
         target=TARGET, low=low * without, high=high * without,
     )  # fmt: skip
-    return Compared(row, ratios, median(cpu), *interval(cpu))
+    return Compared(row, ratios, cpu)
 
 
 def run(kinds: list[Kind], rounds: int, null: bool) -> list[Compared]:
@@ -222,18 +236,20 @@ def run(kinds: list[Kind], rounds: int, null: bool) -> list[Compared]:
 
 
 def told(found: Compared) -> str:
-    """A line beside the table's."""
-    low, high = interval(found.ratios)
-    return (
-        f"{found.row.name}: {len(found.ratios)} rounds, {found.row.ratio:.3f} ({low:.3f} to {high:.3f}); CPU time"
-        f" {found.cpu_ratio:.3f} ({found.cpu_low:.3f} to {found.cpu_high:.3f})"
-    )
+    """Lines beside the table's."""
+    cpu = "".join(f"\n    CPU time of {name}: {_span(ratios)}" for name, ratios in sorted(found.cpu.items()))
+    return f"{found.row.name}: {len(found.ratios)} rounds, {_span(found.ratios)}{cpu}"
+
+
+def _span(ratios: list[float]) -> str:
+    low, high = interval(ratios)
+    return f"{median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
 def main() -> int:
     """Print the rows; exit status 1 when one misses."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--loads", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--null", action="store_true", help="without against without")
     parser.add_argument("--json", help="write the rows to this file")

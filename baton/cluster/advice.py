@@ -7,7 +7,7 @@ controller's word isn't taken for news) and a bounded timeline of ``Change``s, n
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -137,7 +137,19 @@ class AdviceStore:
             rows = cast(list[bytes], await cast(Awaitable[Any], self._redis.lrange(self._timeline, 0, most - 1)))
         except (RedisError, OSError):
             return ()
-        return tuple(change for row in rows if (change := _decoded(row, Change)) is not None)
+        return _changes(rows)
+
+    async def look(self, most: int = TIMELINE) -> tuple[Advice | None, tuple[Change, ...], Pin | None]:
+        """Advice, timeline and pin, asked for together: for who only shows them."""
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.get(self._advice)
+                pipe.lrange(self._timeline, 0, most - 1)
+                pipe.get(self._pin)
+                advice, rows, pin = await pipe.execute()
+        except (RedisError, OSError):
+            return None, (), None
+        return _decoded(advice, Advice), _changes(rows), _decoded(pin, Pin)
 
     async def pin(self, pin: Pin | None) -> bool:
         """Pin a ratio, or take the pin back."""
@@ -172,6 +184,10 @@ class AdviceStore:
         except (RedisError, OSError):
             return None
         return found if isinstance(found, bytes) else None
+
+
+def _changes(rows: Sequence[bytes]) -> tuple[Change, ...]:
+    return tuple(change for row in rows if (change := _decoded(row, Change)) is not None)
 
 
 def _decoded(row: bytes | None, kind: type[T]) -> T | None:

@@ -5,14 +5,15 @@ Knows nothing of what is measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
+from prometheus_client.samples import Exemplar, Sample
 
 from baton.cluster.metrics import VLLM_PREFIX, Metric
 
@@ -26,6 +27,11 @@ class ManyHistogram(Histogram):
         for bucket, count in counts.items():
             self._buckets[bucket].inc(count)
 
+    def exemplify(self, value: float, labels: dict[str, str] | None, at: float) -> None:
+        """``labels`` lead to one of the values that were counted, at ``at`` seconds since 1970."""
+        if labels is not None:
+            self._buckets[bisect_left(self._upper_bounds, value)].set_exemplar(Exemplar(labels, value, at))
+
 
 class Nothing:
     """Takes what an instrument takes, and keeps nothing: telemetry that is off."""
@@ -37,7 +43,7 @@ class Nothing:
     def set(self, *_: object, **__: object) -> None:
         """Nothing; nor do the others."""
 
-    inc = dec = observe = observe_many = set_function = clear = set
+    inc = dec = observe = observe_many = exemplify = set_function = clear = set
 
     def track_inprogress(self) -> AbstractContextManager[None]:
         """Counts nothing."""
@@ -47,6 +53,54 @@ class Nothing:
 Instrument = Counter | Gauge | Histogram
 _KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": ManyHistogram}
 VLLM_LABELS = {"model": "model_name", "outcome": "finished_reason", "worker": "engine"}
+
+
+class Sum:
+    """What is ``added`` here a counter or gauge is told together, when somebody asks for it. As a context: one more
+    while the block runs.
+    """
+
+    __slots__ = ("_instrument", "added")
+
+    def __init__(self, instrument: Any) -> None:
+        self._instrument, self.added = instrument, 0
+
+    def __enter__(self) -> None:
+        self.added += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.added -= 1
+
+    def tell(self) -> None:
+        """Of what was added since."""
+        added, self.added = self.added, 0
+        if added:
+            self._instrument.inc(added)
+
+
+class Asked(Collector):
+    """Hears of each scrape before the instruments that are registered after it show what they hold."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], object]] = []
+
+    def before(self, call: Callable[[], object]) -> None:
+        """``call`` brings what was not told them yet; it comes before those that were here before."""
+        self._calls.insert(0, call)
+
+    def now(self) -> None:
+        """Somebody looks."""
+        for call in self._calls:
+            call()
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing of its own."""
+        return []
+
+    def collect(self) -> Iterable[Family]:
+        """Nothing of its own."""
+        self.now()
+        return []
 
 
 def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ almost nothing until ``setup_tracing`` got an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from opentelemetry import propagate, trace
@@ -34,14 +34,14 @@ class RouterMetrics:
     output_tokens: Counter
     cached_tokens: Counter
     best_cached_tokens: Counter
-    ttft: Histogram
+    ttft: instruments.ManyHistogram
     itl: instruments.ManyHistogram
-    tpot: Histogram
-    longest_gap: Histogram
-    duration: Histogram
-    station: Histogram
-    prompt_length: Histogram
-    output_length: Histogram
+    tpot: instruments.ManyHistogram
+    longest_gap: instruments.ManyHistogram
+    duration: instruments.ManyHistogram
+    station: instruments.ManyHistogram
+    prompt_length: instruments.ManyHistogram
+    output_length: instruments.ManyHistogram
     slo: Counter
     decisions: Counter
     retries: Counter
@@ -56,11 +56,26 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, vllm_names: bool = False, enabled: bool = True) -> None:
         self.registry, self.enabled = registry, enabled
+        self.asked = instruments.Asked()
+        self.asked.before(self._tell)
+        registry.register(self.asked)
+        self._sums: dict[tuple[str, ...], instruments.Sum] = {}
         some = metrics.ROUTER if enabled else {"workers": metrics.ROUTER["workers"]}
         made = instruments.make_nothing(metrics.ROUTER) | instruments.make(some, registry)
         vars(self).update(made)
         if vllm_names and enabled:
             registry.register(instruments.VllmNames(metrics.ROUTER, made))
+
+    def sum(self, key: str, *labels: str) -> instruments.Sum:
+        """In front of a counter or gauge: for what every request counts or passes."""
+        found = self._sums.get((key, *labels))
+        if found is None:
+            found = self._sums[key, *labels] = instruments.Sum(getattr(self, key).labels(*labels))
+        return found
+
+    def _tell(self) -> None:
+        for one in self._sums.values():
+            one.tell()
 
 
 class WorkerMetrics:
@@ -98,6 +113,7 @@ class WorkerMetrics:
         self.registry, self.enabled = registry, enabled
         self._labels = {"role": role, "worker": worker, "model": model}
         self._link_labels: list[dict[str, str]] = []
+        self._ready: dict[tuple[str, ...], Any] = {}
         self._made = (
             instruments.make(metrics.WORKER, registry) if enabled else instruments.make_nothing(metrics.WORKER)
         )
@@ -149,7 +165,10 @@ class WorkerMetrics:
             self._with("fallbacks", transport=transport, reason=reason).inc()
 
     def _with(self, key: str, **labels: str) -> Any:
-        return self._made[key].labels(**self._labels, **labels)
+        found = self._ready.get((key, *labels.values()))
+        if found is None:
+            found = self._ready[key, *labels.values()] = self._made[key].labels(**self._labels, **labels)
+        return found
 
 
 def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[], None]:
@@ -175,15 +194,28 @@ def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[
     return provider.shutdown
 
 
-@contextmanager
+class _NoSpan:
+    """A block in which the current span stays the caller's, if there is one: nobody exports ours."""
+
+    def __enter__(self) -> Span:
+        return trace.get_current_span()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NO_SPAN = _NoSpan()
+
+
 def span(
     name: str, traceparent: str = "", attributes: Attributes | None = None, kind: SpanKind = SpanKind.INTERNAL
-) -> Iterator[Span]:
+) -> AbstractContextManager[Span]:
     """A span around a block, child of ``traceparent`` or else of the current span. An error marks it."""
-    with trace.get_tracer("baton").start_as_current_span(
+    if not traceparent and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return _NO_SPAN
+    return trace.get_tracer("baton").start_as_current_span(
         name, context=_context(traceparent), attributes=attributes, kind=kind
-    ) as current:
-        yield current
+    )
 
 
 def open_span(name: str, traceparent: str = "", attributes: Attributes | None = None) -> Span:
@@ -211,7 +243,8 @@ def exemplar(trace_id: str) -> dict[str, str] | None:
 
 def current_traceparent() -> str:
     """The W3C header of the span around us; empty when tracing is off and no caller sent one."""
-    return traceparent_of(trace.get_current_span())
+    current = trace.get_current_span()
+    return traceparent_of(current) if current.get_span_context().is_valid else ""
 
 
 def _context(traceparent: str) -> Context | None:

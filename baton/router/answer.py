@@ -17,7 +17,7 @@ from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprobs, TokenRun
 from baton.router.detokenize import StopStrings
 from baton.router.generation import Frontend, Generation
-from baton.router.metering import Meter
+from baton.router.metering import Meter, Unmetered
 from baton.router.request import ChoiceStream, Summary
 from baton.router.text import TextModel
 
@@ -50,7 +50,13 @@ class Choice:
     """One choice's text, from its stream of ids."""
 
     def __init__(
-        self, index: int, stream: ChoiceStream, generation: Generation, prompt: int, text: TextModel, meter: Meter
+        self,
+        index: int,
+        stream: ChoiceStream,
+        generation: Generation,
+        prompt: int,
+        text: TextModel,
+        meter: Meter | Unmetered,
     ) -> None:
         ask = generation.ask
         self.index = index

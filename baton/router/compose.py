@@ -93,7 +93,10 @@ async def dispatching(
     view = ClusterView(roster, links, clock, settings_of_view, throttle)
     admission = Admission(config.max_queue, clock, throttle, config.max_inflight_bytes)
     decisions = DecisionLog(links.router_id, clock, store)
-    reuse = ReuseMeter(classes, partial(_reusable, metrics, live)) if metrics.enabled else None
+    reuse = None
+    if metrics.enabled:
+        reuse = ReuseMeter(classes, live.slot if live else lambda: 0, partial(_reusable, metrics, live))
+        metrics.asked.before(reuse.settle)
     sessions = Sessions()
     placer = Placer(view, PrefixHints(index, reuse=reuse), policy, clock, settings.worker_wait_s, sessions)
     dispatcher = Dispatcher(view, links, admission, classes, placer, decisions, metrics, clock, settings)
@@ -124,11 +127,13 @@ async def dispatching(
         await links.close()
 
 
-def _reusable(metrics: RouterMetrics, live: LiveStats | None, model: str, context_class: str, tokens: int) -> None:
+def _reusable(
+    metrics: RouterMetrics, live: LiveStats | None, slot: int, model: str, context_class: str, tokens: int
+) -> None:
     """What an endless cache would have held of a prompt."""
-    metrics.best_cached_tokens.labels(model, context_class).inc(tokens)
+    metrics.sum("best_cached_tokens", model, context_class).added += tokens
     if live is not None:
-        live.could_reuse(context_class, tokens)
+        live.could_reuse(slot, context_class, tokens)
 
 
 def _refused(metrics: RouterMetrics, live: LiveStats | None, request: RouterRequest, context_class: str) -> None:

@@ -172,11 +172,11 @@ class Dispatcher:
         """Wait until the policy finds workers with room; for a leased request, a prefill worker alone."""
         since = self._clock()
         attempt = await self._placer.attempt(run, lease_on)
-        queued = self._metrics.queued.labels(run.request.model_id, run.summary.context_class)
-        with span("queue"), queued.track_inprogress():
+        queued = self._metrics.sum("queued", run.request.model_id, run.summary.context_class)
+        with span("queue"), queued:
             placed = await run.ticket.wait(attempt)
         run.placed(placed, self._clock() - since)
-        self._metrics.decisions.labels(placed.taken.way, placed.taken.reader).inc()
+        self._metrics.sum("decisions", placed.taken.way, placed.taken.reader).added += 1
         return placed
 
     async def _attempt(self, run: ChoiceRun, placed: Reservation) -> None:
@@ -248,7 +248,7 @@ class Dispatcher:
 
     def _running(self, run: ChoiceRun) -> AbstractContextManager[None]:
         """Counts it among those past the queue."""
-        return self._metrics.running.labels(run.request.model_id, run.summary.context_class).track_inprogress()
+        return self._metrics.sum("running", run.request.model_id, run.summary.context_class)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before its first step."""

@@ -21,12 +21,13 @@ from baton.router.caller import CALLER, NOBODY, Caller
 from baton.router.catalog import ModelCatalog, ModelEntry
 from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
-from baton.router.metering import Meter
+from baton.router.metering import Meter, Unmetered
 from baton.router.overview import Overview
 from baton.router.recorder import TraceRecorder
 from baton.router.request import ChoiceStream, RouterRequest, Serving
 from baton.router.roles import RoleControl
 from baton.router.structured import GrammarCheck
+from baton.router.tallies import Tallies
 from baton.router.validate import (
     Limits,
     check_ask,
@@ -117,7 +118,10 @@ class Formats(msgspec.Struct, frozen=True):
 
 
 class Frontend(msgspec.Struct, frozen=True):
-    """What both surfaces share. ``clock`` in monotonic seconds; ``entropy`` makes ids and seeds."""
+    """What both surfaces share. ``clock`` in monotonic seconds; ``entropy`` makes ids and seeds.
+
+    ``tallies``: where answers are counted; None where nobody wants to know.
+    """
 
     serving: Serving
     catalog: ModelCatalog
@@ -137,6 +141,7 @@ class Frontend(msgspec.Struct, frozen=True):
     advice: AdviceStore | None = None
     overview: Overview | None = None
     holds: HeldRoster | None = None
+    tallies: Tallies | None = None
 
     def new_id(self) -> str:
         """Unique; a caller's own id is only echoed, since two calls may carry the same."""
@@ -180,19 +185,18 @@ class Frontend(msgspec.Struct, frozen=True):
                     self.decisions.refused(request, "", error)
             raise
 
-    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter:
+    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | Unmetered:
         """For one choice of ``generation.prompts[prompt]``."""
-        model_id, first = generation.entry.model_id, stream.choice == 0
-        record = None if self.recorder is None else self.recorder.of(generation.prompts[prompt])
+        if self.tallies is None:
+            return Unmetered()
         return Meter(
-            self.metrics,
+            self.tallies,
             self.clock,
             generation.arrived,
-            model_id,
+            generation.entry.model_id,
             stream.summary,
-            first,
-            record,
-            None if self.overview is None else self.overview.live.ended,
+            stream.choice == 0,
+            None if self.recorder is None else self.recorder.of(generation.prompts[prompt]),
             generation.request_id if len(generation.prompts) == 1 else f"{generation.request_id}-{prompt}",
             self.wall_clock,
         )

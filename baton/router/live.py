@@ -3,7 +3,7 @@
 Knows nothing of HTTP or workers. Everything is bounded: seconds are counted in bins of 5% width, in slots of a few
 seconds that are dropped when they are old; several router processes' states add up (``merged``).
 
-    Meter.ended ──Ended──> slot of its class ──state()──> merged([…]) ──> percentiles, goodput, attainment
+    Tallies.fold ──ClassWindow──> slot of its class ──state()──> merged([…]) ──> percentiles, goodput, attainment
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GOOD_ENDS = ("stop", "length", "tool_calls")
 Verdict = str  # "met", "missed", "unjudged", or "" where no SLO was asked for
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """One choice that is over, as its client saw it. Seconds from arrival; ``at`` since 1970, when it ended."""
 
     at: float
@@ -62,7 +62,10 @@ class ClassWindow(msgspec.Struct):
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         for name, bins in other.bins.items():
-            mine = self.bins.setdefault(name, {})
+            mine = self.bins.get(name)
+            if mine is None:
+                self.bins[name] = bins.copy()
+                continue
             for at, count in bins.items():
                 mine[at] = mine.get(at, 0) + count
 
@@ -77,65 +80,64 @@ class LiveState(msgspec.Struct):
 
 
 class LiveStats:
-    """The last minute by class. ``clock`` in monotonic seconds."""
+    """The last minute by class. ``clock`` in monotonic seconds. ``before_a_look`` brings what was not yet added."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        self._slots: deque[tuple[int, dict[str, ClassWindow]]] = deque(maxlen=SLOTS)
-        self._recent: deque[Ended] = deque(maxlen=KEPT_REQUESTS)
+        self._slots: dict[int, dict[str, ClassWindow]] = {}
+        self._summed: tuple[int, dict[str, ClassWindow]] = (-1, {})  # a slot, and all that are older
+        self.recent: deque[Ended] = deque(maxlen=KEPT_REQUESTS)
+        self.before_a_look: Callable[[], object] = lambda: None
 
-    def ended(self, over: Ended, gaps: Bins) -> None:
-        """A choice is over; ``gaps`` are its seconds between tokens, by bin."""
-        self._recent.append(over)
-        window = self._window(over.context_class)
-        for name in _counted(over):
-            window.counts[name] = window.counts.get(name, 0) + 1
-        for name, tokens in (
-            ("in", over.prompt_tokens),
-            ("cached", over.cached_tokens),
-            ("out", over.output_tokens),
-        ):
-            window.counts[name] = window.counts.get(name, 0) + tokens
-        for name, seconds in _timed(over).items():
-            bins, at = window.bins.setdefault(name, {}), bin_of(seconds)
-            bins[at] = bins.get(at, 0) + 1
-        window.add(ClassWindow({}, {"itl": gaps}))
+    def slot(self) -> int:
+        """Which one is now."""
+        return int(self._clock() / SLOT_S)
+
+    def add(self, slot: int, context_class: str, window: ClassWindow) -> None:
+        """What a class did in a slot, which is now or was a moment ago."""
+        if slot < self._summed[0]:
+            self._summed = (-1, {})
+        self._window(slot, context_class).add(window)
 
     def refused(self, context_class: str, had_slo: bool) -> None:
         """One was turned away before it began."""
-        self._count(context_class, ("refused", "missed") if had_slo else ("refused",))
+        counts = {"refused": 1, "missed": 1} if had_slo else {"refused": 1}
+        self.add(self.slot(), context_class, ClassWindow(counts))
 
-    def could_reuse(self, context_class: str, tokens: int) -> None:
+    def could_reuse(self, slot: int, context_class: str, tokens: int) -> None:
         """So many prompt tokens an endless cache would have held."""
-        counts = self._window(context_class).counts
-        counts["best"] = counts.get("best", 0) + tokens
+        self.add(slot, context_class, ClassWindow({"best": tokens}))
 
     def state(self, waiting: dict[str, int]) -> LiveState:
         """Of the slots that are not too old."""
-        oldest = self._slot_now() - SLOTS + 1
-        classes: dict[str, ClassWindow] = {}
-        for number, slot in self._slots:
-            if number >= oldest:
-                for name, window in slot.items():
-                    classes.setdefault(name, ClassWindow()).add(window)
+        self.before_a_look()
+        newest = self.slot()
+        if self._summed[0] != newest:  # once per slot: a look is taken each second
+            self._summed = (newest, _sum(self._slots[n] for n in self._slots if newest - SLOTS < n < newest))
+        classes = _sum([self._summed[1], self._slots.get(newest, {})])
         now = self._clock()
         covered = (SLOTS - 1) * SLOT_S + now % SLOT_S
-        return LiveState(max(1.0, min(covered, now - self._started)), classes, list(self._recent), waiting)
+        return LiveState(max(1.0, min(covered, now - self._started)), classes, list(self.recent), waiting)
 
-    def _count(self, context_class: str, names: Iterable[str]) -> None:
-        counts = self._window(context_class).counts
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
+    def _window(self, number: int, context_class: str) -> ClassWindow:
+        slot = self._slots.get(number)
+        if slot is None:
+            for old in [n for n in self._slots if n <= number - SLOTS]:
+                del self._slots[old]
+            slot = self._slots[number] = {}
+        window = slot.get(context_class)
+        if window is None:
+            window = slot[context_class] = ClassWindow()
+        return window
 
-    def _window(self, context_class: str) -> ClassWindow:
-        number = self._slot_now()
-        if not self._slots or self._slots[-1][0] != number:
-            self._slots.append((number, {}))
-        return self._slots[-1][1].setdefault(context_class, ClassWindow())
 
-    def _slot_now(self) -> int:
-        return int(self._clock() / SLOT_S)
+def _sum(slots: Iterable[dict[str, ClassWindow]]) -> dict[str, ClassWindow]:
+    classes: dict[str, ClassWindow] = {}
+    for slot in slots:
+        for name, window in slot.items():
+            classes.setdefault(name, ClassWindow()).add(window)
+    return classes
 
 
 def bin_of(seconds: float) -> int:
@@ -184,26 +186,3 @@ def percentiles(bins: Bins) -> dict[str, float] | None:
         while wanted and reached >= wanted[0][1]:
             found[f"p{wanted.pop(0)[0]}"] = LEAST_S * math.exp((at + 0.5) * _PER_BIN)
     return found
-
-
-def _counted(over: Ended) -> list[str]:
-    names = ["ended"]
-    if over.verdict:
-        names.append(over.verdict)
-    if over.outcome == "overloaded":
-        names.append("refused")
-    elif over.outcome not in (*GOOD_ENDS, "cancelled"):
-        names.append("failed")
-    return names
-
-
-def _timed(over: Ended) -> dict[str, float]:
-    times = {"e2e": over.duration_s, "longest_gap": over.longest_gap_s} | over.stations
-    times.pop("ttft", None)  # the router's own; the client's is from arrival
-    if over.ttft_s is not None:
-        times["ttft"] = over.ttft_s
-    if over.tpot_s is not None:
-        times["tpot"] = over.tpot_s
-    else:
-        times.pop("longest_gap")
-    return times

@@ -1,99 +1,108 @@
 """What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
 
 Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
-tokens costs what a piece of one does, which is two additions: what a choice counted is merged into the metrics
-when it ends, and every ``MERGE_S`` before.
+tokens costs what a piece of one does, which is a look-up and two additions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from baton.cluster.telemetry import RouterMetrics, exemplar
-from baton.router.gaps import Gaps
-from baton.router.live import GOOD_ENDS, Bins, Ended, verdict
+from baton.router.live import GOOD_ENDS, Ended, verdict
 from baton.router.request import Summary
-
-MERGE_S = 0.25
-_OWN_METRIC = "ttft"  # the one station that has a histogram of its own
+from baton.router.tallies import Tallies
 
 
 class Meter:
     """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
 
-    ``record`` is told, at the end, of seconds since arrival and of tokens; ``tell`` of all there is to know.
+    ``record`` is told, at the end, of seconds since arrival and of tokens.
     """
+
+    __slots__ = (
+        "_arrived",
+        "_clock",
+        "_ended_at",
+        "_first_at",
+        "_last_at",
+        "_longest_gap",
+        "_outcome",
+        "_record",
+        "_request_id",
+        "_summary",
+        "_tallies",
+        "_tally",
+        "_tokens",
+        "_wall_at",
+        "_wall_clock",
+        "counts_prompt",
+    )
 
     def __init__(
         self,
-        metrics: RouterMetrics,
+        tallies: Tallies,
         clock: Callable[[], float],
         arrived: float,
         model_id: str,
         summary: Summary,
         counts_prompt: bool,
         record: Callable[[float, int], None] | None = None,
-        tell: Callable[[Ended, Bins], None] | None = None,
         request_id: str = "",
         wall_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._metrics, self._clock, self._arrived, self._summary = metrics, clock, arrived, summary
-        self._labels = (model_id, summary.context_class)
-        self._counts_prompt = counts_prompt
-        self._record, self._tell = record, tell
+        self._tallies, self._tally = tallies, tallies.of(model_id, summary.context_class)
+        self._clock, self._arrived, self._summary = clock, arrived, summary
+        self.counts_prompt, self._record = counts_prompt, record
         self._request_id, self._wall_clock = request_id, wall_clock
-        self._tokens = 0
+        self._tokens, self._outcome = 0, ""
         self._first_at = self._last_at = self._longest_gap = 0.0
-        self._merged_at = 0.0
-        self._gaps, self._bins = Gaps(), Bins()
-        self._open = True
 
     def took(self, tokens: int) -> None:
         """``tokens`` more arrived, together."""
         now = self._clock()
+        if now >= self._tallies.due:
+            self._tallies.fold()
         if self._tokens == 0:
-            self._first_at = self._merged_at = now
-            trace = exemplar(self._summary.trace_id)
-            self._metrics.ttft.labels(*self._labels).observe(now - self._arrived, trace)
+            self._first_at = now
+            self._tallies.first(self._tally, now - self._arrived, self._summary.trace_id)
         elif tokens:
             gap = now - self._last_at
-            self._gaps.count(gap, tokens)
+            self._tally.gaps.count(gap, tokens)
             if gap > self._longest_gap:
                 self._longest_gap = gap
-            if now - self._merged_at > MERGE_S:
-                self._merge(now)
         self._tokens += tokens
         self._last_at = now
 
-    def _merge(self, now: float) -> None:
-        self._merged_at = now
-        buckets, seconds = self._gaps.drain(self._bins)
-        if buckets:
-            self._metrics.itl.labels(*self._labels).observe_many(buckets, seconds)
-
     def ended(self, outcome: str) -> None:
         """``outcome``: a finish_reason, an error label or "cancelled"."""
-        if not self._open:
+        if self._outcome:
             return
-        self._open = False
-        self._merge(self._last_at)
-        over = self._over(outcome)
-        self._count(over)
+        self._outcome = outcome
+        self._ended_at = now = self._clock()
+        self._wall_at = self._wall_clock()
+        if now >= self._tallies.due:
+            self._tallies.fold()
+        self._tallies.ended(self._tally, self)
+        if self._summary.prompt_logprobs:  # too large to wait
+            self._tallies.fold()
         if self._record is not None:
-            self._record(over.duration_s, self._tokens)
-        if self._tell is not None:
-            self._tell(over, self._bins)
+            self._record(now - self._arrived, self._tokens)
 
-    def _over(self, outcome: str) -> Ended:
-        summary, tokens = self._summary, self._tokens
+    @property
+    def trace_id(self) -> str:
+        """Of a trace that is kept."""
+        return self._summary.trace_id
+
+    def over(self) -> Ended:
+        """What its client saw; once it has ended."""
+        summary, tokens, outcome = self._summary, self._tokens, self._outcome
         ttft = self._first_at - self._arrived if tokens else None
         tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None
         slos = summary.slo_ttft_s, summary.slo_tpot_s
         return Ended(
-            at=self._wall_clock(),
+            at=self._wall_at,
             request_id=self._request_id,
-            model=self._labels[0],
+            model=self._tally.labels[0],
             context_class=summary.context_class,
             outcome=outcome,
             way=summary.way,
@@ -102,7 +111,7 @@ class Meter:
             prompt_tokens=summary.prompt_tokens,
             cached_tokens=summary.cached_tokens,
             output_tokens=tokens,
-            duration_s=self._clock() - self._arrived,
+            duration_s=self._ended_at - self._arrived,
             ttft_s=ttft,
             tpot_s=tpot,
             longest_gap_s=self._longest_gap,
@@ -112,32 +121,14 @@ class Meter:
             verdict="" if outcome == "cancelled" else verdict(ttft, tpot, *slos, outcome in GOOD_ENDS),
         )
 
-    def _count(self, over: Ended) -> None:
-        metrics, labels, trace = self._metrics, self._labels, exemplar(self._summary.trace_id)
-        metrics.requests.labels(*labels, over.outcome).inc()
-        metrics.output_tokens.labels(*labels).inc(self._tokens)
-        metrics.output_length.labels(*labels).observe(self._tokens)
-        metrics.duration.labels(*labels).observe(over.duration_s, trace)
-        if over.tpot_s is not None:
-            metrics.tpot.labels(*labels).observe(over.tpot_s, trace)
-            metrics.longest_gap.labels(*labels).observe(over.longest_gap_s, trace)
-        if self._counts_prompt:
-            self._count_prompt()
-        if over.verdict:
-            self._judge(over)
-        for station, seconds in over.stations.items():
-            if station != _OWN_METRIC:
-                metrics.station.labels(*labels, station).observe(seconds, trace)
 
-    def _judge(self, over: Ended) -> None:
-        judged = partial(verdict, over.ttft_s, over.tpot_s, ok=over.outcome in GOOD_ENDS)
-        each = {"ttft": judged(over.slo_ttft_s, 0.0), "tpot": judged(0.0, over.slo_tpot_s), "all": over.verdict}
-        for slo, found in each.items():
-            if found:
-                self._metrics.slo.labels(*self._labels, slo, found).inc()
+class Unmetered:
+    """What a router without telemetry has in a Meter's place."""
 
-    def _count_prompt(self) -> None:
-        metrics, labels = self._metrics, self._labels
-        metrics.prompt_tokens.labels(*labels).inc(self._summary.prompt_tokens)
-        metrics.cached_tokens.labels(*labels).inc(self._summary.cached_tokens)
-        metrics.prompt_length.labels(*labels).observe(self._summary.prompt_tokens)
+    __slots__ = ()
+
+    def took(self, tokens: int) -> None:
+        """Nothing; nor does the other."""
+
+    def ended(self, outcome: str) -> None:
+        """Nothing."""

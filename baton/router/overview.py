@@ -145,11 +145,7 @@ class Overview:
     async def _control(self) -> tuple[Any, Any, Any]:
         if self._advice is None:
             return None, None, []
-        advice, timeline = await asyncio.gather(self._advice.get(), self._advice.timeline(TIMELINE))
-        try:
-            pin = await self._advice.pinned()
-        except Exception:
-            pin = None
+        advice, timeline, pin = await self._advice.look(TIMELINE)
         return msgspec.to_builtins(advice), msgspec.to_builtins(pin), msgspec.to_builtins(timeline)
 
     def _class(self, wanted: ClassLike, state: LiveState) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a perfect prefix cache would have held: one that never forgets and that all workers share.
 
 Knows nothing of workers. The hit rate of the real caches is read beside it. Blocks are remembered in two
-generations of ``kept`` each, so that memory is bounded: 16 tokens cost some 100 bytes.
+generations of ``kept`` each, so that memory is bounded: 16 tokens cost some 35 bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from baton.router.tagging import ContextClasses
 
 REMEMBERED_REQUESTS = 4096  # a request asks again for each choice and each retry
 KEPT_BLOCKS = 400_000
-KEY_BYTES = 8
+MOST, LONG_BLOCKS = 64, 1024  # prompts that wait; one as long as that doesn't
+HASH_BYTES = 32
 
 
 class EndlessCache:
@@ -26,36 +27,107 @@ class EndlessCache:
 
     def __init__(self, kept: int = KEPT_BLOCKS) -> None:
         self._kept = kept
-        self._young: set[bytes] = set()
-        self._old: set[bytes] = set()
+        self._young, self._old = _Chains(), _Chains()
 
-    def seen(self, hashes: Sequence[bytes]) -> int:
-        """Leading blocks of a chain that came before; from now on all of them did.
+    def seen(self, chain: bytes) -> int:
+        """Leading blocks of a chain (their hashes in a row) that came before; from now on all of them did."""
+        found = max(self._old.known(chain), self._young.add(chain))
+        if self._young.blocks >= self._kept:
+            self._old, self._young = self._young, _Chains()
+        return found // HASH_BYTES
 
-        A chain's block was seen only if those before it were, so the end of what is known is found by halves.
-        """
-        low, high = 0, len(hashes)
-        while low < high:
-            middle = (low + high) // 2
-            if self._has(hashes[middle][:KEY_BYTES]):
-                low = middle + 1
-            else:
-                high = middle
-        self._young.update([h[:KEY_BYTES] for h in hashes])
-        if len(self._young) >= self._kept:
-            self._old, self._young = self._young, set()
-        return low
+    def __len__(self) -> int:
+        return self._young.blocks + self._old.blocks
 
-    def _has(self, key: bytes) -> bool:
-        return key in self._young or key in self._old
+
+class _Fork:
+    """``blocks`` in a row, after which chains part: what follows, by its first block."""
+
+    __slots__ = ("after", "blocks")
+
+    def __init__(self, blocks: bytes, after: dict[bytes, bytes | _Fork]) -> None:
+        self.blocks, self.after = blocks, after
+
+
+class _Chains:
+    """A radix tree. A chain is its blocks' hashes in a row; where no two part, that is all there is of it: a prompt
+    that shares nothing is one ``bytes`` in a dict, which no garbage collection walks.
+    """
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self._heads: dict[bytes, bytes | _Fork] = {}
+
+    def known(self, chain: bytes) -> int:
+        """Leading bytes of ``chain`` that are in it."""
+        return self._follow(chain)[0]
+
+    def add(self, chain: bytes) -> int:
+        """The same; then all of it is in."""
+        at, branches, same = self._follow(chain)
+        rest = chain[at:]
+        if rest:
+            first = chain[at - same : at - same + HASH_BYTES]
+            branches[first] = _joined(branches[first], same, rest) if same else rest
+            self.blocks += len(rest) // HASH_BYTES
+        return at
+
+    def _follow(self, chain: bytes) -> tuple[int, dict[bytes, bytes | _Fork], int]:
+        """As far as it is known: bytes, the branches last looked at, and how much of one of them is in it."""
+        at, branches = 0, self._heads
+        while True:
+            found = branches.get(chain[at : at + HASH_BYTES])
+            if found is None:
+                return at, branches, 0
+            blocks = found if isinstance(found, bytes) else found.blocks
+            same = _same(blocks, chain, at)
+            at += same
+            if at == len(chain) or same < len(blocks) or isinstance(found, bytes):
+                return at, branches, same
+            branches = found.after
+
+
+def _same(blocks: bytes, chain: bytes, at: int) -> int:
+    """Bytes that ``blocks`` and what follows ``at`` begin with alike; the first block is.
+
+    A block's hash is that of all before it, too: where one is the same, those before it are.
+    """
+    if chain.startswith(blocks, at):
+        return len(blocks)
+    low, high = 1, min(len(blocks), len(chain) - at) // HASH_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        end = middle * HASH_BYTES
+        if chain.startswith(blocks[end - HASH_BYTES : end], at + end - HASH_BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low * HASH_BYTES
+
+
+def _joined(branch: bytes | _Fork, same: int, rest: bytes) -> bytes | _Fork:
+    """A branch whose first ``same`` bytes ``rest`` may follow, too."""
+    if isinstance(branch, bytes):
+        if same == len(branch):
+            return branch + rest  # a conversation goes on
+        return _Fork(branch[:same], {branch[same : same + HASH_BYTES]: branch[same:], rest[:HASH_BYTES]: rest})
+    behind = _Fork(branch.blocks[same:], branch.after)
+    return _Fork(branch.blocks[:same], {behind.blocks[:HASH_BYTES]: behind, rest[:HASH_BYTES]: rest})
 
 
 class ReuseMeter:
-    """Counts, once per request, the tokens an endless cache would have held. ``tell(model, class, tokens)``."""
+    """Counts, once per request, the tokens an endless cache would have held.
 
-    def __init__(self, classes: ContextClasses, tell: Callable[[str, str, int], object]) -> None:
-        self._cache, self._classes, self._tell = EndlessCache(), classes, tell
+    Prompts wait until somebody asks (``settle``), or ``MOST`` are there. ``tell(slot, model, class, tokens)`` is
+    called then, with what ``slot`` gave when each came.
+    """
+
+    def __init__(
+        self, classes: ContextClasses, slot: Callable[[], int], tell: Callable[[int, str, str, int], object]
+    ) -> None:
+        self._cache, self._classes, self._slot, self._tell = EndlessCache(), classes, slot, tell
         self._lately: OrderedDict[str, None] = OrderedDict()
+        self._waiting: list[tuple[int, str, int, bytes]] = []
 
     def __call__(self, request: RouterRequest, hashes: Sequence[bytes]) -> None:
         """A prompt came; at least one of its tokens is always computed."""
@@ -64,6 +136,13 @@ class ReuseMeter:
         self._lately[request.request_id] = None
         if len(self._lately) > REMEMBERED_REQUESTS:
             self._lately.popitem(last=False)
-        tokens = len(request.token_ids)
-        found = min(self._cache.seen(hashes) * BLOCK_TOKENS, tokens - 1)
-        self._tell(request.model_id, self._classes.tag(tokens), found)
+        self._waiting.append((self._slot(), request.model_id, len(request.token_ids), b"".join(hashes)))
+        if len(self._waiting) >= MOST or len(hashes) >= LONG_BLOCKS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Tell of all that came."""
+        waiting, self._waiting = self._waiting, []
+        for slot, model, tokens, chain in waiting:
+            found = min(self._cache.seen(chain) * BLOCK_TOKENS, tokens - 1)
+            self._tell(slot, model, self._classes.tag(tokens), found)

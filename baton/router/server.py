@@ -41,6 +41,7 @@ from baton.router.overview import Overview
 from baton.router.recorder import TraceRecorder
 from baton.router.request import Serving
 from baton.router.roles import RoleControl
+from baton.router.tallies import Tallies
 from baton.router.validate import Limits
 from baton.tls.identity import Identity
 from baton.tls.rpc import NameGuard, add_port
@@ -89,6 +90,9 @@ def make_frontend(
     """What both surfaces share, from the config."""
     limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
     metrics = metrics or RouterMetrics(CollectorRegistry())
+    recorder = _recorder(config, wall_clock, entropy)
+    live = None if overview is None else overview.live
+    tallies = Tallies(metrics, live, clock) if metrics.enabled or recorder is not None else None
     tool_parsers.load(config.tool_parser)  # an unknown name is refused now
     reasoning_parsers.load(config.reasoning_parser)
     return Frontend(
@@ -104,11 +108,12 @@ def make_frontend(
         decisions=decisions,
         batches=batches,
         exposition=exposition,
-        recorder=_recorder(config, wall_clock, entropy),
+        recorder=recorder,
         roles=roles,
         advice=advice,
         overview=overview,
         holds=holds,
+        tallies=tallies,
     )
 
 

@@ -1,6 +1,7 @@
 """Telemetry's benchmark: rounds are paired and turned, and a cluster that is slower in every round is found so."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -15,10 +16,10 @@ class FakeSide:
     def __init__(self, name: str) -> None:
         self._name, self._share = name, {"on": 0.97, "off": 1.0}[name]
 
-    async def measure(self, load, number) -> tuple[float, float]:
+    async def measure(self, load, number) -> tuple[float, Counter[str]]:
         FakeSide.order.append(self._name)
         machine = 100.0 + 10.0 * (number // 4 % 5)
-        return machine * self._share, 0.5 / self._share
+        return machine * self._share, Counter({"router": 0.5 / self._share, bench.ALL: 2.0})
 
     @property
     def running(self):
@@ -35,6 +36,7 @@ def test_what_slows_a_whole_round_cancels_out(monkeypatch: pytest.MonkeyPatch) -
     assert found.ratios == pytest.approx([0.97] * 10)
     assert found.row.ratio == pytest.approx(0.97)
     assert not found.row.reached
-    assert found.cpu_ratio == pytest.approx(1 / 0.97)
+    assert found.cpu == {"router": pytest.approx([1 / 0.97] * 10), bench.ALL: [1.0] * 10}
     assert FakeSide.order[:8] == ["off", "on", "on", "off", "on", "off", "off", "on"]
     assert "0.970 (0.970 to 0.970)" in bench.told(found)
+    assert "CPU time of router: 1.031" in bench.told(found)

@@ -5,15 +5,30 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 from typer.testing import CliRunner
 
 from baton.cluster.config import ContextClass
+from baton.cluster.telemetry import RouterMetrics
 from baton.console.main import app
 from baton.console.top import page
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
-from baton.router.live import Ended, LiveStats, bin_of
+from baton.router.live import ClassWindow, Ended, LiveStats, bin_of
 from baton.router.overview import Overview, Prices
+from baton.router.tallies import Tallies
+
+
+class Over:
+    """A choice that was measured."""
+
+    counts_prompt, trace_id = True, ""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def over(self) -> Ended:
+        return self._ended
 
 
 class Seen:
@@ -35,13 +50,16 @@ class Roster:
 @pytest.fixture
 async def snapshot():
     live = LiveStats(lambda: 100.0)
+    tallies = Tallies(RouterMetrics(CollectorRegistry()), live, lambda: 100.0)
+    tallies.fold()
     for n, verdict in enumerate(("met", "missed")):
         stations = {"queue": 0.01, "prefill": 0.08, "transfer": 0.002, "first_decode": 0.01}
         over = Ended(
             50.0, f"request-{n}", "m", "short", "stop", "prefill", "prefill-0", "decode-0", 100, 50, 20, 0.6, 0.1,
             0.02, 0.05, stations, 0.2, 0.05, verdict,
         )  # fmt: skip
-        live.ended(over, {bin_of(0.02): 19})
+        tallies.ended(tallies.of("m", "short"), Over(over))
+        live.add(20, "short", ClassWindow({}, {"itl": {bin_of(0.02): 19}}))
     live.refused("short", had_slo=True)
     overview = Overview(
         Roster(), live, [ContextClass(name="short", slo_ttft_s=0.2)],

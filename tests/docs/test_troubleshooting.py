@@ -18,6 +18,7 @@ QUOTED = (
     "serving goes on",
     "join Ray at",
     "baton_kv_transport_fallbacks",
+    "KV leaves by the host's pages, not from the card",
 )
 
 

@@ -18,9 +18,10 @@ from baton.router.generation import Ask, Generation
 from baton.router.metering import Meter
 from baton.router.request import ChoiceStream, Summary
 from baton.router.shapes import collected
+from baton.router.tallies import Tallies
 from baton.router.text import TextModel, load_text
 
-METRICS = RouterMetrics(CollectorRegistry())
+TALLIES = Tallies(RouterMetrics(CollectorRegistry()))
 ENTRY = ModelEntry("tiny", 4096, 400, (1,))
 
 
@@ -32,7 +33,7 @@ def text(model_dir: Path) -> TextModel:
 def choice_of(text: TextModel, ask: Ask, sampling: Sampling) -> Choice:
     generation = Generation("r", ENTRY, ask, ((5, 6),), (sampling,))
     stream = ChoiceStream(0, Summary(prompt_tokens=2))
-    meter = Meter(METRICS, lambda: 0.0, 0.0, "tiny", stream.summary, True)
+    meter = Meter(TALLIES, lambda: 0.0, 0.0, "tiny", stream.summary, True)
     return Choice(0, stream, generation, 0, text, meter)
 
 

@@ -85,13 +85,13 @@ async def test_running_requests_are_counted_past_the_queue():
         [stream] = c.open(PROMPT, max_tokens=2)
         async for _ in stream:
             break
-        gauge = c.dispatcher._metrics.running.labels("m", "short")
-        assert gauge._value.get() == 1
+        registry, labels = c.dispatcher._metrics.registry, {"model": "m", "context_class": "short"}
+        assert registry.get_sample_value("baton_requests_running", labels) == 1
         assert (await found(c.dispatcher.decisions, "r"))["state"] == "running"
         c.d[0].hold_tokens.set()
         await collect_rest(stream)
         await c.idle()
-        assert gauge._value.get() == 0
+        assert registry.get_sample_value("baton_requests_running", labels) == 0
 
 
 async def collect_rest(stream) -> None:

@@ -4,14 +4,10 @@ import random
 from bisect import bisect_left
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from baton.cluster.metrics import SECONDS
-from baton.cluster.telemetry import RouterMetrics
-from baton.router.gaps import Gaps
+from baton.router.gaps import Gaps, cells_of, sort_into
 from baton.router.live import Bins, bin_of
-from baton.router.metering import MERGE_S, Meter
-from baton.router.request import Summary
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0])
@@ -38,22 +34,10 @@ def test_a_bound_is_the_buckets_last_value_and_odd_gaps_find_a_place() -> None:
         assert gaps.drain({})[0] == {bucket: 1}, value
 
 
-def test_a_long_answer_is_seen_while_it_is_written() -> None:
-    now, registry, told = [10.0], CollectorRegistry(), []
-    meter = Meter(
-        RouterMetrics(registry), lambda: now[0], 10.0, "m", Summary(prompt_tokens=3, context_class="short"), True,
-        tell=lambda over, bins: told.append(sum(bins.values())),
-    )  # fmt: skip
-
-    def seen() -> float:
-        labels = {"model": "m", "context_class": "short"}
-        return registry.get_sample_value("baton_inter_token_latency_seconds_count", labels) or 0.0
-
-    for written in range(200):
-        meter.took(1)
-        now[0] += 0.01
-        assert written - seen() <= MERGE_S / 0.01 + 2
-    assert 0 < seen() < 199
-    meter.ended("stop")
-    assert seen() == 199
-    assert told == [199]
+def test_many_at_once_are_counted_as_one_by_one() -> None:
+    rng, gaps, bins, at_once = random.Random(6), Gaps(), Bins(), Bins()
+    values = [min(80_000.0, rng.lognormvariate(-2, 4)) for _ in range(2000)]
+    for value in values:
+        gaps.count(value, 1)
+    assert gaps.drain(bins)[0] == sort_into(cells_of(values), at_once)
+    assert bins == at_once

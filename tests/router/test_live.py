@@ -4,14 +4,24 @@ import random
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from baton.cluster.telemetry import RouterMetrics
-from baton.router.live import Ended, LiveState, LiveStats, bin_of, merged, percentiles, verdict
-from baton.router.metering import Meter
-from baton.router.request import Summary
-from baton.router.reuse import EndlessCache, ReuseMeter
+from baton.kv import prefix
+from baton.router.live import (
+    SLOT_S,
+    ClassWindow,
+    Ended,
+    LiveState,
+    LiveStats,
+    bin_of,
+    merged,
+    percentiles,
+    verdict,
+)
+from baton.router.reuse import MOST, EndlessCache, ReuseMeter
 from baton.router.tagging import ContextClass, ContextClasses
+from baton.router.tallies import Tallies
 
 
 class Clock:
@@ -20,6 +30,18 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Over:
+    """A choice that was measured."""
+
+    counts_prompt, trace_id = True, ""
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def over(self) -> Ended:
+        return self._ended
 
 
 def ended(**fields) -> Ended:
@@ -65,7 +87,9 @@ def test_a_request_is_good_when_every_slo_is_met(ttft, tpot, slos, ok, found):
 def test_what_is_older_than_a_minute_is_forgotten():
     clock = Clock()
     live = LiveStats(clock)
-    live.ended(ended(), {bin_of(0.02): 9})
+    tallies = Tallies(RouterMetrics(CollectorRegistry()), live, clock)
+    tallies.fold()
+    tallies.ended(tallies.of("m", "short"), Over(ended()))
     assert live.state({}).classes["short"].counts == {"ended": 1, "met": 1, "in": 100, "cached": 40, "out": 10}
     clock.now += 30
     live.refused("short", had_slo=True)
@@ -77,12 +101,26 @@ def test_what_is_older_than_a_minute_is_forgotten():
     assert len(live.state({}).recent) == 1
 
 
+def test_looks_in_between_change_nothing():
+    rng, clock = random.Random(8), Clock()
+    watched, unwatched = LiveStats(clock), LiveStats(clock)
+    for _ in range(400):
+        slot, name = int(clock() / SLOT_S) - rng.choice([0, 0, 0, 1]), rng.choice("ab")
+        window = ClassWindow({"ended": rng.randrange(5)}, {"e2e": {rng.randrange(9): 1}})
+        for live in (watched, unwatched):
+            live.add(slot, name, window)
+        watched.state({})
+        clock.now += rng.random() * 2
+    assert watched.state({}) == unwatched.state({})
+
+
 def test_processes_add_up_over_the_wire():
     states = []
     for n in (1, 2):
         live = LiveStats(Clock())
         for i in range(n):
-            live.ended(ended(at=float(i), request_id=f"{n}-{i}"), {bin_of(0.02): 3})
+            live.recent.append(ended(at=float(i), request_id=f"{n}-{i}"))
+            live.add(200, "short", ClassWindow({"ended": 1}, {"itl": {bin_of(0.02): 3}}))
         states.append(msgspec.json.decode(msgspec.json.encode(live.state({"short": n})), type=LiveState))
     both = merged(states)
     assert both.classes["short"].counts["ended"] == 3
@@ -91,57 +129,33 @@ def test_processes_add_up_over_the_wire():
     assert [e.at for e in both.recent] == [1.0, 0.0, 0.0]
 
 
-def meter(clock, summary, told, registry=None):
-    metrics = RouterMetrics(registry or CollectorRegistry())
-    return Meter(metrics, clock, clock(), "m", summary, True, None, lambda *what: told.append(what), "r1")
-
-
-def test_a_meter_tells_what_a_client_saw():
-    clock, told, registry = Clock(), [], CollectorRegistry()
-    summary = Summary(
-        prompt_tokens=5, context_class="short", stations={"queue": 0.01}, slo_ttft_s=0.2, slo_tpot_s=0.02
-    )
-    one = meter(clock, summary, told, registry)
-    clock.now += 0.1
-    one.took(1)
-    clock.now += 0.03
-    one.took(3)
-    one.ended("length")
-    one.ended("stop")
-    ((over, gaps),) = told
-    assert (over.output_tokens, over.verdict, over.request_id) == (4, "met", "r1")
-    assert over.ttft_s == pytest.approx(0.1)
-    assert over.longest_gap_s == pytest.approx(0.03)
-    assert gaps == {bin_of(0.01): 3}
-    shown = generate_latest(registry).decode()
-    assert 'baton_slo_requests_total{context_class="short",model="m",slo="all",verdict="met"} 1.0' in shown
-    assert 'baton_inter_token_latency_seconds_count{context_class="short",model="m"} 3.0' in shown
-
-
-def test_one_token_is_not_judged_by_its_tpot_and_a_failure_misses():
-    clock, told = Clock(), []
-    for outcome, found in (("stop", "unjudged"), ("worker_lost", "missed"), ("cancelled", "")):
-        one = meter(clock, Summary(prompt_tokens=5, slo_ttft_s=0.2, slo_tpot_s=0.02, stations={}), told)
-        one.took(1)
-        one.ended(outcome)
-        assert told[-1][0].verdict == found
-
-
 def test_an_endless_cache_knows_every_prefix_it_has_seen():
     cache = EndlessCache()
     chain = [i.to_bytes(32, "little") for i in range(100, 140)]
-    assert cache.seen(chain[:20]) == 0
-    assert cache.seen(chain) == 20
-    assert cache.seen(chain[:7]) == 7
+    assert cache.seen(b"".join(chain[:20])) == 0
+    assert cache.seen(b"".join(chain)) == 20
+    assert cache.seen(b"".join(chain[:7])) == 7
     other = [*chain[:10], *(i.to_bytes(32, "little") for i in range(900, 910))]
-    assert cache.seen(other) == 10
+    assert cache.seen(b"".join(other)) == 10
 
 
 def test_an_endless_cache_is_bounded_all_the_same():
     cache = EndlessCache(kept=100)
     for n in range(50):
-        cache.seen([f"{n:8d}{i:8d}".encode()[-8:] + n.to_bytes(8, "little") for i in range(30)])
-    assert len(cache._young) + len(cache._old) <= 230
+        cache.seen(b"".join(f"{n:16d}{i:16d}".encode() for i in range(30)))
+    assert len(cache) <= 230
+
+
+def test_an_endless_cache_knows_what_sets_of_blocks_would():
+    rng, cache, blocks, made = random.Random(3), EndlessCache(), set[bytes](), [[0]]
+    for _ in range(500):
+        base = rng.choice(made)[: rng.randrange(25)]
+        made.append(base + [rng.randrange(3) for _ in range(rng.randrange(12))])
+        chain = prefix.block_hashes(b"", made[-1], 1)
+        known = next((i for i, h in enumerate(chain) if h not in blocks), len(chain))
+        blocks |= {*chain}
+        assert cache.seen(b"".join(chain)) == known
+        assert len(cache) == len(blocks)
 
 
 def test_reuse_counts_a_request_once_and_leaves_a_token_to_compute():
@@ -149,8 +163,14 @@ def test_reuse_counts_a_request_once_and_leaves_a_token_to_compute():
     from baton.router.request import RouterRequest
 
     told = []
-    reuse = ReuseMeter(ContextClasses([ContextClass("all")]), lambda *what: told.append(what))
+    slots = iter(range(7, 1000))
+    reuse = ReuseMeter(ContextClasses([ContextClass("all")]), lambda: next(slots), lambda *what: told.append(what))
     hashes = [bytes([i]) * 32 for i in range(2)]
     for name in ("a", "b", "b", "c"):
         reuse(RouterRequest(name, "m", tuple(range(32)), Sampling()), hashes)
-    assert told == [("m", "all", 0), ("m", "all", 31), ("m", "all", 31)]
+    assert told == []
+    reuse.settle()
+    assert told == [(7, "m", "all", 0), (8, "m", "all", 31), (9, "m", "all", 31)]
+    for n in range(MOST):
+        reuse(RouterRequest(str(n), "m", tuple(range(32)), Sampling()), hashes)
+    assert len(told) == 3 + MOST
