@@ -1,14 +1,17 @@
 """What telemetry costs: throughput of router and workers with all of it, over the same without any, in pairs.
 
-    .venv/bin/python bench/telemetry_overhead.py [--rounds 12] [--loads streamed …] [--null] [--json FILE]
+    .venv/bin/python bench/telemetry_overhead.py [--pairs 8] [--rounds 2] [--loads streamed …] [--null]
+                                                 [--json FILE]
 
 Two equal clusters of real processes stand side by side. With: every metric counted, /metrics of the router and of
 each worker scraped every five seconds (Prometheus' default is 15), the live figures kept, the trace recorded, and a
 dashboard open, which gets an event a second; it is open before the clock starts. Without: telemetry.enabled is
 false, and nobody asks for anything. A round is four loads of some seconds: with, without, without, with, or the
 other way round, so that a machine that slows down or speeds up does so for both. It gives one ratio of throughput,
-and ratios of the CPU time that a cluster's processes took, in all and each. Shown is the median with the interval
-that holds the true one in 95 of 100 runs.
+and ratios of the CPU time that a cluster's processes took, in all and each. Two clusters that are alike still
+differ by a few percent for as long as they live (their engines, which telemetry doesn't touch, show it), so the
+pair is made anew, and a pair counts as one: shown is the pairs' median, with the interval that holds the true one in
+95 of 100.
 
 Two of the loads are strict: workers whose forward pass is free, so that all that is measured is overhead. The third
 is the engine that operators have: the demo model on the CPU engine, one prefill and one decode worker.
@@ -31,6 +34,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,7 +48,7 @@ from baton.deploy.plans import DEMO
 
 TARGET = 0.98
 SCRAPE_S = 5.0
-LOAD_S = 4.0  # a load goes on for as long: several of the dashboard's events are in it, as they are in each second
+LOAD_S = 3.0  # a load goes on for as long: several of the dashboard's events are in it, as they are in each second
 TURNS = 1000  # of a load within that time
 SLOTS = ("prefill-0", "decode-0")
 ALL = "all"
@@ -61,11 +65,25 @@ class Kind(NamedTuple):
 
 
 class Compared(msgspec.Struct):
-    """One load's rounds: with over without. ``cpu``: of CPU time for the same work, by process and of "all"."""
+    """One load's rounds on a pair of clusters, or all pairs: with over without.
 
-    row: Row
+    ``rates``: with and without. ``cpu``: of CPU time for the same work, by process and of "all".
+    """
+
+    name: str
+    unit: str
+    rates: tuple[float, float]
     ratios: list[float]
     cpu: dict[str, list[float]]
+
+    @property
+    def row(self) -> Row:
+        """For the table."""
+        (with_it, without), (low, high) = self.rates, interval(self.ratios)
+        return Row(
+            self.name, with_it, self.unit, peer=f"without: {without:.4g}", ratio=median(self.ratios),
+            spread=spread(self.ratios), target=TARGET, low=low * without, high=high * without,
+        )  # fmt: skip
 
 
 # ---- what is asked of a cluster ------------------------------------------------------------------------
@@ -216,29 +234,37 @@ async def compare(kind: Kind, on: Fleet, off: Fleet, rounds: int) -> Compared:
         ratios.append((1 / c[0] + 1 / d[0]) / (1 / a[0] + 1 / b[0]))
         for name, without_it in (c[1] + d[1]).items():
             cpu.setdefault(name, []).append((a[1] + b[1])[name] / without_it)
-    low, high = interval(ratios)
     with_it, without = (median([rate for rate, _ in side]) for side in found)
-    row = Row(
-        kind.name, with_it, kind.unit, peer=f"without: {without:.4g}", ratio=median(ratios), spread=spread(ratios),
-        target=TARGET, low=low * without, high=high * without,
-    )  # fmt: skip
-    return Compared(row, ratios, cpu)
+    return Compared(kind.name, kind.unit, (with_it, without), ratios, cpu)
 
 
-def run(kinds: list[Kind], rounds: int, null: bool) -> list[Compared]:
-    """Each engine's two clusters, and the loads for them."""
-    found = []
+def joined(pairs: list[Compared]) -> Compared:
+    """One load on all pairs of clusters, each of which counts as one ratio."""
+    first = pairs[0]
+    with_it, without = (median(rates) for rates in zip(*(p.rates for p in pairs), strict=True))
+    cpu = {name: [fmean(p.cpu[name]) for p in pairs] for name in first.cpu}
+    return Compared(first.name, first.unit, (with_it, without), [fmean(p.ratios) for p in pairs], cpu)
+
+
+def run(kinds: list[Kind], pairs: int, rounds: int, null: bool) -> list[Compared]:
+    """Each engine's pairs of clusters, and the loads for them."""
+    found: dict[Kind, list[Compared]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="bt-") as folder:
-        for engine in dict.fromkeys(kind.engine for kind in kinds):
-            with fleet(Path(folder), not null, engine) as on, fleet(Path(folder), False, engine) as off:
-                found += [asyncio.run(compare(k, on, off, rounds)) for k in kinds if k.engine == engine]
-    return found
+        for number in range(pairs):
+            for engine in dict.fromkeys(kind.engine for kind in kinds):
+                with contextlib.ExitStack() as stack:
+                    order = (True, False) if number % 2 else (False, True)
+                    made = {on: stack.enter_context(fleet(Path(folder), on and not null, engine)) for on in order}
+                    for kind in kinds:
+                        if kind.engine == engine:
+                            found[kind].append(asyncio.run(compare(kind, made[True], made[False], rounds)))
+    return [joined(each) for each in found.values()]
 
 
 def told(found: Compared) -> str:
     """Lines beside the table's."""
     cpu = "".join(f"\n    CPU time of {name}: {_span(ratios)}" for name, ratios in sorted(found.cpu.items()))
-    return f"{found.row.name}: {len(found.ratios)} rounds, {_span(found.ratios)}{cpu}"
+    return f"{found.name}: {len(found.ratios)} ratios, {_span(found.ratios)}{cpu}"
 
 
 def _span(ratios: list[float]) -> str:
@@ -249,17 +275,19 @@ def _span(ratios: list[float]) -> str:
 def main() -> int:
     """Print the rows; exit status 1 when one misses."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--pairs", type=int, default=8, help="of clusters")
+    parser.add_argument("--rounds", type=int, default=2, help="on each pair")
     parser.add_argument("--loads", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--null", action="store_true", help="without against without")
     parser.add_argument("--json", help="write the rows to this file")
     arguments = parser.parse_args()
-    found = run([KINDS[name] for name in arguments.loads], arguments.rounds, arguments.null)
+    found = run([KINDS[name] for name in arguments.loads], arguments.pairs, arguments.rounds, arguments.null)
     Console(width=140).print(table([f.row for f in found]))
     for one in found:
         print(told(one))
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(msgspec.to_builtins(found), indent=1) + "\n")
+        rows = [msgspec.to_builtins(one) | {"row": msgspec.to_builtins(one.row)} for one in found]
+        Path(arguments.json).write_text(json.dumps(rows, indent=1) + "\n")
     return int(not all(f.row.reached for f in found))
 
 

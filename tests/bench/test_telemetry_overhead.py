@@ -40,3 +40,16 @@ def test_what_slows_a_whole_round_cancels_out(monkeypatch: pytest.MonkeyPatch) -
     assert FakeSide.order[:8] == ["off", "on", "on", "off", "on", "off", "off", "on"]
     assert "0.970 (0.970 to 0.970)" in bench.told(found)
     assert "CPU time of router: 1.031" in bench.told(found)
+
+
+def test_a_pair_of_clusters_counts_as_one() -> None:
+    shares = [0.98, 0.99, 1.0]
+    pairs = [
+        bench.Compared("rate", "req/s", (100 * s, 100.0), [s - 0.1, s + 0.1], {bench.ALL: [1.0, 3.0]})
+        for s in shares
+    ]
+    found = bench.joined(pairs)
+    assert found.ratios == pytest.approx([0.98, 0.99, 1.0])
+    assert found.cpu == {bench.ALL: [2.0, 2.0, 2.0]}
+    assert found.row.value == 99.0
+    assert found.row.ratio == pytest.approx(0.99)
