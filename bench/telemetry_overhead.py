@@ -10,8 +10,8 @@ false, and nobody asks for anything. A round is four loads of some seconds: with
 other way round, so that a machine that slows down or speeds up does so for both. It gives one ratio of throughput,
 and ratios of the CPU time that a cluster's processes took, in all and each. Two clusters that are alike still
 differ by a few percent for as long as they live (their engines, which telemetry doesn't touch, show it), so the
-pair is made anew, and a pair counts as one: shown is the pairs' median, with the interval that holds the true one in
-95 of 100.
+pair is made anew, and a pair counts as one: shown is the pairs' median, with the interval that holds the true one
+in 95 of 100.
 
 Two of the loads are strict: workers whose forward pass is free, so that all that is measured is overhead. The third
 is the engine that operators have: the demo model on the CPU engine, one prefill and one decode worker.
