@@ -70,6 +70,7 @@ BATCH = 16
 WARM_RATE, WARM_S, WARM_PER_PAIR = 2.0, 3.0, 3
 SHARE = 0.7
 PER_CORE = 8  # processes
+LEAST = 100  # requests of a load, about: of fewer the p99 is the slowest one, and a median wanders
 TTFT_S, TPOT_S = 2.0, 1.0
 QUANTILES = (0.5, 0.99)
 TARGETS = {"ttft p50": 0.1, "ttft p99": 0.2, "tpot p50": 0.1, "tpot p99": 0.2}
@@ -192,7 +193,7 @@ def cpu_seconds(fleet: Fleet) -> float:
 def run(
     folder: Path, names: list[str], prefill: int, decode: int, seconds: float, seed: int, slow: float = 1.0
 ) -> Iterator[Row]:
-    """The workloads on one ratio, one after the other; ``seconds`` of each, before ``slow``."""
+    """The workloads on one ratio, one after the other; ``seconds`` of each, before ``slow``, and LEAST requests."""
     profile = folder / "sim.toml"
     profile.write_text(profile_text(slow))
     paced, costs, chunk = load_profile(str(profile)), from_paced(str(profile)), WorkerConfig().prefill_chunk_tokens
@@ -204,14 +205,15 @@ def run(
         router={"local_prefill_max_tokens": LOCAL_TOKENS},
         controller={"mode": "off"},
     ) as fleet:
-        rate = WARM_RATE * max(prefill, decode) / slow
-        warm = arrivals(LOADS["even"], rate, max(WARM_S, WARM_PER_PAIR * prefill * decode / rate), seed + 1)
+        warming = WARM_RATE * max(prefill, decode) / slow
+        warm = arrivals(LOADS["even"], warming, max(WARM_S, WARM_PER_PAIR * prefill * decode / warming), seed + 1)
         asyncio.run(drive(fleet, warm, "warm"))  # curves are learned, pairs are connected and measured
         own = own_time(fleet, costs, chunk)
         told = msgspec.structs.replace(costs, overhead=own)
         for name in names:
             load = LOADS[name]
-            asked = arrivals(load, rate_of(workers, load, prefill, decode), seconds * slow, seed)
+            rate = rate_of(workers, load, prefill, decode)
+            asked = arrivals(load, rate, max(seconds * slow, LEAST / rate), seed)
             since, spent = time.monotonic(), cpu_seconds(fleet)
             answers = asyncio.run(drive(fleet, asked, f"measured {name}"))  # no prompt begins as another load's
             busy = (cpu_seconds(fleet) - spent) / (time.monotonic() - since) / (os.cpu_count() or 1)
