@@ -22,8 +22,8 @@ test: $(STAMP)
 soak: $(STAMP)
 	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
 
-thorough: $(STAMP)  ## every planted bug and form of the kernels
-	@$(BIN)/pytest -m thorough tests/kernels tests/bench $(ARGS)
+thorough: $(STAMP)  ## every planted bug and form of the kernels, and what takes long beside the others
+	@$(BIN)/pytest -m thorough $(ARGS)
 
 soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, gangs, a node's death, scaling under load
 	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py tests/e2e/test_ray_pools.py $(ARGS)

@@ -5,15 +5,17 @@ import json
 import msgspec
 import pytest
 
+from baton.cluster.config import WorkerConfig
 from baton.cost.profiles import Overhead
 from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
-from baton.planner.costs import from_paced
+from baton.planner.costs import from_curve, from_paced
 from baton.planner.score import Slo, tpot, ttft
 from baton.planner.sweep import ratio_name
 from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.protos.nouns import StepCurve, TransferCurve
 from bench import flip, rerole, sim_vs_cpu, sim_vs_paced
 from bench.own_time import ANSWER, PROMPT, split
-from bench.paced_load import Answered
+from bench.paced_load import Answered, Arrival
 from bench.plan_heldout import halves, held_out
 
 TRACE = "tests/data/mooncake_conversation_400.jsonl"
@@ -68,11 +70,22 @@ def test_a_change_of_role_is_in_time_when_the_slowest_was_and_no_request_failed(
     assert "failed: too late" in capsys.readouterr().err
 
 
-def test_a_simulated_request_is_corrected_by_those_that_were_simulated_alike():
-    known = [(1.0, 0.1), (1.1, 0.2), (5.0, 1.0), (5.5, 2.0), (1.2, 0.3), (5.2, 1.5), (9.0, 9.0), (9.5, 9.0)]
-    assert sim_vs_cpu.corrected([1.0, 5.0], known) == pytest.approx([1.1, 1.2, 6.0, 6.5])
-    assert sim_vs_cpu.corrected([], known) == []
-    assert sim_vs_cpu.corrected([1.0], known[:1]) == pytest.approx([1.1])
+def test_what_a_request_alone_took_beyond_its_steps_and_its_transfer_is_its_own():
+    curve, chunk = StepCurve(0.01, 1e-3, 0.0, 2e-3, 0.0), WorkerConfig().prefill_chunk_tokens
+    worker = from_curve("a worker", curve, 65536, 64, TransferCurve(0.002, 1e-6))
+    assert sim_vs_cpu.reading(worker, 100) == pytest.approx(0.11)
+    assert sim_vs_cpu.reading(worker, chunk + 1) == pytest.approx(0.02 + 1e-3 * (chunk + 1))
+    assert sim_vs_cpu.shipping(worker, chunk + 1) == pytest.approx(0.002 + 64e-6)
+    alone = 0.11 + 0.002 + 100 * 64e-6
+    asked = [(Arrival(0.0, 0, 100, 20), Answered(0, alone + own, 0.0125)) for own in (0.004, 0.005, 0.9)]
+    found = sim_vs_cpu.overhead(worker, worker, asked)
+    assert (found.request, found.handoff, found.step) == (pytest.approx(0.005), 0.0, pytest.approx(0.0005))
+
+
+def test_only_words_are_asked_of_random_weights():
+    found = sim_vs_cpu.Vocabulary.of(sim_vs_cpu.DEMO)
+    assert found.size == 4096
+    assert len(found.words) == sim_vs_cpu.WORDS
 
 
 def test_many_processes_on_few_cores_are_run_slower():

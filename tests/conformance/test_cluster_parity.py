@@ -43,7 +43,14 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama3", "mistral", "qwen2", "qwen3", pytest.param("mixtral", marks=pytest.mark.soak)]
+    "kind",
+    [
+        "llama3",
+        pytest.param("mistral", marks=pytest.mark.thorough),
+        "qwen2",
+        "qwen3",
+        pytest.param("mixtral", marks=pytest.mark.soak),
+    ],
 )
 async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp_path, kind):
     directory = make(tmp_path / kind, kind)

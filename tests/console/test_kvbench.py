@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from baton.console.kvbench.rows import Row, interval, median, paired, spread
 from baton.console.main import app
 
 
+@pytest.mark.thorough
 def test_the_benchmark_measures_every_transport_beside_its_peer(tmp_path: Path) -> None:
     file, picture = tmp_path / "kv.json", tmp_path / "kv.png"
     arguments = ["bench", "kv", "--rounds", "1", "--mib", "16", "--page-kib", "512"]

@@ -35,6 +35,7 @@ per_byte = 0.0
 """
 
 
+@pytest.mark.thorough
 def test_a_live_workers_curve_is_measured_and_written_as_a_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(liveprofile, "LENGTHS", (64, 512, 2048))
     monkeypatch.setattr(livehandoffs, "LENGTHS", (64, 512, 2048))

@@ -12,7 +12,7 @@ from tests.e2e.paced import Oracle, slow_profile
 TURNS, USER, ANSWER = 30, 48, 40
 NEW = USER + 2 * 16  # the last answer token and a partial block have no finished KV
 WAYS = [
-    pytest.param(0, id="prefill workers fetch the answers"),
+    pytest.param(0, id="prefill workers fetch the answers", marks=pytest.mark.thorough),
     pytest.param(128, id="short rests stay on the decode worker", marks=pytest.mark.soak),
 ]
 

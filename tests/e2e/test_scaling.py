@@ -81,6 +81,7 @@ async def grow_and_shrink(url: str) -> None:
     assert (shrunk["prefill"], shrunk["decode"]) == (1, 1)
 
 
+@pytest.mark.thorough
 async def test_it_grows_under_a_load_that_no_ratio_carries_and_shrinks_when_idle(fleet: Fleet) -> None:
     async with placing(fleet):
         await grow_and_shrink(fleet.url)
