@@ -16,6 +16,7 @@ from typing import BinaryIO
 from baton.deploy.processes import die_with_parent, kill_session
 from baton.deploy.supervise import BACKOFF_S, HEALTHY_S, child_environment
 
+LOOK_S = 0.5  # how late, at most, the end of a process is seen whose pipes others have
 Started = Callable[[asyncio.subprocess.Process], Awaitable[None]]
 
 
@@ -48,7 +49,7 @@ class Child:
         while True:
             since = now()
             await started(process)
-            code = await process.wait()
+            code = await _ended(process)
             kill_session(process.pid)
             note(f"ended with code {code}")
             deaths = 0 if now() - since > HEALTHY_S else deaths
@@ -72,14 +73,22 @@ class Child:
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), grace_s)
+            await asyncio.wait_for(_ended(self.process), grace_s)
         kill_session(self.process.pid)
-        await self.process.wait()
+        await _ended(self.process)
 
     def last_words(self, size: int = 800) -> str:
         """What its log ends with: the message after "error: " where it ended with one of ours."""
         text = self.log.read_text(errors="replace")[-size:].strip() if self.log.is_file() else ""
         return f"{text.rpartition('error: ')[2] or 'it printed nothing'} (log: {self.log})"
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Its exit code. ``wait`` alone returns when its pipes are closed, and whoever inherited them may live on."""
+    while process.returncode is None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), LOOK_S)
+    return process.returncode
 
 
 def _appended(log: Path) -> BinaryIO:

@@ -19,6 +19,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)  # loaded now: a child between fork and exec must take no lock
 KILL_S = 1.0  # a killed process is gone within this, unless the kernel holds it
+KILL_ROUNDS = 5  # of a session that forks on
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
@@ -77,11 +78,14 @@ def named_in_session(name: str) -> int | None:
 
 
 def kill_session(session: int) -> None:
-    """SIGKILL everything in a session, and wait until it is gone."""
-    members = session_members(session)
-    _signal_all(members, signal.SIGKILL)
-    for pid in members:
-        wait_exit(pid, KILL_S)
+    """SIGKILL everything in a session, and wait until it is gone; also what is forked while we look."""
+    for _ in range(KILL_ROUNDS):
+        members = session_members(session)
+        if not members:
+            return
+        _signal_all(members, signal.SIGKILL)
+        for pid in members:
+            wait_exit(pid, KILL_S)
 
 
 def end_sessions(leaders: Iterable[int], grace_s: float) -> None:

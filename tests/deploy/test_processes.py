@@ -6,9 +6,12 @@ import time
 
 import pytest
 
-from baton.deploy.processes import end_sessions, session_members, wait_exit
+from baton.deploy.processes import end_sessions, kill_session, session_members, wait_exit
 
 FAMILY = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('up', flush=True); time.sleep(60)"
+FORKING = (
+    "import subprocess; print('up', flush=True); kept = [subprocess.Popen(['sleep', '60']) for _ in range(2000)]"
+)
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
@@ -23,6 +26,13 @@ def test_a_session_ends_with_its_children() -> None:
     leader = start(FAMILY)
     assert len(session_members(leader.pid)) == 2
     end_sessions([leader.pid], 2.0)
+    leader.wait(1)
+    assert session_members(leader.pid) == []
+
+
+def test_what_is_forked_while_a_session_is_killed_is_killed_too() -> None:
+    leader = start(FORKING)
+    kill_session(leader.pid)
     leader.wait(1)
     assert session_members(leader.pid) == []
 
