@@ -7,6 +7,7 @@ unquantized weights is the tests' own business.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from baton.kernels.abi import native
 from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import BF16, PackedWeight, pack_bf16, pack_integers, padded, quantize
+from baton.kernels.linear.rounding import EXACT, WHOLE
 
 FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "bf16": pack_bf16,
@@ -171,8 +173,38 @@ def inputs_may_be_many(library: ctypes.CDLL) -> None:
         is_the_exact_oracles(library, form, 67, 4008, 7, torch.float32)
         weight, x = FORMS[form](torch.randn(66, 4008)), torch.randn(140, 4008)
         together = cpu.run(linear, x, weight)
-        for i in (0, 77, 139):
-            assert torch.equal(together[i : i + 1], cpu.run(linear, x[i : i + 1], weight)), (form, i)
+        for m in (1, 3, 9, 50):
+            assert torch.equal(together[77 : 77 + m], cpu.run(linear, x[77 : 77 + m], weight)), (form, m)
+
+
+def sums_are_exact_at_their_largest(library: ctypes.CDLL) -> None:
+    """Whole scales of 15 and -15 and the largest of weights and activations: whole numbers up to EXACT inputs, then
+    float32 sums one after the other, in any company.
+    """
+    torch.manual_seed(9)
+    linear, n, k = bound(library), 66, 2176
+    x = 127.0 - torch.randint(0, 2, (140, k))
+    x[:, 5] = 127
+    for group in (32, 128):
+        signs = torch.ones(n, k // group).index_fill_(0, torch.arange(0, n, 3), -1.0)
+        weight = whole_weight(torch.randint(-8, -6, (n, k), dtype=torch.int8), group, signs * WHOLE)
+        wide, wanted = weight.dequantized(torch.float64), torch.zeros(140, n)
+        for start in range(0, k, EXACT):
+            wanted += (x[:, start : start + EXACT].double() @ wide[:, start : start + EXACT].T).float()
+        for m in (1, 3, 9, 140):
+            assert torch.equal(cpu.run(linear, x[:m], weight), wanted[:m]), (group, m)
+
+
+def whole_weight(q: Tensor, group: int, scales: Tensor) -> PackedWeight:
+    """q (n, k) of 4 bits with whole scales (n, groups), as `quantize` would give it, each row's unit 1."""
+    packed = pack_integers(q, 4, group, scales)
+    assert packed.row_scale is not None
+    panels = torch.zeros(len(packed.row_scale), scales.shape[1]).index_copy_(0, torch.arange(len(q)), scales)
+    return dataclasses.replace(
+        packed,
+        scales=panels.view(-1, 64, scales.shape[1]).transpose(1, 2).half().contiguous(),
+        row_scale=torch.ones_like(packed.row_scale),
+    )
 
 
 # Of any device; then of a CPU alone.
@@ -182,4 +214,9 @@ SHARED_CHECKS: tuple[Callable[[ctypes.CDLL], None], ...] = (
     bad_rows_stay_alone,
     nothing_of_earlier_calls_is_left,
 )
-CHECKS = (*SHARED_CHECKS, inputs_may_be_many, threads_finish_before_it_returns)
+CHECKS = (
+    *SHARED_CHECKS,
+    inputs_may_be_many,
+    sums_are_exact_at_their_largest,
+    threads_finish_before_it_returns,
+)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from baton.kernels.abi import build, native
 from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
+from baton.kernels.linear.rounding import EXACT, WHOLE, best_scale
 from tests.kernels import linear_suite as suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
@@ -24,7 +25,20 @@ pytestmark = needs_native
 ISAS = [isa for isa, needs in native._NEEDS.items() if needs <= native._cpu_flags()]
 BUGS = tuple(
     f"LINEAR_{what}"
-    for what in ("GROUP", "ZERO", "GUARD", "BATCH", "TILE", "ABSMAX", "PAD", "CHUNK", "DEAL", "HALF")
+    for what in (
+        "GROUP",
+        "ZERO",
+        "GUARD",
+        "BATCH",
+        "TILE",
+        "ABSMAX",
+        "PAD",
+        "CHUNK",
+        "DEAL",
+        "HALF",
+        "SIGN",
+        "EXACT",
+    )
 )
 
 
@@ -139,6 +153,50 @@ def test_scales_that_are_float16_stay_exact_and_tiny_ones_do_not_vanish() -> Non
     assert torch.equal(packed.dequantized()[:, ::32], scales)
     tiny = scales * 2.0**-40
     assert torch.equal(suite.pack_integers(q, 4, 32, tiny).dequantized()[:, ::32], tiny)
+
+
+@pytest.mark.parametrize("group", [16, 32, 128, 1024])
+def test_scales_of_our_own_groups_are_whole_so_that_sums_are_exact(group: int) -> None:
+    weight = quantize(torch.randn(67, 300) * torch.rand(67, 1) * 1e-3, 4, group)
+    assert weight.scales is not None
+    assert torch.equal(weight.scales, weight.scales.round())
+    assert float(weight.scales.abs().max()) <= WHOLE
+    assert weight.exact == weight.struct.exact == EXACT
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        quantize(torch.randn(20, 96), 4, 48),
+        quantize(torch.randn(20, 64), 4, 0),
+        quantize(torch.randn(20, 64), 8, 32),
+        suite.random_integers(torch.randn(20, 64), 4, 32),
+        suite.pack_integers(torch.ones(64, 64, dtype=torch.int8), 4, 32, torch.rand(64, 2)),
+    ],
+    ids=["group 48", "rows", "8 bits", "mins", "a checkpoint's scales"],
+)
+def test_sums_by_other_scales_are_not_taken_for_exact(weight: PackedWeight) -> None:
+    assert weight.exact == 0
+
+
+def test_whole_scales_round_weights_as_well_as_any() -> None:
+    torch.manual_seed(8)
+    weight = torch.distributions.StudentT(4.0).sample((128, 1024))
+    for group, most in ((32, 1.02), (128, 1.0)):
+        parts = weight.view(128, -1, group)
+        free = best_scale(parts)[..., None]
+        by_free = (torch.round(parts / free).clamp(-8, 7) * free).view_as(weight)
+        found = quantize(weight, 4, group).dequantized()
+        assert float((found - weight).norm() / (by_free - weight).norm()) < most
+
+
+def test_rows_of_nothing_but_zeros_stay_zero() -> None:
+    weight = torch.randn(5, 64)
+    weight[2], weight[3, :32] = 0, 0
+    for bits, group in ((4, 32), (4, 0), (8, 0)):
+        found = quantize(weight, bits, group).dequantized()
+        assert not bool(found[2].any())
+        assert not bool(found[3, :32].any())
 
 
 def test_what_a_step_reads_is_counted() -> None:

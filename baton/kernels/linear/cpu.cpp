@@ -1,16 +1,17 @@
 // linear on a CPU: quantize or round the rows once, then panels of 64 outputs over the threads. Knows nothing of models.
 //
-//   per panel:  for each block of rows, for each chunk of K:  [unpack int4]  for each tile of rows: tiles.h
+//   per panel:  for each block of rows, for each chunk of K:  [int4 to int8]  for each tile of rows: tiles.h
 //
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
 #include "half_panel.h"
 #include "rows.h"
+#include "widen.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t kBlock = 126;  // rows
+constexpr int64_t kBlock = 126, kWideBlock = 1020;  // rows; where weights are widened first, once a block
 
 // Planted bugs, one per library, which the op's tests must catch.
 #ifdef BATON_MUTATION_LINEAR_GUARD
@@ -58,7 +59,7 @@ BATON_INLINE void prefetch_outputs(const Call& call, const Work& work, int64_t f
   int64_t size = call.out_dtype == BF16 ? 2 : 4;
   const char* out = (const char*)call.out + (first * call.out_stride + work.panel * kPanel + work.column) * size;
   for (int64_t r = 0; r < m; ++r, out += call.out_stride * size)
-    for (int64_t at = 0; at < Columns * size; at += 64) __builtin_prefetch(out + at, 1);
+    for (int64_t at = 0; at < Columns * size; at += 64) asm volatile("prefetchw %0" ::"m"(out[at]));
 }
 
 // The rows' sums begin at zero.
@@ -104,28 +105,32 @@ void chunk_bf16(const Call& call, const Work& work) {
 void chunk_integers(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
-  int64_t width = rows.width(work.from);
-  int64_t scale_at = (work.panel * rows.groups + work.from / rows.group) * kPanel + work.column;
+  int64_t width = rows.width(work.from), group = w.group ? w.group : rows.group;
+  int64_t scale_at = (work.panel * up(rows.padded, group) / group + work.from / group) * kPanel + work.column;
 #ifdef BATON_MUTATION_LINEAR_HALF
   scale_at -= work.column;  // the second half of a panel takes the first one's scales
 #endif
-  TileWeights weights{(const uint8_t*)work.at + 4 * work.column,
-                      (width + rows.group - 1) / rows.group,
-                      std::min(rows.group, width) / 4,
-                      ((width - 1) % rows.group + 1) / 4,
-                      rows.zero,
-                      w.scales ? w.scales + scale_at : nullptr,
-                      w.mins ? w.mins + scale_at : nullptr};
+  auto weights_by = [&](int64_t size, int64_t inputs, const char* from) {
+    return TileWeights{(const uint8_t*)from, (width + size - 1) / size, std::min(size, width) / inputs,
+                       ((width - 1) % size + 1) / inputs, rows.zero, nullptr, nullptr, 0};
+  };
+  TileWeights packed = weights_by(group, w.kind == LINEAR_W4 ? 8 : 4, work.at + 4 * work.column);
+  packed.scales = w.scales ? w.scales + scale_at : nullptr, packed.mins = w.mins ? w.mins + scale_at : nullptr;
+  packed.exact = w.exact / group;
 #if BATON_AVX512
-  if (in_registers(w)) {
-    weights.steps /= 2, weights.last /= 2;
-    if (rows.halves)
-      return each_tile<kPanel / 2>(call, work, [&](auto size, const TileRows& tile) { half_tile_w4<size>(weights, tile); });
-    return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w4<size>(weights, tile); });
-  }
+  if (rows.halves)
+    return each_tile<kPanel / 2>(call, work, [&](auto size, const TileRows& tile) { half_tile_w4<size>(packed, tile); });
+  if (rows.in_registers) return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w4<size>(packed, tile); });
 #endif
-  if (w.kind == LINEAR_W4) unpack_w4(weights.w, width / 8, work.unpacked), weights.w = work.unpacked;
-  each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w8<size>(weights, tile); });
+  TileWeights bytes = packed;
+  if (rows.widened) {
+    widen(packed, work.unpacked);
+    bytes = weights_by(rows.group, 4, (const char*)work.unpacked);
+  } else if (w.kind == LINEAR_W4) {
+    unpack_w4(packed.w, width / 8, work.unpacked);
+    bytes.w = work.unpacked, bytes.steps *= 2, bytes.last *= 2;
+  }
+  each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w8<size>(bytes, tile); });
 }
 
 #if BATON_AVX512
@@ -195,7 +200,7 @@ int64_t weight_bytes(const PackedLinear& w, int64_t values) {
 void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
   const Rows& rows = call.rows;
   bool one_tile = rows.chunk >= rows.padded && writes_each_tile(rows);
-  bool unpacked = call.w->kind == LINEAR_W4 && !in_registers(*call.w);
+  bool unpacked = call.w->kind == LINEAR_W4 && !rows.in_registers;
   int64_t sums = (one_tile ? kRows : rows.first(end) - rows.first(begin)) * kPanel;
   char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + (unpacked ? rows.chunk * kPanel : 0));
   Work work{panel, 0, begin, end, 0, one_tile, (float*)memory, (uint8_t*)memory + sums * 4, nullptr, 0};
@@ -212,7 +217,7 @@ void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
 
 // Blocks of rows: as few as fit the cache, more where there are too few panels for the threads.
 int64_t blocks(const Rows& rows, int64_t panels) {
-  int64_t fit = up(rows.m, kBlock) / kBlock, wanted = (2 * threads() + panels - 1) / panels;
+  int64_t block = rows.widened ? kWideBlock : kBlock, fit = up(rows.m, block) / block, wanted = (2 * threads() + panels - 1) / panels;
   return std::min(std::max(fit, threads() > 1 ? wanted : 1), std::max<int64_t>(fit, rows.m / 48));
 }
 

@@ -16,10 +16,24 @@ BATON_INLINE void half_panel(const TileWeights weights, const TileRows rows) {
   const char *x = rows.x, *ahead = rows.ahead;
   const int32_t* starts = rows.starts;
   __m512 sums[R][2];
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<2>([&](auto j) BATON_LAMBDA { sums[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
-  });
+  auto load_sums = [&] BATON_LAMBDA {
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      unroll<2>([&](auto j) BATON_LAMBDA {
+        sums[r][j] = S == WHOLE_SCALES ? _mm512_setzero_ps() : _mm512_loadu_ps(rows.out + r * kPanel + 16 * j);
+      });
+    });
+  };
+  auto store_sums = [&] BATON_LAMBDA {
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      unroll<2>([&](auto j) BATON_LAMBDA {
+        float* out = rows.out + r * kPanel + 16 * j;
+        _mm512_storeu_ps(out, S == WHOLE_SCALES ? _mm512_add_ps(_mm512_loadu_ps(out), sums[r][j]) : sums[r][j]);
+      });
+    });
+  };
+  load_sums();
   for (int64_t g = 0; g < weights.groups; ++g, starts += R) {
+    if (S == WHOLE_SCALES && g && g % weights.exact == 0) store_sums(), load_sums();
     __m512i low[R][2], high[R][2];
     unroll<R>([&](auto r) BATON_LAMBDA {
       low[r][0] = low[r][1] = broadcast(starts + r), high[r][0] = high[r][1] = _mm512_setzero_si512();
@@ -51,15 +65,15 @@ BATON_INLINE void half_panel(const TileWeights weights, const TileRows rows) {
       });
     });
   }
-  unroll<R>([&](auto r) BATON_LAMBDA {
-    unroll<2>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(rows.out + r * kPanel + 16 * j, sums[r][j]); });
-  });
+  store_sums();
 }
 
 template <int R>
 inline void half_tile_w4(const TileWeights& weights, const TileRows& rows) {
   if (weights.mins)
     half_panel<SCALES_AND_MINS, R>(weights, rows);
+  else if (kExact && weights.exact)
+    half_panel<WHOLE_SCALES, R>(weights, rows);
   else if (weights.scales)
     half_panel<SCALES, R>(weights, rows);
   else

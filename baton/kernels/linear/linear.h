@@ -9,7 +9,7 @@
 // (group 0) just row_scale[n] * (q - zero). Activations are quantized per row to int8, symmetric, scale = absmax / 127.
 //
 // A row's result has the same bits whatever m, the row's place and the number of threads: sums run over K in
-// fixed chunks.
+// fixed chunks; where they are exact, in any way that comes to the same whole number.
 #pragma once
 
 #ifdef BATON_DEVICE
@@ -33,6 +33,7 @@ struct PackedLinear {
   const fp16* scales;      // [n / 64 up][k / group][64], or null
   const fp16* mins;        // the same, or null: symmetric
   const float* row_scale;  // [n up to a multiple of 64]; BF16: or null
+  int64_t exact;           // W4: inputs whose sum is a whole number below 2^24, all scales being whole and up to 15; or 0
 };
 
 }  // namespace baton

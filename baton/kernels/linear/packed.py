@@ -2,8 +2,8 @@
 
     rows n -> panels of 64;  a panel = steps over k;  a step = 64 rows x 2 (bf16), 4 (W8) or 8 (W4) inputs
 
-The same bytes serve every ISA. Scales are kept as float16 times a power of two per row, so that scales which a
-checkpoint gives as float16 stay exact and small ones don't underflow.
+The same bytes serve every ISA. A checkpoint's scales are kept as float16 times a power of two per row, so that
+those which it gives as float16 stay exact and small ones don't underflow.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_scale, best_whole, rounded
+
 PANEL = 64
 BF16, W8, W4 = 0, 1, 2  # linear.h: LinearKind
 E4M3 = 3  # form.cuh: of a GPU alone, elsewhere the reference computes it
 ZERO = {W8: 128, W4: 8}
-VERSION = 1  # of this layout: part of the name of what is cached on disk
-REACHES = (-8.0, -7.6, -7.2, -6.8, 7.4, 7.0)  # what a group's largest element may become
-_CACHED = 1 << 17  # elements rounded at a time: they stay in the cache
-_TOP = 2.0**10  # where a row's largest scale is brought to: float16 then spans 24 octaves below it
+VERSION = 2  # of this layout and rounding: part of the name of what is cached on disk
 
 
 class Struct(ctypes.Structure):
@@ -38,6 +37,7 @@ class Struct(ctypes.Structure):
         ("scales", ctypes.c_void_p),
         ("mins", ctypes.c_void_p),
         ("row_scale", ctypes.c_void_p),
+        ("exact", ctypes.c_int64),
     ]
 
 
@@ -64,9 +64,17 @@ class PackedWeight:
     def struct(self) -> Struct:
         """What native code takes; valid as long as this object lives."""
         tensors = (self.data, self.scales, self.mins, self.row_scale)
-        return Struct(
-            self.kind, self.group, self.n, self.k, *(None if t is None else t.data_ptr() for t in tensors)
-        )
+        addresses = (None if t is None else t.data_ptr() for t in tensors)
+        return Struct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
+
+    @cached_property
+    def exact(self) -> int:
+        """EXACT where sums of so many inputs are whole numbers, which have one result in any order; else 0."""
+        if self.kind != W4 or self.scales is None or self.mins is not None or EXACT % self.group:
+            return 0
+        scales = self.scales if self.scales.device.type == "cpu" else self.scales[:0]
+        are_whole = bool((scales == scales.round()).all() and (scales.abs() <= WHOLE).all())
+        return EXACT if are_whole and len(scales) else 0
 
     @cached_property
     def address(self) -> int:
@@ -129,13 +137,8 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
     value = scale x q - min. A multiple of 16 is needed of ``group``.
     """
     n, k = q.shape
-    kind, width = {8: W8, 4: W4}[bits], padded(k, group)
-    assert group % 16 == 0
-    assert scales.shape == (n, width // group if group else 1)
-    steps = _to_steps((q.to(torch.int16) + ZERO[kind]).to(torch.uint8), 4, width, ZERO[kind])
-    if kind == W4:
-        pairs = steps.view(-1, 2, PANEL * 4)
-        steps = (pairs[:, 0] | (pairs[:, 1] << 4)).reshape(-1)
+    kind, steps = {8: W8, 4: W4}[bits], _steps_of(q, bits, group)
+    assert scales.shape == (n, padded(k, group) // group if group else 1)
     if not group:
         assert mins is None
         return PackedWeight(kind, n, k, 0, steps, row_scale=_rows(scales[:, 0].float()))
@@ -148,17 +151,20 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
 def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
     """Round (n, k) to ``bits`` (8 or 4), symmetric, one scale per row (group 0) or per ``group`` inputs.
 
-    8 bits: absmax / 127. 4 bits: the element of largest magnitude becomes -8 (as GGUF's Q4_0), then the scale is
-    chosen among shrunk ones by least squared error.
+    8 bits: absmax / 127. 4 bits: the element of largest magnitude becomes -8 (as GGUF's Q4_0), or near; of several
+    scales that do so the one of least squared error is taken. Scales of groups that divide EXACT are whole numbers
+    up to WHOLE times one float32 per row.
     """
     n, k = weight.shape
     width = padded(k, group)
     parts = F.pad(weight.float(), (0, width - k)).view(n, -1, group or width)
-    scale = (parts.abs().amax(-1) / 127).clamp_min(1e-30) if bits == 8 else _best_scale(parts)
-    packed_scale = scale if not group else _as_stored(scale)
-    low, high = (-127, 127) if bits == 8 else (-8, 7)
-    q = torch.round(parts / packed_scale[..., None]).clamp_(low, high).to(torch.int8)
-    return pack_integers(q.view(n, width)[:, :k], bits, group, packed_scale)
+    if bits == 4 and group and not EXACT % group:
+        whole, unit = best_whole(parts)
+        q = rounded(parts, whole * unit, bits).view(n, width)[:, :k]
+        return PackedWeight(W4, n, k, group, _steps_of(q, bits, group), _panels(whole), row_scale=_rows(unit[:, 0]))
+    scale = (parts.abs().amax(-1) / 127).clamp_min(TINY) if bits == 8 else best_scale(parts)
+    packed_scale = scale if not group else as_stored(scale)
+    return pack_integers(rounded(parts, packed_scale, bits).view(n, width)[:, :k], bits, group, packed_scale)
 
 
 def padded(k: int, group: int) -> int:
@@ -167,31 +173,16 @@ def padded(k: int, group: int) -> int:
     return -(-k // step) * step
 
 
-def _best_scale(parts: Tensor) -> Tensor:
-    """(n, groups): of the scales that bring the largest element to -8, or near, the one of least squared error."""
-    rows = max(1, _CACHED // (parts.shape[1] * parts.shape[2]))
-    return torch.cat([_best_of_rows(some) for some in parts.split(rows)])
-
-
-def _best_of_rows(parts: Tensor) -> Tensor:
-    low, high = parts.amin(-1), parts.amax(-1)
-    peak = torch.where(-low > high, low, high)
-    best, error = torch.full_like(peak, 1e-30), torch.full_like(peak, torch.inf)
-    for reach in REACHES:
-        scale = peak / reach
-        scale = torch.where(scale.abs() < 1e-30, 1e-30, scale)
-        wide = scale[..., None]
-        off = (parts / wide).round_().clamp_(-8, 7).mul_(wide).sub_(parts).square_().sum(-1)
-        better = off < error
-        best, error = torch.where(better, scale, best), torch.where(better, off, error)
-    return best
-
-
-def _as_stored(scale: Tensor) -> Tensor:
-    """Scales as float16 will hold them, so that rounding the weights sees the final ones."""
-    peak = torch.exp2(torch.floor(torch.log2(scale.abs().amax(1, keepdim=True).clamp_min(2.0**-100))))
-    rounded = (scale / peak * _TOP).half().float() * peak / _TOP
-    return torch.where(rounded == 0, torch.full_like(rounded, 1e-30), rounded)
+def _steps_of(q: Tensor, bits: int, group: int) -> Tensor:
+    """(n, k) int8 as panels of stored bytes, flat."""
+    assert group % 16 == 0
+    kind = {8: W8, 4: W4}[bits]
+    stored = (q.to(torch.int16) + ZERO[kind]).to(torch.uint8)
+    steps = _to_steps(stored, 4, padded(q.shape[1], group), ZERO[kind])
+    if kind == W8:
+        return steps
+    pairs = steps.view(-1, 2, PANEL * 4)
+    return (pairs[:, 0] | (pairs[:, 1] << 4)).reshape(-1)
 
 
 def _to_steps(x: Tensor, step: int, width: int, fill: int = 0) -> Tensor:

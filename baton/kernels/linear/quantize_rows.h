@@ -10,8 +10,9 @@ namespace baton {
 
 constexpr float kFloor = 1e-30f;  // rows whose largest value is below count as zero: 127 / absmax stays finite
 
-// The bits of the largest magnitude: a NaN beats infinity beats all numbers.
-inline uint32_t absmax_bits(const void* x, int32_t dtype, int64_t k) {
+// The bits of the largest magnitude: a NaN beats infinity beats all numbers. What will be looked at a tile of rows later, at
+// `ahead` (any address), is fetched meanwhile: the rows of a large batch come from far away.
+inline uint32_t absmax_bits(const void* x, const char* ahead, int32_t dtype, int64_t k) {
   uint32_t most = 0;
   int64_t i = 0;
 #if BATON_AVX512
@@ -21,7 +22,12 @@ inline uint32_t absmax_bits(const void* x, int32_t dtype, int64_t k) {
     __m512 v = dtype == BF16 ? load16_bf16((const bf16*)x + at) : _mm512_loadu_ps((const float*)x + at);
     so_far = _mm512_max_epu32(so_far, _mm512_and_si512(_mm512_castps_si512(v), mask));
   };
-  for (; i + 64 <= k; i += 64) unroll<4>([&](auto part) BATON_LAMBDA { look(high[part], i + 16 * part); });
+  const int64_t size = dtype == BF16 ? 2 : 4;
+  for (; i + 64 <= k; i += 64)
+    unroll<4>([&](auto part) BATON_LAMBDA {
+      look(high[part], i + 16 * part);
+      if (part < size) _mm_prefetch(ahead + i * size + 64 * part, _MM_HINT_T0);
+    });
   for (; i + 16 <= k; i += 16) look(high[0], i);
   most = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(high[0], high[1]), _mm512_max_epu32(high[2], high[3])));
 #endif
@@ -40,11 +46,11 @@ struct Starts {
 };
 
 // q (padded) gets round(x * 127 / absmax), zeros past k; `starts` -zero x the sum of each group. Returns the scale.
-inline float quantize_row(const void* x, int32_t dtype, int64_t k, int64_t padded, int64_t group, int8_t* q, Starts starts) {
+inline float quantize_row(const void* x, const char* ahead, int32_t dtype, int64_t k, int64_t padded, int64_t group, int8_t* q, Starts starts) {
 #ifdef BATON_MUTATION_LINEAR_ABSMAX
-  float most = float_of(absmax_bits(x, dtype, k - k % 16));  // the row's tail is forgotten
+  float most = float_of(absmax_bits(x, ahead, dtype, k - k % 16));  // the row's tail is forgotten
 #else
-  float most = float_of(absmax_bits(x, dtype, k));
+  float most = float_of(absmax_bits(x, ahead, dtype, k));
 #endif
   bool dead = !(most >= kFloor);  // zero or NaN
   float inverse = dead ? 0.0f : 127.0f / most;

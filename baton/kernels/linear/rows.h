@@ -14,8 +14,10 @@ namespace baton {
 
 // Inputs per float sum where weights have no groups, and inputs at least whose weights a tile goes through at once. With
 // AVX-512 those come from the L2 cache as fast as they are used, and what a tile ends with costs more.
-constexpr int64_t kSum = 384, kChunk = BATON_AVX512 ? 3840 : 384;
+constexpr int64_t kSum = BATON_AVX512 ? 1024 : 384, kChunk = BATON_AVX512 ? 4096 : 384;
 constexpr int64_t kHalfChunk = 2048;  // where tiles go through half a panel
+// Rows from which on int4 with whole scales becomes int8 first: a turn from group to group costs more for small groups.
+constexpr int64_t kManyRows = 96, kManyRowsSmall = 24;
 
 // A planted bug, which the op's tests must catch: every other step gets the inputs of the one before.
 #ifdef BATON_MUTATION_LINEAR_DEAL
@@ -32,19 +34,29 @@ constexpr int32_t kZero4 = 7;
 #else
 constexpr int32_t kZero4 = 8;
 #endif
-inline int32_t zero(const PackedLinear& w) { return w.kind == LINEAR_W4 ? kZero4 : 128; }
+constexpr int32_t kZero8 = 128;
+
+inline bool small_groups(const PackedLinear& w) { return w.group && w.group < 128; }
+
+// int4 times its scales, which are whole, is int8: whether a chunk of it is made first.
+inline bool widens(const PackedLinear& w, int64_t m) {
+  return w.exact && (!BATON_AVX512 || m >= (small_groups(w) ? kManyRowsSmall : kManyRows));
+}
 
 // With AVX-512 int4 is taken apart in registers, beside the dot products; else a chunk's bytes are made first.
-inline bool in_registers(const PackedLinear& w) { return BATON_AVX512 && w.kind == LINEAR_W4; }
+inline bool in_registers(const PackedLinear& w, int64_t m) {
+  return BATON_AVX512 && w.kind == LINEAR_W4 && !widens(w, m);
+}
 
 // Tiles go through half a panel each, then all through the other half, if int4 has small groups, whose float sums are better
 // in registers. One tile alone reads a panel as one stream.
-inline bool by_halves(const PackedLinear& w, int64_t m) { return in_registers(w) && w.group && w.group < 128 && m > kRowsW4; }
+inline bool by_halves(const PackedLinear& w, int64_t m) { return in_registers(w, m) && small_groups(w) && m > kRowsW4; }
 
 struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t m, tiles, k, padded, unit;  // unit: inputs in 4 bytes
   int64_t chunk, group, groups;       // inputs per chunk and per sum, sums per row
   bool halves;                        // of panels
+  bool widened, in_registers;         // int4: see above
   char* x;
   int32_t* starts;  // [tile of rows][group][row], see tiles.h
   int32_t zero;
@@ -118,7 +130,7 @@ inline void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t 
     if (rows.unit == 2)
       round_row(from, dtype, rows.k, rows.padded, (bf16*)row);
     else
-      rows.scales[first + r] = quantize_row(from, dtype, rows.k, rows.padded, rows.group, (int8_t*)row,
+      rows.scales[first + r] = quantize_row(from, from + count * x_bytes, dtype, rows.k, rows.padded, rows.group, (int8_t*)row,
                                             {rows.starts + first * rows.groups + r, count, rows.zero});
   }
   if (!alone) deal(rows, first, count, (const uint32_t*)rounded, stride / 4);
@@ -126,17 +138,18 @@ inline void prepare_tile(const Rows& rows, int64_t tile, const char* x, int32_t 
 
 inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t x_stride, int64_t m) {
   Rows rows;
-  int64_t per_tile = in_registers(w) ? kRowsW4 : kRows;
+  rows.widened = widens(w, m), rows.in_registers = in_registers(w, m);
+  int64_t per_tile = rows.in_registers ? kRowsW4 : kRows;
   rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
   rows.padded = up(w.k, w.group ? w.group : 8);
   rows.unit = w.kind == LINEAR_BF16 ? 2 : 4;
-  rows.group = w.group ? w.group : kSum;
+  rows.group = rows.widened ? w.exact : w.group ? w.group : kSum;
   rows.halves = by_halves(w, m);
   rows.chunk = up(rows.halves ? kHalfChunk : kChunk, rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
   int64_t x_bytes = up(m * rows.padded / rows.unit * 4, 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);
-  rows.starts = (int32_t*)(rows.x + x_bytes), rows.zero = zero(w);
+  rows.starts = (int32_t*)(rows.x + x_bytes), rows.zero = w.kind == LINEAR_W4 && !rows.widened ? kZero4 : kZero8;
   rows.scales = (float*)(rows.x + x_bytes + start_bytes);
   int32_t parts = m * w.k < 1 << 15 ? 1 : int32_t(std::min<int64_t>(rows.tiles, 4 * threads()));
   parallel_for(parts, [&](int32_t p) {
