@@ -170,7 +170,12 @@ class Watch:
             await asyncio.sleep(max(0.0, self._left))
             self._left += SCRAPE_S
             for page in self._pages:
-                await asyncio.to_thread(lambda page=page: urllib.request.urlopen(page, timeout=5).read())
+                await asyncio.to_thread(_fetch, page)
+
+
+def _fetch(page: str) -> bytes:
+    with urllib.request.urlopen(page, timeout=5) as answer:
+        return bytes(answer.read())
 
 
 async def _read_on(reader: asyncio.StreamReader) -> None:

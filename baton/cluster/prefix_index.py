@@ -130,13 +130,17 @@ class PrefixIndex:
         self._namespace = namespace
         self._longest = redis.register_script(_LONGEST)
 
-    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
-        """worker id -> leading blocks of the chain it says it holds. One round trip; {} when Redis is away."""
+    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes] | bytes) -> dict[str, int]:
+        """worker id -> leading blocks of the chain it says it holds. One round trip; {} when Redis is away.
+
+        ``hashes`` one by one, or as ``truncated`` puts them together.
+        """
         if not workers or not hashes:
             return dict.fromkeys(workers, 0)
         keys = [index_key(self._namespace, w) for w in workers]
         try:
-            held = await self._longest(keys=keys, args=[truncated(hashes)])
+            chain = hashes if isinstance(hashes, bytes) else truncated(hashes)
+            held = await self._longest(keys=keys, args=[chain])
         except (RedisError, OSError):
             return {}
         return dict(zip(workers, held, strict=True))

@@ -6,6 +6,7 @@ almost nothing until ``setup_tracing`` got an endpoint.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -59,7 +60,7 @@ class RouterMetrics:
         self.asked = instruments.Asked()
         self.asked.before(self._tell)
         registry.register(self.asked)
-        self._sums: dict[tuple[str, ...], instruments.Sum] = {}
+        self._sums: defaultdict[str, dict[tuple[str, ...], instruments.Sum]] = defaultdict(dict)
         some = metrics.ROUTER if enabled else {"workers": metrics.ROUTER["workers"]}
         made = instruments.make_nothing(metrics.ROUTER) | instruments.make(some, registry)
         vars(self).update(made)
@@ -68,14 +69,16 @@ class RouterMetrics:
 
     def sum(self, key: str, *labels: str) -> instruments.Sum:
         """In front of a counter or gauge: for what every request counts or passes."""
-        found = self._sums.get((key, *labels))
+        sums = self._sums[key]
+        found = sums.get(labels)
         if found is None:
-            found = self._sums[key, *labels] = instruments.Sum(getattr(self, key).labels(*labels))
+            found = sums[labels] = instruments.Sum(getattr(self, key).labels(*labels))
         return found
 
     def _tell(self) -> None:
-        for one in self._sums.values():
-            one.tell()
+        for sums in self._sums.values():
+            for one in sums.values():
+                one.tell()
 
 
 class WorkerMetrics:

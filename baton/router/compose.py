@@ -23,7 +23,6 @@ from baton.router.live import LiveStats
 from baton.router.placing import Placer
 from baton.router.policies import load_policy
 from baton.router.request import RouterRequest, Summary
-from baton.router.reuse import ReuseMeter
 from baton.router.roles import RoleControl
 from baton.router.sessions import Sessions
 from baton.router.tagging import ClassLike, ContextClasses
@@ -93,12 +92,9 @@ async def dispatching(
     view = ClusterView(roster, links, clock, settings_of_view, throttle)
     admission = Admission(config.max_queue, clock, throttle, config.max_inflight_bytes)
     decisions = DecisionLog(links.router_id, clock, store)
-    reuse = None
-    if metrics.enabled:
-        reuse = ReuseMeter(classes, live.slot if live else lambda: 0, partial(_reusable, metrics, live))
-        metrics.asked.before(reuse.settle)
     sessions = Sessions()
-    placer = Placer(view, PrefixHints(index, reuse=reuse), policy, clock, settings.worker_wait_s, sessions)
+    hints = PrefixHints(index, keeps=metrics.enabled)
+    placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions)
     dispatcher = Dispatcher(view, links, admission, classes, placer, decisions, metrics, clock, settings)
     dispatcher.on_refused = partial(_refused, metrics, live)
     dispatcher.listeners += [partial(_tell, throttle, view), sessions.served]
@@ -125,15 +121,6 @@ async def dispatching(
         await asyncio.gather(*following, return_exceptions=True)
         await decisions.flush()
         await links.close()
-
-
-def _reusable(
-    metrics: RouterMetrics, live: LiveStats | None, slot: int, model: str, context_class: str, tokens: int
-) -> None:
-    """What an endless cache would have held of a prompt."""
-    metrics.sum("best_cached_tokens", model, context_class).added += tokens
-    if live is not None:
-        live.could_reuse(slot, context_class, tokens)
 
 
 def _refused(metrics: RouterMetrics, live: LiveStats | None, request: RouterRequest, context_class: str) -> None:

@@ -191,14 +191,12 @@ class Frontend(msgspec.Struct, frozen=True):
             return Unmetered()
         return Meter(
             self.tallies,
-            self.clock,
             generation.arrived,
             generation.entry.model_id,
             stream.summary,
             stream.choice == 0,
-            None if self.recorder is None else self.recorder.of(generation.prompts[prompt]),
+            generation.prompts[prompt],
             generation.request_id if len(generation.prompts) == 1 else f"{generation.request_id}-{prompt}",
-            self.wall_clock,
         )
 
     def _samplings(self, entry: ModelEntry, ask: Ask, prompts: Sequence[Sequence[int]]) -> tuple[Sampling, ...]:

@@ -6,61 +6,64 @@ Knows nothing of Redis or of policies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from baton.cluster.prefix_index import truncated
 from baton.kv import prefix
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 from baton.router.policies import ClusterSnapshot
-from baton.router.request import RouterRequest
+from baton.router.request import RouterRequest, Summary
 
 HASH_OFF_LOOP_TOKENS = 4096
-Reuse = Callable[[RouterRequest, Sequence[bytes]], object]
 
 
 class PrefixIndex(Protocol):
     """Who holds how much of a chain; cluster.prefix_index.PrefixIndex is the real one."""
 
-    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
-        """worker id -> leading blocks."""
+    async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
+        """worker id -> leading blocks, of hashes that ``truncated`` put together."""
 
 
 class PrefixHints:
     """``hits`` by worker; {} without an index, or when it doesn't answer within ``wait_s``.
 
-    ``reuse`` hears the blocks of every prompt that is asked for, as often as it is.
+    ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
     """
 
-    def __init__(self, index: PrefixIndex | None, wait_s: float = 0.1, reuse: Reuse | None = None) -> None:
-        self._index, self._wait_s, self._reuse = index, wait_s, reuse
+    def __init__(self, index: PrefixIndex | None, wait_s: float = 0.1, keeps: bool = False) -> None:
+        self._index, self._wait_s, self._keeps = index, wait_s, keeps
 
     async def hits(
-        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...]
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
     ) -> dict[str, int]:
-        """worker id -> leading blocks of 16 of ``tokens`` that it says it holds; of those with the same weights."""
+        """worker id -> leading blocks of 16 of ``tokens`` that it says it holds; of those with the same weights.
+
+        The chain that is made for it is left in ``summary``, where it is wanted and not there yet.
+        """
         workers = [c.info for c in (*snapshot.prefill, *snapshot.decode)]
         if self._index is None or not workers or len(tokens) < BLOCK_TOKENS:
             return {}
         info = workers[-1]
         chains = _chains(workers, info.fingerprint)
-        metered = self._reuse is not None and tokens is request.token_ids
-        if metered:
+        wanted = self._keeps and not summary.chain and tokens is request.token_ids
+        if wanted:
             chains.setdefault((info.layout.fidelity, BLOCK_TOKENS), [])
         found: dict[str, int] = {}
         for (fidelity, size), ids in chains.items():
             root = prefix.root(info.fingerprint, fidelity, request.adapter_id, request.tenant_salt)
-            hashes = await _hashes(root, tokens, size)
-            if self._reuse is not None and metered and size == BLOCK_TOKENS:
-                self._reuse(request, hashes)
-            held = await self._ask(ids, hashes) if ids and hashes else {}
+            chain = truncated(await _hashes(root, tokens, size))
+            if wanted and (fidelity, size) == (info.layout.fidelity, BLOCK_TOKENS):
+                summary.chain = chain
+            held = await self._ask(ids, chain) if ids and chain else {}
             found |= {worker: blocks * size // BLOCK_TOKENS for worker, blocks in held.items()}
         return found
 
-    async def _ask(self, ids: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
+    async def _ask(self, ids: Sequence[str], chain: bytes) -> dict[str, int]:
         assert self._index is not None
         try:
             async with asyncio.timeout(self._wait_s):
-                return await self._index.longest(ids, hashes)
+                return await self._index.longest(ids, chain)
         except TimeoutError:
             return {}
 

@@ -105,10 +105,6 @@ class LiveStats:
         counts = {"refused": 1, "missed": 1} if had_slo else {"refused": 1}
         self.add(self.slot(), context_class, ClassWindow(counts))
 
-    def could_reuse(self, slot: int, context_class: str, tokens: int) -> None:
-        """So many prompt tokens an endless cache would have held."""
-        self.add(slot, context_class, ClassWindow({"best": tokens}))
-
     def state(self, waiting: dict[str, int]) -> LiveState:
         """Of the slots that are not too old."""
         self.before_a_look()

@@ -1,12 +1,12 @@
 """What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
 
 Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
-tokens costs what a piece of one does, which is a look-up and two additions.
+tokens costs what a piece of one does, which is a division and two additions to lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from baton.router.live import GOOD_ENDS, Ended, verdict
 from baton.router.request import Summary
@@ -16,52 +16,43 @@ from baton.router.tallies import Tallies
 class Meter:
     """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
 
-    ``record`` is told, at the end, of seconds since arrival and of tokens.
+    ``prompt``: the token ids that it answers; ``counts_prompt``: whether they are its to count.
     """
 
     __slots__ = (
         "_arrived",
-        "_clock",
-        "_ended_at",
         "_first_at",
         "_last_at",
         "_longest_gap",
-        "_outcome",
-        "_record",
+        "_over",
+        "_prompt",
         "_request_id",
         "_summary",
         "_tallies",
         "_tally",
         "_tokens",
-        "_wall_at",
-        "_wall_clock",
         "counts_prompt",
     )
 
     def __init__(
         self,
         tallies: Tallies,
-        clock: Callable[[], float],
         arrived: float,
         model_id: str,
         summary: Summary,
         counts_prompt: bool,
-        record: Callable[[float, int], None] | None = None,
+        prompt: Sequence[int] = (),
         request_id: str = "",
-        wall_clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._tallies, self._tally = tallies, tallies.of(model_id, summary.context_class)
-        self._clock, self._arrived, self._summary = clock, arrived, summary
-        self.counts_prompt, self._record = counts_prompt, record
-        self._request_id, self._wall_clock = request_id, wall_clock
-        self._tokens, self._outcome = 0, ""
+        self._arrived, self._summary, self._prompt = arrived, summary, prompt
+        self.counts_prompt, self._request_id = counts_prompt, request_id
+        self._tokens, self._over = 0, False
         self._first_at = self._last_at = self._longest_gap = 0.0
 
     def took(self, tokens: int) -> None:
         """``tokens`` more arrived, together."""
-        now = self._clock()
-        if now >= self._tallies.due:
-            self._tallies.fold()
+        now = self._tallies.now()
         if self._tokens == 0:
             self._first_at = now
             self._tallies.first(self._tally, now - self._arrived, self._summary.trace_id)
@@ -75,50 +66,43 @@ class Meter:
 
     def ended(self, outcome: str) -> None:
         """``outcome``: a finish_reason, an error label or "cancelled"."""
-        if self._outcome:
+        if self._over:
             return
-        self._outcome = outcome
-        self._ended_at = now = self._clock()
-        self._wall_at = self._wall_clock()
-        if now >= self._tallies.due:
-            self._tallies.fold()
-        self._tallies.ended(self._tally, self)
-        if self._summary.prompt_logprobs:  # too large to wait
-            self._tallies.fold()
-        if self._record is not None:
-            self._record(now - self._arrived, self._tokens)
+        self._over = True
+        tallies, summary = self._tallies, self._summary
+        lasted = tallies.now() - self._arrived
+        chain = summary.chain if self.counts_prompt else None
+        tallies.ended(self._tally, self._seen(outcome, lasted), chain, summary.trace_id)
+        if tallies.recorder is not None:
+            tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain)
 
-    @property
-    def trace_id(self) -> str:
-        """Of a trace that is kept."""
-        return self._summary.trace_id
-
-    def over(self) -> Ended:
-        """What its client saw; once it has ended."""
-        summary, tokens, outcome = self._summary, self._tokens, self._outcome
+    def _seen(self, outcome: str, lasted: float) -> Ended:
+        """What its client saw: values alone, so that nothing large waits with them."""
+        summary, tokens = self._summary, self._tokens
         ttft = self._first_at - self._arrived if tokens else None
         tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None
-        slos = summary.slo_ttft_s, summary.slo_tpot_s
+        slo_ttft, slo_tpot = summary.slo_ttft_s, summary.slo_tpot_s
+        judged = (slo_ttft or slo_tpot) and outcome != "cancelled"
         return Ended(
-            at=self._wall_at,
-            request_id=self._request_id,
-            model=self._tally.labels[0],
-            context_class=summary.context_class,
-            outcome=outcome,
-            way=summary.way,
-            prefill=summary.prefill_worker,
-            decode=summary.decode_worker,
-            prompt_tokens=summary.prompt_tokens,
-            cached_tokens=summary.cached_tokens,
-            output_tokens=tokens,
-            duration_s=self._ended_at - self._arrived,
-            ttft_s=ttft,
-            tpot_s=tpot,
-            longest_gap_s=self._longest_gap,
-            stations=dict(summary.stations),
-            slo_ttft_s=slos[0],
-            slo_tpot_s=slos[1],
-            verdict="" if outcome == "cancelled" else verdict(ttft, tpot, *slos, outcome in GOOD_ENDS),
+            self._tallies.wall_clock(),
+            self._request_id,
+            self._tally.model,
+            summary.context_class,
+            outcome,
+            summary.way,
+            summary.prefill_worker,
+            summary.decode_worker,
+            summary.prompt_tokens,
+            summary.cached_tokens,
+            tokens,
+            lasted,
+            ttft,
+            tpot,
+            self._longest_gap,
+            summary.stations,
+            slo_ttft,
+            slo_tpot,
+            verdict(ttft, tpot, slo_ttft, slo_tpot, outcome in GOOD_ENDS) if judged else "",
         )
 
 

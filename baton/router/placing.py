@@ -15,7 +15,7 @@ from baton.router.choice import ChoiceRun
 from baton.router.policies import Ask, ClusterSnapshot, Policy, fits
 from baton.router.policies._fetch import uncached, with_fetch
 from baton.router.policies._session import choose_with_session
-from baton.router.request import RouterRequest
+from baton.router.request import RouterRequest, Summary
 from baton.router.sessions import Sessions
 from baton.router.view import ClusterView, Reservation
 
@@ -24,9 +24,9 @@ class Hints(Protocol):
     """Who seems to hold how much of a prompt; router.hints.PrefixHints is the real one."""
 
     def hits(
-        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...]
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
     ) -> Awaitable[Mapping[str, int]]:
-        """worker id -> leading blocks."""
+        """worker id -> leading blocks. What others want of the prompt's blocks is left in ``summary``."""
 
 
 class Placer:
@@ -51,7 +51,7 @@ class Placer:
         The try gives None when nobody has room now, and raises NoWorker and ContextTooLong.
         """
         snapshot = self._view.snapshot(run.request.model_id, run.request.adapter_id)
-        ask = run.ask(await self._hints.hits(snapshot, run.request, run.tokens))
+        ask = run.ask(await self._hints.hits(snapshot, run.request, run.tokens, run.summary))
         return lambda: self._choose(run, ask, lease_on)
 
     def others(self, run: ChoiceRun, prefill_id: str) -> bool:

@@ -1,9 +1,10 @@
 """A redacted trace of what was served: Mooncake JSONL, one line per answer, to plan with.
 
 Knows nothing of routing or workers. A line holds times, lengths and chained ids of 512-token blocks: no text, no
-tokens and no hash of them. An id says only that a block, after the same blocks before it, was seen
-before; ids are numbered from a random start, and what blocks are told apart by is begun anew in each process and
-never written: Python's own hash of their tokens, 64 bits, which takes a third of SHA-256's time.
+tokens and no hash of them. An id says only that a block, after the same blocks before it, was seen before, as the
+workers' caches would: of the same weights, adapter and tenant's salt. Ids are numbered from a random start. What
+blocks are told apart by is never written: the hashes that the routing made of them, or Python's own of their tokens
+where it made none.
 
     {"timestamp": ms since 1970, "input_length": n, "output_length": n, "hash_ids": [...]}
 """
@@ -11,18 +12,19 @@ never written: Python's own hash of their tokens, 64 bits, which takes a third o
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.errors import ConfigError
+from baton.protos.nouns import BLOCK_TOKENS as HASHED_TOKENS
 
 BLOCK_TOKENS = 512
-REMEMBERED_BLOCKS = 200_000
+BLOCK_BYTES = BLOCK_TOKENS // HASHED_TOKENS * HASH_BYTES  # of a chain
+REMEMBERED_BLOCKS = 100_000  # at least, and twice as many at most
 KEPT_FILES = 4
 WRITE_S = 0.25
 MOST_LINES = 256  # that wait to be written
@@ -30,12 +32,16 @@ ENCODER = msgspec.json.Encoder()
 
 
 class Line(msgspec.Struct, gc=False):
-    """One answer. Until it is written ``hash_ids`` are what tells blocks, and those before them, from others."""
+    """One answer."""
 
     timestamp: int
     input_length: int
     output_length: int
     hash_ids: list[int]
+
+
+# A line to be: it has a length in, a length out, a chain, and the prompt's tokens that are in none of its blocks.
+Answered = tuple[int, int, int, bytes, Sequence[int]]
 
 
 class TraceRecorder:
@@ -51,27 +57,21 @@ class TraceRecorder:
         self.lost = 0
         self._path, self._max_bytes, self._wall_clock = Path(path), max_bytes, wall_clock
         self._root, self._next = int.from_bytes(entropy(7), "little"), int.from_bytes(entropy(5), "little") << 20
-        self._waiting: list[Line] = []
-        self._ids: OrderedDict[int, int] = OrderedDict()
+        self._waiting: list[Answered] = []
+        self._young: dict[int, int] = {}  # blocks' ids, in two generations
+        self._old: dict[int, int] = {}
         self._file = self._open()
 
-    def record(self, ago_s: float, token_ids: Sequence[int], output_tokens: int) -> None:
-        """An answer to a prompt that arrived ``ago_s`` seconds ago; one without a token leaves no line."""
-        self.of(token_ids)(ago_s, output_tokens)
+    def record(self, ago_s: float, token_ids: Sequence[int], output_tokens: int, chain: bytes = b"") -> None:
+        """An answer to a prompt that arrived ``ago_s`` seconds ago; one without a token leaves no line.
 
-    def of(self, token_ids: Sequence[int]) -> Callable[[float, int], None]:
-        """``record`` for one prompt, which is read now: it was looked at a moment ago."""
-        blocks, block = [], self._root
-        for at in range(0, len(token_ids), BLOCK_TOKENS):
-            block = hash((block, tuple(token_ids[at : at + BLOCK_TOKENS])))
-            blocks.append(block)
-        return partial(self._answered, len(token_ids), blocks)
-
-    def _answered(self, input_tokens: int, blocks: list[int], ago_s: float, output_tokens: int) -> None:
-        if not output_tokens or not input_tokens:
+        ``chain``: the hashes of its blocks of 16 (cluster.prefix_index.truncated), where they were made.
+        """
+        if not output_tokens or not token_ids:
             return
+        rest = token_ids[len(chain) // HASH_BYTES * HASHED_TOKENS :]
         arrived_ms = int((self._wall_clock() - ago_s) * 1e3)
-        self._waiting.append(Line(arrived_ms, input_tokens, output_tokens, blocks))
+        self._waiting.append((arrived_ms, len(token_ids), output_tokens, chain, rest))
         if len(self._waiting) >= MOST_LINES:
             self.write()
         elif len(self._waiting) == 1:
@@ -82,10 +82,12 @@ class TraceRecorder:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        for line in waiting:
-            line.hash_ids = [self._id(block) for block in line.hash_ids]
+        lines = [
+            Line(at, tokens, written, [self._id(block) for block in self._blocks(tokens, chain, rest)])
+            for at, tokens, written, chain, rest in waiting
+        ]
         try:
-            self._file.write(ENCODER.encode_lines(waiting))
+            self._file.write(ENCODER.encode_lines(lines))
             if self._file.tell() >= self._max_bytes:
                 self._rotate()
         except (OSError, ValueError, ConfigError):  # ValueError: a rotation closed it and could open no other
@@ -102,15 +104,32 @@ class TraceRecorder:
         except RuntimeError:  # nobody would come back to it
             self.write()
 
+    def _blocks(self, tokens: int, chain: bytes, rest: Sequence[int]) -> list[int]:
+        """What tells each block of a prompt, and those before it, from others."""
+        if not chain:
+            return self._hashed(rest)
+        ends = range(BLOCK_BYTES, len(chain) + 1, BLOCK_BYTES)
+        found = [hash(chain[end - HASH_BYTES : end]) for end in ends]
+        if tokens % BLOCK_TOKENS:
+            found.append(hash((chain[-HASH_BYTES:], tuple(rest))))
+        return found
+
+    def _hashed(self, token_ids: Sequence[int]) -> list[int]:
+        found, block = [], self._root
+        for at in range(0, len(token_ids), BLOCK_TOKENS):
+            block = hash((block, tuple(token_ids[at : at + BLOCK_TOKENS])))
+            found.append(block)
+        return found
+
     def _id(self, block: int) -> int:
-        found = self._ids.get(block)
-        if found is not None:
-            self._ids.move_to_end(block)
-            return found
-        self._ids[block] = found = self._next
-        self._next += 1
-        if len(self._ids) > REMEMBERED_BLOCKS:
-            self._ids.popitem(last=False)
+        found = self._young.get(block)
+        if found is None:
+            found = self._old.get(block)
+            if found is None:
+                found, self._next = self._next, self._next + 1
+            self._young[block] = found
+            if len(self._young) >= REMEMBERED_BLOCKS:
+                self._old, self._young = self._young, {}
         return found
 
     def _open(self) -> IO[bytes]:

@@ -68,7 +68,8 @@ class Summary(msgspec.Struct):
     """What became of a choice. True at any time, complete once its stream ended.
 
     ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock.
-    SLOs are the request's own or its class's; ``trace_id`` is set where its trace is kept.
+    SLOs are the request's own or its class's; ``trace_id`` is set where its trace is kept. ``chain``: the hashes of
+    the prompt's full blocks in a row (cluster.prefix_index.truncated), where telemetry wants them.
     """
 
     prompt_tokens: int
@@ -87,6 +88,7 @@ class Summary(msgspec.Struct):
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     trace_id: str = ""
+    chain: bytes = b""
 
     def took(self, station: Station) -> None:
         """Add a station's seconds; a second visit (a retry) adds up."""

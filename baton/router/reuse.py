@@ -1,22 +1,15 @@
 """What a perfect prefix cache would have held: one that never forgets and that all workers share.
 
 Knows nothing of workers. The hit rate of the real caches is read beside it. Blocks are remembered in two
-generations of ``kept`` each, so that memory is bounded: 16 tokens cost some 35 bytes.
+generations of ``kept`` each, so that memory is bounded: 16 tokens cost some 18 bytes.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-
+from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.nouns import BLOCK_TOKENS
-from baton.router.request import RouterRequest
-from baton.router.tagging import ContextClasses
 
-REMEMBERED_REQUESTS = 4096  # a request asks again for each choice and each retry
 KEPT_BLOCKS = 400_000
-MOST, LONG_BLOCKS = 64, 1024  # prompts that wait; one as long as that doesn't
-HASH_BYTES = 32
 
 
 class EndlessCache:
@@ -35,6 +28,10 @@ class EndlessCache:
         if self._young.blocks >= self._kept:
             self._old, self._young = self._young, _Chains()
         return found // HASH_BYTES
+
+    def could_reuse(self, chain: bytes, prompt_tokens: int) -> int:
+        """The tokens of a prompt that came before it; at least one is always computed."""
+        return max(0, min(self.seen(chain) * BLOCK_TOKENS, prompt_tokens - 1))
 
     def __len__(self) -> int:
         return self._young.blocks + self._old.blocks
@@ -113,36 +110,3 @@ def _joined(branch: bytes | _Fork, same: int, rest: bytes) -> bytes | _Fork:
         return _Fork(branch[:same], {branch[same : same + HASH_BYTES]: branch[same:], rest[:HASH_BYTES]: rest})
     behind = _Fork(branch.blocks[same:], branch.after)
     return _Fork(branch.blocks[:same], {behind.blocks[:HASH_BYTES]: behind, rest[:HASH_BYTES]: rest})
-
-
-class ReuseMeter:
-    """Counts, once per request, the tokens an endless cache would have held.
-
-    Prompts wait until somebody asks (``settle``), or ``MOST`` are there. ``tell(slot, model, class, tokens)`` is
-    called then, with what ``slot`` gave when each came.
-    """
-
-    def __init__(
-        self, classes: ContextClasses, slot: Callable[[], int], tell: Callable[[int, str, str, int], object]
-    ) -> None:
-        self._cache, self._classes, self._slot, self._tell = EndlessCache(), classes, slot, tell
-        self._lately: OrderedDict[str, None] = OrderedDict()
-        self._waiting: list[tuple[int, str, int, bytes]] = []
-
-    def __call__(self, request: RouterRequest, hashes: Sequence[bytes]) -> None:
-        """A prompt came; at least one of its tokens is always computed."""
-        if request.request_id in self._lately:
-            return
-        self._lately[request.request_id] = None
-        if len(self._lately) > REMEMBERED_REQUESTS:
-            self._lately.popitem(last=False)
-        self._waiting.append((self._slot(), request.model_id, len(request.token_ids), b"".join(hashes)))
-        if len(self._waiting) >= MOST or len(hashes) >= LONG_BLOCKS:
-            self.settle()
-
-    def settle(self) -> None:
-        """Tell of all that came."""
-        waiting, self._waiting = self._waiting, []
-        for slot, model, tokens, chain in waiting:
-            found = min(self._cache.seen(chain) * BLOCK_TOKENS, tokens - 1)
-            self._tell(slot, model, self._classes.tag(tokens), found)

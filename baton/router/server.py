@@ -92,7 +92,9 @@ def make_frontend(
     metrics = metrics or RouterMetrics(CollectorRegistry())
     recorder = _recorder(config, wall_clock, entropy)
     live = None if overview is None else overview.live
-    tallies = Tallies(metrics, live, clock) if metrics.enabled or recorder is not None else None
+    tallies = None
+    if metrics.enabled or recorder is not None:
+        tallies = Tallies(metrics, live, clock, wall_clock, recorder)
     tool_parsers.load(config.tool_parser)  # an unknown name is refused now
     reasoning_parsers.load(config.reasoning_parser)
     return Frontend(

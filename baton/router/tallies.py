@@ -9,65 +9,68 @@ Knows nothing of how a choice is measured. To fold many costs a tenth of telling
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from time import monotonic
-from typing import Any, Protocol
+from time import monotonic, time
+from typing import Any
 
 from baton.cluster.metrics import SECONDS, TOKENS
 from baton.cluster.telemetry import RouterMetrics, exemplar
 from baton.router.gaps import Gaps, cells_of, sort_into
-from baton.router.live import GOOD_ENDS, SLOT_S, Bins, ClassWindow, Ended, LiveStats, verdict
+from baton.router.live import GOOD_ENDS, KEPT_REQUESTS, SLOT_S, Bins, ClassWindow, Ended, LiveStats, verdict
+from baton.router.recorder import TraceRecorder
+from baton.router.reuse import EndlessCache
 
 MOST = 256  # choices that wait; they are folded in less than a millisecond
 OWN = {"e2e": "duration", "tpot": "tpot", "longest_gap": "longest_gap"}  # not stations: they have instruments
 _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TOKENS)
 
 
-class Measured(Protocol):
-    """A choice that is over; router.metering.Meter is one."""
-
-    @property
-    def counts_prompt(self) -> bool:
-        """Whether its prompt's tokens are its to count."""
-
-    @property
-    def trace_id(self) -> str:
-        """Empty where its trace is not kept."""
-
-    def over(self) -> Ended:
-        """What became of it."""
-
-
 class Tally:
     """One model and class since the last fold."""
 
-    __slots__ = ("firsts", "gaps", "labels", "over")
+    __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "traced")
 
     def __init__(self, model: str, context_class: str) -> None:
-        self.labels = (model, context_class)
+        self.model, self.labels = model, (model, context_class)
         self.gaps = Gaps()
         self.firsts: list[float] = []  # seconds to first tokens
-        self.over: list[Measured] = []
+        self.over: list[Ended] = []
+        self.prompts: list[Ended] = []  # of these, who count their prompt's tokens
+        self.chains: list[bytes] = []  # and its blocks
+        self.traced: list[tuple[Ended, str]] = []  # and who lead to a trace
 
 
 class Tallies:
-    """All of them. What comes before ``due``, on ``clock``, belongs to one slot of ``live``: then call ``fold``."""
+    """All of them, by one ``clock``. ``recorder`` is whose lines meters write, on the ``wall_clock``'s time."""
 
     def __init__(
-        self, metrics: RouterMetrics, live: LiveStats | None = None, clock: Callable[[], float] = monotonic
+        self,
+        metrics: RouterMetrics,
+        live: LiveStats | None = None,
+        clock: Callable[[], float] = monotonic,
+        wall_clock: Callable[[], float] = time,
+        recorder: TraceRecorder | None = None,
     ) -> None:
-        self.metrics, self.live = metrics, live
+        self.metrics, self.live, self.wall_clock, self.recorder = metrics, live, wall_clock, recorder
         self._clock = clock
         self._tallies: dict[tuple[str, str], Tally] = {}
+        self._endless = EndlessCache()
         self._waiting = 0
         self._slot = 0
-        self.due = 0.0
+        self._due = 0.0
         metrics.asked.before(self.fold)
         if live is not None:
             live.before_a_look = metrics.asked.now
+
+    def now(self) -> float:
+        """By the clock. What came before belongs to one slot of ``live``: with a new one it is folded."""
+        now = self._clock()
+        if now >= self._due:
+            self.fold()
+        return now
 
     def of(self, model: str, context_class: str) -> Tally:
         """Where to take it down."""
@@ -83,34 +86,38 @@ class Tallies:
         else:
             tally.firsts.append(seconds)
 
-    def ended(self, tally: Tally, measured: Measured) -> None:
-        """A choice is over. What it has to say is asked for when it is folded."""
+    def ended(self, tally: Tally, over: Ended, chain: bytes | None, trace_id: str = "") -> None:
+        """A choice is over. ``chain``: of the prompt's blocks, as far as they are known; None: not its to count."""
+        tally.over.append(over)
+        if chain is not None:
+            tally.prompts.append(over)
+            tally.chains.append(chain)
+        if trace_id:
+            tally.traced.append((over, trace_id))
+        self._waiting += 1
         if self._waiting >= MOST:
             self.fold()
-        self._waiting += 1
-        tally.over.append(measured)
 
     def fold(self) -> None:
         """Hand over what was taken down."""
-        over = [one for tally in self._tallies.values() for one in self._fold(tally)]
+        latest = [one for tally in self._tallies.values() for one in self._fold(tally)[-KEPT_REQUESTS:]]
         if self.live is not None:
-            self.live.recent.extend(sorted(over, key=attrgetter("at")))
+            self.live.recent.extend(sorted(latest, key=attrgetter("at")))
         self._waiting = 0
         self._slot = int(self._clock() / SLOT_S)
-        self.due = (self._slot + 1) * SLOT_S
+        self._due = (self._slot + 1) * SLOT_S
 
     def _fold(self, tally: Tally) -> list[Ended]:
-        window = ClassWindow()
+        window, over = ClassWindow(), tally.over
         self._count_tokens(tally, window)
-        measured, tally.over = tally.over, []
-        over = [one.over() for one in measured]
         if over:
-            both = list(zip(measured, over, strict=True))
-            window.counts = counts_of(over)
-            self._count_ends(tally, over)
-            self._count_prompts(tally, [end for one, end in both if one.counts_prompt])
+            tally.over = []
+            outcomes = Counter(map(attrgetter("outcome"), over))
+            window.counts = counts_of(over, outcomes)
+            self._count_ends(tally, over, outcomes)
+            self._count_prompts(tally, window.counts)
             self._count_times(tally, over, window.bins)
-            self._lead_to(tally, [(end, one.trace_id) for one, end in both if one.trace_id])
+            self._lead_to(tally)
         if self.live is not None and (window.counts or window.bins):
             self.live.add(self._slot, tally.labels[1], window)
         return over
@@ -126,19 +133,27 @@ class Tallies:
             window.bins["itl"] = bins
             self.metrics.itl.labels(*tally.labels).observe_many(gaps, seconds)
 
-    def _count_ends(self, tally: Tally, over: Sequence[Ended]) -> None:
+    def _count_ends(self, tally: Tally, over: Sequence[Ended], outcomes: Mapping[str, int]) -> None:
         metrics, labels = self.metrics, tally.labels
-        for outcome, count in Counter(map(attrgetter("outcome"), over)).items():
+        for outcome, count in outcomes.items():
             metrics.requests.labels(*labels, outcome).inc(count)
         for (slo, found), count in Counter(judged(over)).items():
             metrics.slo.labels(*labels, slo, found).inc(count)
         _count_lengths(metrics.output_tokens, metrics.output_length, labels, [e.output_tokens for e in over])
 
-    def _count_prompts(self, tally: Tally, prompts: Sequence[Ended]) -> None:
-        metrics, labels = self.metrics, tally.labels
-        if prompts:
-            _count_lengths(metrics.prompt_tokens, metrics.prompt_length, labels, [e.prompt_tokens for e in prompts])
-            metrics.cached_tokens.labels(*labels).inc(sum(e.cached_tokens for e in prompts))
+    def _count_prompts(self, tally: Tally, counts: dict[str, int]) -> None:
+        """And what an endless cache would have held of them."""
+        metrics, labels, prompts, chains = self.metrics, tally.labels, tally.prompts, tally.chains
+        if not prompts:
+            return
+        tally.prompts, tally.chains = [], []
+        lengths = [e.prompt_tokens for e in prompts]
+        _count_lengths(metrics.prompt_tokens, metrics.prompt_length, labels, lengths)
+        metrics.cached_tokens.labels(*labels).inc(sum(e.cached_tokens for e in prompts))
+        best = sum(map(self._endless.could_reuse, chains, lengths))
+        metrics.best_cached_tokens.labels(*labels).inc(best)
+        if best:
+            counts["best"] = best
 
     def _count_times(self, tally: Tally, over: Sequence[Ended], bins: dict[str, Bins]) -> None:
         for name, seconds in times_of(over).items():
@@ -146,8 +161,9 @@ class Tallies:
             if name != "ttft":  # counted with its token
                 self._histogram(tally, name).observe_many(buckets, sum(seconds))
 
-    def _lead_to(self, tally: Tally, traced: Sequence[tuple[Ended, str]]) -> None:
+    def _lead_to(self, tally: Tally) -> None:
         """Traces that are kept, as the exemplars of their buckets."""
+        traced, tally.traced = tally.traced, []
         for one, trace_id in traced:
             for name, (value,) in times_of([one]).items():
                 if name != "ttft":
@@ -159,7 +175,7 @@ class Tallies:
         return self.metrics.station.labels(*tally.labels, name)
 
 
-def counts_of(over: Sequence[Ended]) -> dict[str, int]:
+def counts_of(over: Sequence[Ended], outcomes: Mapping[str, int]) -> dict[str, int]:
     """What the live figures count of choices that ended."""
     found = {
         "ended": len(over),
@@ -168,7 +184,7 @@ def counts_of(over: Sequence[Ended]) -> dict[str, int]:
         "out": sum(e.output_tokens for e in over),
     }
     found |= {name: count for name, count in Counter(map(attrgetter("verdict"), over)).items() if name}
-    for outcome, count in Counter(map(attrgetter("outcome"), over)).items():
+    for outcome, count in outcomes.items():
         if outcome not in (*GOOD_ENDS, "cancelled"):
             name = "refused" if outcome == "overloaded" else "failed"
             found[name] = found.get(name, 0) + count
@@ -177,13 +193,10 @@ def counts_of(over: Sequence[Ended]) -> dict[str, int]:
 
 def times_of(over: Sequence[Ended]) -> dict[str, list[float]]:
     """Their seconds by name: stations, and what a client saw. One token has no TPOT and no gap."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = defaultdict(list)
     for one in over:
         for name, seconds in one.stations.items():
-            if name in found:
-                found[name].append(seconds)
-            else:
-                found[name] = [seconds]
+            found[name].append(seconds)
     found["e2e"] = [e.duration_s for e in over]
     found["ttft"] = [e.ttft_s for e in over if e.ttft_s is not None]  # the router's own is not from arrival
     found["tpot"] = [e.tpot_s for e in over if e.tpot_s is not None]

@@ -91,6 +91,7 @@ class Ticket(Generic[T]):
                 placed.result().close()
             raise
         finally:
+            self._attempt = self._placed = None  # it leads back to us: garbage that only a collection would find
             self._admission.dequeue(self)
 
     def take_turn(self) -> bool:

@@ -14,21 +14,10 @@ from baton.cluster.telemetry import RouterMetrics
 from baton.console.main import app
 from baton.console.top import page
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
-from baton.router.live import ClassWindow, Ended, LiveStats, bin_of
+from baton.router.live import ClassWindow, LiveStats, bin_of
 from baton.router.overview import Overview, Prices
 from baton.router.tallies import Tallies
-
-
-class Over:
-    """A choice that was measured."""
-
-    counts_prompt, trace_id = True, ""
-
-    def __init__(self, ended: Ended) -> None:
-        self._ended = ended
-
-    def over(self) -> Ended:
-        return self._ended
+from tests.router.ends import ended
 
 
 class Seen:
@@ -54,11 +43,11 @@ async def snapshot():
     tallies.fold()
     for n, verdict in enumerate(("met", "missed")):
         stations = {"queue": 0.01, "prefill": 0.08, "transfer": 0.002, "first_decode": 0.01}
-        over = Ended(
-            50.0, f"request-{n}", "m", "short", "stop", "prefill", "prefill-0", "decode-0", 100, 50, 20, 0.6, 0.1,
-            0.02, 0.05, stations, 0.2, 0.05, verdict,
+        over = ended(
+            at=50.0, request_id=f"request-{n}", prefill="prefill-0", decode="decode-0", cached_tokens=50,
+            output_tokens=20, duration_s=0.6, stations=stations, verdict=verdict,
         )  # fmt: skip
-        tallies.ended(tallies.of("m", "short"), Over(over))
+        tallies.ended(tallies.of("m", "short"), over, b"")
         live.add(20, "short", ClassWindow({}, {"itl": {bin_of(0.02): 19}}))
     live.refused("short", had_slo=True)
     overview = Overview(

@@ -14,7 +14,7 @@ import pytest
 
 from baton.cluster.config import load_config
 from baton.deploy import engine_main, router_host, worker_host
-from baton.deploy.heap import settle_heap
+from baton.deploy.heap import YOUNG, settle_heap
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
 
 CODE = """
@@ -23,15 +23,16 @@ kept = [{i: [i]} for i in range(200_000)]
 gc.collect()
 from baton.deploy.heap import settle_heap
 settle_heap()
-print(gc.get_freeze_count(), len(gc.get_objects()))
+print(gc.get_freeze_count(), len(gc.get_objects()), gc.get_threshold()[0])
 """
 
 
 def test_what_was_made_before_is_never_walked_again() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-    frozen, walked = map(int, done.stdout.split())
+    frozen, walked, young = map(int, done.stdout.split())
     assert frozen > 400_000
     assert walked < 1_000
+    assert young == YOUNG
 
 
 async def test_a_router_settles_when_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

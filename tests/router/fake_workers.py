@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.convert import error_to_pb, info_to_pb
 from baton.protos.errors import (
     AlreadyCommitted,
@@ -331,9 +332,10 @@ class FakeIndex:
         self.held = held or {}
         self.asked: list[tuple[list[str], int]] = []
 
-    async def longest(self, workers: Sequence[str], hashes: Sequence[bytes]) -> dict[str, int]:
-        self.asked.append((list(workers), len(hashes)))
-        return {k: min(self.held.get(k, 0), len(hashes)) for k in workers}
+    async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
+        blocks = len(hashes) // HASH_BYTES
+        self.asked.append((list(workers), blocks))
+        return {k: min(self.held.get(k, 0), blocks) for k in workers}
 
 
 class Cluster:

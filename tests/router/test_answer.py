@@ -33,7 +33,7 @@ def text(model_dir: Path) -> TextModel:
 def choice_of(text: TextModel, ask: Ask, sampling: Sampling) -> Choice:
     generation = Generation("r", ENTRY, ask, ((5, 6),), (sampling,))
     stream = ChoiceStream(0, Summary(prompt_tokens=2))
-    meter = Meter(TALLIES, lambda: 0.0, 0.0, "tiny", stream.summary, True)
+    meter = Meter(TALLIES, 0.0, "tiny", stream.summary, True)
     return Choice(0, stream, generation, 0, text, meter)
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.errors import (
     BatonError,
     Cancelled,
@@ -23,7 +24,7 @@ from baton.protos.errors import (
     PoolExhausted,
     WorkerLost,
 )
-from baton.protos.nouns import Sampling
+from baton.protos.nouns import BLOCK_TOKENS, Sampling
 from baton.router.dispatch import DispatchSettings
 from baton.router.request import RouterRequest
 from tests.router.fake_workers import FakeIndex, answer_of, cluster, collect, until
@@ -65,6 +66,7 @@ async def test_a_long_prompt_with_a_cached_prefix_goes_the_local_way():
         [stream] = c.open(PROMPT)
         await collect(stream)
         assert stream.summary.way == "local"
+        assert len(stream.summary.chain) == HASH_BYTES * (len(PROMPT) // BLOCK_TOKENS)
 
 
 async def test_a_cluster_of_decode_workers_alone_answers_everything():

@@ -6,12 +6,13 @@ import asyncio
 
 import msgspec
 
+from baton.cluster.prefix_index import truncated
 from baton.kv import prefix
 from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
 from baton.router import hints
 from baton.router.hints import PrefixHints
 from baton.router.policies import Candidate, ClusterSnapshot
-from baton.router.request import RouterRequest
+from baton.router.request import RouterRequest, Summary
 from tests.router.fake_workers import FakeIndex
 
 LAYOUT = KvLayout("float32", (), 4096, "float32")
@@ -29,7 +30,7 @@ REQUEST = RouterRequest("r", "m", TOKENS, Sampling(), adapter_id="a", tenant_sal
 
 async def test_the_index_is_asked_once_with_the_chain_of_the_workers_of_one_weights():
     index = FakeIndex({"p0": 2, "d0": 99})
-    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS) == {"p0": 2, "d0": 6}
+    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)) == {"p0": 2, "d0": 6}
     assert index.asked == [(["p0", "d0"], 6)]
 
 
@@ -38,18 +39,18 @@ async def test_adapter_and_tenant_are_at_the_root_of_the_chain():
 
     class Index:
         async def longest(self, workers, hashes):
-            asked.extend(hashes)
+            asked.append(hashes)
             return {}
 
-    await PrefixHints(Index()).hits(SNAPSHOT, REQUEST, TOKENS)
-    assert asked == prefix.block_hashes(prefix.root("f", "float32", "a", b"s"), TOKENS)
+    await PrefixHints(Index()).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100))
+    assert asked == [truncated(prefix.block_hashes(prefix.root("f", "float32", "a", b"s"), TOKENS))]
 
 
 async def test_without_index_workers_or_a_full_block_nothing_is_asked():
     index = FakeIndex({"d0": 9})
-    assert await PrefixHints(None).hits(SNAPSHOT, REQUEST, TOKENS) == {}
-    assert await PrefixHints(index).hits(ClusterSnapshot((), ()), REQUEST, TOKENS) == {}
-    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS[:15]) == {}
+    assert await PrefixHints(None).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)) == {}
+    assert await PrefixHints(index).hits(ClusterSnapshot((), ()), REQUEST, TOKENS, Summary(100)) == {}
+    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS[:15], Summary(100)) == {}
     assert index.asked == []
 
 
@@ -58,7 +59,8 @@ async def test_an_index_that_does_not_answer_costs_no_more_than_the_bound():
         async def longest(self, workers, hashes):
             await asyncio.sleep(60)
 
-    assert await asyncio.wait_for(PrefixHints(Stuck(), 0.05).hits(SNAPSHOT, REQUEST, TOKENS), 20) == {}
+    asked = PrefixHints(Stuck(), 0.05).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100))
+    assert await asyncio.wait_for(asked, 20) == {}
 
 
 async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
@@ -69,7 +71,7 @@ async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
         return work(*args)
 
     monkeypatch.setattr(hints.asyncio, "to_thread", to_thread)
-    await PrefixHints(FakeIndex()).hits(SNAPSHOT, REQUEST, tuple(range(hints.HASH_OFF_LOOP_TOKENS)))
+    await PrefixHints(FakeIndex()).hits(SNAPSHOT, REQUEST, tuple(range(hints.HASH_OFF_LOOP_TOKENS)), Summary(1))
     assert threads == [prefix.block_hashes]
 
 
@@ -80,11 +82,21 @@ async def test_workers_of_another_page_size_are_asked_by_their_own_chain_and_cou
     lost = msgspec.structs.replace(candidate("d2").info, layout=broken)
     snapshot = ClusterSnapshot((), tuple(Candidate(info, WorkerLoad()) for info in (lost, *infos)))
     index = FakeIndex({"p0": 9, "d1": 2, "d2": 4})
-    metered: list[int] = []
-    found = PrefixHints(index, reuse=lambda request, hashes: metered.append(len(hashes)))
-    assert await found.hits(snapshot, REQUEST, TOKENS) == {"p0": 6, "d1": 6}
+    found, summary = PrefixHints(index, keeps=True), Summary(100)
+    assert await found.hits(snapshot, REQUEST, TOKENS, summary) == {"p0": 6, "d1": 6}
     assert index.asked == [(["p0"], 6), (["d1"], 2)]
-    assert metered == [6]
-    only_wide = ClusterSnapshot((), (Candidate(infos[1], WorkerLoad()),))
-    assert await found.hits(only_wide, REQUEST, TOKENS) == {"d1": 6}
-    assert metered == [6, 6]
+    chain = truncated(prefix.block_hashes(prefix.root("f", "float32", "a", b"s"), TOKENS))
+    assert summary.chain == chain
+    only_wide, other = ClusterSnapshot((), (Candidate(infos[1], WorkerLoad()),)), Summary(100)
+    assert await found.hits(only_wide, REQUEST, TOKENS, other) == {"d1": 6}
+    assert other.chain == chain
+
+
+async def test_a_prompt_s_chain_is_kept_where_it_is_wanted_and_not_of_a_replay():
+    for keeps, tokens, kept in ((True, TOKENS, True), (True, (*TOKENS, 7), False), (False, TOKENS, False)):
+        summary = Summary(100)
+        await PrefixHints(FakeIndex(), keeps=keeps).hits(SNAPSHOT, REQUEST, tokens, summary)
+        assert bool(summary.chain) is kept
+    summary = Summary(100, chain=b"first")
+    await PrefixHints(FakeIndex(), keeps=True).hits(SNAPSHOT, REQUEST, TOKENS, summary)
+    assert summary.chain == b"first"

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.cluster.prefix_index import HASH_BYTES, truncated
 from baton.cluster.telemetry import RouterMetrics
 from baton.kv import prefix
 from baton.router.live import (
     SLOT_S,
     ClassWindow,
-    Ended,
     LiveState,
     LiveStats,
     bin_of,
@@ -19,9 +19,9 @@ from baton.router.live import (
     percentiles,
     verdict,
 )
-from baton.router.reuse import MOST, EndlessCache, ReuseMeter
-from baton.router.tagging import ContextClass, ContextClasses
+from baton.router.reuse import EndlessCache
 from baton.router.tallies import Tallies
+from tests.router.ends import ended
 
 
 class Clock:
@@ -30,28 +30,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Over:
-    """A choice that was measured."""
-
-    counts_prompt, trace_id = True, ""
-
-    def __init__(self, ended: Ended) -> None:
-        self._ended = ended
-
-    def over(self) -> Ended:
-        return self._ended
-
-
-def ended(**fields) -> Ended:
-    base = {
-        "at": 1.0, "request_id": "r", "model": "m", "context_class": "short", "outcome": "stop", "way": "prefill",
-        "prefill": "p0", "decode": "d0", "prompt_tokens": 100, "cached_tokens": 40, "output_tokens": 10,
-        "duration_s": 0.5, "ttft_s": 0.1, "tpot_s": 0.02, "longest_gap_s": 0.05, "stations": {"queue": 0.01},
-        "slo_ttft_s": 0.2, "slo_tpot_s": 0.05, "verdict": "met",
-    }  # fmt: skip
-    return Ended(**(base | fields))
 
 
 def test_percentiles_are_right_to_a_bin():
@@ -89,7 +67,7 @@ def test_what_is_older_than_a_minute_is_forgotten():
     live = LiveStats(clock)
     tallies = Tallies(RouterMetrics(CollectorRegistry()), live, clock)
     tallies.fold()
-    tallies.ended(tallies.of("m", "short"), Over(ended()))
+    tallies.ended(tallies.of("m", "short"), ended(), b"")
     assert live.state({}).classes["short"].counts == {"ended": 1, "met": 1, "in": 100, "cached": 40, "out": 10}
     clock.now += 30
     live.refused("short", had_slo=True)
@@ -131,18 +109,18 @@ def test_processes_add_up_over_the_wire():
 
 def test_an_endless_cache_knows_every_prefix_it_has_seen():
     cache = EndlessCache()
-    chain = [i.to_bytes(32, "little") for i in range(100, 140)]
+    chain = [i.to_bytes(HASH_BYTES, "little") for i in range(100, 140)]
     assert cache.seen(b"".join(chain[:20])) == 0
     assert cache.seen(b"".join(chain)) == 20
     assert cache.seen(b"".join(chain[:7])) == 7
-    other = [*chain[:10], *(i.to_bytes(32, "little") for i in range(900, 910))]
+    other = [*chain[:10], *(i.to_bytes(HASH_BYTES, "little") for i in range(900, 910))]
     assert cache.seen(b"".join(other)) == 10
 
 
 def test_an_endless_cache_is_bounded_all_the_same():
     cache = EndlessCache(kept=100)
     for n in range(50):
-        cache.seen(b"".join(f"{n:16d}{i:16d}".encode() for i in range(30)))
+        cache.seen(b"".join(f"{n:8d}{i:8d}".encode() for i in range(30)))
     assert len(cache) <= 230
 
 
@@ -154,23 +132,11 @@ def test_an_endless_cache_knows_what_sets_of_blocks_would():
         chain = prefix.block_hashes(b"", made[-1], 1)
         known = next((i for i, h in enumerate(chain) if h not in blocks), len(chain))
         blocks |= {*chain}
-        assert cache.seen(b"".join(chain)) == known
+        assert cache.seen(truncated(chain)) == known
         assert len(cache) == len(blocks)
 
 
-def test_reuse_counts_a_request_once_and_leaves_a_token_to_compute():
-    from baton.protos.nouns import Sampling
-    from baton.router.request import RouterRequest
-
-    told = []
-    slots = iter(range(7, 1000))
-    reuse = ReuseMeter(ContextClasses([ContextClass("all")]), lambda: next(slots), lambda *what: told.append(what))
-    hashes = [bytes([i]) * 32 for i in range(2)]
-    for name in ("a", "b", "b", "c"):
-        reuse(RouterRequest(name, "m", tuple(range(32)), Sampling()), hashes)
-    assert told == []
-    reuse.settle()
-    assert told == [(7, "m", "all", 0), (8, "m", "all", 31), (9, "m", "all", 31)]
-    for n in range(MOST):
-        reuse(RouterRequest(str(n), "m", tuple(range(32)), Sampling()), hashes)
-    assert len(told) == 3 + MOST
+def test_what_an_endless_cache_holds_leaves_a_token_to_compute():
+    cache, chain = EndlessCache(), bytes(range(2 * HASH_BYTES))
+    assert [cache.could_reuse(chain, tokens) for tokens in (32, 32, 40)] == [0, 31, 32]
+    assert cache.could_reuse(b"", 5) == 0

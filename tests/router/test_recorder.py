@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from baton.cluster.prefix_index import truncated
 from baton.console.main import app
+from baton.kv.prefix import block_hashes
 from baton.planner.trace_stats import stats
 from baton.planner.traces import read_trace
 from baton.protos.errors import ConfigError
@@ -43,6 +45,25 @@ def test_a_line_holds_times_lengths_and_what_was_seen_before_and_no_token(tmp_pa
     assert second["hash_ids"][0] == first["hash_ids"][0]
     assert second["hash_ids"][1] not in first["hash_ids"]
     assert not any(str(token) in file.read_text() for token in (SECRET[0], SECRET[-1]))
+
+
+@pytest.mark.parametrize("tokens", [5, 16, 512, 515, 528, 1024, 1300])
+def test_the_routing_s_hashes_tell_blocks_apart_as_their_tokens_do(tmp_path: Path, tokens: int) -> None:
+    """``chain`` has no hash of what is after the last full block of 16: a line must."""
+    clock, prompt = Clock(), SECRET[:tokens]
+    asked = [prompt, [*prompt[:-1], 7], [7, *prompt[1:]], [*prompt, 7], prompt[:-1], prompt]
+    lines = []
+    for hashed in (False, True):
+        file = tmp_path / f"{hashed}.jsonl"
+        trace = recorder(file, clock)
+        for ids in asked:
+            trace.record(0.0, ids, 3, truncated(block_hashes(b"root", ids)) if hashed else b"")
+        trace.close()
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+        first = min(min(line["hash_ids"]) for line in found)
+        lines.append([line | {"hash_ids": [i - first for i in line["hash_ids"]]} for line in found])
+    assert lines[0] == lines[1]
+    assert lines[0][0]["hash_ids"] == lines[0][-1]["hash_ids"]
 
 
 def test_what_it_writes_the_planner_reads(tmp_path: Path) -> None:

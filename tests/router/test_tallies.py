@@ -1,13 +1,16 @@
 """What is folded is what counting one by one would show, at the moment that somebody looks."""
 
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
 from baton.cluster.config import RouterConfig
+from baton.cluster.prefix_index import HASH_BYTES
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 from baton.router.live import SLOT_S, LiveStats, bin_of
@@ -38,7 +41,7 @@ class Router:
 
     def meter(self, summary: Summary | None = None, first_choice: bool = True) -> Meter:
         summary = summary or Summary(prompt_tokens=5, context_class="short", stations={})
-        return Meter(self.tallies, self.clock, self.clock(), "m", summary, first_choice, None, "r1")
+        return Meter(self.tallies, self.clock(), "m", summary, first_choice, (), "r1")
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"baton_{name}", LABELS | labels)
@@ -86,7 +89,7 @@ def test_one_token_is_not_judged_by_its_tpot_and_a_failure_misses() -> None:
         meter = router.meter(Summary(prompt_tokens=5, slo_ttft_s=0.2, slo_tpot_s=0.02, stations={}))
         meter.took(1)
         meter.ended(outcome)
-        assert meter.over().verdict == found
+        assert router.live.state({}).recent[-1].verdict == found
     counts = router.live.state({}).classes[""].counts
     assert counts == {"ended": 3, "unjudged": 1, "missed": 1, "failed": 1, "in": 15, "cached": 0, "out": 3}
 
@@ -111,21 +114,22 @@ def test_many_are_counted_as_if_each_had_been_observed() -> None:
         prompt, cached, tokens = rng.randrange(1, 9000), rng.randrange(0, 9), rng.randrange(2, 400)
         summary = Summary(prompt, cached_tokens=cached, context_class="short", stations={"queue": queue})
         meter, began = router.meter(summary, first), router.clock.now
-        slowly(meter, router.clock, (rng.random(), 1), (rng.random(), tokens - 1))
+        ttft, gap = rng.random(), rng.random()
+        slowly(meter, router.clock, (ttft, 1), (gap, tokens - 1))
         meter.ended("stop")
-        over = meter.over()
         labels = ("m", "short")
         plain.requests.labels(*labels, "stop").inc()
         plain.output_tokens.labels(*labels).inc(tokens)
         plain.output_length.labels(*labels).observe(tokens)
         plain.duration.labels(*labels).observe(router.clock.now - began)
-        plain.ttft.labels(*labels).observe(over.ttft_s)
-        plain.tpot.labels(*labels).observe(over.tpot_s)
-        plain.longest_gap.labels(*labels).observe(over.longest_gap_s)
+        plain.ttft.labels(*labels).observe(ttft)
+        plain.tpot.labels(*labels).observe(gap / (tokens - 1))
+        plain.longest_gap.labels(*labels).observe(gap)
         plain.station.labels(*labels, "queue").observe(queue)
         if first:
             plain.prompt_tokens.labels(*labels).inc(prompt)
             plain.cached_tokens.labels(*labels).inc(cached)
+            plain.best_cached_tokens.labels(*labels).inc(0)
             plain.prompt_length.labels(*labels).observe(prompt)
     shown, expected = (
         {
@@ -169,13 +173,36 @@ def test_a_trace_is_led_to_from_each_histogram_that_its_answer_is_in() -> None:
     assert "trace_id" not in generate_latest(router.registry).decode()
 
 
-def test_what_is_large_is_not_kept_until_somebody_looks() -> None:
+def test_nothing_that_an_answer_was_made_of_waits_with_its_figures() -> None:
     router = Router()
-    for large in ((), (TokenLogprobs(TokenLogprob(1, -1.0, 1)),)):
-        meter = router.meter(Summary(5, context_class="short", stations={}, prompt_logprobs=large))
-        meter.took(1)
-        meter.ended("stop")
-        assert len(router.live.recent) == (2 if large else 0)
+    scores = (TokenLogprobs(TokenLogprob(1, -1.0, 1)),)
+    meter = router.meter(Summary(5, context_class="short", stations={}, prompt_logprobs=scores))
+    meter.took(1)
+    meter.ended("stop")
+    before = sys.getrefcount(scores)
+    del meter
+    assert sys.getrefcount(scores) == before - 1
+    assert len(router.live.state({}).recent) == 1
+
+
+def test_what_an_endless_cache_would_have_held_is_counted_once_a_prompt() -> None:
+    router, chain = Router(), bytes(range(2 * HASH_BYTES))
+    for first_choice in (True, False, True):
+        router.meter(Summary(40, context_class="short", stations={}, chain=chain), first_choice).ended("stop")
+    assert router.live.state({}).classes["short"].counts["best"] == 32
+    assert router.sample("prompt_tokens_total") == 80
+    assert router.sample("prompt_tokens_cached_best_total") == 32
+
+
+def test_the_trace_is_told_the_prompt_with_the_blocks_that_the_routing_made() -> None:
+    router, told = Router(), []
+    router.tallies.recorder = SimpleNamespace(record=lambda *what: told.append(what))
+    summary = Summary(5, context_class="short", stations={})
+    meter = Meter(router.tallies, router.clock(), "m", summary, False, (1, 2, 3, 4, 5))
+    summary.chain = b"found later"
+    slowly(meter, router.clock, (0.5, 1), (0.5, 2))
+    meter.ended("stop")
+    assert told == [(1.0, (1, 2, 3, 4, 5), 3, b"found later")]
 
 
 def test_without_telemetry_only_a_trace_makes_a_router_measure(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""What an answer was made of is freed as it ends: a collection has nothing of it to find."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from baton.router.choice import ChoiceRun
+from tests.router.fake_workers import Cluster, cluster, collect
+
+PROMPT = tuple(range(40))
+
+
+async def answered(c: Cluster) -> None:
+    [stream] = c.open(PROMPT)
+    await collect(stream)
+
+
+async def of_several_choices(c: Cluster) -> None:
+    await asyncio.gather(*map(collect, c.open(PROMPT, n=2)))
+
+
+@pytest.mark.parametrize("how", [answered, of_several_choices])
+async def test_an_answer_leaves_no_cycle(how) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with cluster() as c:
+            await how(c)
+            await c.idle()
+            await c.dispatcher.decisions.flush()
+            assert [type(o) for o in gc.get_objects() if isinstance(o, ChoiceRun)] == []
+    finally:
+        gc.enable()
