@@ -15,7 +15,7 @@ from baton.console.enginebench.memory import MemoryRead, seconds
 from baton.console.kvbench.rows import Row, median, paired, spread
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64
-from baton.kernels.linear.cpu import ARGUMENTS, linear, prepared
+from baton.kernels.linear.cpu import ARGUMENTS, prepared
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 
 FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
@@ -60,11 +60,12 @@ class Dots:
 def _one(name: str, weight: PackedWeight, rounds: int) -> Row:
     memory = MemoryRead()
     copies = [_copy(weight) for _ in range(-(-COLD_BYTES // weight.nbytes))]
-    x = torch.randn(1, SIZE)
+    x, out, function = torch.randn(1, SIZE), torch.empty(1, SIZE), native.function("linear", *ARGUMENTS)
+    calls = [prepared(function, x, copy, out) for copy in copies]
 
     def pass_through() -> None:
-        for copy in copies:
-            linear(x, copy)
+        for call in calls:
+            call()
 
     size = sum(copy.nbytes for copy in copies)
     return _row(

@@ -5,6 +5,7 @@
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
 #include "half_panel.h"
+#include "results.h"
 #include "rows.h"
 #include "widen.h"
 
@@ -13,20 +14,10 @@ namespace {
 
 constexpr int64_t kBlock = 126, kWideBlock = 1020;  // rows; where weights are widened first, once a block
 
-// Planted bugs, one per library, which the op's tests must catch.
-#ifdef BATON_MUTATION_LINEAR_GUARD
-constexpr int64_t kOver = 1;  // one output too many in the last panel
-#else
-constexpr int64_t kOver = 0;
-#endif
-
 struct Call {
   const PackedLinear* w;
   Rows rows;
-  const float* bias;
-  void* out;
-  int32_t out_dtype;
-  int64_t out_stride;
+  Results results;
 };
 
 template <int R, class F>
@@ -47,20 +38,9 @@ struct Work {
   int64_t bytes;   // of them
 };
 
-template <int Columns>
-void write(const Call& call, const Work& work, int64_t first, int64_t m, const float* sums);
-
 // A store to memory far away keeps those behind it waiting. So lines are asked for a tile ahead of time, and where small
 // groups store many sums, results are written when all of them are there.
 bool writes_each_tile(const Rows& rows) { return rows.halves || rows.group >= 128; }
-
-template <int Columns>
-BATON_INLINE void prefetch_outputs(const Call& call, const Work& work, int64_t first, int64_t m) {
-  int64_t size = call.out_dtype == BF16 ? 2 : 4;
-  const char* out = (const char*)call.out + (first * call.out_stride + work.panel * kPanel + work.column) * size;
-  for (int64_t r = 0; r < m; ++r, out += call.out_stride * size)
-    for (int64_t at = 0; at < Columns * size; at += 64) asm volatile("prefetchw %0" ::"m"(out[at]));
-}
 
 // The rows' sums begin at zero.
 template <int Columns>
@@ -74,7 +54,8 @@ template <int Columns = kPanel, class F>
 BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
   const Rows& rows = call.rows;
   const bool last = work.from + rows.chunk >= rows.padded, each = writes_each_tile(rows);
-  const int64_t base = rows.first(work.begin), tiles = work.end - work.begin;
+  const Results& results = call.results;
+  const int64_t base = rows.first(work.begin), tiles = work.end - work.begin, n0 = work.panel * kPanel + work.column;
   for (int64_t t = 0; t < tiles; ++t) {
     int64_t first = rows.first(work.begin + t), count = rows.first(work.begin + t + 1) - first;
     float* sums = work.sums + (work.one_tile ? 0 : first - base) * kPanel + work.column;
@@ -83,7 +64,7 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
 #else
     if (!work.from) clear<Columns>(count, sums);
 #endif
-    if (last) prefetch_outputs<Columns>(call, work, first, count);
+    if (last) results.prefetch<Columns>(n0, first, count);
     bool fetch = tiles > 1 && t < 4 && !work.column;  // a step reads 256 bytes and fetches a line
     TileRows tile{rows.at(work.from, first),
                   rows.starts + first * rows.groups + work.from / rows.group * count,
@@ -91,9 +72,9 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
                   work.at + work.bytes + (fetch ? t * work.bytes / 4 : 0),
                   fetch ? 64 : 0};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
-    if (last && each) write<Columns>(call, work, first, count, sums);
+    if (last && each) results.write<Columns>(n0, first, count, sums);
   }
-  if (last && !each) write<Columns>(call, work, base, rows.first(work.end) - base, work.sums + work.column);
+  if (last && !each) results.write<Columns>(n0, base, rows.first(work.end) - base, work.sums + work.column);
 }
 
 void chunk_bf16(const Call& call, const Work& work) {
@@ -133,66 +114,6 @@ void chunk_integers(const Call& call, const Work& work) {
   each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w8<size>(bytes, tile); });
 }
 
-#if BATON_AVX512
-// 16 outputs, `mask` of them wanted.
-template <class T>
-BATON_INLINE void put16(T* out, __m512 x, __mmask16 mask) {
-  if constexpr (sizeof(T) == 2)
-    _mm256_mask_storeu_epi16(out, mask, (__m256i)_mm512_cvtneps_pbh(x));
-  else
-    _mm512_mask_storeu_ps(out, mask, x);
-}
-#else
-template <class T>
-BATON_INLINE void put(T* out, float x) {
-  if constexpr (sizeof(T) == 2)
-    *out = to_bf16(x);
-  else
-    *out = x;
-}
-#endif
-
-// Scale, add the bias and store `m` rows of the work's columns.
-template <int Columns, class T>
-void write_as(const Call& call, const Work& work, int64_t first, int64_t m, const float* sums) {
-  const PackedLinear& w = *call.w;
-  int64_t n0 = work.panel * kPanel + work.column, width = std::min<int64_t>(Columns, w.n - n0 + kOver);
-  const float* row_scale = w.row_scale ? w.row_scale + n0 : nullptr;
-  const float* bias = call.bias ? call.bias + n0 : nullptr;
-  for (int64_t r = 0; r < m; ++r, sums += kPanel) {
-    T* out = (T*)call.out + (first + r) * call.out_stride + n0;
-    float x_scale = w.kind == LINEAR_BF16 ? 1.0f : call.rows.scales[first + r];
-#if BATON_AVX512
-    for (int64_t n = 0; n < width; n += 16) {
-      __mmask16 mask = width - n >= 16 ? 0xffff : (1u << (width - n)) - 1;
-      __m512 y = _mm512_loadu_ps(sums + n);
-#ifdef BATON_MUTATION_LINEAR_BATCH
-      if (row_scale && call.rows.m > 4)  // another order of multiplying for large batches
-        y = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(row_scale + n), _mm512_set1_ps(x_scale)), y);
-      else
-#endif
-          if (row_scale)
-        y = _mm512_mul_ps(_mm512_mul_ps(y, _mm512_set1_ps(x_scale)), _mm512_loadu_ps(row_scale + n));
-      if (bias) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, bias + n));
-      put16(out + n, y, mask);
-    }
-#else
-    for (int64_t n = 0; n < width; ++n) {
-      float y = row_scale ? sums[n] * x_scale * row_scale[n] : sums[n];
-      put(out + n, bias ? y + bias[n] : y);
-    }
-#endif
-  }
-}
-
-template <int Columns>
-void write(const Call& call, const Work& work, int64_t first, int64_t m, const float* sums) {
-  if (call.out_dtype == BF16)
-    write_as<Columns, bf16>(call, work, first, m, sums);
-  else
-    write_as<Columns, float>(call, work, first, m, sums);
-}
-
 int64_t weight_bytes(const PackedLinear& w, int64_t values) {
   return w.kind == LINEAR_BF16 ? 2 * values : w.kind == LINEAR_W8 ? values : values / 2;
 }
@@ -228,7 +149,8 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
                             const float* bias, void* out, int32_t out_dtype, int64_t out_stride) {
   using namespace baton;
   if (m <= 0) return;
-  Call call{w, prepare(*w, x, x_dtype, x_stride, m), bias, out, out_dtype, out_stride};
+  Call call{w, prepare(*w, x, x_dtype, x_stride, m), {w, bias, out, out_dtype, out_stride}};
+  call.results.row_scales = w->kind == LINEAR_BF16 ? nullptr : call.rows.scales, call.results.m = m;
   int64_t panels = (w->n + kPanel - 1) / kPanel, split = blocks(call.rows, panels);
   int32_t parts = int32_t(std::min<int64_t>(panels * split, std::max<int64_t>(4 * threads(), m > 16 ? panels * split / 4 : 1)));
   parallel_for(parts, [&](int32_t p) {

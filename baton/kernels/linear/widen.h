@@ -1,9 +1,16 @@
-// int4 with whole scales to int8: (q - 8) x scale + 128, once for many rows of activations. Knows nothing of rows.
+// int4 to bytes, once for many rows of activations: as it is, or with whole scales to int8, (q - 8) x scale + 128. Knows
+// nothing of rows.
 #pragma once
 
 #include "tiles.h"
 
 namespace baton {
+
+// `steps` of [64][4] bytes with two nibbles each -> twice as many steps of [64][4] bytes.
+inline void unpack_w4(const uint8_t* w, int64_t steps, uint8_t* out) {
+  for (int64_t s = 0; s < steps; ++s, w += 256, out += 512)
+    for (int i = 0; i < 256; ++i) out[i] = w[i] & 15, out[256 + i] = w[i] >> 4;
+}
 
 // A planted bug, which the op's tests must catch: a scale's sign is forgotten.
 #ifdef BATON_MUTATION_LINEAR_SIGN
