@@ -72,7 +72,7 @@ inline int side_stream_create(void** stream) { return stream_create(stream); }
 inline int side_stream_release(void* stream) { return stream_release(stream); }
 inline int side_stream_wait(void* stream) { return stream_wait(stream); }
 inline int event_create(Event* event) { return int(cudaEventCreateWithFlags(event, cudaEventDisableTiming)); }
-inline int event_release(Event event) { return int(cudaEventDestroy(event)); }
+inline int event_release(Event event) { return event ? int(cudaEventDestroy(event)) : 0; }
 inline int event_record(Event event, void* stream) { return int(cudaEventRecord(event, static_cast<cudaStream_t>(stream))); }
 inline int stream_wait_event(void* stream, Event event) {
   return int(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event, 0));

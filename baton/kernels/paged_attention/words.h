@@ -6,14 +6,15 @@
 #pragma once
 #include "task_rows.h"
 
-#if BATON_AVX512
 namespace baton {
 namespace {
 
 template <int T>
 constexpr bool in_words() {
-  return T == KV_INT8 || T == KV_BF16;
+  return BATON_AVX512 && (T == KV_INT8 || T == KV_BF16);
 }
+
+#if BATON_AVX512
 
 template <int T>
 constexpr int word_count(int head_dim) {
@@ -150,15 +151,7 @@ void score_word_rows(int rows, const int32_t* turned, Words q, const vf (&scales
   }
 }
 
-}  // namespace
-}  // namespace baton
-#else
-namespace baton {
-namespace {
-template <int T>
-constexpr bool in_words() {
-  return false;
-}
-}  // namespace
-}  // namespace baton
 #endif
+
+}  // namespace
+}  // namespace baton

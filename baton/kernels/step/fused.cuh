@@ -4,7 +4,7 @@
 //   norm, linear        the norm writes rows as the product takes them (bf16, or int8 or e4m3 with a scale each): nobody rounds them
 //   linear, SwiGLU      the product's epilogue; its result in bf16 where a product of bf16 weights alone reads it
 //
-// Only where nobody else reads the register in between: the bits are those of the ops one by one (tests/kernels/cuda/test_step.py).
+// Only where nobody else reads the register in between: the bits are those of the ops one by one (tests/kernels/cuda/test_fused_step.py).
 #pragma once
 #include "step.h"
 

@@ -37,7 +37,8 @@ class Session {
     settle();
     forget();
     if (host_) host_unregister(host_);
-    if (side_) side_stream_release(side_), event_release(appended_), event_release(published_);
+    event_release(appended_), event_release(published_);
+    if (side_) side_stream_release(side_);
     if (stream_) stream_release(stream_);
   }
 
@@ -250,8 +251,8 @@ class Session {
 // Each returns 0 or what baton_device_error puts into words. One thread at a time.
 BATON_API int baton_session_open(const baton::Model* model, int64_t vocab, void** session) {
   auto* made = new baton::Session(*model, vocab);
-  *session = made;
-  return made->open();
+  if (const int wrong = made->open()) return delete made, wrong;
+  return *session = made, 0;
 }
 BATON_API int baton_session_close(void* session) { return delete static_cast<baton::Session*>(session), 0; }
 BATON_API int baton_session_bind(void* session, char* host, int64_t pages, int64_t page_bytes, char* shared) {

@@ -8,10 +8,10 @@ import os
 import pytest
 import torch
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.cascade_attention.native import cascade
 from baton.kernels.cuda import build, shim
 from tests.kernels import cascade_suite as suite
+from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
 
@@ -19,11 +19,9 @@ OPS = ("cascade_attention", "paged_attention", "rope_append")
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "2")))
 
 
+@needs_compiler()
 def library(*flags: str, seed: int = 3, preempt: int = 0, races: bool = False) -> ctypes.CDLL:
-    try:
-        return shim.as_library(build.simt(OPS, flags, races), seed, preempt)
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return shim.as_library(build.simt(OPS, flags, races), seed, preempt)
 
 
 @pytest.mark.parametrize("shape", suite.SHAPES, ids=str)

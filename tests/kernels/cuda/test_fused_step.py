@@ -19,7 +19,7 @@ from baton.engine.plan import StepPlan
 from baton.kernels.abi import native
 from baton.kernels.cuda import on_gpu
 from baton.kernels.cuda.library import Device
-from tests.kernels.cuda import test_step as steps
+from tests.kernels.cuda import steps
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

@@ -18,7 +18,7 @@ from baton.kernels.abi import native
 from baton.kernels.cuda.library import Device
 from baton.protos.errors import BatonError
 from baton.protos.nouns import LayerGroup
-from tests.kernels.cuda import test_step as steps
+from tests.kernels.cuda import steps
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

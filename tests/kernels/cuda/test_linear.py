@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.kernels.abi.native import I64, P, declare
 from baton.kernels.cuda import build, shim
 from baton.kernels.linear import cpu, reference
-from baton.kernels.linear.packed import PackedWeight, pack_e4m3, quantize
+from baton.kernels.linear.packed import PackedWeight, pack_e4m3, pack_integers, quantize
 from tests.kernels import linear_suite as suite
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
@@ -153,8 +153,10 @@ def of_int4(n: int, k: int, m: int) -> Callable[[ctypes.CDLL], None]:
 
 
 def int4_rows_keep_their_bits(library: ctypes.CDLL) -> None:
+    """Of a checkpoint's scales: sums over whole ones, our own, are the same in any order."""
     torch.manual_seed(15)
-    weight, x = suite.FORMS["int4 g32"](torch.randn(40, 1000)), torch.randn(140, 1000)
+    x, q = torch.randn(140, 1000), torch.randint(-8, 8, (40, 1000), dtype=torch.int8)
+    weight = pack_integers(q, 4, 32, torch.rand(40, 32) * 0.1 + 0.01)
     whole = cpu.run(suite.bound(library), x, weight)
     for m in (1, 20, 70):
         assert torch.equal(cpu.run(suite.bound(library), x[:m], weight), whole[:m]), m

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.abi.native import I32, P
 from baton.kernels.cuda import build
 from baton.kernels.cuda.shim import Simt
+from tests.kernels.compilers import needs_compiler
 from tests.kernels.thorough import first_now
 
 GATE, OPEN, COUNTS = 32, 96, 128  # grid.cuh: GridCount
@@ -18,11 +18,9 @@ BLOCKS, MOST_ROWS = 4, 8
 
 
 @pytest.fixture(scope="module")
+@needs_compiler()
 def shim() -> Simt:
-    try:
-        return Simt(build.on_shim([Path(__file__).with_name("meetings.cu")]))
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return Simt(build.on_shim([Path(__file__).with_name("meetings.cu")]))
 
 
 def meet(shim: Simt, counts: np.ndarray, rows: list[int]) -> None:

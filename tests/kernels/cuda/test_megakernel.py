@@ -18,12 +18,12 @@ from baton.engine.cuda_runner import AT_ONCE, BY_GRAPH, CudaRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import StepPlan
 from baton.kernels.abi import native
-from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, shim
 from baton.kernels.cuda.library import Device
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
-from tests.kernels.cuda.test_step import DRAWN, STEP_OPS, steps
+from tests.kernels.compilers import needs_compiler
+from tests.kernels.cuda.steps import DRAWN, STEP_OPS, steps
 from tests.kernels.megakernel_case import Batch, Case, Kind, Shape, agrees, llama
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
@@ -81,20 +81,16 @@ SHAPES: list[tuple[Shape, Kind, str, Batch, int]] = [
 ]
 
 
+@needs_compiler()
 def library(*flags: str, seed: int = 3, preempt: int = 0, races: bool = False) -> ctypes.CDLL:
-    try:
-        return shim.as_library(build.simt(["megakernel"], flags, races=races), seed=seed, preempt=preempt)
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return shim.as_library(build.simt(["megakernel"], flags, races=races), seed=seed, preempt=preempt)
 
 
 @pytest.fixture(scope="module")
+@needs_compiler()
 def ops() -> ctypes.CDLL:
     """The op-by-op step."""
-    try:
-        return shim.as_library(build.simt(STEP_OPS))
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return shim.as_library(build.simt(STEP_OPS))
 
 
 @pytest.fixture(scope="module")

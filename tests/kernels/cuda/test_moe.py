@@ -8,21 +8,19 @@ import os
 import pytest
 import torch
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, shim
 from baton.kernels.moe.native import moe
 from tests.kernels import moe_suite as suite
+from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
 
 SEEDS = range(int(os.environ.get("BATON_CUDA_SEEDS", "2")))
 
 
+@needs_compiler()
 def library(*flags: str, seed: int = 3, preempt: int = 0, races: bool = False) -> ctypes.CDLL:
-    try:
-        return shim.as_library(build.simt(["moe"], flags, races), seed, preempt)
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return shim.as_library(build.simt(["moe"], flags, races), seed, preempt)
 
 
 @pytest.mark.parametrize("renormalise", [True, False])

@@ -16,7 +16,6 @@ import pytest
 import torch
 import xxhash
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.abi.native import I32, I64, F, P, declare
 from baton.kernels.cuda import build, shim
 from baton.kernels.linear.reference import quantize_rows
@@ -25,6 +24,7 @@ from baton.kernels.rms_norm.reference import normed
 from baton.kernels.step.structs import KV_TYPES
 from baton.kv.codecs import CODECS, compress, expand, from_float32
 from tests.kernels import attention_suite, kv_copy_suite, rows_suite
+from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
 from tests.kernels.thorough import first_now
 
@@ -35,11 +35,9 @@ INT8, E4M3, BF16 = 1, 2, 3
 Check = Callable[[ctypes.CDLL], None]
 
 
+@needs_compiler()
 def library(ops: Iterable[str], extra: tuple[str, ...] = (), races: bool = False) -> ctypes.CDLL:
-    try:
-        return shim.as_library(build.simt(ops, extra, races), preempt=100)
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return shim.as_library(build.simt(ops, extra, races), preempt=100)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "race checks"])

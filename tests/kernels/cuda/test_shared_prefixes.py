@@ -17,7 +17,7 @@ from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import Device
 from baton.protos.errors import ConfigError
-from tests.kernels.cuda import test_step as steps
+from tests.kernels.cuda import steps
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 

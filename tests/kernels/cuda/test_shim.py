@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.abi.native import I32, P
 from baton.kernels.cuda import build
 from baton.kernels.cuda.shim import Simt, SimtError
+from tests.kernels.compilers import needs_compiler
 
 PROBE = Path(__file__).with_name("probe.cu")
 
 
+@needs_compiler()
 def probe(races: bool) -> Simt:
-    try:
-        return Simt(build.on_shim([PROBE], races=races), seed=5, preempt=100)
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    return Simt(build.on_shim([PROBE], races=races), seed=5, preempt=100)
 
 
 @pytest.fixture(scope="module")

@@ -22,60 +22,22 @@ from baton.engine import program as p
 from baton.engine.cuda_runner import BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.native_batch import NativeBatch
 from baton.engine.native_runner import NativeRunner
-from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import StepPlan
 from baton.kernels.abi import native
-from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda import build
 from baton.kernels.cuda.library import Device, DeviceError
-from baton.kernels.paged_attention.stored import read_layer
 from baton.protos.errors import BatonError
-from baton.protos.nouns import LayerGroup, Sampling
+from baton.protos.nouns import Sampling
+from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, steps
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
-STEP_OPS = (
-    "cascade_attention",
-    "dense",
-    "embedding",
-    "linear",
-    "lm_head",
-    "megakernel",
-    "moe",
-    "paged_attention",
-    "rms_norm",
-    "rope_append",
-    "step",
-    "swiglu",
-)
-Kind = tuple[int, int] | torch.dtype
-Prompts = list[list[int]]
-DRAWN = Sampling(temperature=0.9, top_p=0.9, seed=5, repetition_penalty=1.2, presence_penalty=0.3)
 # Of an op on the same inputs. The GPU rounds attention's q and weights to bf16, matrices' inputs to 8 bits or bf16.
 OPS = {p.Embed: 1e-6, p.RmsNorm: 1e-5, p.Linear: 2e-2, p.RopeAppend: 1e-4, p.PagedAttention: 1e-2, p.SwiGlu: 1e-5}
-
-
-def simt(extra: tuple[str, ...] = ()) -> Device:
-    try:
-        return Device(build.simt(STEP_OPS, extra))
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
 
 
 @pytest.fixture(scope="module")
 def device() -> Device:
     return simt()
-
-
-def model(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, **rest: Any) -> p.Program:
-    """Its attention is all that counts: the trial makes its own layer of it."""
-    group = LayerGroup("full", ("k", "v"), 1, kv_heads, head_dim)
-    norms: tuple[str | None, str | None] = ("qn", "kn") if rest.pop("norms", False) else (None, None)
-    ops = (
-        p.RopeAppend("qkv", 0, *norms, 1e-6, "q"),
-        p.PagedAttention("q", 0, rest.pop("window", 0), "out"),
-        p.Linear("x", "w", None, "y"),
-    )
-    return p.Program(ops, (), (group,), p.Rope("default", 1e4, {}), heads, kv_heads, head_dim, 64, 512)
 
 
 @pytest.fixture
@@ -167,41 +129,6 @@ def test_each_op_answers_as_the_cpus_on_the_same_inputs(pair: Any, kind: Kind, k
     assert pages_agree(cpu, gpu, plan)
 
 
-def pages_agree(cpu: NativeRunner, gpu: CudaRunner, plan: StepPlan) -> bool:
-    """Whether what lies in the host's pages, which each step writes back to, is the same."""
-    program, layout = gpu._program.program, gpu.spec.layout
-    mine = gpu._memory.view(trials.PAGES, -1)
-    for item in plan.items:
-        count = item.start + len(item.tokens)
-        pages = torch.tensor(item.pages)[: -(-count // 16)]
-        both = [
-            read_layer(memory, pages, 0, 1, program.kv_heads, program.head_dim, layout.dtype)
-            for memory in (cpu._memory, mine)
-        ]
-        for want, have in zip(*both, strict=True):
-            if not float((have[:count] - want[:count]).norm() / want[:count].norm()) < 1e-2:
-                return False
-    return True
-
-
-def steps(vocab: int, lengths: list[int], sampling: Sampling | None = None, first: int = 0) -> Iterator[StepPlan]:
-    """Prompts at once, then a decode of each at a time, of given tokens whatever was chosen."""
-    rng = np.random.default_rng(9)
-    tokens = [rng.integers(0, vocab, 200).tolist() for _ in lengths]
-    tables = np.array_split(rng.permutation(trials.PAGES), len(lengths))
-    done = [0] * len(lengths)
-    while True:
-        items = []
-        for i, (at, most) in enumerate(zip(done, lengths, strict=True)):
-            end = max(at + 1, most)
-            spec = None
-            if sampling is not None:
-                spec = SampleSpec(sampling, 0, end, tokens[i][:end], most)
-            items.append(SequenceStep(first + i, tokens[i][at:end], at, tables[i].tolist(), spec, pool=True))
-            done[i] = end
-        yield StepPlan(tuple(items))
-
-
 def test_a_replayed_graph_draws_as_launches_do_and_reads_lengths_and_seeds_anew(device: Device, pair: Any) -> None:
     answers = []
     for how in (PLAIN, BY_GRAPH):
@@ -287,6 +214,29 @@ def test_a_step_that_fails_says_so_and_its_repeat_brings_every_page_again(
             gpu.run(plan)
     gpu.run(plan)
     assert gpu.counts()["admitted"] == 2
+
+
+def test_a_session_that_cannot_be_opened_leaves_no_weights_on_the_device(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, call, put, release = set[int](), device.call, device.put, device.release
+
+    def failing(name: str, *rest: Any) -> None:
+        if name == "session_open":
+            raise DeviceError("session_open: out of memory (status 2)")
+        call(name, *rest)
+
+    def putting(address: int, size: int) -> int:
+        there.add(at := put(address, size))
+        return at
+
+    monkeypatch.setattr(device, "call", failing)
+    monkeypatch.setattr(device, "put", putting)
+    monkeypatch.setattr(device, "release", lambda at: (there.remove(at), release(at)))
+    program = trials.one_layer(model())
+    with pytest.raises(BatonError, match=r"device cuda: session_open: out of memory"):
+        CudaRunner(trials.spec_of(program, "bfloat16"), program, trials.random_weights(program, (8, 0), 3), device)
+    assert not there
 
 
 def test_the_host_can_not_look_at_device_memory(device: Device) -> None:

@@ -1,0 +1,21 @@
+"""What tests build of the CUDA kernels, for the shim or a GPU; they are skipped where nothing can be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from baton.kernels.abi import build as cpu
+from baton.kernels.cuda import build, on_gpu
+
+
+@contextmanager
+def needs_compiler() -> Iterator[None]:
+    """Around what builds, or on a function that does. What a compiler refuses is a failure."""
+    try:
+        build.nvcc() if on_gpu.asked() else cpu._compiler()
+    except cpu.BuildError as error:
+        pytest.skip(f"the kernels can't be built here: {error}")
+    yield
