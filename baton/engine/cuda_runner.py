@@ -59,7 +59,11 @@ class CudaRunner(StepRunner):
         self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
         self._session = ctypes.c_void_p()
         self._resident = Resident(0)
-        self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
+        try:
+            self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
+        except BatonError:
+            self._cuda_program.close()
+            raise
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Use ``buffer`` as the KV pages, and as many on the device."""

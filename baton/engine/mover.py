@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from baton.kernels.cuda.library import on_shim
 from baton.kv.cuda_driver import Driver, driver
-from baton.kv.transport.moving import Broken, Done, Join, Joined, Leave, Move, Serve, ToMover
+from baton.kv.transport.moving import Broken, Done, Join, Joined, Leave, Left, Move, Serve, ToMover
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import SharedPages
 
@@ -72,6 +72,7 @@ class Channel:
             if opened:
                 driver().close(opened)
             self._mover.gone(name)
+            self._mover.say(Left(name))
 
     def _do(self, move: Move) -> None:
         part = self._bytes[move.offset : move.offset + move.size]

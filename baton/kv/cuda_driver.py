@@ -3,7 +3,7 @@
 Knows nothing of KV or of sockets. The library comes with every NVIDIA driver; it is called by ctypes. The context
 is the card's primary one, which the kernels' runtime uses as well, so that a stream of ours takes their launches.
 One thread uses it; others may wait for an event once they have entered. Every failed call is a ConfigError that
-says what the driver said.
+says what the driver said; but what can't be given back to a card that failed is only logged.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 """
@@ -11,10 +11,13 @@ https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 from __future__ import annotations
 
 import ctypes
+import logging
 from functools import cache
 
 from baton.kv import copying
 from baton.protos.errors import ConfigError
+
+log = logging.getLogger("baton.kv")
 
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
@@ -62,7 +65,7 @@ class Driver:
 
     def free(self, address: int) -> None:
         """What ``allocate`` gave."""
-        self._call("cuMemFree_v2", ctypes.c_uint64(address))
+        self._give_back("cuMemFree_v2", ctypes.c_uint64(address))
 
     def share(self, address: int) -> bytes:
         """What lets another process of this user open what ``allocate`` gave."""
@@ -79,7 +82,7 @@ class Driver:
 
     def close(self, address: int) -> None:
         """What ``open`` gave."""
-        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        self._give_back("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def upload(self, address: int, view: memoryview) -> None:
         """Bytes of the host to the card; they are there once ``wait`` has returned."""
@@ -101,7 +104,7 @@ class Driver:
 
     def unpinned(self, address: int) -> None:
         """What ``pinned`` gave."""
-        self._call("cuMemFreeHost", ctypes.c_void_p(address))
+        self._give_back("cuMemFreeHost", ctypes.c_void_p(address))
 
     def pin(self, view: memoryview) -> None:
         """Memory that is there already is copied at full speed from now on, without waiting for the copy."""
@@ -128,13 +131,19 @@ class Driver:
         self._call("cuEventSynchronize", ctypes.c_void_p(event))
 
     def settle(self, stream: int) -> None:
-        """Until all that ``stream`` was given is done."""
-        self._call("cuStreamSynchronize", ctypes.c_void_p(stream))
+        """Until all that ``stream`` was given is done, or will never be."""
+        self._give_back("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def bring(self, to: int, address: int, size: int, stream: int) -> None:
         """Bytes of the card to host memory at ``to``, in the stream's order."""
         sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
         self._call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(to), ctypes.c_uint64(address), *sizes)
+
+    def _give_back(self, name: str, *arguments: object) -> None:
+        try:
+            self._call(name, *arguments)
+        except ConfigError as error:
+            log.warning("%s", error.message)
 
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self._calls, name)(*arguments)

@@ -53,9 +53,13 @@ class Copier:
             raise ConfigError(
                 f"the card can't copy KV: {said or 'failed'} (status {status})", "worker.kv_transport"
             )
-        for host, address, length in home:
-            self._cuda.bring(host, address, length, self._stream)
-        self._cuda.record(slot.event, self._stream)
+        try:
+            for host, address, length in home:
+                self._cuda.bring(host, address, length, self._stream)
+            self._cuda.record(slot.event, self._stream)
+        except ConfigError:
+            self.settle()  # nobody will wait for what was launched
+            raise
         loop = asyncio.get_running_loop()
         done: asyncio.Future[list[int]] = loop.create_future()
         waited = loop.run_in_executor(self._waiting, self._cuda.wait_for, slot.event)

@@ -19,7 +19,6 @@ from baton.kernels.kv_copy.cpu import LEAST_BYTES
 from baton.kv import copying
 from baton.kv.cuda_driver import Driver, driver
 from baton.kv.device_copy import Copier, copier
-from baton.kv.memory import PageMemory
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import SharedPages
 
@@ -27,12 +26,11 @@ log = logging.getLogger("baton.kv")
 
 
 class DevicePages:
-    """Mirror of ``memory``, at ``at``; ``copier`` copies to and from it."""
+    """Mirror of the ``host``'s pages, at ``at``; ``copier`` copies to and from it."""
 
-    def __init__(self, cuda: Driver, made: Copier, at: int, memory: PageMemory) -> None:
+    def __init__(self, cuda: Driver, made: Copier, at: int, host: memoryview) -> None:
         self.cuda, self.copier, self.at, self.card = cuda, made, at, cuda.card
-        self._host = copying.address(memory.view())
-        self._size, self._page_bytes = len(memory.view()), memory.page_bytes
+        self._host, self._size = copying.address(host), len(host)
 
     def twin(self, place: memoryview) -> int | None:
         """The card's address of a piece of the host's pages; None for any other memory."""
@@ -65,30 +63,30 @@ class DevicePages:
         self.cuda.close(self.at)
 
 
-def open_pages(shared: SharedPages, memory: PageMemory) -> DevicePages:
-    """What the engine shares. Raises ConfigError naming what keeps this process from it."""
+def open_pages(shared: SharedPages, host: memoryview) -> DevicePages:
+    """What the engine shares of ``host``. Raises ConfigError naming what keeps this process from it."""
     cuda = driver()
     if shared.card != cuda.card:
         raise ConfigError(f"the engine is on card {shared.card}, this process sees {cuda.card}", "worker.device")
-    if shared.size != len(memory.view()):
+    if shared.size != len(host):
         raise ConfigError(
-            f"the engine shares {shared.size} bytes of its card for pages of {len(memory.view())}", "device_pages"
+            f"the engine shares {shared.size} bytes of its card for pages of {len(host)}", "device_pages"
         )
     made = copier()
     at = cuda.open(shared.handle)
     try:
-        cuda.pin(memory.view())
+        cuda.pin(host)
     except ConfigError as error:
         log.warning("the pages are not pinned, copies from the card wait for the host: %s", error.message)
-    return DevicePages(cuda, made, at, memory)
+    return DevicePages(cuda, made, at, host)
 
 
-def opened_or_none(shared: SharedPages | None, memory: PageMemory) -> DevicePages | None:
+def opened_or_none(shared: SharedPages | None, host: memoryview) -> DevicePages | None:
     """None where nothing is shared, or where it can't be opened, which the log says."""
     if shared is None:
         return None
     try:
-        return open_pages(shared, memory)
+        return open_pages(shared, host)
     except ConfigError as error:
         log.warning("KV leaves by the host's pages, not from the card: %s", error.message)
         return None

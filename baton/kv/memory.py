@@ -15,12 +15,9 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from baton.kv.device_pages import DevicePages
 from baton.protos.errors import ConfigError
-
-if TYPE_CHECKING:
-    from baton.kv.device_pages import DevicePages
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FLAGS = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from baton.engine.load import EngineConfig, load_runner
-from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, library
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
 from tests.e2e.fleet import Fleet
-from tests.kv.transport.rigs import stand_in_driver
+from tests.kernels.compilers import needs_compiler
+from tests.kv.transport.rigs import required_driver
 
 SHAPE = {"num_hidden_layers": 2, "vocab_size": 200, "hidden_size": 64, "intermediate_size": 96,
          "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
@@ -28,13 +28,9 @@ TOKENS = 5
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whoever is started from here finds the stand-in driver, and the shim instead of a library for a GPU."""
-    if not stand_in_driver():
-        pytest.skip("no C compiler for the driver's stand-in")
-    try:
+    (tmp_path / "libcuda.so.1").symlink_to(required_driver())
+    with needs_compiler():
         build.simt()
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
-    (tmp_path / "libcuda.so.1").symlink_to(stand_in_driver())
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv(library.SIMT_ENV, "1")
 

@@ -25,6 +25,7 @@ from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make
 from tests.conformance.drive import Driver
+from tests.kernels.compilers import needs_compiler
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
@@ -43,10 +44,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_shim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.SIMT_ENV, "1")
     library.device.cache_clear()
-    try:
+    with needs_compiler():
         library.device()
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
 
 
 def config(model: Path, **fields: Any) -> EngineConfig:

@@ -118,36 +118,62 @@ def test_a_failed_step_leaves_nothing_of_what_landed() -> None:
     assert run(resident, item(1, 30, table)) == [2, 6]
 
 
+class Both:
+    """What the host and a device that follows ``resident`` have on each page: a number for each writing."""
+
+    def __init__(self, resident: Resident, pages: int) -> None:
+        self.host, self.device, self._resident, self._last = [0] * pages, [0] * pages, resident, 1
+
+    def number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def spoil(self, pages: Sequence[int]) -> None:
+        """By a handoff, before anything of it was verified."""
+        self._resident.opened(pages)
+        for page in pages:
+            self.host[page], self.device[page] = self.number(), self.number()
+
+    def step(self, live: dict[int, tuple[list[int], int]], seqs: Sequence[int], turn: int) -> None:
+        """Each of ``seqs`` reads what it has on the device, and writes one token behind it on both."""
+        items = [item(seq, live[seq][1], live[seq][0]) for seq in seqs]
+        brought = self._resident.missing(items)
+        for page in brought:
+            self.device[page] = self.host[page]
+        for each in items:
+            for page in each.pages[: -(-each.start // 16)]:
+                assert self.device[page] == self.host[page], f"page {page} of {each.seq} in turn {turn}"
+            page = each.pages[each.start // 16]
+            self.device[page] = self.host[page] = self.number()
+            live[each.seq] = (live[each.seq][0], each.start + 1)
+        self._resident.ran(items, brought)
+
+
 def follow(resident: Resident, seed: int) -> None:
     """Sequences come by host and by card, are moved away and back, at random; streams leave rubbish behind."""
     rng = random.Random(seed)
-    host, device, serial = [0] * 16, [0] * 16, 1
+    both = Both(resident, 16)
+    host = both.host
     live: dict[int, tuple[list[int], int]] = {}
     for turn in range(1500):
         free = [page for page in range(16) if all(page not in pages for pages, _ in live.values())]
         kind = rng.random()
         if len(free) >= 3 and kind < 0.3:
             pages, start = rng.sample(free, 3), rng.choice([16, 20, 40])
-            resident.opened(pages)
-            for page in pages:
-                host[page], device[page] = serial + 1, serial + 2  # what was written before it was verified
-                serial += 2
+            both.spoil(pages)
             if rng.random() < 0.6:
                 blocks = [block for block in range(3) if rng.random() < 0.6]
                 for block in range(3):
-                    host[pages[block]] = serial = serial + 1
+                    host[pages[block]] = both.number()
                     if block in blocks:
-                        device[pages[block]] = serial
+                        both.device[pages[block]] = host[pages[block]]
                 resident.landed(turn, pages, blocks)
                 live[turn] = pages, start
         elif live and kind < 0.45:
             seq = rng.choice([*live])  # preempted: its pages are others' for a while, and come back, or others do
             pages, start = live[seq]
             others, content = rng.sample(pages, rng.randint(0, 3)), [host[page] for page in pages]
-            resident.opened(others)
-            for page in others:
-                host[page], device[page] = serial + 1, serial + 2
-                serial += 2
+            both.spoil(others)
             back = [rng.choice([page, *free[:1]]) if page in others and len(free) else page for page in pages]
             back = back if len(set(back)) == 3 else [*pages]
             for page, said in zip(back, content, strict=True):
@@ -155,18 +181,7 @@ def follow(resident: Resident, seed: int) -> None:
             live[seq] = back, start
         elif live and kind < 0.5:
             live.pop(rng.choice([*live]))
-        chosen = [seq for seq in live if rng.random() < 0.5 and live[seq][1] < 47]
-        items = [item(seq, live[seq][1], live[seq][0]) for seq in chosen]
-        brought = resident.missing(items)
-        for page in brought:
-            device[page] = host[page]
-        for each in items:
-            for page in each.pages[: -(-each.start // 16)]:
-                assert device[page] == host[page], f"page {page} of {each.seq} in turn {turn}"
-            page, serial = each.pages[each.start // 16], serial + 1
-            device[page] = host[page] = serial
-            live[each.seq] = (each.pages, each.start + 1)
-        resident.ran(items, brought)
+        both.step(live, [seq for seq in live if rng.random() < 0.5 and live[seq][1] < 47], turn)
 
 
 def test_a_device_that_handoffs_write_to_has_what_the_host_has_wherever_it_is_read() -> None:
@@ -199,15 +214,15 @@ def test_planted_bugs_in_what_it_knows_are_caught(bug: str) -> None:
 def test_a_device_that_follows_it_always_has_what_the_host_has() -> None:
     """Sequences come, go, move to other pages and share them, at random; others rewrite pages between steps."""
     rng = random.Random(4)
-    host, device = [0] * 24, [0] * 24
-    resident, live, serial = Resident(24), dict[int, tuple[list[int], int]](), 1
-    for _ in range(3000):
+    resident, live = Resident(24), dict[int, tuple[list[int], int]]()
+    both = Both(resident, 24)
+    for turn in range(3000):
         free = [page for page in range(24) if all(page not in pages for pages, _ in live.values())]
         if len(free) >= 3 and rng.random() < 0.3:
             pages, start = rng.sample(free, 3), rng.choice([0, 16, 20])
             for page in pages[: -(-start // 16)]:  # a handoff
-                host[page] = serial = serial + 1
-            live[serial * 1000 + len(live)] = (pages, start)
+                both.host[page] = both.number()
+            live[turn] = (pages, start)
         for seq in [seq for seq in live if rng.random() < 0.05]:
             live.pop(seq)
         for seq, (pages, start) in list(live.items()):
@@ -218,18 +233,6 @@ def test_a_device_that_follows_it_always_has_what_the_host_has() -> None:
                 at = rng.randrange(len(pages))  # swapped out and in again: a page of the same bytes elsewhere
                 moved = [*pages]
                 moved[at] = rng.choice(free)
-                host[moved[at]] = host[pages[at]]
+                both.host[moved[at]] = both.host[pages[at]]
                 live[seq] = (moved, start)
-        chosen = [seq for seq in live if rng.random() < 0.8 and live[seq][1] < 47]
-        items = [item(seq, live[seq][1], live[seq][0]) for seq in chosen]
-        brought = resident.missing(items)
-        for page in brought:
-            device[page] = host[page]
-        for each in items:
-            for page in each.pages[: -(-each.start // 16)]:
-                assert device[page] == host[page]
-            serial += 1
-            page = each.pages[each.start // 16]
-            device[page] = host[page] = serial
-            live[each.seq] = (live[each.seq][0], each.start + 1)
-        resident.ran(items, brought)
+        both.step(live, [seq for seq in live if rng.random() < 0.8 and live[seq][1] < 47], turn)

@@ -36,9 +36,9 @@ def test_pages_that_cannot_be_opened_are_refused_by_field_and_the_log_says_it(
     memory = PageMemory.create(2, 4096)
     shared = SharedPages(**{"card": card.card, "handle": bytes(64), "size": 8192} | change)
     with pytest.raises(ConfigError, match=says) as refusal:
-        open_pages(shared, memory)
+        open_pages(shared, memory.view())
     assert refusal.value.param == field
-    assert opened_or_none(shared, memory) is None
+    assert opened_or_none(shared, memory.view()) is None
     assert "KV leaves by the host's pages, not from the card" in caplog.text
 
 

@@ -109,7 +109,7 @@ class Scripted:
         self.places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
         return self.places
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         assert list(checksums) == [block.checksum for block in frame.blocks]
         for block, place in zip(frame.blocks, self.places, strict=True):
             self.receiver.pages[block.index] = bytes(place)

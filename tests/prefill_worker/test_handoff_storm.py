@@ -77,7 +77,7 @@ class Damaging:
         self.places = self.sink.place(frame)
         return self.places
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         if self.rng.random() < 0.05 and self.places:
             place = self.rng.choice(self.places)
             place[self.rng.randrange(len(place))] ^= 1 << self.rng.randrange(8)

@@ -177,7 +177,8 @@ class AutoTransport:
         if self._wanted != AUTO:
             return (self._wanted,)
         by_host = SAME_HOST if self._host_id and info.host_id == self._host_id else OTHER_HOST
-        return (*by_card.by_card(self._memory.device, info, self._host_id), *by_host)
+        on_card = by_card.by_card(self._memory.device, info, self._host_id, self._memory.page_bytes)
+        return (*on_card, *by_host)
 
     async def _measure(
         self, names: Sequence[str], offered: dict[str, str]
@@ -200,7 +201,8 @@ class AutoTransport:
     async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
         probe = transports.sender(name, memory, self._identity)
         try:
-            return await preflight.measure(probe, address, memory, self._clock, by_card.PATIENCE_S[name])
+            patience_s = preflight.PATIENCE_S.get(name, preflight.TIMEOUT_S)
+            return await preflight.measure(probe, address, memory, self._clock, patience_s)
         finally:
             await probe.close()
 
@@ -237,7 +239,7 @@ class AutoTransport:
             text = f"{first} {detail}" if reason != "failed" else f"{first} failed: {detail}"
             log.warning("KV to %s goes by %s: %s", info.worker_id, best, text)
         elif self._memory.device is not None and self._wanted == AUTO:
-            why = by_card.why(self._memory.device, info, best)
+            why = by_card.why(self._memory.device, info, best, self._memory.page_bytes)
             log.info("KV to %s goes by %s: %s", info.worker_id, best, why)
             text = "" if best in ("cuda_ipc", "nccl") else why
         got = measured[best]

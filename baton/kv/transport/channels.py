@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -17,11 +18,12 @@ from baton.kv.device_pages import DevicePages
 from baton.kv.memory import PageMemory
 from baton.kv.transport.frames import Frame
 from baton.kv.transport.moving import Broken, Done, Join, Joined, Move, MoverClient
+from baton.protos.errors import BatonError
 from baton.protos.nouns import SharedPages
 
+HALF_BYTES = 8 << 20  # of staging, or a page: one message is sent while the next is copied
 READY = b"+"  # the receiver's first byte: the stream is taken
 STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so far, random
-LINGER_S = 5.0  # until the card's staging is freed: the mover has it open, and lets go when it hears of it
 
 
 class Channel:
@@ -37,9 +39,14 @@ class Channel:
         join = msgspec.structs.replace(join, staging_bytes=2 * half_bytes)
         if pages is not None:
             self._at = pages.cuda.allocate(2 * half_bytes)
-            shared = SharedPages(pages.card, pages.cuda.share(self._at), 2 * half_bytes)
-            join = msgspec.structs.replace(join, device=shared)
-        mover.join(join, self.staging, self.hear)
+        try:
+            if pages is not None:
+                shared = SharedPages(pages.card, pages.cuda.share(self._at), 2 * half_bytes)
+                join = msgspec.structs.replace(join, device=shared)
+            mover.join(join, self.staging, self.hear)
+        except BatonError:
+            self.leave()
+            raise
 
     def hear(self, message: Joined | Done | Broken) -> None:
         """The mover says."""
@@ -84,13 +91,13 @@ class Channel:
         self.count += 1
 
     def leave(self) -> None:
-        """Close it; the mover unmaps its staging when it has let go."""
-        self._mover.leave(self.name)
+        """Close it. Staging goes when the mover has let go of it, which may be in the middle of a message."""
         self.why = self.why or "it was closed"
         self.staging.close()
+        free = None
         if self.pages is not None and self._at:
-            asyncio.get_running_loop().call_later(LINGER_S, self.pages.cuda.free, self._at)
-            self._at = 0
+            free, self._at = partial(self.pages.cuda.free, self._at), 0
+        self._mover.leave(self.name, free)
 
 
 def parts(frame: Frame, half_bytes: int) -> list[range]:

@@ -160,16 +160,6 @@ class NcclSession(Session):
         self._channel.expect(frame, self)
         return 1
 
-    def end(self) -> None:
-        """Nothing is written from now on."""
-        self._settle()
-        super().end()
-
-    def abort(self) -> None:
-        """Nothing is written from now on."""
-        self._settle()
-        super().abort()
-
     def arrived(self, expected: Expected, number: int) -> asyncio.Future[list[int]] | None:
         """Copy each block of message ``number`` into its place, unless the stream has ended; None: it is done."""
         if not self.ended and expected.blocks.start == 0:
@@ -220,7 +210,8 @@ class NcclSession(Session):
         if expected.is_last:
             self.has_landed(expected.frame, expected.checksums, resident)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """The card's copies of this stream are done, whatever becomes of them."""
         if self._copying and self._channel.pages is not None:
             self._channel.pages.copier.settle()
 

@@ -71,7 +71,10 @@ class CudaIpcTransport(SocketTransport):
     def _left(self, ring: Ring) -> None:
         """Kept for the next stream: a free waits for the whole card, and receivers may have it open still."""
         ring.taken.clear()
-        self._idle.append(ring)
+        if self._poller is None:  # the transport was closed meanwhile
+            ring.close()
+        else:
+            self._idle.append(ring)
 
 
 class IpcStream(SocketStream):
@@ -120,22 +123,24 @@ class IpcStream(SocketStream):
     async def close(self) -> None:
         """Also leaves the ring; whoever waits for room in it hears that the stream is over."""
         if self in self._streams:
-            await super().close()
-            await self._reading
-            if self._pages is not None and self._packing is not None and not self._packing.done():
-                self._pages.copier.settle()
-            for at in self._probes.values():
-                self._ring.cuda.free(at)
-            self._left(self._ring)
+            try:
+                await super().close()
+                await self._reading
+            finally:
+                if self._pages is not None and self._packing is not None and not self._packing.done():
+                    self._pages.copier.settle()
+                for at in self._probes.values():
+                    self._ring.cuda.free(at)
+                self._left(self._ring)
 
     async def _filled(self, frame: Frame, payload: Sequence[memoryview], begin: int) -> Frame:
         """With where its blocks lie in the ring by now; from the card, with their checksums as well."""
         flags = frame.flags & ~RESIDENT
-        if self._pages is None or not frame.resident or not payload or not self._pages.takes(frame.unit):
-            return msgspec.structs.replace(frame, flags=flags, offsets=self._ring.fill(begin, payload))
-        places = tuple(range(begin, begin + len(payload) * frame.unit, frame.unit))
-        to = [self._ring.at + at for at in places]
         try:
+            if self._pages is None or not frame.resident or not payload or not self._pages.takes(frame.unit):
+                return msgspec.structs.replace(frame, flags=flags, offsets=self._ring.fill(begin, payload))
+            places = tuple(range(begin, begin + len(payload) * frame.unit, frame.unit))
+            to = [self._ring.at + at for at in places]
             self._packing = self._pages.copier.start(to, self._sources(frame, payload, self._pages), frame.unit)
             checksums = await asyncio.shield(self._packing)
         except ConfigError as error:
@@ -180,17 +185,17 @@ class IpcStream(SocketStream):
     async def _taken(self, size: int) -> int:
         if size > self._ring.size:
             raise WorkerLost(f"a frame of {size} bytes doesn't fit a ring of {self._ring.size}", "kv_transport")
-        while (begin := self._ring.take(size)) is None:
-            if self._over:
-                raise self._lane.lost("it is over")
+        while not self._over:  # else the ring may be another stream's
+            if (begin := self._ring.take(size)) is not None:
+                return begin
             self._room.clear()
             await self._room.wait()
-        return begin
+        raise self._lane.lost("it is over")
 
 
 def sender(memory: PageMemory) -> Transport:
     """For a worker on a card. Raises ConfigError where there is none."""
-    return CudaIpcTransport(pages=memory.device)
+    return CudaIpcTransport(max(RING_BYTES, memory.page_bytes), memory.device)
 
 
 def listen(path: str, accept: Accept, pages: DevicePages | None = None) -> tuple[SocketServer, str]:

@@ -102,20 +102,10 @@ class IpcSession(Session):
         self._count()
         return max(1, frame.unit * len(places))
 
-    def end(self) -> None:
-        """Nothing is written from now on."""
-        self._settle()
-        super().end()
-
-    def abort(self) -> None:
-        """Nothing is written from now on."""
-        self._settle()
-        super().abort()
-
     def over(self) -> None:
         """No lane is left."""
         log.debug("a stream over the card's ring is over: %d blocks landed on the card", self._landed_on_card)
-        self._settle()
+        self.settle()
         self._cuda.close(self._ring)
         if self._scratch is not None:
             self._scratch.close()
@@ -139,8 +129,9 @@ class IpcSession(Session):
         """Where nobody reads, on the card and on the host."""
         if self._scratch is None or self._scratch.size < unit * count:
             if self._scratch is not None:
-                self._settle()
+                self.settle()
                 self._scratch.close()
+                self._scratch = None
             self._scratch = Scratch(self._cuda, unit * count)
         begin = self._scratch.at
         return [begin + number * unit for number in range(count)], [(self._scratch.home, begin, unit * count)]
@@ -172,7 +163,7 @@ class IpcSession(Session):
             self._cuda.download(place, self._ring + at)
         return copying.checksums(fetched.places)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """The card's copies of this stream are done, whatever becomes of them."""
         if self._pages is not None and any(fetched.done is not None for fetched in self._coming):
             self._pages.copier.settle()
@@ -184,7 +175,11 @@ class Scratch:
     def __init__(self, cuda: Driver, size: int) -> None:
         self.size, self._cuda = size, cuda
         self.at = cuda.allocate(size)
-        self.home = cuda.pinned(size)
+        try:
+            self.home = cuda.pinned(size)
+        except ConfigError:
+            cuda.free(self.at)
+            raise
 
     def close(self) -> None:
         """Give both back."""

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -84,8 +85,14 @@ class Broken(_Message, frozen=True):
     why: str
 
 
+class Left(_Message, frozen=True):
+    """The last of a channel, broken or not: the mover has let its staging go."""
+
+    channel: str
+
+
 ToMover = Serve | Join | Move | Leave
-FromMover = Joined | Done | Broken
+FromMover = Joined | Done | Broken | Left
 Listener = Callable[[Joined | Done | Broken], None]
 
 
@@ -98,6 +105,7 @@ class MoverClient:
         self._watching: asyncio.AbstractEventLoop | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._listeners: dict[str, Listener] = {}
+        self._held: dict[str, Callable[[], None] | None] = {}  # by the mover, channels: what to do once they aren't
         self._serving: tuple[Serve, socket.socket] | None = None
         self._decode = msgspec.msgpack.Decoder(FromMover).decode
 
@@ -112,17 +120,22 @@ class MoverClient:
 
     def join(self, join: Join, staging: PageMemory, listener: Listener) -> None:
         """Open a channel; ``listener`` hears of it until it is Broken, or left."""
-        self._listeners[join.channel] = listener
+        self._listeners[join.channel], self._held[join.channel] = listener, None
         self._send(join, staging.fd)
 
     def move(self, move: Move) -> None:
         """The next thing on its channel."""
         self._send(move)
 
-    def leave(self, channel: str) -> None:
-        """Nobody listens from now on."""
+    def leave(self, channel: str, let_go: Callable[[], None] | None = None) -> None:
+        """Nobody listens from now on. ``let_go`` is called once the mover has nothing of its staging any more."""
+        if let_go is not None and channel in self._held:
+            self._held[channel] = let_go
+        elif let_go is not None:
+            let_go()
         if self._listeners.pop(channel, None) is not None:
-            self._send(Leave(channel))
+            with suppress(WorkerLost):  # then it is left as well
+                self._send(Leave(channel))
 
     def close(self) -> None:
         """End the mover; every channel is broken."""
@@ -168,11 +181,17 @@ class MoverClient:
 
     def _readable(self) -> None:
         assert self._sock is not None
-        data = self._sock.recv(MAX_MESSAGE)
+        try:
+            data = self._sock.recv(MAX_MESSAGE)
+        except OSError:  # it was killed with words of ours unread
+            data = b""
         if not data:
             self._lost("the mover process died")
             return
         message = self._decode(data)
+        if isinstance(message, Left):
+            self._let_go(message.channel)
+            return
         listener = self._listeners.get(message.channel)
         if isinstance(message, Broken):
             self._listeners.pop(message.channel, None)
@@ -192,6 +211,12 @@ class MoverClient:
         listeners, self._listeners = self._listeners, {}
         for channel, listener in listeners.items():
             listener(Broken(channel, why))
+        for channel in tuple(self._held):
+            self._let_go(channel)
+
+    def _let_go(self, channel: str) -> None:
+        if (let_go := self._held.pop(channel, None)) is not None:
+            let_go()
 
 
 class _Lent:

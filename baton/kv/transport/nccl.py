@@ -27,7 +27,7 @@ from baton.kv.device_pages import DevicePages
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, tcp
 from baton.kv.transport.base import Accept, HandoffStream, Transport, sealed
-from baton.kv.transport.channels import READY, STREAM_ID, Channel, parts
+from baton.kv.transport.channels import HALF_BYTES, READY, STREAM_ID, Channel, parts
 from baton.kv.transport.collective import NcclServer
 from baton.kv.transport.frames import RESIDENT, Frame, Kind
 from baton.kv.transport.moving import Join, MoverClient, borrow, give_back
@@ -35,7 +35,6 @@ from baton.kv.transport.receiving import SocketServer
 from baton.kv.transport.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
 from baton.protos.errors import ConfigError, WorkerLost
 
-HALF_BYTES = 8 << 20  # of staging: one message is sent while the next is copied
 CONNECT_S = 5.0
 
 
@@ -88,16 +87,16 @@ class NcclTransport(SocketTransport):
             async with asyncio.timeout(CONNECT_S):
                 if await lane.read() != READY:
                     raise lane.lost("it does not take this stream")
+            if channel is None:
+                host = tcp.split(target)[0]
+                join = Join(f"1-{group.hex()}", group.hex(), 1, host, meeting, sock.getsockname()[0], 0)
+                channel = Channel(self._mover, join, self._half_bytes, self._pages)
         except TimeoutError:
             lane.close()
             raise lane.lost("it does not answer") from None
         except BaseException:
             lane.close()
             raise
-        if channel is None:
-            host = tcp.split(target)[0]
-            join = Join(f"1-{group.hex()}", group.hex(), 1, host, meeting, sock.getsockname()[0], 0)
-            channel = Channel(self._mover, join, self._half_bytes, self._pages)
         return NcclStream(lane, self._streams, channel, lambda: self._left(address, group, channel))
 
     def _left(self, address: str, group: bytes, channel: Channel) -> None:
@@ -126,6 +125,9 @@ class NcclStream(SocketStream):
                 await super().send(frame, payload)
                 return
             offsets, flags = tuple([i * frame.unit for i in range(len(frame.blocks))]), frame.flags & ~RESIDENT
+            if frame.unit > self.channel.half_bytes:
+                said = f"a block of {frame.unit} bytes doesn't fit messages of {self.channel.half_bytes}"
+                raise WorkerLost(said, "kv_transport")
             cut = parts(frame, self.channel.half_bytes)
             pages = self.channel.pages
             on_card = pages is not None and frame.resident and pages.takes(frame.unit)
@@ -178,7 +180,10 @@ class NcclStream(SocketStream):
     async def _stage(self, payload: Sequence[memoryview], unit: int) -> None:
         """Copy them out of their pages."""
         await self._room()
-        self.channel.put(payload, unit)
+        try:
+            self.channel.put(payload, unit)
+        except ConfigError as error:
+            raise self._lane.lost(error.message) from error
         self.channel.move(len(payload) * unit)
 
     async def _room(self) -> None:

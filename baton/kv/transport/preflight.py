@@ -24,6 +24,7 @@ SMALL_BYTES = 4096
 ROUNDS = 3
 SLOW_S = 0.1  # a network on which one page takes longer is not asked for more
 TIMEOUT_S = 5.0
+PATIENCE_S = {"nccl": 60.0}  # its movers load torch first
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -49,10 +49,7 @@ class Session:
     def has_landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         """All blocks of one frame are in; ``resident``: in the device's pages, too."""
         self.landed += 1
-        if resident:
-            self.sink.landed(frame, checksums, True)
-        else:
-            self.sink.landed(frame, checksums)
+        self.sink.landed(frame, checksums, resident)
         for inlet in tuple(self.inlets):
             inlet.release()
 
@@ -70,6 +67,7 @@ class Session:
         """Say goodbye, then read and drop what is still in flight until the sender has closed."""
         if self.ended:
             return
+        self.settle()
         self._out += frames.encode(Frame(Kind.END))
         self.ended = True
         self._flush()
@@ -77,9 +75,13 @@ class Session:
 
     def abort(self) -> None:
         """The stream is broken, or over at the sender's end: no goodbye."""
+        self.settle()
         reset, self.ended = not self.ended, True
         self.sink.over(None)
         self._forget(reset)
+
+    def settle(self) -> None:
+        """Wait for whatever else than this thread writes where blocks were to land: nothing is written after."""
 
     def _forget(self, reset: bool) -> None:
         self._server.sessions.pop(self.stream, None)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from baton.kv.cuda_driver import Driver
+from baton.protos.errors import ConfigError
 
 
 class Ring:
@@ -18,7 +19,11 @@ class Ring:
     def __init__(self, cuda: Driver, size: int) -> None:
         self.size, self.taken = size, deque[tuple[int, int]]()
         self.cuda, self.at = cuda, cuda.allocate(size)
-        self.handle = cuda.share(self.at)
+        try:
+            self.handle = cuda.share(self.at)
+        except ConfigError:
+            cuda.free(self.at)
+            raise
 
     def take(self, size: int) -> int | None:
         """``size`` bytes in a row; None while there are none."""

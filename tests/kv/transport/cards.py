@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, on_gpu
 from baton.kv import cuda_driver, device_copy, device_pages
 from baton.kv.cuda_driver import Driver
@@ -24,7 +23,8 @@ from baton.kv.device_pages import DevicePages
 from baton.kv.memory import PageMemory
 from baton.protos.channel import BlocksReceived, ShipBlock
 from baton.protos.nouns import KvLayout, SharedPages
-from tests.kv.transport.rigs import stand_in_driver
+from tests.kernels.compilers import needs_compiler
+from tests.kv.transport.rigs import required_driver, stand_in_driver
 from tests.kv.transport.test_handoffs import BLOCKS, FIRST, LAYOUT, Pair
 
 
@@ -45,13 +45,9 @@ def take_card(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """From here on this process has the stand-in card, with kernels. Skips without a compiler."""
     if on_gpu.asked():
         return cuda_driver.driver()
-    if not stand_in_driver():
-        pytest.skip("no C compiler for the driver's stand-in")
-    try:
+    monkeypatch.setattr(cuda_driver, "LIBRARY", required_driver())
+    with needs_compiler():
         kernels()
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
-    monkeypatch.setattr(cuda_driver, "LIBRARY", stand_in_driver())
     monkeypatch.setattr(device_copy, "device", kernels)
     device_copy._made.cache_clear()
     return cuda_driver.driver()
@@ -68,9 +64,11 @@ class Shared:
             self.write(page, b"\xee" * memory.page_bytes)
         if on_gpu.asked():  # where nobody can open what is his own
             cuda.pin(memory.view())
-            self.pages = DevicePages(cuda, device_copy.copier(), self.at, memory)
+            self.pages = DevicePages(cuda, device_copy.copier(), self.at, memory.view())
         else:
-            self.pages = device_pages.open_pages(SharedPages(cuda.card, cuda.share(self.at), self.size), memory)
+            self.pages = device_pages.open_pages(
+                SharedPages(cuda.card, cuda.share(self.at), self.size), memory.view()
+            )
         memory.device = self.pages
 
     def page(self, index: int) -> bytes:

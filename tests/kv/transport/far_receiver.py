@@ -27,7 +27,7 @@ class Sink:
     def place(self, frame: Frame) -> Sequence[memoryview]:
         return [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         frames.check_blocks(frame, checksums)
         self._line.reply(frames.ack(frame, [block.index for block in frame.blocks]))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc.aio
+import pytest
 
 from baton.kv import cuda_driver
 from baton.kv.memory import PageMemory
@@ -130,6 +131,11 @@ def stand_in_driver() -> str:
         return ""
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-lrt", "-lpthread"], check=True)
     return str(library)
+
+
+def required_driver() -> str:
+    """The stand-in; a test that needs it is skipped without."""
+    return stand_in_driver() or pytest.skip("no C compiler for the driver's stand-in")
 
 
 async def cuda_ipc_rig(accept: Accept, memory: PageMemory, folder: Path) -> Rig:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.kv.cuda_driver import Driver
 from baton.kv.transport import cuda_ipc
 from tests.kv.transport.cards import Shared, take_card
-from tests.kv.transport.test_auto import House, house, used
+from tests.kv.transport.test_auto import LAYOUT, House, house, used
 
 __all__ = ["house"]
 
@@ -76,6 +77,21 @@ async def test_two_cards_are_no_one_card(card: Driver, house: House) -> None:
     assert await used(house, auto) == "shm"
     assert house.links[-1][0].fallback == (
         "from the host's pages, because ours are on card 07070707 and theirs on 08080808"
+    )
+    await auto.close()
+
+
+async def test_a_receiver_whose_blocks_are_too_large_for_it_is_not_reached_by_the_card(
+    card: Driver, house: House
+) -> None:
+    layout = msgspec.structs.replace(LAYOUT, page_bytes=(8 << 20) + 1)
+    house.info = msgspec.structs.replace(house.info, layout=layout)
+    auto = house.auto()
+    assert await used(house, auto) == "shm"
+    size = layout.page_bytes
+    assert (
+        house.links[-1][0].fallback
+        == f"from the host's pages, because a block of its {size} bytes doesn't go at once"
     )
     await auto.close()
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from baton.kv.cuda_driver import Driver
+from baton.kv.memory import PageMemory
+from baton.kv.transport import cuda_ipc
 from baton.kv.transport.cuda_ipc import CudaIpcTransport
-from baton.kv.transport.fetching import IpcSession
+from baton.kv.transport.fetching import IpcSession, Scratch
+from baton.kv.transport.frames import NO_HASH, Block, Frame, Kind
+from baton.kv.transport.ring import Ring
 from baton.protos.channel import BlocksReceived, ReceiveClosed
 from baton.protos.errors import ConfigError, WorkerLost
-from tests.kv.transport.cards import Cards, LateCopies
+from tests.kv.transport.cards import Cards, LateCopies, known
 from tests.kv.transport.test_card_to_card import card, pair
 from tests.kv.transport.test_handoffs import BLOCKS, LAYOUT, error_of, until
 
@@ -47,11 +54,11 @@ async def test_a_stream_that_was_ended_writes_nothing_after(pair: Cards, monkeyp
 async def test_the_planted_bug_that_does_not_wait_for_the_card_is_caught(
     pair: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = IpcSession._settle
-    monkeypatch.setattr(IpcSession, "_settle", lambda session: None)
+    settle = IpcSession.settle
+    monkeypatch.setattr(IpcSession, "settle", lambda session: None)
     on_card, on_host = await aborted(pair, monkeypatch)
     assert b"N" * LAYOUT.page_bytes not in (on_card, on_host)
-    monkeypatch.setattr(IpcSession, "_settle", settle)
+    monkeypatch.setattr(IpcSession, "settle", settle)
     await pair.end()
 
 
@@ -82,7 +89,82 @@ async def test_a_card_that_fails_breaks_the_stream_and_the_log_says_why(
     await pair.end()
 
 
-@pytest.mark.parametrize("when", ["at the launch", "later"])
+async def test_a_card_that_answers_nothing_any_more_breaks_the_stream_all_the_same(
+    pair: Cards, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two frames are on their way: the stream is over although waiting for the second fails, too."""
+    late, call, faults = LateCopies(pair.theirs._cuda, monkeypatch), Driver._call, list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+
+    def broken(cuda: Driver, name: str, *arguments: object) -> None:
+        if "Synchronize" in name:
+            raise ConfigError(f"worker.kv_transport cuda_ipc: {name}: an illegal address (700)")
+        call(cuda, name, *arguments)
+
+    transport = CudaIpcTransport()
+    stream = await transport.connect(pair.rig.address)
+    await stream.send(pair.opening())
+    await stream.send(*pair.frame(0))
+    await stream.send(*pair.frame(1))
+    await until(lambda: len(late.launched) == 2)
+    monkeypatch.setattr(Driver, "_call", broken)
+    late.let()
+    await stream.receive()  # to OPEN
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(stream.receive(), 5)
+    assert "cuStreamSynchronize: an illegal address" in caplog.text
+    assert any(isinstance(said, ReceiveClosed) for said in pair.told)
+    assert not faults
+    monkeypatch.setattr(Driver, "_call", call)
+    await transport.close()
+    await pair.end()
+
+
+async def test_a_server_closes_although_its_card_takes_nothing_back(
+    pair: Cards, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    server, address = cuda_ipc.listen(str(tmp_path / "another"), pair.intake.accept)
+    transport, call = CudaIpcTransport(), Driver._call
+    for _ in range(2):
+        await transport.connect(address)
+    await until(lambda: len(server.sessions) == 2)
+    rings = [session._ring for session in server.sessions.values() if isinstance(session, IpcSession)]
+
+    def broken(cuda: Driver, name: str, *arguments: object) -> None:
+        raise ConfigError(f"worker.kv_transport cuda_ipc: {name}: an illegal address (700)")
+
+    monkeypatch.setattr(Driver, "_call", broken)
+    server.close()
+    assert not server.sessions
+    assert caplog.text.count("cuIpcCloseMemHandle: an illegal address") == 2
+    monkeypatch.setattr(Driver, "_call", call)
+    for ring in rings:
+        pair.theirs._cuda.close(ring)
+    await transport.close()
+    await pair.end()
+
+
+async def test_what_was_launched_is_waited_for_where_bringing_it_home_fails(
+    pair: Cards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = LateCopies(pair.theirs._cuda, monkeypatch)
+    late.let()
+
+    def broken(*arguments: int) -> None:
+        raise ConfigError("worker.kv_transport cuda_ipc: cuMemcpyDtoHAsync_v2: an illegal address (700)")
+
+    monkeypatch.setattr(pair.theirs._cuda, "bring", broken)
+    transport = CudaIpcTransport()
+    stream = await transport.connect(pair.rig.address)
+    await stream.send(pair.opening())
+    await stream.send(*pair.frame(0))
+    await until(lambda: any(isinstance(said, ReceiveClosed) for said in pair.told))
+    assert (late.ran, late.launched) == (1, [])
+    await transport.close()
+    await pair.end()
+
+
+@pytest.mark.parametrize("when", ["at the launch", "later", "at an upload"])
 async def test_a_sender_whose_card_fails_has_lost_its_stream(
     pair: Cards, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -91,6 +173,9 @@ async def test_a_sender_whose_card_fails_has_lost_its_stream(
 
     if when == "later":
         monkeypatch.setattr(pair.ours._cuda, "wait_for", broken)
+    elif when == "at an upload":
+        pair.resident = set()
+        monkeypatch.setattr(pair.ours._cuda, "upload", lambda *arguments: broken(0))
     else:
         monkeypatch.setattr(pair.ours.pages.copier, "_copy", lambda *arguments: 700)
     monkeypatch.setattr("baton.prefill_worker.handoff.LAST_WORDS_S", 0.0)
@@ -99,3 +184,81 @@ async def test_a_sender_whose_card_fails_has_lost_its_stream(
     with pytest.raises(WorkerLost, match="an illegal address"):
         await asyncio.wait_for(handoff.run(), 10)
     await pair.end()
+
+
+async def test_probes_memory_that_is_gone_is_not_given_back_twice(
+    pair: Cards, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = CudaIpcTransport()
+    stream = await transport.connect(pair.rig.address)
+
+    def probe(size: int) -> tuple[Frame, list[memoryview]]:
+        return Frame(Kind.PROBE, unit=size, blocks=(Block(0, NO_HASH),)), [memoryview(bytes(size))]
+
+    await stream.send(*probe(4096))
+    await asyncio.wait_for(stream.receive(), 5)
+
+    def full(size: int) -> int:
+        raise ConfigError("worker.kv_transport cuda_ipc: cuMemAlloc_v2: out of memory (2)")
+
+    monkeypatch.setattr(pair.theirs._cuda, "allocate", full)
+    await stream.send(*probe(8192))
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(stream.receive(), 5)
+    assert "cuMemAlloc_v2: out of memory" in caplog.text
+    assert "cuMemFree" not in caplog.text
+    await transport.close()
+    await pair.end()
+
+
+async def test_a_close_that_is_cancelled_leaves_its_ring_all_the_same(pair: Cards) -> None:
+    transport = CudaIpcTransport(pages=pair.source.device)
+    stream = await transport.connect(pair.rig.address)
+    closing = asyncio.ensure_future(stream.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    assert len(transport._idle) == 1
+    await transport.close()
+    await pair.end()
+
+
+async def test_a_ring_that_is_left_after_its_transport_closed_is_given_back(pair: Cards) -> None:
+    transport = CudaIpcTransport()
+    before = known()
+    closing = asyncio.ensure_future((await transport.connect(pair.rig.address)).close())
+    await asyncio.sleep(0)
+    await transport.close()
+    await closing
+    await until(lambda: known() == before)
+    await pair.end()
+
+
+async def test_a_send_after_the_end_takes_no_room_in_a_ring_that_may_be_anothers(pair: Cards) -> None:
+    transport = CudaIpcTransport()
+    stream = await transport.connect(pair.rig.address)
+    await stream.close()
+    with pytest.raises(WorkerLost, match="it is over"):
+        await stream.send(*pair.frame(0))
+    assert not transport._idle[0].taken
+    await transport.close()
+    await pair.end()
+
+
+@pytest.mark.parametrize(("made", "fails"), [(Ring, "share"), (Scratch, "pinned")])
+def test_what_a_card_gave_by_half_is_given_back(
+    card: Driver, monkeypatch: pytest.MonkeyPatch, made: Callable[[Driver, int], object], fails: str
+) -> None:
+    def full(*arguments: object) -> None:
+        raise ConfigError("worker.kv_transport cuda_ipc: out of memory (2)")
+
+    monkeypatch.setattr(card, fails, full)
+    before = known()
+    with pytest.raises(ConfigError, match="out of memory"):
+        made(card, 4096)
+    assert known() == before
+
+
+def test_a_ring_has_room_for_a_page_of_any_size(card: Driver) -> None:
+    memory = PageMemory.create(1, cuda_ipc.RING_BYTES + 4096)
+    assert cuda_ipc.sender(memory)._ring_bytes == memory.page_bytes

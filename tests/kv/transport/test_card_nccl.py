@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.engine import mover
 from baton.kernels.cuda.library import SIMT_ENV
 from baton.kv.cuda_driver import Driver
 from baton.kv.transport import channels, nccl
-from baton.kv.transport.moving import MoverClient
-from baton.protos.errors import ConfigError
+from baton.kv.transport.moving import Join, Left, MoverClient
+from baton.kv.transport.poller import Poller
+from baton.kv.transport.sending import Lane
+from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from baton.protos.nouns import SharedPages
 from tests.kv.transport.cards import Cards, known, take_card
 from tests.kv.transport.rigs import Rig, stand_in_driver
-from tests.kv.transport.test_handoffs import BLOCKS
+from tests.kv.transport.test_handoffs import BLOCKS, until
 
 
 @pytest.fixture
@@ -31,7 +36,6 @@ async def test_by_nccl_a_channels_staging_lies_on_the_card(
     (tmp_path / "libcuda.so.1").symlink_to(stand_in_driver())
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv(SIMT_ENV, "1")
-    monkeypatch.setattr(channels, "LINGER_S", 0.0)
     pair, client = Cards(card), MoverClient()
     server, address = nccl.listen("127.0.0.1", pair.intake.accept, client, pair.memory.device)
     pair.rig = Rig(nccl.NcclTransport(pair.source, client), address, asyncio.Event().wait)
@@ -46,9 +50,10 @@ async def test_by_nccl_a_channels_staging_lies_on_the_card(
         assert pair.landed() == pair.arrived() == want
         assert pair.said_resident() == set(range(BLOCKS))
         await pair.end()
+    held = known()
     await pair.rig.transport.close()
+    await until(lambda: known() == held - 1)  # the sender's staging, once the mover has let go
     server.close()
-    await asyncio.sleep(0.05)
     pair.ours.close()
     pair.theirs.close()
     assert known() == 0
@@ -65,3 +70,91 @@ def test_a_mover_without_nccl_refuses_staging_on_a_card_by_name(
     with pytest.raises(ConfigError, match=r"staging is on card 0909.*this process sees 0707"):
         mover.card(SharedPages("09" * 16, bytes(64), 1))
     assert mover.card(SharedPages(card.card, bytes(64), 1)) is card
+
+
+def failing(error: BatonError) -> Callable[..., None]:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
+
+
+FULL = ConfigError("worker.kv_transport cuda_ipc: cuMemAlloc_v2: out of memory (2)", "worker.kv_transport")
+
+
+async def test_a_channel_that_is_not_opened_leaves_nothing_on_the_card(
+    card: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, client = Cards(card), MoverClient()
+    monkeypatch.setattr(client, "join", failing(WorkerLost("the mover process died")))
+    before, join = known(), Join("0-a", "a", 0, "127.0.0.1", 1, "127.0.0.1", 0)
+    with pytest.raises(WorkerLost, match="the mover process died"):
+        channels.Channel(client, join, 1 << 16, pair.memory.device)
+    assert known() == before
+    pair.ours.close()
+    pair.theirs.close()
+
+
+@pytest.mark.parametrize("end", ["lets go", "dies"])
+async def test_staging_on_the_card_stays_until_the_mover_has_let_go_of_it(card: Driver, end: str) -> None:
+    """It may be in the middle of a message when the channel is left."""
+    pair, client = Cards(card), MoverClient()
+    client._sock, mover_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client._watch()
+    before, join = known(), Join("0-a", "a", 0, "127.0.0.1", 1, "127.0.0.1", 0)
+    channel = channels.Channel(client, join, 1 << 16, pair.memory.device)
+    channel.leave()
+    await asyncio.sleep(0.02)
+    assert known() == before + 1
+    if end == "lets go":
+        mover_end.send(msgspec.msgpack.encode(Left("0-a")))
+    else:
+        mover_end.close()
+    await until(lambda: known() == before)
+    client.close()
+    mover_end.close()
+    pair.ours.close()
+    pair.theirs.close()
+
+
+async def test_a_sender_without_room_on_its_card_hangs_up(card: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, client, hung_up = Cards(card), MoverClient(), asyncio.Event()
+
+    async def receiver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(channels.READY)
+        await reader.read()
+        hung_up.set()
+        writer.close()
+
+    server = await asyncio.start_server(receiver, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    transport = nccl.NcclTransport(pair.source, client)
+    monkeypatch.setattr(card, "allocate", failing(FULL))
+    with pytest.raises(ConfigError, match="out of memory"):
+        await transport.connect(f"127.0.0.1:{port}/{port}")
+    await asyncio.wait_for(hung_up.wait(), 5)
+    await transport.close()
+    server.close()
+    pair.ours.close()
+    pair.theirs.close()
+
+
+async def test_a_stream_whose_card_takes_no_bytes_is_lost(card: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its sender measures its ways anew."""
+    pair, client, poller = Cards(card), MoverClient(), Poller()
+    monkeypatch.setattr(client, "join", lambda *arguments: None)
+    join = Join("1-a", "a", 1, "127.0.0.1", 1, "127.0.0.1", 0)
+    channel = channels.Channel(client, join, 1 << 16, pair.source.device)
+    channel.joined = True
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    stream = nccl.NcclStream(Lane(ours, "there", poller), set(), channel, channel.leave)
+    monkeypatch.setattr(card, "upload", failing(FULL))
+    with pytest.raises(WorkerLost, match=r"the handoff stream to there broke: .*out of memory"):
+        await stream.send(*pair.frame(0))
+    await stream.close()
+    await asyncio.sleep(0.02)
+    poller.close()
+    theirs.close()
+    pair.ours.close()
+    pair.theirs.close()

@@ -68,7 +68,7 @@ class PeerSink:
         self.places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
         return self.places
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         assert list(checksums) == [block.checksum for block in frame.blocks]
         self.peer.blocks += [bytes(place) for place in self.places]
         self.take(frame)

@@ -23,9 +23,7 @@ from baton.kv.transport.base import Line
 from baton.kv.transport.cuda_ipc import CudaIpcTransport, Ring
 from baton.kv.transport.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
-from tests.kv.transport.rigs import stand_in_driver
-
-needs_compiler = pytest.mark.skipif(not stand_in_driver(), reason="no C compiler for the driver's stand-in")
+from tests.kv.transport.rigs import required_driver, stand_in_driver
 
 
 def known() -> int:
@@ -35,7 +33,7 @@ def known() -> int:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(cuda_driver, "LIBRARY", stand_in_driver())
+    monkeypatch.setattr(cuda_driver, "LIBRARY", required_driver())
     return cuda_driver.driver().card
 
 
@@ -49,9 +47,8 @@ def test_without_a_driver_both_ends_are_refused_by_name(monkeypatch: pytest.Monk
     assert not (tmp_path / "gpu").exists()
 
 
-@needs_compiler
 def test_a_driver_without_a_card_says_so_in_its_own_words() -> None:
-    code = f"from baton.kv.cuda_driver import Driver; Driver({stand_in_driver()!r})"
+    code = f"from baton.kv.cuda_driver import Driver; Driver({required_driver()!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"STAND_IN_NO_CARD": "1"}, capture_output=True, text=True, check=False,
         cwd=Path(__file__).resolve().parents[3],
@@ -59,7 +56,6 @@ def test_a_driver_without_a_card_says_so_in_its_own_words() -> None:
     assert "cuInit: no CUDA-capable device is detected (100)" in done.stderr
 
 
-@needs_compiler
 async def test_a_receiver_on_another_card_is_refused_before_connecting(card: str) -> None:
     transport = CudaIpcTransport()
     with pytest.raises(WorkerLost, match=r"both workers on one card: ours is 0707.*the receiver's 0808"):
@@ -80,7 +76,7 @@ class Sink:
         self._places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
         return self._places
 
-    def landed(self, frame: Frame, checksums: list[int]) -> None:
+    def landed(self, frame: Frame, checksums: list[int], resident: bool = False) -> None:
         frames.check_blocks(frame, checksums)
         self._got += [bytes(place) for place in self._places]
 
@@ -88,7 +84,6 @@ class Sink:
         self._line.end()
 
 
-@needs_compiler
 async def test_many_times_the_rings_size_goes_through_it_and_nothing_is_left(card: str, tmp_path: Path) -> None:
     got: list[bytes] = []
     server, address = cuda_ipc.listen(str(tmp_path / "gpu"), lambda line: Sink(line, got))
@@ -120,7 +115,6 @@ async def test_many_times_the_rings_size_goes_through_it_and_nothing_is_left(car
     assert known() == 0
 
 
-@needs_compiler
 async def test_whoever_waits_for_room_hears_that_the_stream_was_closed(card: str, tmp_path: Path) -> None:
     server, address = cuda_ipc.listen(str(tmp_path / "gpu"), lambda line: Sink(line, []))
     transport = CudaIpcTransport(ring_bytes=1000)

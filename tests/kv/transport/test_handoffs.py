@@ -309,7 +309,7 @@ class Stuck:
     def __init__(self, sink: Sink) -> None:
         self.take, self.place, self.over = sink.take, sink.place, sink.over
 
-    def landed(self, frame: Frame, checksums: Sequence[int]) -> None:
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         """Nobody hears of it."""
 
 

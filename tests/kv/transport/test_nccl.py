@@ -18,6 +18,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, nccl
 from baton.kv.transport.base import HandoffStream
 from baton.kv.transport.frames import Block, Frame, Kind
+from baton.kv.transport.moving import Broken, Move, MoverClient
 from baton.protos.errors import WorkerLost
 from tests.kv.transport.rigs import MOVER
 from tests.kv.transport.test_contract import Peer, answer
@@ -114,6 +115,14 @@ async def test_a_channel_that_nobody_uses_for_long_is_left(near: Near, monkeypat
     assert near.peer.blocks == [bytes(near.memory.page(n)) for n in (0, 1)]
 
 
+async def test_a_block_that_no_message_has_room_for_is_refused_by_its_size(near: Near) -> None:
+    stream = await near.transport.connect(near.address)
+    large = Frame(Kind.BLOCK, unit=(8 << 20) + 1, blocks=(Block(0, bytes(32), 1),))
+    with pytest.raises(WorkerLost, match="a block of 8388609 bytes doesn't fit messages of 8388608"):
+        await stream.send(large, [memoryview(bytes(large.unit))])
+    await stream.close()
+
+
 async def test_an_address_without_a_meeting_point_is_refused_by_name(near: Near) -> None:
     with pytest.raises(WorkerLost, match="host:port/port"):
         await near.transport.connect("127.0.0.1:1")
@@ -192,6 +201,19 @@ async def test_a_mover_that_is_killed_breaks_its_streams_and_is_started_anew(
     stream = await transport.connect(far[0].address)
     assert await acknowledged(stream, memory, 6) == (6,)
     await transport.close()
+
+
+async def test_a_mover_that_dies_with_words_unread_breaks_its_channels_without_a_fault() -> None:
+    client, (ours, theirs) = MoverClient(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    said, faults = list[object](), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+    client._sock, client._listeners["a"] = ours, said.append
+    client._watch()
+    client.move(Move("a", 0, 0, 1))
+    theirs.close()
+    await asyncio.sleep(0.02)
+    assert said == [Broken("a", "the mover process died")]
+    assert not faults
 
 
 def test_a_mover_whose_worker_dies_with_words_unread_ends_in_silence() -> None:

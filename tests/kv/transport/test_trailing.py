@@ -114,7 +114,7 @@ async def test_blocks_of_every_size_come_whole(unit: int, count: int) -> None:
             self.places = [memoryview(bytearray(frame.unit)) for _ in frame.blocks]
             return self.places
 
-        def landed(self, frame, checksums):
+        def landed(self, frame, checksums, resident=False):
             got.append((frame, [bytes(place) for place in self.places], list(checksums)))
             self.take(frame)
 
