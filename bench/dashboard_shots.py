@@ -35,8 +35,8 @@ CLASSES = (
     {"name": "long", "max_tokens": 0, "slo_ttft_s": 4.0, "slo_tpot_s": 0.08},
 )
 NORMAL, OVERLOAD = 6.0, 60.0  # requests per second
-WIDE = {"viewport": {"width": 1280, "height": 900}}
-PHONE = {"viewport": {"width": 360, "height": 760}, "device_scale_factor": 2, "has_touch": True}
+WIDE: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}}
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 760}, "device_scale_factor": 2, "has_touch": True}
 
 
 def cluster(folder: Path) -> Fleet:

@@ -18,9 +18,9 @@ import argparse
 import heapq
 import itertools
 import json
-import sys
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -57,7 +57,7 @@ class Replay:
         """To the last token."""
         self._left = len(calls)
         for call in calls:
-            self._at(call.arrived, lambda call=call: self._arrive(call))
+            self._at(call.arrived, partial(self._arrive, call))
         self._beat()
         while self._left:
             self._now, _, event = heapq.heappop(self._events)
@@ -269,4 +269,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

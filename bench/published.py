@@ -182,8 +182,8 @@ def _costs(
     about: str, fixed: float, token: float, pair: float, sequence: float, context: float, kv_tokens: int
 ) -> WorkerCosts:
     """From milliseconds."""
-    times = (x / 1e3 for x in (fixed, 0.0, token, pair, sequence, context))
-    return WorkerCosts(about, *times, kv_tokens, 1, FREE, written=0.0)
+    token, pair, sequence, context = (x / 1e3 for x in (token, pair, sequence, context))
+    return WorkerCosts(about, fixed / 1e3, 0.0, token, pair, sequence, context, kv_tokens, 1, FREE, written=0.0)
 
 
 # ---- Splitwise, machine counts -----------------------------------------------------------------------------

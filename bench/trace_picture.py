@@ -21,6 +21,7 @@ import urllib.request
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
@@ -48,7 +49,7 @@ class Receiver(otlp_grpc.TraceServiceServicer):
         self.spans: list[Span] = []
         self._lock = threading.Lock()
 
-    def Export(self, request, context):
+    def Export(self, request: Any, context: Any) -> Any:
         """Take one batch."""
         with self._lock:
             for resource in request.resource_spans:
@@ -58,7 +59,7 @@ class Receiver(otlp_grpc.TraceServiceServicer):
         return otlp.ExportTraceServiceResponse()
 
 
-def _span(s, service: str) -> Span:
+def _span(s: Any, service: str) -> Span:
     attributes = {a.key: str(getattr(a.value, a.value.WhichOneof("value") or "string_value")) for a in s.attributes}
     return Span(
         s.trace_id.hex(), s.name, service, s.start_time_unix_nano / 1e9, s.end_time_unix_nano / 1e9, attributes

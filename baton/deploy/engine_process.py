@@ -75,7 +75,7 @@ class EngineProcess:
         self.ready = message
         self.memory = PageMemory.attach(fd, message.pages, message.layout.page_bytes)
         if message.device_pages is not None and self._wants_card:
-            self.memory.device = opened_or_none(message.device_pages, self.memory)
+            self.memory.device = opened_or_none(message.device_pages, self.memory.view())
 
     def obituary(self) -> str:
         """How it ended, waiting a moment for the kernel to say."""

@@ -11,17 +11,18 @@ import hashlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
 from baton.deploy.node_choice import Seat, Wish
+from baton.deploy.processes import wait_exit
 from baton.deploy.supervise import HostPlan, HostSupervisor
 
 ANSWER_S = 2.0
-LOOK_S = 0.5  # between two looks at the raylet
+RAYLET_ENV = "RAY_RAYLET_PID"  # Ray says it to each of its workers
+LOOK_S = 60.0  # waiting, in turns of
 PREFIX = "baton/"
 log = logging.getLogger("baton.placement")
 
@@ -34,7 +35,8 @@ class WorkerActor:
     """
 
     def __init__(self, plan: str) -> None:
-        threading.Thread(target=_end_with, args=(os.getppid(),), name="raylet", daemon=True).start()
+        raylet = int(os.environ.get(RAYLET_ENV) or os.getppid())  # it may be gone, and another our parent
+        threading.Thread(target=_end_with, args=(raylet,), name="raylet", daemon=True).start()
         self._supervisor = HostSupervisor(msgspec.json.decode(plan, type=HostPlan))
         self._supervisor.start()
 
@@ -116,8 +118,8 @@ class Actors:
 
 def _end_with(raylet: int) -> None:
     """This process, and not the host, which is in a session of its own."""
-    while os.getppid() == raylet:
-        time.sleep(LOOK_S)
+    while not wait_exit(raylet, LOOK_S):
+        pass
     os._exit(1)
 
 

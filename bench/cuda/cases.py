@@ -6,7 +6,7 @@ that says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,11 @@ def ceilings() -> tuple[Ceilings, list[Row]]:
     return found, rows
 
 
+def each(function: Callable[..., object], inputs: Iterable[Iterable[Any]]) -> list[Call]:
+    """A call of ``function`` on each of ``inputs``."""
+    return [partial(function, *given) for given in inputs]
+
+
 def peer(
     name: str, mine: Sample, other: str, make: Callable[[], list[Call]], part: str, target: float | None = None
 ) -> Row:
@@ -94,8 +99,8 @@ def rows_ops(ops: Ops, top: Ceilings) -> Iterator[Row]:
             return F.rms_norm(x.add_(delta), (HIDDEN,), weight)
 
         compiled = torch.compile(torchs)
-        yield peer(name, mine, "torch", lambda s=sets: [lambda a=a: torchs(*a) for a in s], "rows")
-        yield peer(name, mine, "Triton", lambda s=sets, c=compiled: [lambda a=a: c(*a) for a in s], "rows")
+        yield peer(name, mine, "torch", partial(each, torchs, sets), "rows")
+        yield peer(name, mine, "Triton", partial(each, compiled, sets), "rows")
     count = SIZES["rows"][-1]
     gates = [torch.randn(count, 2 * INNER, device=clock.DEVICE) for _ in range(2)]
     inner = torch.empty(count, INNER, device=clock.DEVICE)
@@ -135,14 +140,13 @@ def _decode(ops: Ops, top: Ceilings, dtype: str, batch: int, length: int) -> Ite
         return q.bfloat16().view(batch, HEADS, 1, HEAD_DIM), keys, values
 
     def sdpa() -> list[Call]:
-        each = [inputs() for _ in range(sets)]
-        return [lambda a=a: F.scaled_dot_product_attention(*a, enable_gqa=True) for a in each]
+        return each(partial(F.scaled_dot_product_attention, enable_gqa=True), [inputs() for _ in range(sets)])
 
     def flex() -> list[Call]:
         from torch.nn.attention.flex_attention import flex_attention
 
-        compiled, each = torch.compile(flex_attention), [inputs() for _ in range(sets)]
-        return [lambda a=a: compiled(*a, enable_gqa=True) for a in each]
+        compiled = partial(torch.compile(flex_attention), enable_gqa=True)
+        return each(compiled, [inputs() for _ in range(sets)])
 
     yield peer(name, mine, "torch SDPA, contiguous KV", sdpa, "attention")
     if (batch, length) == SIZES["flex"]:
@@ -174,16 +178,16 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
     for what, (n, k) in {"gate-up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER), "o": (HIDDEN, HIDDEN)}.items():
         plain = torch.randn(n, k) * k**-0.5
         kinds: dict[str, Callable[[], PackedWeight]] = {
-            "bf16": lambda w=plain: pack_bf16(w),
-            "int8": lambda w=plain: quantize(w, 8, 0),
-            "int4 g128": lambda w=plain: quantize(w, 4, min(128, w.shape[1])),
+            "bf16": partial(pack_bf16, plain),
+            "int8": partial(quantize, plain, 8, 0),
+            "int4 g128": partial(quantize, plain, 4, min(128, k)),
         }
         sets = variants(n * k / 2)
         dense = [plain.bfloat16().to(clock.DEVICE) for _ in range(variants(n * k * 2))]
         blas = {}
         for m in SIZES["m"]:
             x = torch.randn(m, k, device=clock.DEVICE, dtype=torch.bfloat16)
-            blas[m] = measure([lambda w=w, x=x: x @ w.T for w in dense])
+            blas[m] = measure([partial(torch.matmul, x, w.T) for w in dense])
         for kind, pack in kinds.items():
             packed = pack()
             weights = [
@@ -224,8 +228,7 @@ def head(ops: Ops, top: Ceilings) -> Iterator[Row]:
             yield rated("head", name, mine, packed.nbytes, "read", top, 0.88)
             if kind == "bf16":
                 other = _torch_draw if temperature else _torch_likeliest
-                call = partial(other, x.bfloat16(), dense)
-                yield peer(name, mine, "cuBLAS and torch", lambda c=call: [c], "head")
+                yield peer(name, mine, "cuBLAS and torch", partial(each, other, [(x.bfloat16(), dense)]), "head")
 
 
 def _torch_likeliest(x: Tensor, weight: Tensor) -> Tensor:

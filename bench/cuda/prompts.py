@@ -30,13 +30,13 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
     for what, (n, k) in {"gate-up": (2 * inner, hidden), "down": (hidden, inner), "o": (hidden, hidden)}.items():
         plain = torch.randn(n, k) * k**-0.5
         kinds: dict[str, tuple[Callable[[], PackedWeight], Callable[[Tensor], Call]]] = {
-            "bf16": (lambda w=plain: pack_bf16(w), partial(_blas_bf16, plain)),
-            "int8": (lambda w=plain: quantize(w, 8, 0), partial(_blas_int8, plain)),
+            "bf16": (partial(pack_bf16, plain), partial(_blas_bf16, plain)),
+            "int8": (partial(quantize, plain, 8, 0), partial(_blas_int8, plain)),
             "fp8 e4m3": (
-                lambda w=plain: pack_e4m3(w.to(torch.float8_e4m3fn), torch.ones(len(w))),
+                partial(pack_e4m3, plain.to(torch.float8_e4m3fn), torch.ones(n)),
                 partial(_blas_fp8, plain),
             ),
-            "int4 g128": (lambda w=plain: quantize(w, 4, min(128, w.shape[1])), partial(_blas_bf16, plain)),
+            "int4 g128": (partial(quantize, plain, 4, min(128, k)), partial(_blas_bf16, plain)),
         }
         for kind, (pack, blas) in kinds.items():
             weight = DeviceWeight(pack())
@@ -47,9 +47,13 @@ def matrices(ops: Ops, top: Ceilings) -> Iterator[Row]:
                 goal = MFU if kind == "bf16" and m >= 2048 else None
                 name = f"{what} {kind} M={m}"
                 yield rated("prompts", name, mine, 2.0 * m * n * k, "flops", top, goal)
-                yield peer(name, mine, "cuBLAS", lambda b=blas, x=xs[0]: [b(x)], "prompts")
+                yield peer(name, mine, "cuBLAS", partial(_alone, blas, xs[0]), "prompts")
                 if what == "gate-up" and kind == "bf16":
                     yield from _gated(ops, weight, xs, plain, f"{what} with SwiGLU {kind} M={m}")
+
+
+def _alone(make: Callable[[Tensor], Call], x: Tensor) -> list[Call]:
+    return [make(x)]
 
 
 def _gated(ops: Ops, weight: DeviceWeight, xs: list[Tensor], plain: Tensor, name: str) -> Iterator[Row]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.kernels.moe.native import Experts
 from bench.cuda import cases, clock
-from bench.cuda.cases import Part, peer
+from bench.cuda.cases import Part, each, peer
 from bench.cuda.clock import Call, measure, variants
 from bench.cuda.ops import KvPool, Ops, draft_table, item_table
 from bench.cuda.rows import Ceilings, Row, rated, versus
@@ -41,13 +41,7 @@ def small(ops: Ops, top: Ceilings) -> Iterator[Row]:
         mine = measure([ops.embedding(tokens.int(), table, out) for tokens in drawn])
         name = f"embedding T={count}"
         yield rated("small", name, mine, 6.0 * count * hidden, "copy", top)
-        yield peer(
-            name,
-            mine,
-            "torch",
-            lambda d=drawn, t=table: [lambda x=x: F.embedding(x, t).float() for x in d],
-            "small",
-        )
+        yield peer(name, mine, "torch", partial(each, _embedded, [(tokens, table) for tokens in drawn]), "small")
         yield from _rope(ops, top, count)
         for rounding, (kind, size) in {1: (torch.int8, 1), 3: (torch.bfloat16, 2)}.items():
             sets = [
@@ -119,7 +113,11 @@ def experts(ops: Ops, top: Ceilings) -> Iterator[Row]:
             else:
                 yield rated("experts", title, mine, 6.0 * rows * chosen * hidden * inner, "flops", top)
             call = [partial(_torch_experts, layer, x.bfloat16(), each) for each in logits]
-            yield peer(title, mine, "cuBLAS, expert by expert", lambda c=call: _not_captured(c), "experts")
+            yield peer(title, mine, "cuBLAS, expert by expert", partial(_not_captured, call), "experts")
+
+
+def _embedded(tokens: Tensor, table: Tensor) -> Tensor:
+    return F.embedding(tokens, table).float()
 
 
 def _not_captured(calls: list[partial[Tensor]]) -> list[Call]:

@@ -168,7 +168,11 @@ def llama() -> p.Program:
     """The 8B's program."""
     s, eps, layers = SHAPE, 1e-5, SHAPE["layers"]
     q, kv = s["heads"] * s["head_dim"], s["kv_heads"] * s["head_dim"]
-    sizes = {"qkv": (q + 2 * kv, s["hidden"]), "o": (s["hidden"], q), "gate_up": (2 * s["inner"], s["hidden"])}
+    sizes: dict[str, tuple[int, ...]] = {
+        "qkv": (q + 2 * kv, s["hidden"]),
+        "o": (s["hidden"], q),
+        "gate_up": (2 * s["inner"], s["hidden"]),
+    }
     sizes |= {"down": (s["hidden"], s["inner"]), "n1": (s["hidden"],), "n2": (s["hidden"],)}
     weights = {"embed": (s["vocab"], s["hidden"]), "norm": (s["hidden"],), "head": (s["vocab"], s["hidden"])}
     ops: list[p.Op] = [p.Embed("embed", "x")]

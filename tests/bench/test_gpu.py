@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda import build, on_gpu
 from baton.kernels.cuda.library import Device
 from bench import gpu
 from bench.cuda import cases, checks, dry, prompts, rows, served, small, step
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
+from tests.kernels.compilers import needs_compiler
 
 TOP = Ceilings(3e12, 2.8e12, 8e14)
 HERE = rows.Where("NVIDIA H100 80GB HBM3", "abc1234", "2026-11-21 09:00 UTC")
@@ -148,11 +148,8 @@ def test_memory_of_the_programs_own_is_found_in_its_map() -> None:
 @pytest.fixture
 def shim() -> Iterator[Device]:
     """Sizes that the shim manages; every call runs once, on the CPU."""
-    try:
-        with dry.tiny() as device:
-            yield device
-    except BuildError as error:
-        pytest.skip(f"the shim needs a C++ compiler: {error}")
+    with needs_compiler(), dry.tiny() as device:
+        yield device
 
 
 @pytest.mark.thorough
