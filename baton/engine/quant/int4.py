@@ -1,4 +1,4 @@
-"""4 bits on load: groups of 32 inputs with a whole scale in a float16, 4.5 bits per weight. Knows nothing of models.
+"""4 bits on load: 32 inputs to a scale, a whole one in a float16, 4.5 bits per weight. Knows nothing of models.
 
 The projection to the vocabulary keeps 8 bits: it alone decides between near tokens, and llama.cpp's Q4_0 keeps it
 above 4 bits too.

@@ -152,7 +152,7 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
   Call call{w, prepare(*w, x, x_dtype, x_stride, m), {w, bias, out, out_dtype, out_stride}};
   call.results.row_scales = w->kind == LINEAR_BF16 ? nullptr : call.rows.scales, call.results.m = m;
   int64_t panels = (w->n + kPanel - 1) / kPanel, split = blocks(call.rows, panels);
-  int32_t parts = int32_t(std::min<int64_t>(panels * split, std::max<int64_t>(4 * threads(), m > 16 ? panels * split / 4 : 1)));
+  int32_t parts = int32_t(std::min<int64_t>(panels * split, std::max<int64_t>(4 * threads(), m > 16 ? panels * split / 2 : 1)));
   parallel_for(parts, [&](int32_t p) {
     Range range = part(panels * split, 1, parts, p);
     for (int64_t i = range.begin; i < range.end; ++i) {

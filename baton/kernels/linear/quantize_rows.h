@@ -26,7 +26,7 @@ inline uint32_t absmax_bits(const void* x, const char* ahead, int32_t dtype, int
   for (; i + 64 <= k; i += 64)
     unroll<4>([&](auto part) BATON_LAMBDA {
       look(high[part], i + 16 * part);
-      if (part < size) _mm_prefetch(ahead + i * size + 64 * part, _MM_HINT_T0);
+      if (part < size) _mm_prefetch(ahead + i * size + 64 * part, _MM_HINT_T1);
     });
   for (; i + 16 <= k; i += 16) look(high[0], i);
   most = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(high[0], high[1]), _mm512_max_epu32(high[2], high[3])));
