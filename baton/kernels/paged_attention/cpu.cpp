@@ -111,14 +111,16 @@ struct Attention {
     }
   }
 
-  // A few runs per thread; short ones, so that threads end together.
+  // Long runs first, since each begins with what nobody fetched for it; the last ones short, so that threads end together.
   void cut() {
-    int splits = 0;
-    for (const Spread& s : spreads) splits += s.splits;
-    const int most = std::min(std::max(splits / (4 * threads()), 1), 4);
+    int left = 0, most = 1;
+    for (const Spread& s : spreads) left += s.splits;
     for (size_t i = 0; i < spreads.size(); i++)
-      for (int first = 0; first < spreads[i].splits; first += most)
+      for (int first = 0; first < spreads[i].splits; first += runs.back().count) {
+        if (runs.size() % threads() == 0) most = std::min(std::max(left * 3 / (4 * threads()), 1), LONGEST_RUN);
         runs.push_back({int(i), first, std::min(most, spreads[i].splits - first)});
+        left -= runs.back().count;
+      }
   }
 
   void run(const AttentionItem* items, int count) {

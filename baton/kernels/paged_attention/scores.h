@@ -20,7 +20,7 @@ void load_queries(const Call& c, Rows& r) {
 #endif
 }
 
-// One page's K of one head, keys in lanes: turned[d][column …] of TILE columns.
+// One page's K of one head, keys in lanes: turned[d][column …] of TILE columns. `ahead` is fetched meanwhile.
 template <int T>
 void turn_page(const Call& c, const char* keys, int head, float* turned, const char* ahead) {
   constexpr int per = 4 / kv_bytes<T>();
@@ -29,10 +29,12 @@ void turn_page(const Call& c, const char* keys, int head, float* turned, const c
   int left = c.kv.head_dim * kv_bytes<T>();
   for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, turned += LANES * per * TILE) {
     vi words[LANES];
-    turn(rows, shape.row<T>(1, 0), left, ahead, words);
+    turn(rows, shape.row<T>(1, 0), left, words);
     const int count = left < 64 ? (left + 3) / 4 : LANES;
-    for (int w = 0; w < count; w++)
+    for (int w = 0; w < count; w++) {
+      fetch(ahead + w * 64);
       for (int part = 0; part < per; part++) store(turned + (w * per + part) * TILE, unpack<T>(words[w], part));
+    }
   }
 }
 
@@ -77,10 +79,12 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
   float* scores = r.scores + size_t(at) * rows * SPLIT + column;
   const int pages = end - first > PAGE ? 2 : 1;
   vf scales[2] = {splat(c.scale), splat(c.scale)};
+  [[maybe_unused]] const char* lines[2] = {};
   for (int p = 0; p < pages; p++) {
     const int block = first / PAGE + p;
     const char* keys = plane<T>(c, r, block, false);
     const Ahead ahead = after_keys<T>(c, r, block, h, begin, end);
+    lines[p] = lines[1] = ahead.lines;
 #if BATON_AVX512
     if constexpr (in_words<T>()) turn_words<T>(c, keys, h, (int32_t*)r.turned + p * LANES, ahead.lines);
 #endif
@@ -93,7 +97,7 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
   }
 #if BATON_AVX512
   if constexpr (in_words<T>()) {
-    const Words q{r.high, r.low, r.offsets, r.steps, word_count<T>(c.kv.head_dim)};
+    const Words q{r.high, r.low, r.offsets, r.steps, word_count<T>(c.kv.head_dim), {lines[0], lines[1]}};
     return score_word_rows<T>(rows, (const int32_t*)r.turned, q.past(at * rows), scales, scores);
   }
 #endif

@@ -17,6 +17,7 @@ constexpr int TILE = 32;       // keys scored together
 constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
 constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
 constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
+constexpr int LONGEST_RUN = 8;  // of splits, before a thread takes the next
 constexpr int SCORE_ROWS = 8, VALUE_ROWS = 6, VALUE_VECTORS = 4;
 
 struct Call {
@@ -92,15 +93,16 @@ Ahead share(const Call& c, const Rows& r, int block, int head, bool values) {
   return {p + size_t(head) * PAGE * c.kv.head_dim * kv_bytes<T>(), p + shape.scale<T>(0, 0) + head * PAGE * 4};
 }
 
+// A core waits for some two dozen lines at most, and stands still when it asks for more: so they are asked for evenly, amid
+// what is computed.
 BATON_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 3); }
 
-// Sixteen rows of 64 bytes (of which `left` are there) turned over: words[w] has word w of every row. What is fetched
-// meanwhile are the next such rows.
-BATON_INLINE void turn(const char* rows, size_t stride, int left, const char* ahead, vi (&words)[LANES]) {
+// Sixteen rows of 64 bytes (of which `left` are there) turned over: words[w] has word w of every row.
+BATON_INLINE void turn(const char* rows, size_t stride, int left, vi (&words)[LANES]) {
   if (left >= 64) {
-    for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_words(rows), fetch(ahead + j * 64);
+    for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_words(rows);
   } else {
-    for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_bytes(rows, left), fetch(ahead + j * 64);
+    for (int j = 0; j < LANES; j++, rows += stride) words[j] = load_bytes(rows, left);
   }
   transpose(words);
 }

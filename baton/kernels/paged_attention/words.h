@@ -79,6 +79,14 @@ void split_queries(const Call& c, Rows& r) {
   }
 }
 
+// Of a page's words (its lines are as many) `w` is one: the lines to fetch while they are turned over, the first half, and
+// beside their products, the others.
+constexpr int early_line(int w) { return w / 2; }
+constexpr int late_line(int w, int words) {
+  const int block = w / LANES * LANES, count = words - block < LANES ? words - block : LANES;
+  return block + (count + w - block) / 2;
+}
+
 // One page's K of one head, keys in lanes: turned[word][column …] of TILE columns. Of int8, + 128.
 template <int T>
 void turn_words(const Call& c, const char* keys, int head, int32_t* turned, const char* ahead) {
@@ -88,9 +96,10 @@ void turn_words(const Call& c, const char* keys, int head, int32_t* turned, cons
   int left = c.kv.head_dim * kv_bytes<T>();
   for (; left > 0; left -= 64, rows += 64, ahead += LANES * 64, turned += LANES * TILE) {
     vi words[LANES];
-    turn(rows, shape.row<T>(1, 0), left, ahead, words);
+    turn(rows, shape.row<T>(1, 0), left, words);
     const int count = left < 64 ? (left + 3) / 4 : LANES;
     for (int w = 0; w < count; w++) {
+      if (w % 2 == 0) fetch(ahead + early_line(w) * 64);
       const vi word = words[w] ^ flip;
       std::memcpy(turned + w * TILE, &word, 64);
     }
@@ -101,13 +110,16 @@ void turn_words(const Call& c, const char* keys, int head, int32_t* turned, cons
 BATON_INLINE void dot(__m512i& acc, __m512i w, __m512i x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 BATON_INLINE void dot_pairs(__m512i& acc, __m512i w, __m512i x) { asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 
-// Rows of q, `count` words each.
+// Rows of q, `count` words each, and what is fetched beside their products, of each of a tile's pages.
 struct Words {
   const int32_t *high, *low, *offsets;
   const float* steps;
   int count;
+  const char* ahead[2];
 
-  Words past(int rows) const { return {high + rows * count, low + rows * count, offsets + 2 * rows, steps + rows, count}; }
+  Words past(int rows) const {
+    return {high + rows * count, low + rows * count, offsets + 2 * rows, steps + rows, count, {ahead[0], ahead[1]}};
+  }
 };
 
 // A row's products with sixteen keys, its high and its low words apart.
@@ -120,11 +132,12 @@ BATON_INLINE vf joined(const Words& q, int row, __m512i up, __m512i down) {
 }
 
 // scores[r][0..31] = q[r] · the tile's keys, times the keys' scales.
-template <int T, int R>
+template <int T, int R, bool FETCH>
 void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
   __m512i up[R][2], down[R][2];
   unroll<R>([&](auto r) BATON_LAMBDA { up[r][0] = up[r][1] = down[r][0] = down[r][1] = _mm512_setzero_si512(); });
   for (int w = 0; w < q.count; w++) {
+    if (FETCH) fetch(q.ahead[w % 2] + late_line(w, q.count) * 64);
     const __m512i keys[2] = {_mm512_loadu_si512(turned + w * TILE), _mm512_loadu_si512(turned + w * TILE + LANES)};
     unroll<R>([&](auto r) BATON_LAMBDA {
       const __m512i x = _mm512_set1_epi32(q.high[r * q.count + w]), y = _mm512_set1_epi32(q.low[r * q.count + w]);
@@ -143,11 +156,12 @@ void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], f
   });
 }
 
-template <int T, int R = 4>
+template <int T, int R = 4, bool FETCH = true>
 void score_word_rows(int rows, const int32_t* turned, Words q, const vf (&scales)[2], float* scores) {
   if constexpr (R > 0) {
-    for (; rows >= R; rows -= R, q = q.past(R), scores += R * SPLIT) score_words<T, R>(turned, q, scales, scores);
-    score_word_rows<T, R - 1>(rows, turned, q, scales, scores);
+    if (rows < R) return score_word_rows<T, R - 1, FETCH>(rows, turned, q, scales, scores);
+    score_words<T, R, FETCH>(turned, q, scales, scores);
+    score_word_rows<T, R, false>(rows - R, turned, q.past(R), scales, scores + R * SPLIT);
   }
 }
 
