@@ -32,8 +32,9 @@ BATON_INLINE void half_panel(const TileWeights weights, const TileRows rows) {
     });
   };
   load_sums();
+  int64_t left = weights.exact;  // groups until the sum is added
   for (int64_t g = 0; g < weights.groups; ++g, starts += R) {
-    if (S == WHOLE_SCALES && g && g % weights.exact == 0) store_sums(), load_sums();
+    if (S == WHOLE_SCALES && !left--) left = weights.exact - 1, store_sums(), load_sums();
     __m512i low[R][2], high[R][2];
     unroll<R>([&](auto r) BATON_LAMBDA {
       low[r][0] = low[r][1] = broadcast(starts + r), high[r][0] = high[r][1] = _mm512_setzero_si512();

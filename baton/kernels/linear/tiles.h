@@ -2,6 +2,8 @@
 // Knows nothing of threads, of where chunks come from or go to. See linear.h for the panels' layout.
 #pragma once
 
+#include <algorithm>
+
 #include "linear.h"
 
 namespace baton {
@@ -103,9 +105,10 @@ BATON_INLINE void each_group(const TileWeights weights, TileRows rows, Step&& st
   const char *x = rows.x, *ahead = rows.ahead;
   alignas(64) float exact[S == WHOLE_SCALES ? R * kPanel : 1];
   float* const out = rows.out;
+  int64_t left = 0;  // groups until the sum is added
   if (S == WHOLE_SCALES) rows.out = exact;
   for (int64_t g = 0; g < weights.groups; ++g) {
-    if (S == WHOLE_SCALES && g % weights.exact == 0) std::memset(exact, 0, sizeof exact);
+    if (S == WHOLE_SCALES && !left) left = std::min(weights.exact, weights.groups - g), std::memset(exact, 0, sizeof exact);
     __m512i acc[R][4];
     begin<R>(acc, rows, g);
     const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
@@ -116,7 +119,7 @@ BATON_INLINE void each_group(const TileWeights weights, TileRows rows, Step&& st
     }
     finish<S, R>(acc, rows, g, weights);
     asm volatile("" ::: "memory");  // else g++ keeps 24 sums on the stack too, from group to group
-    if (S == WHOLE_SCALES && ((g + 1) % weights.exact == 0 || g + 1 == weights.groups)) add_to<R>(out, exact);
+    if (S == WHOLE_SCALES && !--left) add_to<R>(out, exact);
   }
 }
 
