@@ -149,8 +149,9 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
                             const float* bias, void* out, int32_t out_dtype, int64_t out_stride) {
   using namespace baton;
   if (m <= 0) return;
-  Call call{w, prepare(*w, x, x_dtype, x_stride, m), {w, bias, out, out_dtype, out_stride}};
-  call.results.row_scales = w->kind == LINEAR_BF16 ? nullptr : call.rows.scales, call.results.m = m;
+  const Rows rows = prepare(*w, x, x_dtype, x_stride, m);
+  const float* row_scales = w->kind == LINEAR_BF16 ? nullptr : rows.scales;
+  const Call call{w, rows, {w, bias, out, out_dtype, out_stride, row_scales, m}};
   int64_t panels = (w->n + kPanel - 1) / kPanel, split = blocks(call.rows, panels);
   int32_t parts = int32_t(std::min<int64_t>(panels * split, std::max<int64_t>(4 * threads(), m > 16 ? panels * split / 2 : 1)));
   parallel_for(parts, [&](int32_t p) {

@@ -48,8 +48,8 @@ struct Results {
   void* out;
   int32_t dtype;
   int64_t stride;
-  const float* row_scales = nullptr;  // [m], of the activations; null: 1
-  int64_t m = 0;
+  const float* row_scales;  // [m], of the activations; null: 1
+  int64_t m;
 
   // The lines of `count` rows of a panel's columns from n0 on, before they are written.
   template <int Columns>
