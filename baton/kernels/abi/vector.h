@@ -111,12 +111,17 @@ BATON_INLINE float sum(vf v) {
 #endif
 }
 
+// Of lanes without a NaN.
 BATON_INLINE float largest(vf v) {
+#if BATON_AVX512
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float x[LANES], best;
   store(x, v);
   best = x[0];
   for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
   return best;
+#endif
 }
 
 BATON_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
@@ -166,6 +171,22 @@ BATON_INLINE vf exponential(vf x) {
 #else
   vi scale = (__builtin_convertvector(n, vi) + splat_word(127)) << 23;
   return select(small, vf{}, p * from_bits(scale));
+#endif
+}
+
+// e^x for x <= 0, within 3e-7 of it down to -10; below -87.3 exactly 0, also for -inf. Half of what the other takes.
+BATON_INLINE vf decay(vf x) {
+  const vf magic = splat(12582912.0f + 127.0f), octaves = splat(1.44269504088896341f);
+  const vf n = fma(x, octaves, magic), r = fma(x, octaves, magic - n), scale = from_bits(to_bits(n) << 23);
+  vf p = fma(splat(1.326472731e-3f), r, splat(9.671512991e-3f));
+  p = fma(p, r, splat(5.550733581e-2f));
+  p = fma(p, r, splat(2.402224243e-1f));
+  p = fma(p, r, splat(6.931470037e-1f));
+  p = fma(p, r, splat(1.0f));
+#if BATON_AVX512
+  return (vf)_mm512_maskz_mul_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ), (__m512)p, (__m512)scale);
+#else
+  return select(x < splat(-87.3f), vf{}, p * scale);
 #endif
 }
 

@@ -17,7 +17,7 @@
 namespace baton {
 namespace {
 
-// A few queries of one sequence: tasks of a few splits, each for all heads, so that a page is read as one run of bytes.
+// A few queries of one sequence: its splits are tasks, each for all heads, so that a page is read as one run of bytes.
 struct Spread {
   const AttentionItem* item;
   int first, splits;
@@ -25,8 +25,9 @@ struct Spread {
   std::atomic<int>* left;
 };
 
-struct Run {
-  int spread, first, count;  // splits
+struct Split {
+  Spread* spread;
+  int which;
 };
 
 struct Chunk {
@@ -38,26 +39,47 @@ template <int T>
 struct Attention {
   const Call& c;
   std::vector<Spread> spreads;
-  std::vector<Run> runs;
+  std::vector<Split> splits;
   std::vector<Chunk> chunks;
+  std::atomic<int> taken{0};
 
   size_t part_floats(int queries) const { return size_t(queries) * c.heads * (c.padded + LANES); }
 
-  void run_splits(const Run& run) {
-    Spread& s = spreads[run.spread];
-    Rows r{s.item, 0, s.item->queries, 0, c.kv.kv_heads};
-    carve(r, c, (char*)scratch(SCRATCH_ATTENTION, carve(r, c, nullptr)));
-    load_queries<T>(c, r);
-    for (int which = run.first; which < run.first + run.count; which++) {
-      r.more = which + 1 < run.first + run.count;
-      attend_split<T>(c, r, (s.first + which) * SPLIT);
-      float* part = s.parts + which * part_floats(r.queries);
+  // Splits one by one. A thread takes its next one before it works, and so can fetch the first keys of that beside the last
+  // values of this.
+  void run_splits() {
+    Rows r{};
+    for (int at = taken++, next; at < int(splits.size()); at = next) {
+      Spread& s = *splits[at].spread;
+      next = taken++;
+      if (!r.item) fetch_keys(keys_of(splits[at]));
+      if (r.item != s.item) {
+        r = Rows{s.item, 0, s.item->queries, 0, c.kv.kv_heads};
+        carve(r, c, (char*)scratch(SCRATCH_ATTENTION, carve(r, c, nullptr)));
+        load_queries<T>(c, r);
+      }
+      r.next = next < int(splits.size()) ? keys_of(splits[next]) : Next{};
+      attend_split<T>(c, r, (s.first + splits[at].which) * SPLIT);
+      float* part = s.parts + splits[at].which * part_floats(r.queries);
       for (int i = 0; i < r.heads * r.rows(c); i++, part += c.padded + LANES) {
         std::memcpy(part, r.acc + size_t(i) * c.padded, size_t(c.padded) * 4);
         part[c.padded] = r.most[i], part[c.padded + 1] = r.total[i];
       }
+      if (s.left->fetch_sub(1, std::memory_order_acq_rel) == 1) gather(s);
     }
-    if (s.left->fetch_sub(run.count, std::memory_order_acq_rel) == run.count) gather(s);
+  }
+
+  // The first pages of what no thread has fetched.
+  void fetch_keys(const Next& keys) const {
+    const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+    for (int block = keys.first; block <= keys.last && block < keys.first + AHEAD; block++)
+      for (size_t line = 0; line < shape.bytes<T>(); line += 64) fetch(plane<T>(c, *keys.item, block, false) + line);
+  }
+
+  Next keys_of(const Split& split) const {
+    const AttentionItem* item = split.spread->item;
+    const int key = (split.spread->first + split.which) * SPLIT;
+    return {item, (key + first_tile(c, item->start, key)) / PAGE, (item->start + item->queries - 1) / PAGE};
   }
 
   void gather(Spread& s) {
@@ -84,7 +106,7 @@ struct Attention {
     std::memset(all, 0, whole);  // a row that sees no number at all comes out as 0 / 0
     for (int i = 0; i < rows; i++) all[size_t(i) * (c.padded + LANES) + c.padded] = -INFINITY;
     for (int key = first * SPLIT; key <= r.last(); key += SPLIT) {
-      r.more = key + SPLIT <= r.last();
+      r.next = {r.item, (key + SPLIT) / PAGE, r.last() / PAGE};
       attend_split<T>(c, r, key);
       for (int i = 0; i < rows; i++) {
         float* row = all + size_t(i) * (c.padded + LANES);
@@ -111,21 +133,8 @@ struct Attention {
     }
   }
 
-  // Long runs first, since each begins with what nobody fetched for it; the last ones short, so that threads end together.
-  void cut() {
-    int left = 0, most = 1;
-    for (const Spread& s : spreads) left += s.splits;
-    for (size_t i = 0; i < spreads.size(); i++)
-      for (int first = 0; first < spreads[i].splits; first += runs.back().count) {
-        if (runs.size() % threads() == 0) most = std::min(std::max(left * 3 / (4 * threads()), 1), LONGEST_RUN);
-        runs.push_back({int(i), first, std::min(most, spreads[i].splits - first)});
-        left -= runs.back().count;
-      }
-  }
-
   void run(const AttentionItem* items, int count) {
     plan(items, count);
-    cut();
     size_t floats = 0;
     for (const Spread& s : spreads) floats += s.splits * part_floats(s.item->queries);
     float* parts = (float*)scratch(SCRATCH_CALLER, floats * 4 + 64);
@@ -134,9 +143,10 @@ struct Attention {
       left[i] = spreads[i].splits;
       spreads[i].parts = parts, spreads[i].left = &left[i];
       parts += spreads[i].splits * part_floats(spreads[i].item->queries);
+      for (int which = 0; which < spreads[i].splits; which++) splits.push_back({&spreads[i], which});
     }
-    const int few = int(runs.size());
-    parallel_for(few + int(chunks.size()), [&](int32_t task) { task < few ? run_splits(runs[task]) : chunk(chunks[task - few]); });
+    const int few = std::min(threads(), int(splits.size()));
+    parallel_for(few + int(chunks.size()), [&](int32_t task) { task < few ? run_splits() : chunk(chunks[task - few]); });
   }
 };
 

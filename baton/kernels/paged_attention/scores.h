@@ -67,9 +67,9 @@ void score_rows(int rows, const float* turned, const float* q, int d, const vf (
 template <int T>
 Ahead after_keys(const Call& c, const Rows& r, int block, int h, int begin, int end) {
   const int key = (block + AHEAD) * PAGE;
-  if (key < end) return share<T>(c, r, block + AHEAD, h, false);
+  if (key < end) return share<T>(c, *r.item, block + AHEAD, h, false);
   const bool some = key - end + begin < end;
-  return share<T>(c, r, some ? (key - end + begin) / PAGE : block, h, some);
+  return share<T>(c, *r.item, some ? (key - end + begin) / PAGE : block, h, some);
 }
 
 // Scores of keys first … first + 31 (of a split's begin … end) for one KV head.
@@ -82,7 +82,7 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
   [[maybe_unused]] const char* lines[2] = {};
   for (int p = 0; p < pages; p++) {
     const int block = first / PAGE + p;
-    const char* keys = plane<T>(c, r, block, false);
+    const char* keys = plane<T>(c, *r.item, block, false);
     const Ahead ahead = after_keys<T>(c, r, block, h, begin, end);
     lines[p] = lines[1] = ahead.lines;
 #if BATON_AVX512
@@ -91,7 +91,7 @@ void score_tile(const Call& c, Rows& r, int h, int first, int column, int begin,
     if constexpr (!in_words<T>()) turn_page<T>(c, keys, h, r.turned + p * LANES, ahead.lines);
     if constexpr (kv_scaled<T>()) {
       fetch(ahead.scales);
-      if constexpr (in_words<T>()) fetch(share<T>(c, r, block, h, true).scales);
+      if constexpr (in_words<T>()) fetch(share<T>(c, *r.item, block, h, true).scales);
       scales[p] = page_scales<T>(c, keys, h, 0, PAGE) * splat(c.scale * kv_unit<T>());
     }
   }

@@ -34,7 +34,7 @@ void soften(const Call& c, float* scores, int key, int from, int to, int positio
   most = hide(c, scores, key, from, to, position);
   vf mass{};
   for (int at = from; at < to; at += LANES) {
-    const vf p = most == -INFINITY ? vf{} : exponential(load(scores + at) - splat(most));
+    const vf p = most == -INFINITY ? vf{} : decay(load(scores + at) - splat(most));
     store(scores + at, p);
     mass = mass + p;
   }
@@ -92,7 +92,7 @@ template <int T>
 void value_page(const Call& c, Rows& r, int h, int block, int column, int from, int to, const Ahead& ahead) {
   const int rows = r.rows(c), at = h - r.head, d = c.kv.head_dim;
   const KvPlane shape{c.kv.kv_heads, d};
-  const char* values = plane<T>(c, r, block, true);
+  const char* values = plane<T>(c, *r.item, block, true);
   float* weights = r.scores + size_t(at) * rows * SPLIT + column;
   if constexpr (kv_scaled<T>()) {
     fetch(ahead.scales);
@@ -110,11 +110,13 @@ void value_page(const Call& c, Rows& r, int h, int block, int column, int from, 
                                  d - i < LANES ? d - i : LANES, ahead.lines + i * PAGE * kv_bytes<T>());
 }
 
-// What a head fetches beside one of a split's pages of values: the page a tile further, after the last one the next split's.
+// What a head fetches beside one of a split's pages of values: the page a tile further, after the last one the keys that are next.
 template <int T>
 Ahead after_values(const Call& c, const Rows& r, int block, int h, int stop) {
-  const bool inside = (block + AHEAD) * PAGE < stop, after = r.more && !inside && (block + AHEAD) * PAGE <= r.last();
-  return share<T>(c, r, inside || after ? block + AHEAD : block, h, !after);
+  const int ahead = block + AHEAD, next = r.next.first + ahead - (stop + PAGE - 1) / PAGE;
+  if (ahead * PAGE < stop) return share<T>(c, *r.item, ahead, h, true);
+  if (r.next.item && next <= r.next.last) return share<T>(c, *r.next.item, next, h, false);
+  return share<T>(c, *r.item, block, h, true);
 }
 
 // The keys of a page that lie between begin and stop.
@@ -137,7 +139,7 @@ void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, i
       store(r.scales + at, vf{});
       continue;
     }
-    const char* values = plane<KV_INT8>(c, r, block, true);
+    const char* values = plane<KV_INT8>(c, *r.item, block, true);
 #if defined(BATON_MUTATION_SCALE)
     const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
     store(r.scales + at, splat(scale_at(values + shape.scale<KV_INT8>(part.from, h))));
@@ -147,44 +149,65 @@ void value_scales(const Call& c, Rows& r, int h, int key, int begin, int stop, i
   }
 }
 
+// What is read after a split's first values, in order: its other values, then the first keys of what is next.
+Runs runs_ahead(const Call& c, const Rows& r, int begin, int stop) {
+  const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
+  const size_t part = r.heads < c.kv.kv_heads ? shape.row<KV_INT8>(PAGE, 0) / c.kv.kv_heads : 0;  // see share
+  Runs runs{{}, 0, int(((part ? part : shape.bytes<KV_INT8>()) + 63) / 64)};
+  for (int block = begin / PAGE + AHEAD; block * PAGE < stop; block++)
+    runs.begin[runs.count++] = plane<KV_INT8>(c, *r.item, block, true) + part * r.head;
+  for (int block = r.next.first; r.next.item && block <= r.next.last && block < r.next.first + AHEAD; block++)
+    runs.begin[runs.count++] = plane<KV_INT8>(c, *r.next.item, block, false) + part * r.head;
+  return runs;
+}
+
 // A split's scores become weights, and those times its values, in integers: columns from … to.
 void values_in_words(const Call& c, Rows& r, int key, int begin, int stop, int from, int to) {
   const int rows = r.rows(c), d = c.kv.head_dim, last = (stop + PAGE - 1) / PAGE;
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
   const size_t row = size_t(blocks(c)) * 2 * BLOCK;
+  Runs runs = runs_ahead(c, r, begin, stop);
+  for (int i = 0; i < r.heads * rows; i++)
+    r.most[i] = hide(c, r.scores + size_t(i) * SPLIT, key, from, to, r.position(i % rows / c.group));
   for (int i = 0; i < r.heads * rows; i++) {
     if (i % rows == 0) value_scales(c, r, r.head + i / rows, key, begin, stop, from, to);
-    float* scores = r.scores + size_t(i) * SPLIT;
-    r.most[i] = hide(c, scores, key, from, to, r.position(i % rows / c.group));
-    r.weight_steps[i] = soften_into_words(scores, r.scales, from, to, r.most[i], r.total[i], r.weight_high + size_t(i) * SPLIT,
-                                          r.weight_low + size_t(i) * SPLIT);
+    r.weight_steps[i] = weigh(r.scores + size_t(i) * SPLIT, r.scales, from, to, r.most[i], r.total[i], runs);
+  }
+  for (int i = 0; i < r.heads * rows; i++) {
+    const size_t at = size_t(i) * SPLIT;
+    r.weight_steps[i] = into_words(r.scores + at, from, to, r.weight_steps[i], r.weight_high + at, r.weight_low + at);
   }
   std::memset(r.sums, 0, size_t(r.heads) * rows * row * 4);
+  int calls = (last - begin / PAGE + 1) / 2 * r.heads * blocks(c);
   for (int block = begin / PAGE; block < last; block += 2)
     for (int h = r.head; h < r.head + r.heads; h++) {
       const size_t first = size_t(h - r.head) * rows, column = first * SPLIT + block * PAGE - key;
-      Values v{{}, {}, last - block < 2 ? 1 : 2, 0, shape.row<KV_INT8>(1, 0)};
+      Values v{{}, last - block < 2 ? 1 : 2, 0, shape.row<KV_INT8>(1, 0)};
       for (int at = 0; at < d; at += BLOCK) {
-        for (int p = 0; p < v.count; p++) {
-          const Ahead ahead = after_values<KV_INT8>(c, r, block + p, h, stop);
-          v.pages[p] = plane<KV_INT8>(c, r, block + p, true) + shape.row<KV_INT8>(0, h) + at;
-          v.ahead[p] = ahead.lines + at * PAGE;
-          if (!at) fetch(ahead.scales);
-        }
+        for (int p = 0; p < v.count; p++)
+          v.pages[p] = plane<KV_INT8>(c, *r.item, block + p, true) + shape.row<KV_INT8>(0, h) + at;
         v.bytes = d - at;
-        value_word_rows(rows, v, r.weight_high + column, r.weight_low + column, r.sums + first * row + at * 2, row);
+        Lines lines(runs, (runs.left() + calls - 1) / calls);
+        value_word_rows(rows, v, r.weight_high + column, r.weight_low + column, r.sums + first * row + at * 2, row, lines);
+        calls--;
       }
     }
   for (int i = 0; i < r.heads * rows; i++) settle(c, r.sums + i * row, r.weight_steps[i], r.acc + size_t(i) * c.padded);
 }
 #endif
 
+// The first key of a split, counted from `key` in whole tiles, that a query at `position` or after it may see.
+inline int first_tile(const Call& c, int position, int key) {
+  const int oldest = c.window ? position - c.window + 1 : 0;
+  return oldest > key ? (oldest - key) / TILE * TILE : 0;
+}
+
 // The split that begins at `key`: acc, most and total of every row.
 template <int T>
 void attend_split(const Call& c, Rows& r, int key) {
   const int rows = r.rows(c), end = r.last() + 1 < key + SPLIT ? r.last() + 1 : key + SPLIT;
-  const int oldest = c.window ? r.last() - r.queries + 1 - c.window + 1 : 0;
-  const int begin = oldest > key ? oldest : key, from = (begin - key) / TILE * TILE;
+  const int first = r.last() - r.queries + 1, oldest = c.window ? first - c.window + 1 : 0;
+  const int begin = oldest > key ? oldest : key, from = first_tile(c, first, key);
   for (int at = from; key + at < end; at += TILE)
     for (int h = r.head; h < r.head + r.heads; h++)
       score_tile<T>(c, r, h, key + at, at, begin, end);
@@ -215,13 +238,14 @@ void merge(float& most, float& total, float* acc, float split_most, float split_
     std::memcpy(acc, split, size_t(padded) * 4);
     return;
   }
-  const float top = most > split_most ? most : split_most;
+  const bool higher = split_most > most;
+  const float less = decay(splat(higher ? most - split_most : split_most - most))[0];
 #if defined(BATON_MUTATION_MERGE)
-  const float keep = 1.0f, add = exponential(split_most - top);
+  const float keep = 1.0f, add = higher ? 1.0f : less;
 #else
-  const float keep = exponential(most - top), add = exponential(split_most - top);
+  const float keep = higher ? less : 1.0f, add = higher ? 1.0f : less;
 #endif
-  most = top, total = total * keep + split_total * add;
+  most = higher ? split_most : most, total = total * keep + split_total * add;
   for (int i = 0; i < padded; i += LANES) store(acc + i, load(acc + i) * splat(keep) + load(split + i) * splat(add));
 }
 

@@ -17,7 +17,6 @@ constexpr int TILE = 32;       // keys scored together
 constexpr int FEW_QUERIES = 4;   // up to this many, a sequence's splits are spread over threads
 constexpr int CHUNK_ROWS = 48;   // query rows (queries x group) of a KV head that a chunk's task takes
 constexpr int AHEAD = TILE / PAGE;  // pages whose bytes are fetched before they are needed
-constexpr int LONGEST_RUN = 8;  // of splits, before a thread takes the next
 constexpr int SCORE_ROWS = 8, VALUE_ROWS = 6, VALUE_VECTORS = 4;
 
 struct Call {
@@ -30,6 +29,12 @@ struct Call {
   int64_t out_stride;
 };
 
+// Pages of keys that will be scored next.
+struct Next {
+  const AttentionItem* item = nullptr;  // none: nothing is next
+  int first = 0, last = 0;
+};
+
 // Some queries of one item against some KV heads: the working set of a task.
 struct Rows {
   const AttentionItem* item;
@@ -40,7 +45,7 @@ struct Rows {
   uint8_t *weight_high, *weight_low;  // a split's weights in 16 bits, see weights.h
   float* weight_steps;
   int32_t* sums;        // of values by those
-  bool more = false;    // the split after this one is next
+  Next next{};          // after this split
   bool shared = false;  // every row sees all keys up to `last`: they come before all of the rows
 
   int rows(const Call& c) const { return queries * c.group; }
@@ -72,10 +77,9 @@ size_t carve(Rows& r, const Call& c, char* at) {
 }
 
 template <int T>
-const char* plane(const Call& c, const Rows& r, int block, bool values) {
+const char* plane(const Call& c, const AttentionItem& item, int block, bool values) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
-  return c.kv.pages + int64_t(r.item->pages[block]) * c.kv.page_bytes + c.kv.layer_offset +
-       (values ? shape.bytes<T>() : 0);
+  return c.kv.pages + int64_t(item.pages[block]) * c.kv.page_bytes + c.kv.layer_offset + (values ? shape.bytes<T>() : 0);
 }
 
 // What is to be fetched while something else is computed: a line at a time, since many at once would wait for each other and
@@ -87,15 +91,21 @@ struct Ahead {
 // A KV head's share of a plane that will be read soon. Shares are runs of bytes, not the head's own rows: taken head
 // after head they make one rising stream.
 template <int T>
-Ahead share(const Call& c, const Rows& r, int block, int head, bool values) {
+Ahead share(const Call& c, const AttentionItem& item, int block, int head, bool values) {
   const KvPlane shape{c.kv.kv_heads, c.kv.head_dim};
-  const char* p = plane<T>(c, r, block, values);
+  const char* p = plane<T>(c, item, block, values);
   return {p + size_t(head) * PAGE * c.kv.head_dim * kv_bytes<T>(), p + shape.scale<T>(0, 0) + head * PAGE * 4};
 }
 
 // A core waits for some two dozen lines at most, and stands still when it asks for more: so they are asked for evenly, amid
-// what is computed.
-BATON_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 3); }
+// what is computed. Written out, since compilers gather prefetches at the first of their places.
+BATON_INLINE void fetch(const char* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht0 %0" ::"m"(*line) : "memory");
+#else
+  __builtin_prefetch(line, 0, 3);
+#endif
+}
 
 // Sixteen rows of 64 bytes (of which `left` are there) turned over: words[w] has word w of every row.
 BATON_INLINE void turn(const char* rows, size_t stride, int left, vi (&words)[LANES]) {

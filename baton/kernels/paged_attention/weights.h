@@ -3,36 +3,71 @@
 #pragma once
 #include "scores.h"
 
+#include <algorithm>
+
 #if BATON_AVX512
 namespace baton {
 namespace {
 
-constexpr int BLOCK = 64;      // dims whose sums are together: [high][low][4][16], in the order that bytes are interleaved
-constexpr int WORD_ROWS = 3;   // 24 sums, four words of values, two of weights: of 32 registers
+constexpr int BLOCK = 64;        // dims whose sums are together: [high][low][4][16], in the order that bytes are interleaved
+constexpr int WORD_ROWS = 3;     // 24 sums, four words of values, two of weights: of 32 registers
 constexpr float LEAST = 1e-33f;  // weights below, all of them, come out as zeros: 65535 / LEAST is finite
+
+// Runs of lines, one as long as another, that are fetched a few at a time.
+struct Runs {
+  const char* begin[SPLIT / PAGE + AHEAD + 1];
+  int count, length, done = 0;  // of lines: the length, and what is done of all
+
+  int left() const { return count * length - done; }
+};
+
+// The next lines of runs, at most one run's length of them.
+struct Lines {
+  const char *at, *then;
+  int first, left;  // lines until `then`, and all
+
+  Lines(Runs& runs, int n) {
+    const int run = runs.length ? runs.done / runs.length : 0, inside = runs.done - run * runs.length;
+    left = std::min({n, runs.left(), runs.length});
+    at = runs.begin[run] + inside * 64, then = runs.begin[run + 1], first = runs.length - inside;
+    runs.done += left;
+  }
+
+  BATON_INLINE void few(int n) {
+    for (int i = 0; i < n && left; i++, left--) {
+      fetch(at);
+      at = --first ? at + 64 : then;
+    }
+  }
+};
 
 inline int blocks(const Call& c) { return (c.kv.head_dim + BLOCK - 1) / BLOCK; }
 
-// Columns from … to of a row's scores, of which `most` is the largest, become weights times their values' scales, as
-// step x (256 high + low); the step. `total` is of the weights alone. A NaN makes all of the row NaN.
-float soften_into_words(float* scores, const float* scales, int from, int to, float most, float& total, uint8_t* high,
-                        uint8_t* low) {
-  vf mass{}, peak{};
-  __mmask16 numbers = 0xffff;
+// Columns from … to of a row's scores, of which `most` is the largest, become weights times their values' scales; the largest of
+// those, NaN where one is no number. `total` is of the weights alone.
+float weigh(float* scores, const float* scales, int from, int to, float most, float& total, Runs& runs) {
+  Lines lines(runs, (to - from) / LANES);
+  vf mass{};
+  __m512i peak = _mm512_setzero_si512();  // as bits: an infinity and any NaN are above all numbers
   for (int at = from; at < to; at += LANES) {
-    const vf p = most == -INFINITY ? vf{} : exponential(load(scores + at) - splat(most)), x = p * load(scales + at);
+    const vf p = most == -INFINITY ? vf{} : decay(load(scores + at) - splat(most)), x = p * load(scales + at);
     store(scores + at, x);
+    lines.few(1);
     mass = mass + p;
-    numbers &= _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(INFINITY), _CMP_LT_OQ);
-    peak = maximum(x, peak);
+    peak = _mm512_max_epu32(peak, (__m512i)to_bits(x));
   }
   total = sum(mass);
-  const float top = numbers == 0xffff ? largest(peak) : 0;
+  const uint32_t top = _mm512_reduce_max_epu32(peak);
+  return top < bits_of(INFINITY) ? float_of(top) : NAN;
+}
+
+// Those, of which `top` is the largest, as step x (256 high + low); the step. A NaN makes all of the row NaN.
+float into_words(const float* weights, int from, int to, float top, uint8_t* high, uint8_t* low) {
   const vf inverse = splat(top > LEAST ? 65535.0f / top : 0);
   const __m512i apart = _mm512_castsi256_si512(_mm256_setr_epi8(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13,
                                                                 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61));
   for (int at = from; at < to; at += LANES) {
-    const __m512i x = _mm512_cvtps_epi32((__m512)(load(scores + at) * inverse));
+    const __m512i x = _mm512_cvtps_epi32((__m512)(load(weights + at) * inverse));
     const __m256i parts = _mm512_castsi512_si256(_mm512_permutexvar_epi8(apart, x));  // low bytes, then high ones
     _mm_store_si128((__m128i*)(high + at), _mm256_extracti128_si256(parts, 1));
 #ifdef BATON_MUTATION_WEIGHTS
@@ -41,7 +76,7 @@ float soften_into_words(float* scores, const float* scales, int from, int to, fl
     _mm_store_si128((__m128i*)(low + at), _mm256_castsi256_si128(parts));
 #endif
   }
-  return numbers == 0xffff ? top / 65535.0f : NAN;
+  return top / 65535.0f;
 }
 
 // Four tokens' 64 bytes to four vectors of words, a dim's four bytes each; vector k has dims 4 k … 4 k + 3 of every sixteen.
@@ -63,25 +98,26 @@ BATON_INLINE __m512i four(const uint8_t* bytes) {
   return _mm512_set1_epi32(word);
 }
 
-// A page or two of one head's values, up to 64 bytes of each token, and what is fetched beside them.
+// A page or two of one head's values, up to 64 bytes of each token.
 struct Values {
-  const char *pages[2], *ahead[2];
+  const char* pages[2];
   int count, bytes;
   size_t stride;
 };
 
 template <int R, bool WHOLE>
-void value_words(const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row) {
+void value_words(const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, int few, Lines& ahead) {
   __m512i up[R][4], down[R][4];
+  Lines lines = ahead;
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto k) BATON_LAMBDA {
       up[r][k] = _mm512_loadu_si512(sums + r * row + 16 * k), down[r][k] = _mm512_loadu_si512(sums + r * row + BLOCK + 16 * k);
     });
   });
   for (int p = 0; p < v.count; p++, high += PAGE, low += PAGE) {
-    const char *from = v.pages[p], *ahead = v.ahead[p];
+    const char* from = v.pages[p];
     unroll<PAGE / 4>([&](auto quad) BATON_LAMBDA {
-      for (int i = 0; i < 4; i++) fetch(ahead + (4 * quad + i) * 64);
+      lines.few(few);
       __m512i words[4];
       interleave<WHOLE>(from, v.stride, v.bytes, words);
       from += 4 * v.stride;
@@ -96,15 +132,24 @@ void value_words(const Values& v, const uint8_t* high, const uint8_t* low, int32
       _mm512_storeu_si512(sums + r * row + 16 * k, up[r][k]), _mm512_storeu_si512(sums + r * row + BLOCK + 16 * k, down[r][k]);
     });
   });
+  ahead = lines;
 }
 
-template <int R = WORD_ROWS>
-void value_word_rows(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row) {
+template <int R>
+void value_row_words(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, int few,
+                     Lines& lines) {
   if constexpr (R > 0) {
     for (; rows >= R && !(R == WORD_ROWS && rows == R + 1); rows -= R, high += R * SPLIT, low += R * SPLIT, sums += R * row)
-      v.bytes < BLOCK ? value_words<R, false>(v, high, low, sums, row) : value_words<R, true>(v, high, low, sums, row);
-    value_word_rows<R - 1>(rows, v, high, low, sums, row);
+      v.bytes < BLOCK ? value_words<R, false>(v, high, low, sums, row, few, lines)
+                      : value_words<R, true>(v, high, low, sums, row, few, lines);
+    value_row_words<R - 1>(rows, v, high, low, sums, row, few, lines);
   }
+}
+
+// Adds values by the weights of `rows` rows to their sums, and fetches `lines`, evenly.
+void value_word_rows(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, Lines lines) {
+  const int quads = v.count * PAGE / 4 * ((rows + WORD_ROWS - 1) / WORD_ROWS);
+  value_row_words<WORD_ROWS>(rows, v, high, low, sums, row, (lines.left + quads - 1) / quads, lines);
 }
 
 // A row's integer sums to its `acc`, dims in order.

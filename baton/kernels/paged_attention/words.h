@@ -126,21 +126,23 @@ struct Words {
 template <int T>
 BATON_INLINE vf joined(const Words& q, int row, __m512i up, __m512i down) {
   if constexpr (T == KV_BF16) return (vf)_mm512_castsi512_ps(up) + (vf)_mm512_castsi512_ps(down);
-  const vf coarse = to_float((vi)up - splat_word(q.offsets[2 * row]));
-  const vf fine = to_float((vi)down - splat_word(q.offsets[2 * row + 1]));
-  return fma(coarse, splat(256.0f), fine) * splat(q.steps[row]);
+  return fma(to_float((vi)up), splat(256.0f), to_float((vi)down)) * splat(q.steps[row]);
 }
 
 // scores[r][0..31] = q[r] · the tile's keys, times the keys' scales.
 template <int T, int R, bool FETCH>
 void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
   __m512i up[R][2], down[R][2];
-  unroll<R>([&](auto r) BATON_LAMBDA { up[r][0] = up[r][1] = down[r][0] = down[r][1] = _mm512_setzero_si512(); });
-  for (int w = 0; w < q.count; w++) {
-    if (FETCH) fetch(q.ahead[w % 2] + late_line(w, q.count) * 64);
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    up[r][0] = up[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[2 * r]) : _mm512_setzero_si512();
+    down[r][0] = down[r][1] = T == KV_INT8 ? _mm512_set1_epi32(-q.offsets[2 * r + 1]) : _mm512_setzero_si512();
+  });
+  const int count = q.count;
+  const int32_t *high = q.high, *low = q.low;
+  const auto word = [&](int w) BATON_LAMBDA {
     const __m512i keys[2] = {_mm512_loadu_si512(turned + w * TILE), _mm512_loadu_si512(turned + w * TILE + LANES)};
     unroll<R>([&](auto r) BATON_LAMBDA {
-      const __m512i x = _mm512_set1_epi32(q.high[r * q.count + w]), y = _mm512_set1_epi32(q.low[r * q.count + w]);
+      const __m512i x = _mm512_set1_epi32(high[r * count + w]), y = _mm512_set1_epi32(low[r * count + w]);
       unroll<2>([&](auto half) BATON_LAMBDA {
         if constexpr (T == KV_INT8)
           dot(up[r][half], keys[half], x), dot(down[r][half], keys[half], y);
@@ -148,6 +150,20 @@ void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], f
           dot_pairs(up[r][half], keys[half], x), dot_pairs(down[r][half], keys[half], y);
       });
     });
+  };
+  int w = 0;
+  for (; w + LANES <= count; w += LANES) {
+    const char *first = q.ahead[0] + (w + LANES / 2) * 64, *second = q.ahead[1] + (w + LANES / 2) * 64;
+    for (int i = w; i < w + LANES; i += 2, first += 64, second += 64) {
+      if (FETCH) fetch(first);
+      word(i);
+      if (FETCH) fetch(second);
+      word(i + 1);
+    }
+  }
+  for (; w < count; w++) {
+    if (FETCH) fetch(q.ahead[w % 2] + late_line(w, count) * 64);
+    word(w);
   }
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<2>([&](auto half) BATON_LAMBDA {
@@ -157,7 +173,7 @@ void score_words(const int32_t* turned, const Words& q, const vf (&scales)[2], f
 }
 
 template <int T, int R = 4, bool FETCH = true>
-void score_word_rows(int rows, const int32_t* turned, Words q, const vf (&scales)[2], float* scores) {
+void score_word_rows(int rows, const int32_t* turned, const Words& q, const vf (&scales)[2], float* scores) {
   if constexpr (R > 0) {
     if (rows < R) return score_word_rows<T, R - 1, FETCH>(rows, turned, q, scales, scores);
     score_words<T, R, FETCH>(turned, q, scales, scores);
