@@ -170,27 +170,27 @@ def inputs_may_be_many(library: ctypes.CDLL) -> None:
     """More of them than a tile of rows goes through at once, on any ISA: against the oracle, and in company."""
     linear = bound(library)
     for form in FORMS:
-        is_the_exact_oracles(library, form, 67, 4008, 7, torch.float32)
-        weight, x = FORMS[form](torch.randn(66, 4008)), torch.randn(140, 4008)
+        is_the_exact_oracles(library, form, 67, 8264, 7, torch.float32)
+        weight, x = FORMS[form](torch.randn(66, 8264)), torch.randn(140, 8264)
         together = cpu.run(linear, x, weight)
         for m in (1, 3, 9, 50):
             assert torch.equal(together[77 : 77 + m], cpu.run(linear, x[77 : 77 + m], weight)), (form, m)
 
 
 def sums_are_exact_at_their_largest(library: ctypes.CDLL) -> None:
-    """Whole scales of 15 and -15 and the largest of weights and activations: whole numbers up to EXACT inputs, then
-    float32 sums one after the other, in any company.
+    """Whole scales of 15 and -15 and the largest of weights and activations: whole numbers up to EXACT inputs, two
+    such rounded once, then float32 sums one after the other, in any company.
     """
     torch.manual_seed(9)
-    linear, n, k = bound(library), 66, 2176
+    linear, n, k = bound(library), 66, 4 * EXACT + 1152
     x = 127.0 - torch.randint(0, 2, (140, k))
     x[:, 5] = 127
     for group in (32, 128):
         signs = torch.ones(n, k // group).index_fill_(0, torch.arange(0, n, 3), -1.0)
         weight = whole_weight(torch.randint(-8, -6, (n, k), dtype=torch.int8), group, signs * WHOLE)
         wide, wanted = weight.dequantized(torch.float64), torch.zeros(140, n)
-        for start in range(0, k, EXACT):
-            wanted += (x[:, start : start + EXACT].double() @ wide[:, start : start + EXACT].T).float()
+        for start in range(0, k, 2 * EXACT):
+            wanted += (x[:, start : start + 2 * EXACT].double() @ wide[:, start : start + 2 * EXACT].T).float()
         for m in (1, 3, 9, 140):
             assert torch.equal(cpu.run(linear, x[:m], weight), wanted[:m]), (group, m)
 

@@ -38,8 +38,8 @@ struct Work {
   int64_t bytes;   // of them
 };
 
-// A store to memory far away keeps those behind it waiting. So lines are asked for a tile ahead of time, and where small
-// groups store many sums, results are written when all of them are there.
+// Where small groups store many sums, results are written when all of them are there: a store to memory far away keeps those
+// behind it waiting.
 bool writes_each_tile(const Rows& rows) { return rows.halves || rows.group >= 128; }
 
 // The rows' sums begin at zero.
@@ -64,13 +64,13 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
 #else
     if (!work.from) clear<Columns>(count, sums);
 #endif
-    if (last) results.prefetch<Columns>(n0, first, count);
     bool fetch = tiles > 1 && t < 4 && !work.column;  // a step reads 256 bytes and fetches a line
     TileRows tile{rows.at(work.from, first),
                   rows.starts + first * rows.groups + work.from / rows.group * count,
                   sums,
                   work.at + work.bytes + (fetch ? t * work.bytes / 4 : 0),
-                  fetch ? 64 : 0};
+                  fetch ? 64 : 0,
+                  results.lines<Columns>(n0, first, last ? count : 0)};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
     if (last && each) results.write<Columns>(n0, first, count, sums);
   }
@@ -123,7 +123,7 @@ void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
   bool one_tile = rows.chunk >= rows.padded && writes_each_tile(rows);
   bool unpacked = call.w->kind == LINEAR_W4 && !rows.in_registers;
   int64_t sums = (one_tile ? kRows : rows.first(end) - rows.first(begin)) * kPanel;
-  char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + (unpacked ? rows.chunk * kPanel : 0));
+  char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + (unpacked ? rows.width(0) * kPanel : 0));
   Work work{panel, 0, begin, end, 0, one_tile, (float*)memory, (uint8_t*)memory + sums * 4, nullptr, 0};
   for (; work.from < rows.padded; work.from += rows.chunk) {
     work.at = (const char*)call.w->data + weight_bytes(*call.w, (panel * rows.padded + work.from) * kPanel);
@@ -153,9 +153,10 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
   const float* row_scales = w->kind == LINEAR_BF16 ? nullptr : rows.scales;
   const Call call{w, rows, {w, bias, out, out_dtype, out_stride, row_scales, m}};
   int64_t panels = (w->n + kPanel - 1) / kPanel, split = blocks(call.rows, panels);
-  int32_t parts = int32_t(std::min<int64_t>(panels * split, std::max<int64_t>(4 * threads(), m > 16 ? panels * split / 2 : 1)));
+  const int64_t all = panels * split, many = 32 * threads();  // panels: few are dealt out singly, so that threads end together
+  const int32_t parts = int32_t(std::min<int64_t>(all, m <= 16 ? 4 * threads() : all < many ? all : all / 2));
   parallel_for(parts, [&](int32_t p) {
-    Range range = part(panels * split, 1, parts, p);
+    Range range = part(all, 1, parts, p);
     for (int64_t i = range.begin; i < range.end; ++i) {
       Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(i / panels));
       one_panel(call, i % panels, tiles.begin, tiles.end);

@@ -10,7 +10,7 @@ namespace baton {
 // keeps the next group's waiting. Low and high nibbles have sums of their own, so that a dot product needn't wait for the one
 // before: 16 integer sums, 8 float ones.
 template <Scales S, int R>
-BATON_INLINE void half_panel(const TileWeights weights, const TileRows rows) {
+BATON_INLINE void half_panel(const TileWeights weights, TileRows rows) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const uint8_t* w = weights.w;
   const char *x = rows.x, *ahead = rows.ahead;
@@ -23,18 +23,30 @@ BATON_INLINE void half_panel(const TileWeights weights, const TileRows rows) {
       });
     });
   };
+  alignas(64) float first[R][2][16];  // of two exact sums
+  bool second = false;
   auto store_sums = [&] BATON_LAMBDA {
     unroll<R>([&](auto r) BATON_LAMBDA {
       unroll<2>([&](auto j) BATON_LAMBDA {
         float* out = rows.out + r * kPanel + 16 * j;
-        _mm512_storeu_ps(out, S == WHOLE_SCALES ? _mm512_add_ps(_mm512_loadu_ps(out), sums[r][j]) : sums[r][j]);
+        __m512 sum = sums[r][j];
+        if (S == WHOLE_SCALES && second) sum = _mm512_add_ps(_mm512_load_ps(first[r][j]), sum);
+        _mm512_storeu_ps(out, S == WHOLE_SCALES ? _mm512_add_ps(_mm512_loadu_ps(out), sum) : sum);
       });
     });
   };
+  auto keep_sums = [&] BATON_LAMBDA {
+    unroll<R>([&](auto r) BATON_LAMBDA {
+      unroll<2>([&](auto j) BATON_LAMBDA { _mm512_store_ps(first[r][j], sums[r][j]); });
+    });
+  };
   load_sums();
-  int64_t left = weights.exact;  // groups until the sum is added
+  int64_t left = weights.exact;  // groups until an exact sum is whole
   for (int64_t g = 0; g < weights.groups; ++g, starts += R) {
-    if (S == WHOLE_SCALES && !left--) left = weights.exact - 1, store_sums(), load_sums();
+    if (S == WHOLE_SCALES && !left--) {
+      second ? store_sums() : keep_sums();
+      second = !second, left = weights.exact - 1, load_sums();
+    }
     __m512i low[R][2], high[R][2];
     unroll<R>([&](auto r) BATON_LAMBDA {
       low[r][0] = low[r][1] = broadcast(starts + r), high[r][0] = high[r][1] = _mm512_setzero_si512();
@@ -54,6 +66,7 @@ BATON_INLINE void half_panel(const TileWeights weights, const TileRows rows) {
       });
       _mm_prefetch(ahead, _MM_HINT_T1);
     }
+    rows.results.fetch();
     unroll<2>([&](auto j) BATON_LAMBDA {
       const int64_t at = g * kGroupStride + 16 * j;
       __m512 scale = _mm512_setzero_ps(), least = scale;

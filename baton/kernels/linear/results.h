@@ -53,11 +53,9 @@ struct Results {
 
   // The lines of `count` rows of a panel's columns from n0 on, before they are written.
   template <int Columns>
-  BATON_INLINE void prefetch(int64_t n0, int64_t first, int64_t count) const {
+  ResultRows lines(int64_t n0, int64_t first, int64_t count) const {
     const int64_t size = dtype == BF16 ? 2 : 4;
-    const char* at = (const char*)out + (first * stride + n0) * size;
-    for (int64_t r = 0; r < count; ++r, at += stride * size)
-      for (int64_t line = 0; line < Columns * size; line += 64) __builtin_prefetch(at + line, 1);
+    return {(const char*)out + (first * stride + n0) * size, stride * size, count, Columns * size / 64};
   }
 
   // `count` rows of sums, 64 apart.

@@ -14,7 +14,7 @@ namespace baton {
 
 // Inputs per float sum where weights have no groups, and inputs at least whose weights a tile goes through at once. With
 // AVX-512 those come from the L2 cache as fast as they are used, and what a tile ends with costs more.
-constexpr int64_t kSum = BATON_AVX512 ? 1024 : 384, kChunk = BATON_AVX512 ? 4096 : 384;
+constexpr int64_t kSum = BATON_AVX512 ? 1024 : 384, kChunk = BATON_AVX512 ? 8192 : 384;
 constexpr int64_t kHalfChunk = 2048;  // where tiles go through half a panel
 // Rows from which on int4 with whole scales becomes int8 first: a turn from group to group costs more for small groups.
 constexpr int64_t kManyRows = 96, kManyRowsSmall = 24;
@@ -143,9 +143,9 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
   rows.padded = up(w.k, w.group ? w.group : 8);
   rows.unit = w.kind == LINEAR_BF16 ? 2 : 4;
-  rows.group = rows.widened ? w.exact : w.group ? w.group : kSum;
+  rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : kSum;
   rows.halves = by_halves(w, m);
-  rows.chunk = up(rows.halves ? kHalfChunk : kChunk, rows.group);
+  rows.chunk = up(rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
   int64_t x_bytes = up(m * rows.padded / rows.unit * 4, 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);

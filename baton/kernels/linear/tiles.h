@@ -17,6 +17,20 @@ constexpr int64_t kGroupStride = 0;
 constexpr int64_t kGroupStride = kPanel;
 #endif
 
+// Rows of results that will be written, whose lines are asked for one row at a time, amid what is computed: a store to memory far
+// away keeps those behind it waiting, and so does asking for all of them at once.
+struct ResultRows {
+  const char* at;
+  int64_t stride, rows, lines;  // bytes from row to row; lines of each
+
+  BATON_INLINE void fetch() {
+    if (rows <= 0) return;
+    for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 1);
+    at += stride, --rows;
+  }
+};
+constexpr int64_t kSegment = 64;  // steps between them
+
 // What a tile gets: its rows' activations from the chunk on, and what their integer sums begin with.
 struct TileRows {
   const char* x;          // [step][row][4 bytes]: 4 int8 or 2 bf16
@@ -24,6 +38,7 @@ struct TileRows {
   float* out;             // [row][64], added to
   const char* ahead;    // what will be read from far away after this,
   int64_t ahead_bytes;  // and how much of it to fetch per step: a cache line, or nothing
+  ResultRows results;
 };
 
 // A chunk of a panel of integers: `groups` with `steps` each, the last one with `last`; scales and mins [group][64] or null.
@@ -32,7 +47,7 @@ struct TileWeights {
   int64_t groups, steps, last;
   int32_t zero;
   const fp16 *scales, *mins;
-  int64_t exact;  // groups with whole scales whose sum is added at once, or 0
+  int64_t exact;  // groups with whole scales whose sum is exact, or 0: two such are added at once
 };
 
 #if BATON_AVX512
@@ -90,10 +105,13 @@ BATON_INLINE void finish(const __m512i (&acc)[R][4], const TileRows& rows, int64
   });
 }
 
+// out += the exact sums, one or two, which are added first: what integers of both come to is rounded once, too.
 template <int R>
-BATON_INLINE void add_to(float* out, const float* sums) {
+BATON_INLINE void add_to(float* out, const float* sums, bool two) {
   unroll<4 * R>([&](auto i) BATON_LAMBDA {
-    _mm512_storeu_ps(out + 16 * i, _mm512_add_ps(_mm512_loadu_ps(out + 16 * i), _mm512_loadu_ps(sums + 16 * i)));
+    __m512 sum = _mm512_loadu_ps(sums + 16 * i);
+    if (two) sum = _mm512_add_ps(sum, _mm512_loadu_ps(sums + R * kPanel + 16 * i));
+    _mm512_storeu_ps(out + 16 * i, _mm512_add_ps(_mm512_loadu_ps(out + 16 * i), sum));
   });
 }
 
@@ -103,23 +121,32 @@ template <Scales S, int R, class Step>
 BATON_INLINE void each_group(const TileWeights weights, TileRows rows, Step&& step) {
   const uint8_t* w = weights.w;
   const char *x = rows.x, *ahead = rows.ahead;
-  alignas(64) float exact[S == WHOLE_SCALES ? R * kPanel : 1];
+  alignas(64) float exact[S == WHOLE_SCALES ? 2 * R * kPanel : 1];
   float* const out = rows.out;
-  int64_t left = 0;  // groups until the sum is added
-  if (S == WHOLE_SCALES) rows.out = exact;
+  int64_t left = 0;  // groups until an exact sum is whole
+  bool second = false;
   for (int64_t g = 0; g < weights.groups; ++g) {
-    if (S == WHOLE_SCALES && !left) left = std::min(weights.exact, weights.groups - g), std::memset(exact, 0, sizeof exact);
+    if (S == WHOLE_SCALES && !left) {
+      left = std::min(weights.exact, weights.groups - g), rows.out = exact + (second ? R * kPanel : 0);
+      std::memset(rows.out, 0, R * kPanel * 4);
+    }
     __m512i acc[R][4];
     begin<R>(acc, rows, g);
     const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
-    for (int64_t s = 0; s < steps; ++s) {
-      step(acc, w, x);
-      _mm_prefetch(ahead, _MM_HINT_T1);
-      ahead += rows.ahead_bytes;
+    for (int64_t s = 0; s < steps;) {
+      for (const int64_t end = std::min(s + kSegment, steps); s < end; ++s) {
+        step(acc, w, x);
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        ahead += rows.ahead_bytes;
+      }
+      rows.results.fetch();
     }
     finish<S, R>(acc, rows, g, weights);
     asm volatile("" ::: "memory");  // else g++ keeps 24 sums on the stack too, from group to group
-    if (S == WHOLE_SCALES && !--left) add_to<R>(out, exact);
+    if (S == WHOLE_SCALES && !--left) {
+      if (second || g + 1 == weights.groups) add_to<R>(out, exact, second);
+      second = !second;
+    }
   }
 }
 
@@ -187,21 +214,25 @@ template <int R>
 inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
   __m512 acc[R][4];
   const char *x = rows.x, *ahead = rows.ahead;
+  ResultRows results = rows.results;
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
   });
-  for (int64_t s = 0; s < steps; ++s, w += 128, x += 4 * R) {
-    __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 32),
-             w2 = (__m512bh)_mm512_loadu_si512(w + 64), w3 = (__m512bh)_mm512_loadu_si512(w + 96);
-    unroll<R>([&](auto r) BATON_LAMBDA {
-      __m512bh b = (__m512bh)broadcast(x + 4 * r);
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, b);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, b);
-      acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
-      acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
-    });
-    _mm_prefetch(ahead, _MM_HINT_T1);
-    ahead += rows.ahead_bytes;
+  for (int64_t s = 0; s < steps;) {
+    for (const int64_t end = std::min(s + kSegment, steps); s < end; ++s, w += 128, x += 4 * R) {
+      __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + 32),
+               w2 = (__m512bh)_mm512_loadu_si512(w + 64), w3 = (__m512bh)_mm512_loadu_si512(w + 96);
+      unroll<R>([&](auto r) BATON_LAMBDA {
+        __m512bh b = (__m512bh)broadcast(x + 4 * r);
+        acc[r][0] = _mm512_dpbf16_ps(acc[r][0], w0, b);
+        acc[r][1] = _mm512_dpbf16_ps(acc[r][1], w1, b);
+        acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
+        acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
+      });
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      ahead += rows.ahead_bytes;
+    }
+    results.fetch();
   }
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto j) BATON_LAMBDA { _mm512_storeu_ps(rows.out + r * kPanel + 16 * j, acc[r][j]); });
