@@ -49,6 +49,10 @@ BATON_INLINE void clear(int64_t m, float* sums) {
   for (int64_t r = 0; r < m; ++r) std::memset(sums + r * kPanel, 0, Columns * 4);
 }
 
+// A tile alone reads weights from memory, and asks for them so far ahead, since hardware stops at every page. Of several the first
+// four fetch a quarter each of what comes after the chunk.
+constexpr int64_t kAhead = 2048;
+
 // f(size as a constant, the tile's rows) for each tile, whose sums begin at zero and end in the result.
 template <int Columns = kPanel, class F>
 BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
@@ -56,6 +60,7 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
   const bool last = work.from + rows.chunk >= rows.padded, each = writes_each_tile(rows);
   const Results& results = call.results;
   const int64_t base = rows.first(work.begin), tiles = work.end - work.begin, n0 = work.panel * kPanel + work.column;
+  const char* next = work.at + work.bytes;
   for (int64_t t = 0; t < tiles; ++t) {
     int64_t first = rows.first(work.begin + t), count = rows.first(work.begin + t + 1) - first;
     float* sums = work.sums + (work.one_tile ? 0 : first - base) * kPanel + work.column;
@@ -64,12 +69,11 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
 #else
     if (!work.from) clear<Columns>(count, sums);
 #endif
-    bool fetch = tiles > 1 && t < 4 && !work.column;  // a step reads 256 bytes and fetches a line
+    const bool far = tiles > 1 && t < 4 && !work.column;
     TileRows tile{rows.at(work.from, first),
                   rows.starts + first * rows.groups + work.from / rows.group * count,
                   sums,
-                  work.at + work.bytes + (fetch ? t * work.bytes / 4 : 0),
-                  fetch ? 64 : 0,
+                  tiles == 1 ? Ahead{work.at + kAhead, 64, 256} : Ahead{next + (far ? t * work.bytes / 4 : 0), 0, far ? 64 : 0},
                   results.lines<Columns>(n0, first, last ? count : 0)};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
     if (last && each) results.write<Columns>(n0, first, count, sums);

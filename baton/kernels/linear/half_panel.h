@@ -13,7 +13,8 @@ template <Scales S, int R>
 BATON_INLINE void half_panel(const TileWeights weights, TileRows rows) {
   const __m512i nibble = _mm512_set1_epi8(15);
   const uint8_t* w = weights.w;
-  const char *x = rows.x, *ahead = rows.ahead;
+  const char* x = rows.x;
+  Ahead ahead = rows.ahead;
   const int32_t* starts = rows.starts;
   __m512 sums[R][2];
   auto load_sums = [&] BATON_LAMBDA {
@@ -52,7 +53,7 @@ BATON_INLINE void half_panel(const TileWeights weights, TileRows rows) {
       low[r][0] = low[r][1] = broadcast(starts + r), high[r][0] = high[r][1] = _mm512_setzero_si512();
     });
     const int64_t steps = g + 1 < weights.groups ? weights.steps : weights.last;
-    for (int64_t s = 0; s < steps; ++s, w += 256, x += 8 * R, ahead += rows.ahead_bytes) {
+    for (int64_t s = 0; s < steps; ++s, w += 256, x += 8 * R) {
       __m512i a = _mm512_and_si512(_mm512_loadu_si512(w), nibble), b = _mm512_and_si512(_mm512_loadu_si512(w + 64), nibble);
       unroll<R>([&](auto r) BATON_LAMBDA {
         const __m512i four = broadcast(x + 4 * r);
@@ -64,7 +65,7 @@ BATON_INLINE void half_panel(const TileWeights weights, TileRows rows) {
         const __m512i four = broadcast(x + 4 * (R + r));
         dot(high[r][0], a, four), dot(high[r][1], b, four);
       });
-      _mm_prefetch(ahead, _MM_HINT_T1);
+      ahead.fetch<R>();
     }
     rows.results.fetch();
     unroll<2>([&](auto j) BATON_LAMBDA {

@@ -17,6 +17,19 @@ constexpr int64_t kGroupStride = 0;
 constexpr int64_t kGroupStride = kPanel;
 #endif
 
+// What is fetched beside a step of 256 bytes of weights: four lines, `apart` bytes each from each, beside few rows; one beside many,
+// where each costs and weights come from a cache.
+struct Ahead {
+  const char* at;
+  int64_t apart, bytes;  // bytes: from step to step
+
+  template <int Rows>
+  BATON_INLINE void fetch() {
+    for (int line = 0; line < (Rows > 4 ? 1 : 4); ++line) __builtin_prefetch(at + line * apart, 0, 2);
+    at += bytes;
+  }
+};
+
 // Rows of results that will be written, whose lines are asked for one row at a time, amid what is computed: a store to memory far
 // away keeps those behind it waiting, and so does asking for all of them at once.
 struct ResultRows {
@@ -36,8 +49,7 @@ struct TileRows {
   const char* x;          // [step][row][4 bytes]: 4 int8 or 2 bf16
   const int32_t* starts;  // [group][row]: -zero x the sum of the group's activations
   float* out;             // [row][64], added to
-  const char* ahead;    // what will be read from far away after this,
-  int64_t ahead_bytes;  // and how much of it to fetch per step: a cache line, or nothing
+  Ahead ahead;
   ResultRows results;
 };
 
@@ -120,7 +132,7 @@ BATON_INLINE void add_to(float* out, const float* sums, bool two) {
 template <Scales S, int R, class Step>
 BATON_INLINE void each_group(const TileWeights weights, TileRows rows, Step&& step) {
   const uint8_t* w = weights.w;
-  const char *x = rows.x, *ahead = rows.ahead;
+  const char* x = rows.x;
   alignas(64) float exact[S == WHOLE_SCALES ? 2 * R * kPanel : 1];
   float* const out = rows.out;
   int64_t left = 0;  // groups until an exact sum is whole
@@ -136,8 +148,7 @@ BATON_INLINE void each_group(const TileWeights weights, TileRows rows, Step&& st
     for (int64_t s = 0; s < steps;) {
       for (const int64_t end = std::min(s + kSegment, steps); s < end; ++s) {
         step(acc, w, x);
-        _mm_prefetch(ahead, _MM_HINT_T1);
-        ahead += rows.ahead_bytes;
+        rows.ahead.fetch<R>();
       }
       rows.results.fetch();
     }
@@ -213,7 +224,8 @@ inline void tile_w4(const TileWeights& weights, const TileRows& rows) {
 template <int R>
 inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
   __m512 acc[R][4];
-  const char *x = rows.x, *ahead = rows.ahead;
+  const char* x = rows.x;
+  Ahead ahead = rows.ahead;
   ResultRows results = rows.results;
   unroll<R>([&](auto r) BATON_LAMBDA {
     unroll<4>([&](auto j) BATON_LAMBDA { acc[r][j] = _mm512_loadu_ps(rows.out + r * kPanel + 16 * j); });
@@ -229,8 +241,7 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
         acc[r][2] = _mm512_dpbf16_ps(acc[r][2], w2, b);
         acc[r][3] = _mm512_dpbf16_ps(acc[r][3], w3, b);
       });
-      _mm_prefetch(ahead, _MM_HINT_T1);
-      ahead += rows.ahead_bytes;
+      ahead.fetch<R>();
     }
     results.fetch();
   }
