@@ -1,10 +1,14 @@
 // linear on a CPU: quantize or round the rows once, then panels of 64 outputs over the threads. Knows nothing of models.
 //
-//   per panel:  for each block of rows, for each chunk of K:  [int4 to int8]  for each tile of rows: tiles.h
+//   per block of rows and panel:  for each chunk of K:  [int4 to int8]  for each tile of rows: tiles.h
 //
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
 #include "half_panel.h"
+
+#include <atomic>
+#include <vector>
+
 #include "results.h"
 #include "rows.h"
 #include "widen.h"
@@ -140,10 +144,34 @@ void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
   }
 }
 
-// Blocks of rows: as few as fit the cache, more where there are too few panels for the threads.
+// Blocks of rows: as few as fit the cache, more where there are too few panels for the threads. Where weights are widened a
+// thread has a block of its own, unless it were small: then its rows stay in its cache.
 int64_t blocks(const Rows& rows, int64_t panels) {
-  int64_t block = rows.widened ? kWideBlock : kBlock, fit = up(rows.m, block) / block, wanted = (2 * threads() + panels - 1) / panels;
+  if (rows.widened) return std::max(up(rows.m, kWideBlock) / kWideBlock, std::min<int64_t>(threads(), rows.m / 128));
+  int64_t fit = up(rows.m, kBlock) / kBlock, wanted = (2 * threads() + panels - 1) / panels;
   return std::min(std::max(fit, threads() > 1 ? wanted : 1), std::max<int64_t>(fit, rows.m / 48));
+}
+
+// Few rows: the panels in parts, so that each is a long stream from memory.
+void few_rows(const Call& call, int64_t panels) {
+  const int32_t parts = int32_t(std::min<int64_t>(panels, 4 * threads()));
+  parallel_for(parts, [&](int32_t p) {
+    const Range range = part(panels, 1, parts, p);
+    for (int64_t panel = range.begin; panel < range.end; ++panel) one_panel(call, panel, 0, call.rows.tiles);
+  });
+}
+
+// Many rows: panels singly, so that threads end together; a thread begins with a block of its own, then helps with others.
+void many_rows(const Call& call, int64_t panels) {
+  const int64_t split = blocks(call.rows, panels), tasks = threads();
+  std::vector<std::atomic<int64_t>> taken(split);
+  parallel_for(int32_t(tasks), [&](int32_t task) {
+    for (int64_t i = 0; i < split; ++i) {
+      const int64_t block = (task * split / tasks + i) % split;
+      const Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(block));
+      for (int64_t panel; (panel = taken[block]++) < panels;) one_panel(call, panel, tiles.begin, tiles.end);
+    }
+  });
 }
 
 }  // namespace
@@ -156,14 +184,6 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
   const Rows rows = prepare(*w, x, x_dtype, x_stride, m);
   const float* row_scales = w->kind == LINEAR_BF16 ? nullptr : rows.scales;
   const Call call{w, rows, {w, bias, out, out_dtype, out_stride, row_scales, m}};
-  int64_t panels = (w->n + kPanel - 1) / kPanel, split = blocks(call.rows, panels);
-  const int64_t all = panels * split, many = 32 * threads();  // panels: few are dealt out singly, so that threads end together
-  const int32_t parts = int32_t(std::min<int64_t>(all, m <= 16 ? 4 * threads() : all < many ? all : all / 2));
-  parallel_for(parts, [&](int32_t p) {
-    Range range = part(all, 1, parts, p);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      Range tiles = part(call.rows.tiles, 1, int32_t(split), int32_t(i / panels));
-      one_panel(call, i % panels, tiles.begin, tiles.end);
-    }
-  });
+  const int64_t panels = (w->n + kPanel - 1) / kPanel;
+  m > 16 ? many_rows(call, panels) : few_rows(call, panels);
 }
