@@ -174,6 +174,11 @@ BATON_INLINE vf exponential(vf x) {
 #endif
 }
 
+BATON_INLINE float exponential(float x) {
+  vf v = exponential(splat(x));
+  return v[0];
+}
+
 // e^x for x <= 0, within 3e-7 of it down to -10; below -87.3 exactly 0, also for -inf. Half of what the other takes.
 BATON_INLINE vf decay(vf x) {
   const vf magic = splat(12582912.0f + 127.0f), octaves = splat(1.44269504088896341f);
@@ -188,11 +193,6 @@ BATON_INLINE vf decay(vf x) {
 #else
   return select(x < splat(-87.3f), vf{}, p * scale);
 #endif
-}
-
-BATON_INLINE float exponential(float x) {
-  vf v = exponential(splat(x));
-  return v[0];
 }
 
 // 16 x 16 words turned over, in place.

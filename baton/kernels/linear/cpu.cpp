@@ -4,11 +4,12 @@
 //
 // A chunk's weights stay in a near cache for all the block's rows (rows.h: kChunk), and so do the rows' float sums where
 // there are several chunks. The activations lie as they are read, so that they stream in from wherever they are.
-#include "half_panel.h"
+#include "linear.h"
 
 #include <atomic>
 #include <vector>
 
+#include "half_panel.h"
 #include "results.h"
 #include "rows.h"
 #include "widen.h"
@@ -73,11 +74,11 @@ BATON_INLINE void each_tile(const Call& call, const Work& work, F&& f) {
 #else
     if (!work.from) clear<Columns>(count, sums);
 #endif
-    const bool far = tiles > 1 && t < 4 && !work.column;
+    const Ahead own{work.at + kAhead, 64, 256}, far{next + t * work.bytes / 4, 0, 64}, nothing{next, 0, 0};
     TileRows tile{rows.at(work.from, first),
                   rows.starts + first * rows.groups + work.from / rows.group * count,
                   sums,
-                  tiles == 1 ? Ahead{work.at + kAhead, 64, 256} : Ahead{next + (far ? t * work.bytes / 4 : 0), 0, far ? 64 : 0},
+                  tiles == 1 ? own : t < 4 && !work.column ? far : nothing,
                   results.lines<Columns>(n0, first, last ? count : 0)};
     with_rows<kRows>(count, [&](auto size) { f(size, tile); });
     if (last && each) results.write<Columns>(n0, first, count, sums);

@@ -188,7 +188,7 @@ void values_in_words(const Call& c, Rows& r, int key, int begin, int stop, int f
           v.pages[p] = plane<KV_INT8>(c, *r.item, block + p, true) + shape.row<KV_INT8>(0, h) + at;
         v.bytes = d - at;
         Lines lines(runs, (runs.left() + calls - 1) / calls);
-        value_word_rows(rows, v, r.weight_high + column, r.weight_low + column, r.sums + first * row + at * 2, row, lines);
+        value_rows_in_words(rows, v, r.weight_high + column, r.weight_low + column, r.sums + first * row + at * 2, row, lines);
         calls--;
       }
     }

@@ -136,20 +136,20 @@ void value_words(const Values& v, const uint8_t* high, const uint8_t* low, int32
 }
 
 template <int R>
-void value_row_words(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, int few,
+void add_values(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, int few,
                      Lines& lines) {
   if constexpr (R > 0) {
     for (; rows >= R && !(R == WORD_ROWS && rows == R + 1); rows -= R, high += R * SPLIT, low += R * SPLIT, sums += R * row)
       v.bytes < BLOCK ? value_words<R, false>(v, high, low, sums, row, few, lines)
                       : value_words<R, true>(v, high, low, sums, row, few, lines);
-    value_row_words<R - 1>(rows, v, high, low, sums, row, few, lines);
+    add_values<R - 1>(rows, v, high, low, sums, row, few, lines);
   }
 }
 
 // Adds values by the weights of `rows` rows to their sums, and fetches `lines`, evenly.
-void value_word_rows(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, Lines lines) {
+void value_rows_in_words(int rows, const Values& v, const uint8_t* high, const uint8_t* low, int32_t* sums, size_t row, Lines lines) {
   const int quads = v.count * PAGE / 4 * ((rows + WORD_ROWS - 1) / WORD_ROWS);
-  value_row_words<WORD_ROWS>(rows, v, high, low, sums, row, (lines.left + quads - 1) / quads, lines);
+  add_values<WORD_ROWS>(rows, v, high, low, sums, row, (lines.left + quads - 1) / quads, lines);
 }
 
 // A row's integer sums to its `acc`, dims in order.
