@@ -54,10 +54,12 @@ class WorkerTiers:
     async def close(self) -> None:
         """Stop copying; what the disk holds stays for the next process of the slot."""
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self.tiers.close()
-        if self._disk is not None:
-            self._disk.close()
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            self.tiers.close()
+            if self._disk is not None:
+                self._disk.close()
 
     def _open(self, spec: WorkerSpec, info: WorkerInfo) -> list[Tier]:
         made = []

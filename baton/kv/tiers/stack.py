@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from baton.kv.outlasting import outlasted
 from baton.kv.tiers.slab import Slab
 
 T = TypeVar("T")
@@ -36,13 +37,13 @@ class Tier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tier-{name}")
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """``work`` on the tier's thread. A cancelled caller waits: it may be writing to the caller's pages."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work, self.slab, *args)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait({future})
-            raise
+        """Return the result of ``work`` on the tier's thread, which may read and write the caller's pages.
+
+        A caller that is cancelled, however often, waits for its end.
+        """
+        loop = asyncio.get_running_loop()
+        [done] = await outlasted(loop.run_in_executor(self._thread, work, self.slab, *args))
+        return done
 
     def close(self) -> None:
         """Wait for what is running."""
@@ -78,12 +79,12 @@ class Tiers:
         if self.duty < 1.0:
             pushed = [gone async for gone in self._stored_gently(blocks, pages)]
         else:
-            pushed = await asyncio.gather(*(tier.run(_put, blocks, pages) for tier in self.tiers))
+            pushed = await self._everywhere(_put, blocks, pages)
         return {block for gone in pushed for block in gone if block not in self}
 
     async def touch(self, blocks: Sequence[bytes]) -> None:
         """They were used now."""
-        await asyncio.gather(*(tier.run(_touch, blocks) for tier in self.tiers))
+        await self._everywhere(_touch, blocks)
 
     async def load(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> AsyncGenerator[int, None]:
         """Copy leading blocks up and verify them: how many more are in, again and again, until one isn't here."""
@@ -116,6 +117,10 @@ class Tiers:
         for at in range(0, len(blocks), step := self._batch(pages) if pages else BATCH):
             for tier in self.tiers:
                 yield await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
+
+    async def _everywhere(self, work: Callable[..., T], *args: Any) -> list[T]:
+        """On all tiers at once, until the last of them has ended, also where one of them fails."""
+        return await outlasted(*(asyncio.ensure_future(tier.run(work, *args)) for tier in self.tiers))
 
     async def _gently(self, tier: Tier, work: Callable[..., T], *args: Any) -> T:
         """One piece, nothing beside it, and the pause that it costs."""

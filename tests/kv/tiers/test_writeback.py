@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.memory import host_slab
+from baton.kv.tiers.slab import Slab
 from baton.kv.tiers.stack import Tier, Tiers
 from baton.kv.tiers.writeback import WriteBack
 from baton.protos.errors import PoolExhausted
@@ -165,6 +170,73 @@ async def test_lifting_that_is_cancelled_writes_no_page_afterwards():
         assert worker.holds(chain(22, salt=1)) == 22
         worker.report()
     await worker.close()
+
+
+class Stuck:
+    """A slab's method that begins, on the tier's thread, and goes on when it is told to."""
+
+    def __init__(self, slab: Slab, name: str) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self._act = getattr(slab, name)
+        setattr(slab, name, self)
+
+    def __call__(self, *args: Any) -> Any:
+        self.began.set()
+        assert self.go_on.wait(20)
+        return self._act(*args)
+
+
+async def until(event: threading.Event) -> None:
+    async with asyncio.timeout(20):
+        while not event.is_set():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 5])
+async def test_pages_that_a_thread_still_writes_are_nobody_elses_however_often_its_caller_is_cancelled(cancels):
+    worker = Tiered(pages=24, host=60)
+    worker.compute(CHAIN[:20])
+    await worker.rest()
+    worker.compute(chain(22, salt=1))
+    await worker.rest()
+    stuck = Stuck(worker.tiers.tiers[0].slab, "load")
+    lifting = asyncio.create_task(worker.lift(CHAIN[:20]))
+    await until(stuck.began)
+    for _ in range(cancels):
+        lifting.cancel()
+        await settle()
+    with worker.pool.open([], worker.pool.available) as owner:  # the next request, of every page that is free now
+        for page in owner.pages:
+            worker.memory.page(page)[:] = b"n" * PAGE
+        stuck.go_on.set()
+        await asyncio.gather(lifting, return_exceptions=True)
+        await settle()
+        worker.tiers.close()  # the thread has ended
+        assert {bytes(worker.memory.page(page)) for page in owner.pages} == {b"n" * PAGE}
+    assert lifting.cancelled()
+    assert worker.at_baseline()
+    await worker.close()
+
+
+async def test_pages_that_one_tier_still_copies_stay_kept_when_another_tier_fails():
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Tiered(pages=24, host=60, disk=60, folder=Path(folder))
+        host, disk = (tier.slab for tier in worker.tiers.tiers)
+        stuck = Stuck(host, "put")
+
+        def fail(*_: Any) -> None:
+            raise OSError(errno.EIO, "the disk is broken")
+
+        disk.put = fail
+        worker.compute(CHAIN[:10])
+        worker.report()
+        await until(stuck.began)
+        await settle()
+        assert worker.pool.available == 24 - 10, "pages that are being copied can't be had"
+        stuck.go_on.set()
+        await worker.rest()
+        assert worker.pool.available == 24
+        await worker.close()
 
 
 steps = st.lists(
