@@ -74,8 +74,7 @@ class Arrival:
         if error is not None:
             self.stop(error)
         self._stopped = True
-        self.leave()
-        self._end_the_others()
+        self._depart()
         self._line.end()
 
     # ---- what the intake says --------------------------------------------------------------------------
@@ -89,8 +88,7 @@ class Arrival:
         lease = frames.NO_LEASE if self.claim is None else self.claim.lease
         self._line.reply(frames.encode(Frame(Kind.ERROR, lease, self.epoch, control.encode_error(error))))
         self._line.end()
-        self.leave()
-        self._end_the_others()
+        self._depart()
 
     def committed(self) -> None:
         """The engine took over: the last acknowledgement, whatever happens next."""
@@ -110,9 +108,15 @@ class Arrival:
         if claim.leave(self, self.rank):
             self._intake.tell(ReceiveClosed(claim.key, self.epoch))
 
-    def _end_the_others(self) -> None:
-        """Those that bring other shards of the same blocks: without ours they bring nothing whole."""
-        if self.claim is None or self.claim.committing:
+    def _depart(self) -> None:
+        """Leave, and end the streams that bring other shards of the same blocks: without ours nothing gets whole.
+
+        A stream that had left before ends nobody: another may have been opened in its place since.
+        """
+        if self.claim is None or not self.claim.has(self, self.rank):
+            return
+        self.leave()
+        if self.claim.committing:
             return
         for other in self.claim.open_streams:
             if other.epoch == self.epoch:

@@ -629,3 +629,19 @@ def _move(move: str, lease: Lease, other: Lease, index: int) -> bytes:
         raw[index * 13] ^= 1
         return bytes(raw)
     return lease.block(index)
+
+
+def test_a_stream_that_was_refused_and_ends_late_leaves_the_one_after_it_alone() -> None:
+    rig = Rig()
+    lease, lines = rig.admit(1, 40), [QueuedLine(), QueuedLine()]
+    first, second = map(rig.intake.accept, lines)
+    deliver(first, lease.open())
+    deliver(first, lease.block(0, payload=b"too short"))
+    assert lines[0].ended
+    deliver(second, lease.open())
+    first.over(None)  # its connection is closed by now
+    assert not lines[1].ended
+    for sent in lease.everything()[1:]:
+        deliver(second, sent)
+    assert rig.heard(Commit)
+    rig.end()

@@ -22,7 +22,9 @@ behind the blocks' bytes, so that a sender hashes what is on its way already.
 Any other frame has count 0 and a body of ``unit`` bytes: protobuf in OPEN, COMMIT and ERROR (control.py). ACK names
 in ``subject`` the kind it acknowledges, and carries block indices as u32 when that is BLOCK. END says goodbye.
 GREETING is what a receiver says first to a sender that asked (sending.py): ``subject`` is the version it reads.
-``sequence`` is the number of frames with blocks that the sender had sent before, over all lanes of the stream.
+``sequence`` is the number of frames with blocks that the sender had sent before, over all lanes of the stream. In a
+frame with blocks ``subject`` is the number of frames without blocks before it; older senders say 0. By these two a
+receiver knows that a frame has overtaken others that went on another lane.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ NEWEST = 2  # version of the frames
 TRAILING_SINCE = 2  # 1 knows neither TRAILING nor GREETING
 MAX_BLOCKS = 1024  # of one frame; also what one scatter read of Linux takes
 MAX_BODY_BYTES = 1 << 20
+MOST_COUNTED = 0xFFFF  # frames without blocks: their number goes into a u16
 PIECE_BYTES = 256 << 10  # hashed while the CPU's cache still holds it
 
 _HEADER = struct.Struct("<4sBBHHHI16sIIQQ")

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from baton.kv.transport import frames
@@ -28,6 +28,7 @@ log = logging.getLogger("baton.kv")
 TURN_BYTES = 1 << 20  # read in one turn of the event loop
 MAX_VECTORS = 64
 HELLO_S = 5.0
+OVERTAKEN_S = 5.0  # for a frame that was overtaken by another lane's; one in flight takes less than a round trip
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
@@ -125,15 +126,29 @@ class Inlet:
             self.close(reset=True)
 
     def release(self) -> None:
-        """Frames with blocks that were to come before the one held back have come on other lanes."""
-        frame = self._held
-        if frame is None or self.session is None or self._closed:
+        """Go on if the frames that the one held back had overtaken have come on other lanes, or nobody wants it."""
+        frame, session = self._held, self.session
+        if frame is None or session is None or self._closed:
             return
-        if self.session.landed >= frame.sequence:
+        if session.ended or not session.overtook(frame):
             self._held = None
             self._server.poller.reads(self.sock.fileno(), self._readable)
-            self.session.sink.take(frame)
+            if not session.ended:
+                self._guarded(lambda: self._frame(frame, session))
             self.look_again()
+
+    def _hold(self, frame: Frame, session: Session) -> None:
+        """Until those before it are in. Nothing is read on this lane meanwhile: one frame is all that is kept."""
+        self._held = frame
+        self._server.poller.reads(self.sock.fileno(), None)
+        if frame.kind in frames.WITH_BLOCKS:
+            asyncio.get_running_loop().call_later(OVERTAKEN_S, self._overdue, frame, session)
+
+    def _overdue(self, frame: Frame, session: Session) -> None:
+        if self._held is frame and not session.ended:
+            session.sink.over(
+                CorruptFrame(f"a frame of blocks came, one before it not in {OVERTAKEN_S:g} s", "subject")
+            )
 
     def look_again(self) -> None:
         """Read on soon if bytes wait where no epoll tells of them."""
@@ -141,11 +156,14 @@ class Inlet:
             asyncio.get_running_loop().call_soon(self._readable)
 
     def _readable(self) -> None:
-        if self._closed:
-            return
-        try:
-            self._turn()
+        if not self._closed:
+            self._guarded(self._turn)
             self.look_again()
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        """Whatever fails ends this stream alone."""
+        try:
+            act()
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -214,12 +232,11 @@ class Inlet:
         return 0
 
     def _frame(self, frame: Frame, session: Session) -> int:
+        if session.overtook(frame):
+            self._hold(frame, session)
+            return 0
         if frame.kind not in frames.WITH_BLOCKS:
-            if session.landed < frame.sequence:
-                self._held = frame  # nothing is read over its body: the reader is off until release
-                self._server.poller.reads(self.sock.fileno(), None)
-            else:
-                session.sink.take(frame)
+            session.take(frame)
             return 0
         if frame.elsewhere:
             return session.fetch(frame)

@@ -32,7 +32,7 @@ class Session:
     def __init__(self, accept: Accept, server: SocketServer, stream: bytes) -> None:
         self.inlets: list[Inlet] = []
         self.primary: Inlet | None = None
-        self.landed = 0
+        self.landed = self.taken = 0  # frames with blocks, and without
         self.ended = False
         self.stream = stream
         self._server = server
@@ -50,6 +50,20 @@ class Session:
         """All blocks of one frame are in; ``resident``: in the device's pages, too."""
         self.landed += 1
         self.sink.landed(frame, checksums, resident)
+        self._release()
+
+    def overtook(self, frame: Frame) -> bool:
+        """Whether frames that were sent before this one are still to come, on other lanes."""
+        return self.taken < frame.subject if frame.kind in frames.WITH_BLOCKS else self.landed < frame.sequence
+
+    def take(self, frame: Frame) -> None:
+        """A frame without blocks, in its turn."""
+        self.taken += 1
+        self.sink.take(frame)
+        self._release()
+
+    def _release(self) -> None:
+        """What waited on other lanes for a frame before it may go on."""
         for inlet in tuple(self.inlets):
             inlet.release()
 
@@ -71,6 +85,7 @@ class Session:
         self._out += frames.encode(Frame(Kind.END))
         self.ended = True
         self._flush()
+        self._release()
         asyncio.get_running_loop().call_later(LINGER_S, self._forget, False)
 
     def abort(self) -> None:

@@ -128,7 +128,7 @@ class SocketStream:
         self._streams, self._elsewhere = streams, elsewhere
         streams.add(self)
         self._writing: dict[Lane, asyncio.Task[None]] = {}
-        self._sent = 0
+        self._sent = self._said = 0  # frames with blocks, and without
         self._greeted = 1  # the version that the receiver reads, as far as is known
         self._inbox = bytearray()
         self._ended = False
@@ -142,6 +142,7 @@ class SocketStream:
             head, payload = self._encode(frame, payload)
             write = _write_hashing if payload and not frame.sealed and self._trails else _write
             self._sent += with_blocks
+            self._said += not with_blocks
             if len(self._lanes) == 1:
                 await write(lane, head, payload)
                 return
@@ -191,9 +192,10 @@ class SocketStream:
             frame = sealed(frame, payload)
         if self._elsewhere and frame.offsets:
             flags, payload = flags | frames.ELSEWHERE, ()
+        subject = min(self._said, frames.MOST_COUNTED) if frame.kind in frames.WITH_BLOCKS else frame.subject
         numbered = Frame(
             frame.kind, frame.lease, frame.epoch, frame.body, frame.shard_rank, frame.shard_count, flags,
-            frame.subject, self._sent, frame.unit, frame.blocks, frame.offsets,
+            subject, self._sent, frame.unit, frame.blocks, frame.offsets,
         )  # fmt: skip
         return frames.encode(numbered), payload
 
