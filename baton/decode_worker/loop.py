@@ -188,7 +188,7 @@ class DecodeLoop(StepLoop):
             hashes[: tokens // size],
             blocks_for(tokens, size),
             self.scheduler.growth_reserve,
-            limit_held=holdable_of(request, size) if message.local else holdable(tokens, size),
+            limit_held=holdable_of(request, tokens, size) if message.local else holdable(tokens, size),
         )
         sequence = self.sequence(message.key, request)
         self._ages += 1
@@ -228,7 +228,7 @@ class DecodeLoop(StepLoop):
         decoding = self.answers[item.seq].decoding
         decoding.sequence.score(item.start, outcome.scored.get(item.seq, ()))
         decoding.advance(len(item.tokens))
-        decoding.sequence.pool(item.start, outcome.pooled.get(item.seq))
+        decoding.sequence.pool(item.start, decoding.sequence.computed, outcome.pooled.get(item.seq))
         sampled = outcome.sampled.get(item.seq)
         if sampled is not None:
             logprobs = () if sampled.logprobs is None else (sampled.logprobs,)

@@ -11,7 +11,7 @@ from bisect import insort
 
 from baton.decode_worker.budget import StepBudget
 from baton.decode_worker.swap import SwapArea, Swapped
-from baton.engine.checks import blocks_for, holdable
+from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
 from baton.kv.pool import PageLease, PagePool
@@ -145,7 +145,7 @@ class DecodeScheduler:
                     decoding.chain.hashes,
                     blocks_for(tokens, size),
                     self.growth_reserve,
-                    limit_held=holdable(tokens, size),
+                    limit_held=holdable_of(decoding.sequence.request, tokens, size),
                 )
             except PoolExhausted:
                 return

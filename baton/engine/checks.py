@@ -20,10 +20,14 @@ def holdable(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
     return max(tokens - 1, 0) // block_tokens
 
 
-def holdable_of(request: EngineRequest, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Blocks that ``request`` may take from the cache of whoever reads it: none when it wants every token."""
+def holdable_of(request: EngineRequest, tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
+    """Returns how many leading blocks of ``request``'s first ``tokens`` tokens their reader may take from a cache.
+
+    None while each of the prompt's tokens is wanted: its likelihood, or its part of the mean. Both are told with
+    the first output, so a reader that knows any output no longer needs them.
+    """
     wanted = request.sampling.prompt_logprobs is not None or request.sampling.pooling == "mean"
-    return 0 if wanted else holdable(len(request.token_ids), block_tokens)
+    return 0 if wanted and tokens <= request.prompt_tokens else holdable(tokens, block_tokens)
 
 
 def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:

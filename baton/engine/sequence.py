@@ -88,28 +88,31 @@ class Sequence:
         )
 
     def targets(self, take: int) -> tuple[int, ...]:
-        """Prompt tokens that computing the next ``take`` scores; none unless asked for, and each once."""
-        prompt_tokens = self.request.prompt_tokens
-        if self.request.sampling.prompt_logprobs is None or len(self.scores) >= prompt_tokens - 1:
+        """Prompt tokens that computing the next ``take`` scores; none unasked, nor after the first output."""
+        if self.request.sampling.prompt_logprobs is None or self.outputs:
             return ()
-        return tuple(self.tokens[self.computed + 1 : min(self.computed + take + 1, prompt_tokens)])
+        return tuple(self.tokens[self.computed + 1 : self.computed + take + 1])
 
     def score(self, start: int, found: tuple[TokenLogprobs, ...]) -> None:
         """``found[i]`` is of the token at ``start + i + 1``; what a recompute finds again is dropped."""
-        self.scores += found[len(self.scores) - start :]
+        if found:
+            assert start <= len(self.scores), f"{len(self.scores)} to {start} of a scored prompt were skipped"
+            self.scores += found[len(self.scores) - start :]
 
     @property
     def pools(self) -> bool:
-        """Whether computing the next tokens adds to the prompt's pooled state."""
-        return bool(self.request.sampling.pooling) and self.computed < self.request.prompt_tokens
+        """Whether computing the next tokens adds to the prompt's pooled state, which the first output tells."""
+        return bool(self.request.sampling.pooling) and not self.outputs
 
-    def pool(self, start: int, found: Pooled | None) -> None:
-        """``found`` is of the tokens from ``start`` on; a recompute begins again."""
+    def pool(self, start: int, end: int, found: Pooled | None) -> None:
+        """``found`` is of the tokens ``start`` … ``end`` - 1; a recompute begins again, at 0 for a mean."""
         if found is None:
             return
         before = self._pooled[1] if self._pooled and self._pooled[0] == start else None
+        if self.request.sampling.pooling == "mean":
+            assert start == 0 or before, f"the sum of a prompt's states can't go on at token {start}"
         total = found.total if before is None else before.total + found.total
-        self._pooled = len(self.tokens) - self.pending, Pooled(total, found.last)
+        self._pooled = end, Pooled(total, found.last)
 
     def pooled(self) -> bytes:
         """The prompt's vector as float32 little-endian, once it was read; empty where none was asked for."""

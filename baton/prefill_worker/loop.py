@@ -137,9 +137,9 @@ class PrefillLoop(StepLoop):
             return
         job = self.scheduler.jobs[item.seq]
         before = job.sequence.computed
-        job.sequence.score(before, outcome.scored.get(item.seq, ()))
-        job.sequence.pool(before, outcome.pooled.get(item.seq))
         job.sequence.computed = before + len(item.tokens)
+        job.sequence.score(before, outcome.scored.get(item.seq, ()))
+        job.sequence.pool(before, job.sequence.computed, outcome.pooled.get(item.seq))
         for index in range(before // job.block_tokens, job.sequence.computed // job.block_tokens):
             job.held_lease.seal(index, job.hashes[index])
         self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device

@@ -102,13 +102,13 @@ class PrefillScheduler:
 
     def _comes_soon(self, job: PrefillJob) -> bool:
         """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
-        limit = holdable_of(job.sequence.request, job.block_tokens)
+        limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
         have = min(self.pool.match(job.full_hashes()), limit)
         return have < limit and any(job.hashes[have] in blocks for blocks in self._coming.values())
 
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
-            limit = holdable_of(job.sequence.request, job.block_tokens)
+            limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
             lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens, job.block_tokens), limit_held=limit)
         except PoolExhausted:
             return False

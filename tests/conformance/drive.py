@@ -68,7 +68,7 @@ class Driver:
             sequence = live[item.seq][0]
             sequence.score(item.start, result.scored.get(item.seq, ()))
             sequence.computed += len(item.tokens)
-            sequence.pool(item.start, result.pooled.get(item.seq))
+            sequence.pool(item.start, sequence.computed, result.pooled.get(item.seq))
             if sequence.scores or item.pool:
                 self.read[item.seq] = sequence.scores, sequence.pooled()
         return result.sampled

@@ -13,10 +13,10 @@ from baton.engine.load import EngineConfig, load_runner
 from baton.engine.paced import PacedRunner
 from baton.protos import channel as ch
 from baton.protos.nouns import StepSample
-from tests.conformance.checkpoints import make
 from tests.decode_worker import test_loop
 from tests.decode_worker.test_loop import CONTEXT, MODEL, Bench, answer, prompt_of
 
+DEMO = Path(__file__).parents[2] / "models" / "demo-draft"
 PAGE, TOKENS = 256, 16
 SLOW = StepSample(64, 2048.0, 0, 0, 0.5)  # reading prompts is slow here: copying wins
 QUICK = StepSample(1 << 20, 0.0, 0, 0, 1e-6)
@@ -108,8 +108,8 @@ def test_a_cancelled_one_leaves_no_copy() -> None:
     assert bench.at_baseline()
 
 
-def test_the_real_engine_goes_on_bitwise_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EngineConfig(model=str(make(tmp_path / "model", "llama3")), dtype="float32", max_model_len=512)
+def test_the_real_engine_goes_on_bitwise_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(DEMO), dtype="float32", max_model_len=512)
     runner = load_runner(config)
     assert runner.spec.layout.page_bytes % TOKENS == 0
     monkeypatch.setattr(test_loop, "KV", runner.spec.layout.page_bytes // TOKENS)
