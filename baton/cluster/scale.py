@@ -44,16 +44,21 @@ def slots_of(scale: Scale) -> dict[str, str]:
     }
 
 
+def require_possible(scale: Scale) -> None:
+    """Raises ConfigError for numbers that can't be."""
+    if not _can_be(scale):
+        raise ConfigError(
+            f"prefill={scale.prefill} decode={scale.decode}: give 0 to {MOST} and 1 to {MOST}", "scale"
+        )
+
+
 async def ask(redis: Redis, namespace: str, scale: Scale, present: Scale | None = None) -> Scale:
     """Write it; with its serial. Slots that are new begin in the role that their name says, whatever a slot of
     that name was before; ``present`` is what there is where nobody asked yet.
 
     Raises ConfigError for numbers that can't be.
     """
-    if not _can_be(scale):
-        raise ConfigError(
-            f"prefill={scale.prefill} decode={scale.decode}: give 0 to {MOST} and 1 to {MOST}", "scale"
-        )
+    require_possible(scale)
     while True:
         async with redis.pipeline(transaction=True) as pipe:
             await pipe.watch(key(namespace))

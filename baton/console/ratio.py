@@ -23,6 +23,7 @@ TIMEOUT_S = 120.0
 SHOWN = 12
 _Url = Annotated[str | None, typer.Option(help="The router; default: of the newest cluster on this machine")]
 _Key = Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")]
+_Force = Annotated[bool, typer.Option("--force", help="Also where it leaves a model without a role's last worker")]
 _Json = Annotated[bool, typer.Option("--json", help="What the router said")]
 
 
@@ -42,9 +43,11 @@ def register(app: typer.Typer, guarded: Guard) -> None:
         url: _Url = None,
         key: _Key = "",
         as_json: _Json = False,
+        force: _Force = False,
     ) -> None:
         """Form a ratio and pin it, or give the dial to the controller."""
-        raise typer.Exit(guarded(lambda: _tell(call("POST", "/v1/ratio", url, key, {"ratio": to}), as_json)))
+        asked = _forced({"ratio": to}, force)
+        raise typer.Exit(guarded(lambda: _tell(call("POST", "/v1/ratio", url, key, asked), as_json)))
 
     @app.command()
     def role(
@@ -52,9 +55,10 @@ def register(app: typer.Typer, guarded: Guard) -> None:
         to: Annotated[str, typer.Argument(help="prefill or decode")],
         url: _Url = None,
         key: _Key = "",
+        force: _Force = False,
     ) -> None:
         """Change one worker's role while it runs; no request fails by it."""
-        raise typer.Exit(guarded(lambda: _change(slot, to, url, key)))
+        raise typer.Exit(guarded(lambda: _change(slot, to, url, key, force)))
 
 
 def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,9 +66,14 @@ def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any]
     return router(url, key).call(method, path, body, TIMEOUT_S)
 
 
-def _change(slot: str, to: str, url: str | None, key: str) -> int:
+def _forced(body: dict[str, Any], force: bool) -> dict[str, Any]:
+    """``body``, which a router of the version before takes too where nothing is forced."""
+    return body | {"force": True} if force else body
+
+
+def _change(slot: str, to: str, url: str | None, key: str, force: bool) -> int:
     path = f"/v1/workers/{urllib.parse.quote(slot, safe='')}/role"
-    change = call("POST", path, url, key, {"role": to})
+    change = call("POST", path, url, key, _forced({"role": to}, force))
     print("{worker}: {before} -> {after} in {seconds:.2f} s; the ratio is pinned".format(**change))
     return 0
 

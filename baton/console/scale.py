@@ -16,9 +16,11 @@ import typer
 from rich.console import Console
 
 from baton.cluster.membership import Roster, connect
-from baton.cluster.scale import Scale, ask, read, slots_of
+from baton.cluster.roles import ROLES
+from baton.cluster.scale import Scale, ask, read, require_possible, slots_of
 from baton.console.workers import meeting_place
 from baton.protos.errors import ConfigError, StartupError
+from baton.protos.nouns import WorkerInfo
 
 LOOK_S = 0.2
 SLOT = re.compile(r"(prefill|decode)-\d+")
@@ -54,7 +56,7 @@ def parse(numbers: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for text in numbers:
         role, _, count = text.partition("=")
-        if role not in ("prefill", "decode") or not count.isdigit():
+        if role not in ("prefill", "decode") or not count.isdecimal():
             raise ConfigError(f"{text!r}: give prefill=N, decode=N or both", "scale")
         found[role] = int(count)
     return found
@@ -64,18 +66,61 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
     client = connect(url)
     try:
         roster = Roster(client, namespace)
-        present = await read(client, namespace) or _scale_of(await _states(roster))
-        prefill, decode = asked.get("prefill", present.prefill), asked.get("decode", present.decode)
-        wanted = await ask(client, namespace, Scale(prefill, decode), present)
-        deadline = time.monotonic() + wait_s
-        while wait_s and (now := await _states(roster)) != dict.fromkeys(slots_of(wanted), "ready"):
-            if time.monotonic() > deadline:
-                found = ", ".join(f"{slot} {state}" for slot, state in sorted(now.items()))
-                raise StartupError(f"not so after {wait_s:g} s: {found}; see `baton workers`")
-            await asyncio.sleep(LOOK_S)
+        now = await _slots(roster)
+        present = await read(client, namespace) or _scale_of(now)
+        wanted = Scale(asked.get("prefill", present.prefill), asked.get("decode", present.decode))
+        _require_roles(now, wanted)
+        wanted = await ask(client, namespace, wanted, present)
+        if wait_s:
+            _require_played(await _until_placed(roster, wanted, wait_s), wanted)
         return wanted
     finally:
         await client.aclose()
+
+
+async def _until_placed(roster: Roster, wanted: Scale, wait_s: float) -> dict[str, WorkerInfo]:
+    """The slots, once those that are wanted are ready and the others gone. Raises StartupError: not within
+    ``wait_s``.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        now = await _slots(roster)
+        states = {slot: info.state for slot, info in now.items()}
+        if states == dict.fromkeys(slots_of(wanted), "ready"):
+            return now
+        if time.monotonic() > deadline:
+            found = ", ".join(f"{slot} {state}" for slot, state in sorted(states.items())) or "no worker"
+            raise StartupError(f"not so after {wait_s:g} s: {found}; see `baton workers`")
+        await asyncio.sleep(LOOK_S)
+
+
+def _require_roles(now: dict[str, WorkerInfo], wanted: Scale) -> None:
+    """Raises ConfigError for impossible numbers, and where the slots that go are a wanted role's last."""
+    require_possible(wanted)
+    slots = slots_of(wanted)
+    after = dict.fromkeys(ROLES, 0) | Counter(now[s].role if s in now else slots[s] for s in slots)
+    for role, count in (("prefill", wanted.prefill), ("decode", wanted.decode)):
+        if count and not after[role] and any(info.role == role for info in now.values()):
+            raise ConfigError(
+                f"the slots that would stay play prefill={after['prefill']} decode={after['decode']}: no {role} "
+                f"worker would be left. First turn one: baton role {role}-0 {role}",
+                "scale",
+            )
+
+
+def _require_played(now: dict[str, WorkerInfo], wanted: Scale) -> None:
+    """Raises StartupError where the slots are here, but play other roles than were asked for."""
+    plays = Counter(info.role for info in now.values())
+    if (plays["prefill"], plays["decode"]) == (wanted.prefill, wanted.decode):
+        return
+    turned = ", ".join(
+        f"{slot} plays {info.role}" for slot, info in sorted(now.items()) if not slot.startswith(info.role)
+    )
+    raise StartupError(
+        f"every slot is placed, but the roles are prefill={plays['prefill']} decode={plays['decode']}, not "
+        f"prefill={wanted.prefill} decode={wanted.decode}: {turned}. "
+        f"`baton ratio set {wanted.prefill}:{wanted.decode}` turns them; `baton ratio show` says who turned them"
+    )
 
 
 def _scale_of(slots: Iterable[str]) -> Scale:
@@ -83,6 +128,6 @@ def _scale_of(slots: Iterable[str]) -> Scale:
     return Scale(seen["prefill"], seen["decode"])
 
 
-async def _states(roster: Roster) -> dict[str, str]:
-    """Of the slots that are scaled: pools on other hardware have numbers of their own."""
-    return {name: entry.info.state for name, entry in (await roster.refresh()).items() if SLOT.fullmatch(name)}
+async def _slots(roster: Roster) -> dict[str, WorkerInfo]:
+    """Those that are scaled: pools on other hardware have numbers of their own."""
+    return {name: entry.info for name, entry in (await roster.refresh()).items() if SLOT.fullmatch(name)}

@@ -30,7 +30,7 @@ from baton.cluster.traffic import Slice, TrafficStore
 from baton.deploy.control_advice import advice_of, joined, kinds_of, slos
 from baton.deploy.control_metrics import ControlMetrics
 from baton.deploy.dialling import Dial
-from baton.deploy.replicas import ReplicaControl
+from baton.deploy.replicas import SLOT, ReplicaControl
 from baton.planner import observe
 from baton.planner.control import ControlSettings, Decision, History, Look, decide
 from baton.planner.dial import DialAnswer, DialQuestion
@@ -168,6 +168,7 @@ class Controller:
             twin=self._twin(at, asked, known, prefill, decode, longer),
             pin=pin,
             pending=self._is_changing(at, workers),
+            strayed=_strayed(workers, "decode" if prefill else "prefill") if not (prefill and decode) else 0,
         )
 
     def _is_changing(self, at: float, workers: list[observe.Seen]) -> bool:
@@ -275,6 +276,12 @@ async def controlling(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _strayed(workers: list[observe.Seen], role: str) -> int:
+    """Ready workers that play another role than ``role``, for which they were planned."""
+    planned = (w.info for w in workers if SLOT.fullmatch(w.info.worker_id) and w.info.state == "ready")
+    return sum(info.role != role and info.worker_id.startswith(role + "-") for info in planned)
 
 
 def _longest(changes: list[RoleChange]) -> float:

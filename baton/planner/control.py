@@ -2,7 +2,8 @@
 
 Knows nothing of workers' names, of Redis or of how a change is made. The rules, in the order in which they speak:
 
-1. A pin, a change under way, no traffic, no cost curves, or a role that can't be measured: hold.
+1. A change under way: hold. Where nobody plays a role that a worker was planned for, one turns back, unless pinned.
+   A pin, no traffic, no cost curves, or a role that can't be measured: hold.
 2. Below ``high`` the present ratio carries the load: hold. Being right isn't worth a change; being full is.
 3. The best ratio has the least pressure on its fuller role; of those within ``NEAR``, the closest to the present.
 4. A change must pay: the worker-seconds that are short over ``horizon_s`` against ``change_s`` per moved worker.
@@ -41,7 +42,10 @@ class ControlSettings(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True):
-    """The cluster at ``at`` (any clock). ``workers`` None: no cost curve is known. ``pending``: a change runs."""
+    """The cluster at ``at`` (any clock). ``workers`` None: no cost curve is known. ``pending``: a change runs.
+
+    ``strayed``: workers that were planned for the role that nobody plays now, where there is one.
+    """
 
     at: float
     prefill: int
@@ -52,6 +56,7 @@ class Look(msgspec.Struct, frozen=True):
     twin: TwinError = TwinError()
     pin: Pin | None = None
     pending: bool = False
+    strayed: int = 0
 
 
 class History(msgspec.Struct, frozen=True):
@@ -90,12 +95,14 @@ def decide(look: Look, history: History, settings: ControlSettings) -> tuple[Dec
     count, idle = look.prefill + look.decode, history_of(history, 0)
     if look.pending:
         return _hold(look, "a change is under way"), idle
+    if look.strayed and count > 1:
+        return _turn_back(look, history, settings)
     if count < 2 or look.decode < 1:
         return _hold(look, f"{count} workers leave no choice"), idle
     if look.workers is None:
         return _hold(look, "no cost curves yet: workers have not computed enough", withheld="no cost curves"), idle
     if look.prefill < 1:
-        return _hold(look, "colocated: there is no ratio to turn"), idle
+        return _hold(look, "no prefill worker is here: there is no ratio to turn"), idle
     if not look.demand.answers and not _queued(look.backlog):
         return _hold(look, "no traffic"), idle
     table = every_ratio(look.demand, look.backlog, look.workers, count, settings.horizon_s)
@@ -103,9 +110,7 @@ def decide(look: Look, history: History, settings: ControlSettings) -> tuple[Dec
     withheld = _withheld(look.twin, settings)
     found = Decision("hold", look.prefill, look.decode, "", None if withheld else _pair(best), withheld, now, table)
     if look.pin is not None:
-        return _said(
-            found, f"pinned at {look.pin.prefill}:{look.pin.decode} by {look.pin.by or 'an operator'}"
-        ), idle
+        return _said(found, _pinned(look.pin)), idle
     if withheld:
         return _by_queues(found, look, look.workers, history, settings)
     return _by_twin(found, best, now, look, history, settings)
@@ -115,6 +120,19 @@ def history_of(history: History, wanted: int) -> History:
     """``history`` after a look that wants ``wanted``."""
     times = history.times + 1 if wanted and wanted == history.wanted else int(bool(wanted))
     return msgspec.structs.replace(history, wanted=wanted, times=times)
+
+
+def _turn_back(look: Look, history: History, settings: ControlSettings) -> tuple[Decision, History]:
+    """A role that nobody plays is no ratio to weigh: prompts hold up answers, or there are no answers."""
+    by = 1 if look.prefill < 1 else -1
+    why = f"no {'prefill' if by > 0 else 'decode'} worker is left, and {look.strayed} were planned as such"
+    found = Decision("hold", look.prefill, look.decode, why)
+    if look.pin is not None:
+        return _said(found, f"{_pinned(look.pin)}; {why}"), history_of(history, 0)
+    history = history_of(history, by)
+    if (wait := _not_yet(look, history, settings, 1.0, 1.0)) is not None:
+        return _said(found, f"{why}; {wait}"), history
+    return _move(found, look, by, f"{why}: one turns back"), history
 
 
 def _by_twin(
@@ -206,6 +224,10 @@ def _withheld(twin: TwinError, settings: ControlSettings) -> str:
 
 def _queued(backlog: Backlog) -> bool:
     return bool(backlog.prefill_tokens or backlog.running or backlog.waiting)
+
+
+def _pinned(pin: Pin) -> str:
+    return f"pinned at {pin.prefill}:{pin.decode} by {pin.by or 'an operator'}"
 
 
 def _pair(of: Pressure) -> tuple[int, int]:

@@ -58,26 +58,37 @@ class RoleControl:
         roles = [info.role for info in self.workers() if info.state == "ready"]
         return roles.count("prefill"), roles.count("decode")
 
-    async def set_role(self, worker_id: str, role: str, grace_s: float = GRACE_S) -> RoleChange:
-        """Change it and wait until it serves. Raises WorkerUnknown, InvalidRequest, NoWorker, DeadlineExceeded."""
-        async with self._turn:  # two changes at once could each count on the other's worker to stay
-            return await self._set_role(worker_id, role, grace_s)
+    async def set_role(
+        self, worker_id: str, role: str, grace_s: float = GRACE_S, force: bool = False
+    ) -> RoleChange:
+        """Change it and wait until it serves. Raises as ``move``."""
+        return (await self.move([worker_id], role, grace_s, force))[0]
 
-    async def move(self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S) -> list[RoleChange]:
-        """Several at once; at least one decode worker must stay beside them."""
-        async with self._turn:
-            staying = {info.worker_id for info in self.workers() if info.role == "decode"} - set(worker_ids)
-            if role == "prefill" and not staying:
-                raise InvalidRequest("no decode worker would be left; leave one at least", "ratio")
-            changes = (self._set_role(name, role, grace_s, alone=False) for name in worker_ids)
+    async def move(
+        self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S, force: bool = False
+    ) -> list[RoleChange]:
+        """Change several at once and wait until they serve.
+
+        Raises WorkerUnknown, NoWorker, DeadlineExceeded, and InvalidRequest: unless ``force``, each role that is
+        left must keep a ready worker of the same model.
+        """
+        if role not in ROLES:
+            raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
+        async with self._turn:  # two changes at once could each count on the other's worker to stay
+            links = [self._link(name) for name in worker_ids]
+            if not force:
+                self._require_others([link.info for link in links if link.info.role != role])
+            changes = (self._set_role(link, role, grace_s) for link in links)
             ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
             for failure in ended:
                 if isinstance(failure, BaseException):
                     raise failure
             return [change for change in ended if isinstance(change, RoleChange)]
 
-    async def set_ratio(self, prefill: int, decode: int, grace_s: float = GRACE_S) -> list[RoleChange]:
-        """Form it from the workers here. Raises InvalidRequest that names what could be formed, and NoWorker."""
+    async def set_ratio(
+        self, prefill: int, decode: int, grace_s: float = GRACE_S, force: bool = False
+    ) -> list[RoleChange]:
+        """Form it from the workers here. Raises InvalidRequest that names what could be formed, and as ``move``."""
         now = self.ratio()
         if prefill + decode != sum(now) or decode < 1 or prefill < 0:
             raise cannot_form(f"{prefill}:{decode}", sum(now))
@@ -85,26 +96,23 @@ class RoleControl:
         leaving = self.least_busy(role, count)
         if len(leaving) < count:
             raise NoWorker(f"only {len(leaving)} of the {count} workers to change are ready now", retry_after_s=2.0)
-        return await self.move(leaving, role, grace_s) if count else []
+        return await self.move(leaving, role, grace_s, force) if count else []
 
     def least_busy(self, become: str, count: int) -> list[str]:
-        """``count`` workers of the other role, those with the least to lose first."""
+        """``count`` workers of the other role, those with the least to lose first and one of each model last."""
         leaving = "prefill" if become == "decode" else "decode"
         able = [info for info in self.workers() if info.role == leaving and info.state == "ready"]
         able.sort(key=lambda info: (self._view.busy(info.worker_id), info.worker_id))
+        last_of_model = {info.model_id: info.worker_id for info in able}
+        able.sort(key=lambda info: info.worker_id == last_of_model[info.model_id])
         return [info.worker_id for info in able[:count]]
 
     # ---- one change ----------------------------------------------------------------------------------
 
-    async def _set_role(self, worker_id: str, role: str, grace_s: float, alone: bool = True) -> RoleChange:
-        since, link = self._clock(), self._link(worker_id)
-        before = link.info.role
-        if role not in ROLES:
-            raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
+    async def _set_role(self, link: Link, role: str, grace_s: float) -> RoleChange:
+        since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
-        if alone and role == "prefill":
-            self._require_another(link)
         incarnation = await link.set_role(role, grace_s)
         await self._until_served(worker_id, incarnation, since + grace_s + CHANGE_S)
         return RoleChange(worker_id, before, role, self._clock() - since, incarnation)
@@ -118,21 +126,14 @@ class RoleControl:
             raise NoWorker(f"{worker_id} can't be reached now", retry_after_s=1.0)
         return found
 
-    def _require_another(self, leaving: Link) -> None:
-        others = [
-            info
-            for info in self.workers()
-            if info.role == "decode"
-            and info.state == "ready"
-            and info.model_id == leaving.info.model_id
-            and info.worker_id != leaving.info.worker_id
-        ]
-        if not others:
-            raise InvalidRequest(
-                f"{leaving.info.worker_id} is the only decode worker of {leaving.info.model_id!r}: "
-                "make another one a decode worker first",
-                "role",
-            )
+    def _require_others(self, leaving: Sequence[WorkerInfo]) -> None:
+        """Raises InvalidRequest where a model would keep no ready worker of the role that ``leaving`` give up."""
+        names = {info.worker_id for info in leaving}
+        for one in leaving:
+            of_model = [i for i in self.workers() if i.model_id == one.model_id and i.state == "ready"]
+            staying = [i for i in of_model if i.worker_id not in names]
+            if not any(i.role == one.role for i in staying):
+                raise _would_leave_none(one, len(staying) + sum(i.model_id == one.model_id for i in leaving))
 
     async def _until_served(self, worker_id: str, incarnation: str, deadline: float) -> None:
         while not self._serves(worker_id, incarnation):
@@ -144,6 +145,20 @@ class RoleControl:
     def _serves(self, worker_id: str, incarnation: str) -> bool:
         links = (k for k in self._links if k.info.worker_id == worker_id)
         return any(k.up and k.info.incarnation == incarnation and k.info.state == "ready" for k in links)
+
+
+def _would_leave_none(one: WorkerInfo, workers: int) -> InvalidRequest:
+    """The error: ``workers`` of the model would be left, none of them in the role of ``one``."""
+    left = {role: 0 if role == one.role else workers for role in ROLES}
+    then = "no request could be answered"
+    if one.role == "prefill":
+        then = "decode workers would read every prompt themselves"
+    return InvalidRequest(
+        f"{one.worker_id} is the last ready {one.role} worker of {one.model_id!r}: prefill={left['prefill']} "
+        f"decode={left['decode']} would be left, and {then}. Make another worker a {one.role} worker first, "
+        'or force it (--force, or "force": true)',
+        "role",
+    )
 
 
 def parse_ratio(text: str, workers: int) -> tuple[int, int]:
@@ -160,7 +175,7 @@ def parse_ratio(text: str, workers: int) -> tuple[int, int]:
 
 def cannot_form(text: str, workers: int) -> InvalidRequest:
     """The error, with what could be formed."""
-    formable = ", ".join(_reduced(p, workers - p) for p in range(workers))
+    formable = ", ".join(_reduced(p, workers - p) for p in range(1, workers))
     return InvalidRequest(
         f"{workers} workers can't form {text}; they can form {formable or 'nothing'} (prefill:decode)", "ratio"
     )

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from starlette.responses import Response
 
 from baton.cluster.advice import AdviceStore, Change, Pin
-from baton.protos.errors import Forbidden, InvalidRequest, Unavailable
+from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
 from baton.router.body import Body, body_docs, parse_body
 from baton.router.caller import CALLER
 from baton.router.cluster_api import require_same_site
@@ -28,17 +28,22 @@ TIMELINE_SHOWN = 50
 
 
 class RoleBody(Body):
-    """What a worker is to become; ``grace_s``: how long prompts it reads may still take."""
+    """What a worker is to become; ``grace_s``: how long prompts it reads may still take.
+
+    ``force``: also where it leaves a model without a worker of a role.
+    """
 
     role: str
     grace_s: Annotated[float, Field(ge=0, le=600)] = GRACE_S
+    force: bool = False
 
 
 class RatioBody(Body):
-    """``PREFILL:DECODE``, or ``auto``."""
+    """``PREFILL:DECODE``, or ``auto``. ``force``: also where a model is left without a worker of a role."""
 
     ratio: str
     grace_s: Annotated[float, Field(ge=0, le=600)] = GRACE_S
+    force: bool = False
 
 
 def roles_routes(frontend: Frontend) -> APIRouter:
@@ -53,7 +58,7 @@ def roles_routes(frontend: Frontend) -> APIRouter:
         body = parse_body(RoleBody, await read_body(request, frontend.limits.max_body_bytes))
         control, store = _parts(frontend)
         before = control.ratio()
-        change = await control.set_role(slot, body.role, body.grace_s)
+        change = await control.set_role(slot, body.role, body.grace_s, body.force)
         await _noted(frontend, store, before, control.ratio(), [change])
         return json_response(msgspec.to_builtins(change))
 
@@ -76,9 +81,14 @@ def roles_routes(frontend: Frontend) -> APIRouter:
             await _unpin(frontend, store, before)
             return json_response(await shown(control, store))
         prefill, decode = parse_ratio(body.ratio, sum(before))
+        earlier = await _pinned(store)
         if not await store.pin(Pin(prefill, decode, frontend.wall_clock(), _who())):
             raise Unavailable("Redis is away: the ratio could not be pinned", retry_after_s=1.0)
-        changes = await control.set_ratio(prefill, decode, body.grace_s)
+        try:
+            changes = await control.set_ratio(prefill, decode, body.grace_s, body.force)
+        except BatonError:
+            await store.pin(earlier)  # what could not be formed is not what the cluster is held to
+            raise
         await _noted(frontend, store, before, control.ratio(), changes)
         return json_response(await shown(control, store) | {"changes": msgspec.to_builtins(changes)})
 
@@ -88,10 +98,7 @@ def roles_routes(frontend: Frontend) -> APIRouter:
 async def shown(control: RoleControl, store: AdviceStore) -> dict[str, Any]:
     """As JSON would show it."""
     prefill, decode = control.ratio()
-    try:
-        pin = await store.pinned()
-    except (RedisError, OSError):
-        pin = None
+    pin = await _pinned(store)
     advice, timeline = await store.get(), await store.timeline(TIMELINE_SHOWN)
     return {
         "prefill": prefill,
@@ -101,6 +108,13 @@ async def shown(control: RoleControl, store: AdviceStore) -> dict[str, Any]:
         "advice": msgspec.to_builtins(advice),
         "timeline": msgspec.to_builtins(timeline),
     }
+
+
+async def _pinned(store: AdviceStore) -> Pin | None:
+    try:
+        return await store.pinned()
+    except (RedisError, OSError):
+        return None
 
 
 async def _noted(

@@ -6,7 +6,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
-from baton.cluster.advice import AdviceStore
+from baton.cluster.advice import AdviceStore, Pin
 from baton.cluster.config import load_config
 from baton.cluster.lease import Lease
 from baton.cluster.membership import Entry
@@ -16,6 +16,7 @@ from baton.deploy.control_metrics import ControlMetrics
 from baton.deploy.controller import CHANGE_S, Controller
 from baton.deploy.replicas import ReplicaControl
 from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
+from baton.router.roles import RoleChange
 
 CURVE = StepCurve(0.03, 4e-4, 0.0, 1.25e-3, 0.0)
 INFO = WorkerInfo("w", "w-1", "prefill", "", "m", "", KvLayout("float32", (), 64, "float32"), 64, 64, (), 8)
@@ -36,6 +37,13 @@ class Cluster:
             )
             for slot, role in self.roles.items()
         }  # fmt: skip
+
+    def least_busy(self, become: str, count: int) -> list[str]:
+        return sorted(slot for slot, role in self.roles.items() if role != become)[:count]
+
+    async def move(self, names: list[str], role: str, grace_s: float) -> list[RoleChange]:
+        self.roles |= dict.fromkeys(names, role)
+        return [RoleChange(name, "", role, 0.1) for name in names]
 
     def usable(self) -> tuple[int, int]:
         ready = [role for slot, role in self.roles.items() if self.states[slot] == "ready"]
@@ -86,3 +94,17 @@ async def test_its_figures_are_shown_while_it_leads_and_its_age_grows(redis: Red
     assert 'baton_controller_decisions_total{kind="hold"} 1.0' in text
     looked._metrics.left()
     assert "baton_controller_decision_age_seconds{" not in generate_latest(registry).decode()
+
+
+async def test_a_cluster_that_was_left_without_prefill_workers_gets_one_back(redis: Redis, tmp_path: Path) -> None:
+    cluster, clock = Cluster(**{"prefill-0": "decode", "decode-0": "decode"}), At(1000.0)
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    await AdviceStore(redis, "baton").pin(Pin(0, 2))
+    for clock.now in (1005.0, 1010.0, 1015.0):
+        await looked.look()
+    assert cluster.usable() == (0, 2)  # an operator's word holds
+    await AdviceStore(redis, "baton").pin(None)
+    for clock.now in (1020.0, 1025.0):
+        await looked.look()
+    assert cluster.usable() == (1, 1)
+    assert "no prefill worker is left" in (await AdviceStore(redis, "baton").timeline())[0].reason

@@ -26,9 +26,9 @@ def set_role(fleet: Fleet, slot: str, role: str, **fields) -> httpx.Response:
     return httpx.post(f"{fleet.url}/v1/workers/{slot}/role", json={"role": role} | fields, timeout=60)
 
 
-async def changed(fleet: Fleet, slot: str, role: str) -> float:
+async def changed(fleet: Fleet, slot: str, role: str, **fields) -> float:
     """Change it; the seconds that the router counted."""
-    reply = await asyncio.to_thread(set_role, fleet, slot, role)
+    reply = await asyncio.to_thread(set_role, fleet, slot, role, **fields)
     assert reply.status_code == 200, (reply.text, fleet.log(slot))
     return reply.json()["seconds"]
 
@@ -94,8 +94,8 @@ async def test_cached_blocks_stay_valid_through_a_change(paced):
     async with httpx.AsyncClient(timeout=60) as client:
         body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
         await client.post(paced.url + "/v1/completions", json=body)
-        for slot in ("prefill-0", "prefill-1"):
-            await changed(paced, slot, "decode")
+        await changed(paced, "prefill-0", "decode")
+        await changed(paced, "prefill-1", "decode", force=True)
         again = (await client.post(paced.url + "/v1/completions", json=body)).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) // 2
         for slot in ("prefill-0", "prefill-1"):
@@ -118,16 +118,30 @@ def test_what_cannot_be_done_is_refused_by_name(paced):
         (set_role(paced, "nobody", "decode"), 404, "decode-0, decode-1, prefill-0, prefill-1"),
         (set_role(paced, "decode-0", "router"), 400, "prefill, decode"),
         (set_role(paced, "decode-0", "prefill", grace_s=-1), 400, "grace_s"),
-        (httpx.post(paced.url + "/v1/ratio", json={"ratio": "3:2"}), 400, "they can form 0:1, 1:3, 1:1, 3:1"),
+        (httpx.post(paced.url + "/v1/ratio", json={"ratio": "3:2"}), 400, "they can form 1:3, 1:1, 3:1"),
         (httpx.post(paced.url + "/v1/ratio", json={"ratio": "1:0"}), 400, "can't form"),
         (httpx.post(paced.url + "/v1/ratio", json={"ratio": "many"}), 400, "PREFILL:DECODE"),
     ]
     for reply, status, said in cases:
         assert (reply.status_code, said in reply.json()["error"]["message"]) == (status, True), reply.text
-    assert set_role(paced, "decode-1", "prefill").status_code == 200
-    last = set_role(paced, "decode-0", "prefill")
-    assert (last.status_code, "only decode worker" in last.text) == (400, True)
-    assert set_role(paced, "decode-1", "decode").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("one", "last", "other"), [("prefill-0", "prefill-1", "decode"), ("decode-1", "decode-0", "prefill")]
+)
+def test_the_last_worker_of_a_role_changes_by_force_alone_and_comes_back(paced, one, last, other):
+    role = last.partition("-")[0]
+    assert set_role(paced, one, other).status_code == 200
+    refused = set_role(paced, last, other)
+    assert (refused.status_code, f"last ready {role} worker" in refused.text) == (400, True), refused.text
+    formed = httpx.post(paced.url + "/v1/ratio", json={"ratio": "0:4"})
+    assert role == "decode" or (formed.status_code, "last ready" in formed.text) == (400, True), formed.text
+    assert set_role(paced, last, other, force=True).status_code == 200
+    assert set(roles(paced).values()) == {other}
+    back = httpx.post(paced.url + "/v1/ratio", json={"ratio": "1:3" if role == "prefill" else "3:1"}, timeout=60)
+    assert (back.status_code, sorted(back.json()["workers"].values()).count(role)) == (200, 1), back.text
+    for slot in paced.slots:
+        assert set_role(paced, slot, slot.partition("-")[0], force=True).status_code == 200
 
 
 def test_a_ratio_is_formed_pinned_and_given_back(paced):

@@ -156,3 +156,16 @@ def test_a_decode_worker_carries_what_its_step_can_within_the_slo():
     assert capacity(tight, 100) == pytest.approx(6 / 0.0375)
     small = msgspec.structs.replace(WORKERS, kv_tokens=4000)
     assert capacity(small, 900) == pytest.approx(4 / 0.035)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "after"), [(0, 2, (1, 1)), (2, 0, (1, 1))])
+def test_a_role_that_nobody_plays_is_played_again_by_one_that_was_planned_for_it(prefill, decode, after):
+    """A worker that is gone is not one that was turned: its role is waited for."""
+    looks = [look(prefill, decode, LIGHT, 1000 + 5 * i, strayed=1) for i in range(2)]
+    assert "seen 1 of 2" in run(looks[:1])[0].reason
+    turned, _ = run(looks)
+    assert (turned.kind, turned.prefill, turned.decode) == ("rerole", *after), turned
+    pinned, _ = run([msgspec.structs.replace(each, pin=Pin(prefill, decode)) for each in looks])
+    assert (pinned.kind, "pinned" in pinned.reason) == ("hold", True), pinned
+    gone, _ = run([msgspec.structs.replace(each, strayed=0) for each in looks])
+    assert gone.kind == "hold", gone
