@@ -215,12 +215,16 @@ async def whole(frontend: Frontend, call: Call) -> tuple[Json, Summary]:
 
 
 async def _events(answer: Answer, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:
+    told = 0  # tokens that the client was sent: choices that are ahead of their chunks don't count yet
+
     def with_usage(chunk: Json) -> Json:
-        return chunk | {"usage": usage_json(answer.usage())} if body.continuous_usage else chunk
+        usage = msgspec.structs.replace(answer.usage(), completion_tokens=told)
+        return chunk | {"usage": usage_json(usage)} if body.continuous_usage else chunk
 
     for chunk in shape.opening():
         yield with_usage(chunk)
     async for piece in answer:
+        told += len(piece.token_ids)
         for chunk in shape.chunks(piece):
             yield with_usage(chunk)
     if body.include_usage or shape.always_closes:

@@ -216,6 +216,20 @@ async def test_continuous_usage_is_on_every_chunk_and_grows(router) -> None:
     assert counts[-1] == 5
 
 
+async def test_continuous_usage_counts_what_was_sent_and_nothing_before_the_first_token(router) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await router.openai.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=3, n=2, stream=True, logprobs=True,
+        extra_body={"stream_options": options},
+    )  # fmt: skip
+    sent = 0
+    async for chunk in stream:
+        sent += sum(len(choice.logprobs.content) for choice in chunk.choices if choice.logprobs)
+        assert chunk.usage.completion_tokens == sent
+        assert chunk.usage.prompt_tokens > 0
+    assert sent == 6
+
+
 async def test_echo_with_logprobs_covers_the_prompt_and_zero_tokens_cover_it_alone(router, fake, tokenizer) -> None:
     ids = tokenizer.encode("The fox", True)
     fake.scores = tuple(entry(i, 2) for i in ids[1:])
