@@ -5,7 +5,7 @@ Knows nothing of how a request is answered (``batch_lane``). A tenant sees its o
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -18,11 +18,12 @@ from starlette.responses import Response
 from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.batch_lines import read_lines
-from baton.router.body import Body, body_docs, parse_body
+from baton.router.body import body_docs, parse_body
 from baton.router.caller import CALLER
 from baton.router.generation import Frontend
 from baton.router.limits import read_body
 from baton.router.openai_errors import json_response
+from baton.router.request_body import RequestBody, ignored_header, refuse
 
 DAY_S = 86_400
 LISTED, MOST_LISTED = 20, 100  # in one page
@@ -43,8 +44,10 @@ FILE_DOCS: dict[str, Any] = {
 Json = dict[str, Any]
 
 
-class BatchBody(Body):
+class BatchBody(RequestBody):
     """POST /v1/batches."""
+
+    surface: ClassVar[str] = "batches"
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
@@ -82,7 +85,7 @@ def batch_routes(frontend: Frontend) -> APIRouter:
     @routes.post("/v1/batches", openapi_extra=body_docs(BatchBody))
     async def add_batch(request: Request) -> Response:
         body = parse_body(BatchBody, await read_body(request, frontend.limits.max_body_bytes))
-        return json_response(_job_json(await _add_job(frontend, body)))
+        return json_response(_job_json(await _add_job(frontend, body)), headers=ignored_header(body))
 
     @routes.get("/v1/batches", openapi_extra=_listing())
     async def batches(request: Request) -> Response:
@@ -116,6 +119,8 @@ async def _add_file(frontend: Frontend, request: Request) -> StoredFile:
         raise BodyTooLarge(f"give a content-length of {limit} bytes at most, or raise router.max_body_bytes")
     try:
         async with request.form(max_files=1, max_fields=4) as form:
+            for field, value in form.multi_items():  # OpenAI's client writes expires_after[seconds]
+                refuse("files", field.partition("[")[0], value)
             content, name = await _uploaded(form.get("file"), form.get("purpose"))
     except HTTPException as error:
         raise InvalidRequest(f"the body should be multipart/form-data: {error.detail}", "file") from None

@@ -17,13 +17,17 @@ Delta = dict[str, Any]
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """How a call's answers are to be read; each of its choices gets parsers of its own."""
+    """How a call's answers are to be read; each of its choices gets parsers of its own.
+
+    ``marks``: what stands in a text between thought, content and calls, and belongs to none of them.
+    """
 
     tools: Callable[[], ToolParser] | None = None
     reasoning: Callable[[], ReasoningParser] | None = None
     call_id: Callable[[], str] = lambda: "call"
     parallel: bool = True
     shows_reasoning: bool = True
+    marks: tuple[str, ...] = ()
 
     def reader(self) -> ChatReader:
         """For one choice."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -24,6 +24,8 @@ Message = Mapping[str, Any]
 PLAIN = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+# Stands at the end of a message that is to be continued; whether its space is left says if the template trims.
+OPEN_END = "CONTINUE-FROM-HERE "
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -43,8 +45,10 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._special = dict(special_tokens or {})
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the model's chat template doesn't compile: {error}", "chat_template") from None
 
@@ -54,18 +58,33 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt's text; ``switches`` are the template's own (enable_thinking, …).
 
         Raises InvalidRequest where the template refuses the conversation.
         """
-        names = {**(switches or {}), "messages": messages, "tools": tools, "documents": None, **self._special}
+        ours = {"messages": messages, "tools": tools, "documents": documents, **self._special}
         try:
-            return self._template.render(names, add_generation_prompt=add_generation_prompt)
+            return self._template.render({**(switches or {}), **ours}, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", "messages") from None
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InvalidRequest(f"the model's chat template can't render this: {error}", "messages") from None
+
+    def render_open(self, messages: Sequence[Message], *rest: Any) -> str:
+        """As ``render`` without a generation prompt, up to the end of the last message's content.
+
+        The way is transformers' (``continue_final_message``). Raises InvalidRequest where content is dropped.
+        """
+        content: str = messages[-1]["content"]
+        opened = [*messages[:-1], {**messages[-1], "content": content + OPEN_END}]
+        text = self.render(opened, False, *rest)
+        end = text.rfind(OPEN_END.strip())
+        if end < 0 or content.strip() not in text:
+            why = "the model's chat template leaves out (part of) the final message: it can't be continued"
+            raise InvalidRequest(why, "continue_final_message")
+        return text[:end] if text.startswith(OPEN_END, end) else text[:end].rstrip()
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -19,27 +19,31 @@ from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
 from baton.router.answer import open_answer
-from baton.router.body import Body, body_docs, parse_body
+from baton.router.body import body_docs, parse_body
 from baton.router.disconnect import until_disconnect
 from baton.router.generation import Ask, Frontend, Generation, clean_traceparent
 from baton.router.limits import read_body
 from baton.router.openai_calls import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
 from baton.router.openai_errors import json_response
+from baton.router.request_body import ignored_header
 from baton.router.schemas import Prompts
 from baton.router.text import TextModel
+from baton.router.truncation import TruncatedBody, prompt_ids
 
 Vector = NDArray[np.float32]
 
 
-class EmbeddingsBody(Body):
+class EmbeddingsBody(TruncatedBody):
     """POST /v1/embeddings. ``pooling``: the mean of all tokens' states (the default), or the last token's."""
+
+    surface: ClassVar[str] = "embeddings"
 
     model: str | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     pooling: Literal["mean", "last"] = "mean"
-    user: str | None = None
+    add_special_tokens: bool = True
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, max_length=256)
 
@@ -63,9 +67,11 @@ async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
 
+    cut = body.cut(entry.max_model_len)
+
     async def prompts() -> list[Sequence[int]]:
-        texts = (text.encode_prompt(p, param="input") if isinstance(p, str) else _given(p) for p in body.input)
-        return list(await asyncio.gather(*texts))
+        inputs = (prompt_ids(text, prompt, body.add_special_tokens, cut, "input") for prompt in body.input)
+        return list(await asyncio.gather(*inputs))
 
     generation = await frontend.prepare(entry, _ask(frontend, request, body), prompts)
     vectors, route = await _vectors(frontend, generation, text)
@@ -73,11 +79,7 @@ async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
     data = [_embedding(at, vector, body.encoding_format) for at, vector in enumerate(found)]
     content = {"object": "list", "model": entry.model_id, "data": data, "usage": usage}
-    return json_response(content, headers={ROUTE_HEADER: route})
-
-
-async def _given(ids: list[int]) -> list[int]:
-    return ids
+    return json_response(content, headers={ROUTE_HEADER: route, **ignored_header(body)})
 
 
 def _ask(frontend: Frontend, request: Request, body: EmbeddingsBody) -> Ask:

@@ -32,7 +32,7 @@ DTYPES = {
     "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2",
     "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
-OUR_FIELDS = frozenset(CompletionBody.model_fields) - {"prompt", "stream", "stream_options", "model", "priority"}
+NOT_OURS = frozenset({"prompt", "stream", "stream_options", "model", "priority"})  # the protocol has its own
 Json = dict[str, Any]
 
 
@@ -78,10 +78,14 @@ def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, Any],
     if unknown:
         name = min(unknown)
         raise InvalidRequest(f"{name} is no input of this model: give {', '.join(n for n, _, _ in INPUTS)}", name)
-    fields = {name: value for name, value in parameters.items() if name in OUR_FIELDS}
-    fields |= _sampling_parameters(given)
+    fields = completion_fields(parameters) | _sampling_parameters(given)
     prompt = _prompt(given)
     return read_body_of(CompletionBody, fields | {"model": model or None, "prompt": prompt, "stream": stream})
+
+
+def completion_fields(parameters: Mapping[str, Any]) -> Json:
+    """What of ``parameters`` the completion's body is to judge: to obey, to refuse or to ignore."""
+    return {name: value for name, value in parameters.items() if name not in NOT_OURS}
 
 
 async def call_of(frontend: Frontend, headers: Headers, body: CompletionBody, version: str) -> Call:
@@ -158,7 +162,7 @@ def _sampling_parameters(given: Mapping[str, Tensor]) -> Json:
         said = None
     if not isinstance(said, dict):
         raise InvalidRequest("sampling_parameters should be the text of a JSON object", tensor.name)
-    return {name: value for name, value in said.items() if name in OUR_FIELDS}
+    return completion_fields(said)
 
 
 def _text(value: Any, name: str) -> str:

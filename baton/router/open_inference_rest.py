@@ -207,7 +207,7 @@ def _infer_response(told: Json, outputs: list[Tensor], binary: set[str]) -> Resp
 
 async def _generate(frontend: Frontend, request: Request, stream: bool) -> Response:
     asked = parse_body(GenerateBody, await read_body(request, frontend.limits.max_body_bytes))
-    fields = {name: value for name, value in asked.parameters.items() if name in oip.OUR_FIELDS}
+    fields = oip.completion_fields(asked.parameters)
     model = request.path_params["model"]
     fields |= {"prompt": asked.text_input, "model": model, "stream": stream}
     call = await oip.call_of(

@@ -9,6 +9,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import ModuleType
 
 import msgspec
 from starlette.responses import Response
@@ -21,11 +22,13 @@ from baton.router.chat_reader import Reading
 from baton.router.generation import Ask, Frontend, Generation, clean_traceparent
 from baton.router.openai_errors import json_response
 from baton.router.request import Summary
-from baton.router.schemas import ChatBody, CompletionBody, GenerationBody, Prompt
+from baton.router.request_body import ignored_header
+from baton.router.schemas import ChatBody, CompletionBody, GenerationBody
 from baton.router.shapes import ChatShape, CompletionShape, Json, Shape, collected, usage_json
 from baton.router.sse import OPENAI_EVENTS, EventStream, EventStyle
 from baton.router.text import TextModel
 from baton.router.tool_parsers import ToolParser
+from baton.router.truncation import prompt_ids
 from baton.router.validate import COMPLETION_TOKENS
 
 ROUTE_HEADER = "x-baton-route"
@@ -36,13 +39,14 @@ CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call, validated: ready to be opened."""
+    """A call, validated: ready to be opened. ``told``: headers of its answer."""
 
     generation: Generation
     text: TextModel
     shape: Shape
     body: GenerationBody
     style: EventStyle = OPENAI_EVENTS
+    told: Mapping[str, str] = {}
 
 
 async def completion_call(frontend: Frontend, headers: Headers, body: CompletionBody) -> Call:
@@ -54,12 +58,17 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
 
+    cut = body.cut(entry.max_model_len, body.answer_tokens)
+
     async def prompts() -> list[Sequence[int]]:
-        return [await _prompt_ids(text, prompt, body.add_special_tokens) for prompt in body.prompt]
+        return [await prompt_ids(text, prompt, body.add_special_tokens, cut) for prompt in body.prompt]
 
     ask = _ask(frontend, headers, body, COMPLETION_TOKENS, continues=True, names={})
     generation = await frontend.prepare(entry, ask, prompts)
-    echoes = [await _echo(text, prompt) for prompt in body.prompt] if body.echo else None
+    echoes = None
+    if body.echo:
+        used = body.prompt if cut is None else generation.prompts
+        echoes = [prompt if isinstance(prompt, str) else await text.decode(prompt) for prompt in used]
     shape = CompletionShape(
         generation,
         text.tokenizer,
@@ -71,8 +80,8 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
     )
     if body.picks:
         shown = BestOf(shape, generation.ask.n, body.keeps, body.logprobs is not None)
-        return Call(generation, text, shown, body)
-    return Call(generation, text, shape, body)
+        return Call(generation, text, shown, body, told=ignored_header(body))
+    return Call(generation, text, shape, body, told=ignored_header(body))
 
 
 async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> Call:
@@ -83,7 +92,7 @@ async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> Cal
     generation, text, reading = await chat_generation(frontend, headers, body, names)
     created, with_ids = int(frontend.wall_clock()), bool(body.return_token_ids)
     shape = ChatShape(generation, text.tokenizer, created, body.include_usage, with_ids, reading)
-    return Call(generation, text, shape, body)
+    return Call(generation, text, shape, body, told=ignored_header(body))
 
 
 async def chat_generation(
@@ -92,18 +101,15 @@ async def chat_generation(
     """A conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
-    rendered = text.render_chat(
-        [message.plain() for message in body.messages],
-        body.add_generation_prompt,
-        body.chat_template_kwargs,
-        body.offered,
-    )
+    rendered = body.render(text, body.messages, names.get("reasoning_effort", "reasoning_effort"))
+    cut = body.cut(entry.max_model_len, body.answer_tokens)
 
     async def prompts() -> list[Sequence[int]]:
-        return [await text.encode(rendered, add_special_tokens=False)]
+        ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
+        return [ids if cut is None else cut.of(ids)]
 
     reading, needs_special = _reading(frontend, text, body, rendered)
-    ask = _ask(frontend, headers, body, None, continues=False, names=names)
+    ask = _ask(frontend, headers, body, None, continues=bool(body.continue_final_message), names=names)
     if needs_special:
         ask = msgspec.structs.replace(ask, skip_special=False)
     return await frontend.prepare(entry, ask, prompts), text, reading
@@ -120,22 +126,26 @@ def _reading(frontend: Frontend, text: TextModel, body: ChatBody, rendered: str)
         make_tools = body.demanded_parser
     reading = Reading(
         tools=make_tools,
-        reasoning=partial(reasoning.make, rendered.rstrip().endswith(reasoning.BEGIN)) if reasoning else None,
+        reasoning=partial(reasoning.make, _thinking(body, rendered, reasoning)) if reasoning else None,
         call_id=partial(_call_id, frontend),
         parallel=body.parallel_tool_calls is not False,
         shows_reasoning=body.include_reasoning is not False,
+        marks=tuple(marks),
     )
     return reading, any(map(text.hides, marks))
+
+
+def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:
+    """Whether the answer begins inside a thought: one that the template opened, or that the client left open."""
+    if not body.continue_final_message:
+        return rendered.rstrip().endswith(reasoning.BEGIN)
+    said = body.messages[-1].content or ""
+    return said.rfind(reasoning.BEGIN) > said.rfind(reasoning.END)
 
 
 def _call_id(frontend: Frontend) -> str:
     """Nine letters and digits, the most that some chat templates take."""
     return frontend.new_id()[:9]
-
-
-async def _prompt_ids(text: TextModel, prompt: Prompt, add_special_tokens: bool = True) -> Sequence[int]:
-    """Ids as they are, text tokenized."""
-    return await text.encode_prompt(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
 
 
 def _choices(frontend: Frontend, body: GenerationBody) -> int:
@@ -146,10 +156,6 @@ def _choices(frontend: Frontend, body: GenerationBody) -> int:
     if body.best_of > most:
         raise InvalidRequest(f"best_of is {body.best_of}: it must be from n to {most}", "best_of")
     return body.best_of
-
-
-async def _echo(text: TextModel, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else await text.decode(prompt)
 
 
 def _ask(
@@ -165,7 +171,7 @@ def _ask(
         n=_choices(frontend, body),
         stops=tuple(body.stop),
         default_max_tokens=default_max_tokens,
-        names=names | body.names(),
+        names=names | {name: names.get(theirs, theirs) for name, theirs in body.names().items()},
         bad_words=tuple(body.bad_words or ()),
         prompt_only=isinstance(body, CompletionBody) and body.prompt_only,
         include_stop=bool(body.include_stop_str_in_output),
@@ -175,7 +181,7 @@ def _ask(
         priority=body.priority or 0,
         deadline=frontend.deadline(timeout_s(headers)),
         traceparent=clean_traceparent(headers.get("traceparent")),
-        session=body.prompt_cache_key or "",
+        session=body.session,
     )
 
 
@@ -195,12 +201,12 @@ async def respond(frontend: Frontend, call: Call) -> Response:
     """The answer whole, or a stream whose first piece is already there: an error before it keeps its status."""
     if not call.body.stream:
         content, summary = await whole(frontend, call)
-        return json_response(content, headers={ROUTE_HEADER: route_header(summary)})
+        return json_response(content, headers={ROUTE_HEADER: route_header(summary), **call.told})
     with ExitStack() as scope:
         answer = scope.enter_context(open_answer(frontend, call.generation, call.text))
         await answer.begun()
         scope.pop_all()  # from here on it is the stream's to close
-    headers = {ROUTE_HEADER: route_header(answer.summaries[0])}
+    headers = {ROUTE_HEADER: route_header(answer.summaries[0]), **call.told}
     events = _events(answer, call.shape, call.body)
     return EventStream(events, lambda: answer.close("client_gone"), headers, call.style)
 

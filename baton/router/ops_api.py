@@ -16,6 +16,7 @@ from baton.router.catalog import ModelEntry
 from baton.router.generation import Frontend
 from baton.router.limits import read_body
 from baton.router.openai_errors import json_response
+from baton.router.request_body import ignored_header
 from baton.router.schemas import DetokenizeBody, TokenizeBody, body_docs, parse_body
 from baton.router.tokenizer import token_name
 from baton.router.validate import check_ids
@@ -76,7 +77,7 @@ def model_routes(frontend: Frontend) -> APIRouter:
         entry = frontend.catalog.find(body.model or "")
         check_ids(body.tokens, entry.vocab_size, "tokens")
         text = await frontend.catalog.text(entry).decode(body.tokens, body.skip_special_tokens)
-        return json_response({"prompt": text})
+        return json_response({"prompt": text}, headers=ignored_header(body))
 
     return routes
 
@@ -96,10 +97,10 @@ async def _tokenize(frontend: Frontend, body: TokenizeBody) -> Response:
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
     if body.messages:
-        ids = await text.encode_chat([m.plain() for m in body.messages], body.add_generation_prompt)
+        ids = await text.encode(body.render(text, body.messages), add_special_tokens=bool(body.add_special_tokens))
     else:
-        ids = await text.encode(body.prompt or "", body.add_special_tokens)
+        ids = await text.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": entry.max_model_len, "tokens": ids}
     if body.return_token_strs:
         found["token_strs"] = [token_name(text.tokenizer.token_bytes(i)) for i in ids]
-    return json_response(found)
+    return json_response(found, headers=ignored_header(body))

@@ -13,12 +13,18 @@ from baton.router.generation import Frontend
 from baton.router.limits import read_body
 from baton.router.openai_calls import CHAT_NAMES, Call, Headers, chat_generation, respond
 from baton.router.openai_errors import error_json
+from baton.router.request_body import ignored_header
 from baton.router.responses_schemas import Json, ResponsesBody
 from baton.router.responses_shape import ResponsesShape
 from baton.router.schemas import body_docs, parse_body
 from baton.router.sse import EventStyle, named_event_bytes
 
-NAMES = CHAT_NAMES | {"prompt": "input", "max_tokens": "max_output_tokens"}
+NAMES = CHAT_NAMES | {
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
 
 
 def responses_routes(frontend: Frontend) -> APIRouter:
@@ -42,7 +48,7 @@ async def responses_call(frontend: Frontend, headers: Headers, body: ResponsesBo
     chat = body.chat()
     generation, text, reading = await chat_generation(frontend, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(frontend.wall_clock()), body, reading)
-    return Call(generation, text, shape, chat, STYLE)
+    return Call(generation, text, shape, chat, STYLE, ignored_header(body))
 
 
 def _error(error: BaseException) -> Json:

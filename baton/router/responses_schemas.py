@@ -5,15 +5,27 @@ Knows nothing of models or streams. Stateless: nothing is stored, so nothing ear
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.router.body import Body, read_body_of
-from baton.router.schemas import ChatBody
+from baton.router.request_body import RequestBody
+from baton.router.schemas import ChatBody, SamplingBody, StreamOptions
 from baton.router.tools import Name
 
+LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 Json = dict[str, Any]
 
@@ -28,10 +40,21 @@ class TextFormat(Body):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class TextOptions(Body):
+class TextOptions(RequestBody):
     """How the text is to look."""
 
+    inside: ClassVar[str] = "text."
+
     format: TextFormat | None = None
+
+
+class Reasoning(RequestBody):
+    """How much the model is to think. Its thought comes whole; those of earlier turns aren't read again."""
+
+    surface: ClassVar[str] = "reasoning"
+    inside: ClassVar[str] = "reasoning."
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class FlatTool(Body):
@@ -51,51 +74,48 @@ class FlatChoice(Body):
     name: Name
 
 
-AS_THEY_ARE = (
-    "model", "temperature", "top_p", "seed", "priority", "cache_salt", "prompt_cache_key", "parallel_tool_calls",
-)  # fmt: skip
+class ResponsesBody(SamplingBody):
+    """POST /v1/responses. ``include``: logprobs; what else it can name goes with tools that aren't here."""
 
+    surface: ClassVar[str] = "responses"
 
-class ResponsesBody(Body):
-    """POST /v1/responses."""
-
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
-    store: bool | None = None
     text: TextOptions | None = None
     tools: list[FlatTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    background: bool | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    include: list[Includable] | None = None
     top_logprobs: int | None = None
-    seed: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    prompt_cache_key: str | None = None
+    reasoning: Reasoning | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _only_what_we_can_do(self) -> ResponsesBody:
-        for name in ("previous_response_id", "conversation", "background", "top_logprobs"):
-            if getattr(self, name):
-                raise InvalidRequest(f"{name} is not supported: nothing is stored here; leave it out", name)
-        if self.truncation == "auto":
-            raise InvalidRequest("truncation auto is not supported: shorten the input yourself", "truncation")
+    def _fields_go_together(self) -> ResponsesBody:
+        if self.top_logprobs and not self.wants_logprobs:
+            text = f"top_logprobs is only allowed with include: [{LOGPROBS!r}]"
+            raise InvalidRequest(text, "top_logprobs")
+        constraint = self.grammar()
+        if constraint is not None and self._format() not in (None, {"type": "text"}):
+            raise InvalidRequest(f"give one of text.format and {constraint[1]}, not both", constraint[1])
         return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the message is to have the logprobs of its tokens."""
+        return LOGPROBS in (self.include or ())
 
     def chat(self) -> ChatBody:
         """The same request as a chat. Raises InvalidRequest naming the input item at fault."""
-        said: Json = {"messages": self._messages(), "stream": self.stream}
-        for name in AS_THEY_ARE:
+        said: Json = {"messages": self._messages()}
+        for name in (*SamplingBody.model_fields, "parallel_tool_calls", "chat_template_kwargs"):
             said[name] = getattr(self, name)
+        if self.wants_logprobs:
+            said |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        said["reasoning_effort"] = self.reasoning.effort if self.reasoning else None
         said["max_completion_tokens"] = self.max_output_tokens
         said["response_format"] = self._format()
         said["tools"] = [

@@ -11,6 +11,8 @@ from baton.router.answer import Piece, Usage
 from baton.router.chat_reader import Delta, Reading
 from baton.router.generation import Generation
 from baton.router.responses_schemas import Json, ResponsesBody
+from baton.router.shapes import logprob_json
+from baton.router.token_spans import TokenSpans
 from baton.router.tokenizer import Tokenizer
 
 DONE = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -27,6 +29,8 @@ class ResponsesShape:
         self._id, self._model, self._created = generation.request_id, generation.entry.model_id, created
         self._max_tokens = generation.samplings[0].max_tokens
         self._tokenizer, self._body, self._reader = tokenizer, body, reading.reader()
+        self._skip_special = generation.ask.skip_special
+        self._spans = TokenSpans(self._bytes, reading.marks)
         self._items: list[Json] = []
         self._open: Json | None = None
         self._sequence = -1
@@ -39,6 +43,7 @@ class ResponsesShape:
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         """What the piece adds to the items; the last one closes them."""
+        self._spans.add(piece.text, piece.logprobs)
         for delta in self._reader.push(piece.text):
             yield from self._take(delta)
         if piece.finish_reason:
@@ -72,8 +77,13 @@ class ResponsesShape:
         if self._open is None or self._open["type"] != kind:
             yield from self._begin_text(kind)
         assert self._open is not None
-        self._open["content"][0]["text"] += text
-        yield self._of_item(f"{DONE[kind]}.delta", content_index=0, delta=text, **self._logprobs(kind))
+        part, scores = self._open["content"][0], self._spans.take(text)
+        part["text"] += text
+        told: Json = {}
+        if kind == "message":
+            told = {"logprobs": [logprob_json(one, self._tokenizer, self._skip_special) for one in scores]}
+            part["logprobs"] = part["logprobs"] + told["logprobs"]
+        yield self._of_item(f"{DONE[kind]}.delta", content_index=0, delta=text, **told)
 
     def _begin_text(self, kind: str) -> Iterator[Json]:
         role: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
@@ -115,9 +125,8 @@ class ResponsesShape:
             )
         else:
             part = item["content"][0]
-            yield self._of_item(
-                f"{DONE[item['type']]}.done", content_index=0, text=part["text"], **self._logprobs(item["type"])
-            )
+            told = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._of_item(f"{DONE[item['type']]}.done", content_index=0, text=part["text"], **told)
             yield self._of_item("response.content_part.done", content_index=0, part=dict(part))
         item["status"] = "incomplete" if self._reason == "length" else "completed"
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
@@ -129,9 +138,8 @@ class ResponsesShape:
     def _status(self) -> str:
         return "incomplete" if self._reason == "length" else "completed"
 
-    @staticmethod
-    def _logprobs(kind: str) -> Json:
-        return {"logprobs": []} if kind == "message" else {}
+    def _bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id, self._skip_special)
 
     def _event(self, kind: str, **fields: object) -> Json:
         self._sequence += 1
@@ -157,11 +165,13 @@ class ResponsesShape:
             "output": [dict(item) for item in self._items],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,
             "temperature": body.temperature,
             "text": _format(body),
             "tool_choice": body.model_dump()["tool_choice"] or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else self._usage(usage),

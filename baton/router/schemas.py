@@ -1,21 +1,24 @@
 """The bodies clients send, as types: OpenAI's fields and the extensions that vLLM's users know.
 
-Knows nothing of models, limits or ranges (``validate.py``). Unknown fields are ignored; a wrong type is an error
-that names the field; a field whose effect we can't give is refused rather than ignored.
+Knows nothing of models, limits or ranges (``validate.py``). A wrong type is an error that names the field; a field
+whose effect we can't give is refused (``foreign_fields``), one that nobody knows is named in the answer's header.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
 from baton.router.body import SCHEMA_REF, Body, body_docs, parse_body
+from baton.router.conversation import ConversationBody
 from baton.router.messages import Message
-from baton.router.structured import StructuredBody
-from baton.router.tools import ToolsBody
+from baton.router.request_body import RequestBody
+from baton.router.structured import ConstrainedBody, StructuredBody
+from baton.router.truncation import TruncatedBody
+from baton.router.validate import COMPLETION_TOKENS
 
 __all__ = [
     "SCHEMA_REF",
@@ -51,18 +54,21 @@ def _stops(value: Any) -> list[str]:
 
 AnyPrompt = str | list[int] | list[str] | list[list[int]]
 Prompts = Annotated[list[Prompt], BeforeValidator(_prompts, json_schema_input_type=AnyPrompt)]
+TokenId = Annotated[int, Field(strict=False)]  # a key of a JSON object, which is text
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)]
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     """``include_usage``: one more chunk with the usage and no choices; continuous: each chunk's usage so far."""
+
+    inside: ClassVar[str] = "stream_options."
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(StructuredBody):
-    """What completions and chat have in common."""
+class SamplingBody(ConstrainedBody):
+    """How tokens are chosen, where answers end, how they are queued and cached: what all of them have in common."""
 
     model: str | None = None
     temperature: float | None = None
@@ -72,24 +78,30 @@ class GenerationBody(StructuredBody):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[TokenId, float] | None = None
     seed: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
     stop: Stops = []
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, max_length=256)
     prompt_cache_key: str | None = Field(default=None, max_length=256)
+    session_id: str | None = Field(default=None, max_length=256)
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+
+
+class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
+    """What completions and chat have in common."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
     prompt_logprobs: int | None = None
 
     @model_validator(mode="after")
@@ -102,7 +114,7 @@ class GenerationBody(StructuredBody):
 
     def sampling(self) -> dict[str, Any]:
         """The sampling fields that the client set, as ``validate.resolve_sampling`` takes them."""
-        fields = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in SAMPLING_FIELDS if (value := self._first(name)) is not None}
         grammar = self.grammar()
         return fields if grammar is None else fields | {"grammar": grammar[0]}
 
@@ -110,6 +122,16 @@ class GenerationBody(StructuredBody):
         """The client's names of sampling fields, where they differ from ours."""
         grammar = self.grammar()
         return {} if grammar is None else {"grammar": grammar[1]}
+
+    def _first(self, name: str) -> Any:
+        """A field's value, or what ``nvext`` says under that name."""
+        value = getattr(self, name)
+        return getattr(self.nvext, name, None) if value is None and self.nvext is not None else value
+
+    @property
+    def session(self) -> str:
+        """The conversation that this is a turn of; empty for none."""
+        return self.prompt_cache_key or self.session_id or ""
 
     @property
     def include_usage(self) -> bool:
@@ -132,11 +154,12 @@ SAMPLING_FIELDS = (
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
+    surface: ClassVar[str] = "completions"
+
     prompt: Prompts
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
-    suffix: str | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -145,8 +168,6 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest(f"best_of is {self.best_of}: it can't be below n, {self.keeps}", "best_of")
         if self.picks and self.stream:
             raise InvalidRequest("best_of over n can't be streamed: leave one of them out", "best_of")
-        if self.suffix:
-            raise InvalidRequest("suffix is not supported: leave it out", "suffix")
         return self
 
     @property
@@ -164,6 +185,11 @@ class CompletionBody(GenerationBody):
         """Nothing is to be written: the prompt comes back, with its logprobs where asked for."""
         return bool(self.echo) and self.max_tokens == 0
 
+    @property
+    def answer_tokens(self) -> int:
+        """Room that the answer takes in the context."""
+        return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
     def sampling(self) -> dict[str, Any]:
         """``logprobs`` is the number of alternatives, with ``echo`` the prompt's too."""
         asked = 0 if self.picks and self.logprobs is None else self.logprobs
@@ -173,15 +199,15 @@ class CompletionBody(GenerationBody):
         return fields | ({"max_tokens": 1} if self.prompt_only else {})
 
 
-class ChatBody(GenerationBody, ToolsBody):
-    """POST /v1/chat/completions. ``chat_template_kwargs``: the template's own switches (enable_thinking, …)."""
+class ChatBody(GenerationBody, ConversationBody):
+    """POST /v1/chat/completions."""
+
+    surface: ClassVar[str] = "chat"
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
 
     @field_validator("logprobs")
@@ -206,6 +232,11 @@ class ChatBody(GenerationBody, ToolsBody):
             raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
         return demanded, "tools"
 
+    @property
+    def answer_tokens(self) -> int:
+        """Room that the answer takes in the context, at least."""
+        return max(1, self.max_completion_tokens or self.max_tokens or 1)
+
     def sampling(self) -> dict[str, Any]:
         """``max_completion_tokens`` is the newer name of ``max_tokens``; ``top_logprobs`` the alternatives."""
         ask = super().sampling()
@@ -214,14 +245,14 @@ class ChatBody(GenerationBody, ToolsBody):
         return ask | ({"logprobs": self.top_logprobs or 0} if self.logprobs else {})
 
 
-class TokenizeBody(Body):
-    """POST /tokenize: a prompt or a conversation."""
+class TokenizeBody(ConversationBody):
+    """POST /tokenize: a prompt (with special tokens unless told) or a conversation (without them)."""
+
+    surface: ClassVar[str] = "tokenize"
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -231,8 +262,10 @@ class TokenizeBody(Body):
         return self
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     """POST /detokenize."""
+
+    surface: ClassVar[str] = "detokenize"
 
     model: str | None = None
     tokens: list[int]

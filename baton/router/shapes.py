@@ -228,24 +228,30 @@ class ChatShape:
         )
 
     def _rest(self, piece: Piece, finish_reason: str | None) -> Json:
-        entries = [self._entry(entry.chosen) | self._top(entry) for entry in piece.logprobs]
+        shows = self._generation.ask.skip_special
+        entries = [logprob_json(entry, self._tokenizer, shows) for entry in piece.logprobs]
         rest: Json = {
             "logprobs": {"content": entries, "refusal": None} if entries else None,
             "finish_reason": finish_reason,
         }
         return rest | ({"token_ids": piece.token_ids} if self._return_ids else {})
 
-    def _top(self, entry: TokenLogprobs) -> Json:
-        return {"top_logprobs": [self._entry(one) for one in entry.top]}
-
-    def _entry(self, one: TokenLogprob) -> Json:
-        """``bytes`` of all tokens join to the text, so a special token that the text leaves out has none."""
-        shown = self._tokenizer.token_bytes(one.token_id, self._generation.ask.skip_special)
-        name = token_name(self._tokenizer.token_bytes(one.token_id))
-        return {"token": name, "logprob": finite(one.logprob), "bytes": list(shown)}
-
     def _with_prompt_ids(self, json: Json) -> Json:
         return json | {"prompt_token_ids": self._generation.prompts[0]} if self._return_ids else json
+
+
+def logprob_json(entry: TokenLogprobs, tokenizer: Tokenizer, skip_special: bool) -> Json:
+    """A token of a chat or a response, with its alternatives, as OpenAI writes it.
+
+    ``bytes`` of all tokens join to the text, so a special token that the text leaves out has none.
+    """
+
+    def one(token: TokenLogprob) -> Json:
+        shown = tokenizer.token_bytes(token.token_id, skip_special)
+        name = token_name(tokenizer.token_bytes(token.token_id))
+        return {"token": name, "logprob": finite(token.logprob), "bytes": list(shown)}
+
+    return one(entry.chosen) | {"top_logprobs": [one(token) for token in entry.top]}
 
 
 def prompt_json(scores: tuple[TokenLogprobs, ...], tokenizer: Tokenizer) -> list[Json | None]:

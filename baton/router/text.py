@@ -58,16 +58,28 @@ class TextModel:
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        continues: bool = False,
     ) -> str:
-        """A conversation's text, see ``ChatTemplate.render``. Raises InvalidRequest without a template."""
+        """A conversation's text, see ``ChatTemplate``; ``continues`` leaves its last message open at the end.
+
+        Raises InvalidRequest without a template.
+        """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
-        return self._template.render(messages, add_generation_prompt, switches, tools)
+        if continues:
+            return self._template.render_open(messages, switches, tools, documents)
+        return self._template.render(messages, add_generation_prompt, switches, tools, documents)
 
     def hides(self, mark: str) -> bool:
         """Whether a text that leaves special tokens out leaves out (part of) ``mark``."""
         ids = self.tokenizer.encode(mark, add_special_tokens=False)
         return any(not self.tokenizer.token_bytes(i, skip_special_tokens=True) for i in ids)
+
+    @property
+    def template_names(self) -> frozenset[str]:
+        """Names that the chat template reads."""
+        return self._template.names if self._template else frozenset()
 
     @property
     def template_source(self) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
 from baton.router.body import Body
+from baton.router.request_body import RequestBody
 from baton.router.tool_parsers import Arguments, Called, Event, ToolParser
 from baton.router.tool_parsers._calls import Calls
 
@@ -51,18 +52,15 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ToolsBody(Body):
-    """The fields of tool calling; ``functions``, their elder, is refused."""
+class ToolsBody(RequestBody):
+    """The fields of tool calling."""
 
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
 
     @model_validator(mode="after")
     def _choice_fits_the_tools(self) -> ToolsBody:
-        if self.functions:
-            raise InvalidRequest("functions are not supported: give tools instead", "functions")
         names = [tool.function.name for tool in self.tools or ()]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -118,3 +118,47 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event(router, fake) -> N
     assert events[0].startswith("event: response.created\n")
     assert events[-1].startswith("event: error\n")
     assert "decode-0 is gone" in events[-1]
+
+
+@pytest.mark.parametrize("said", [SAID, "<think>the fox thinks</think>\n\nthe fox says", "the fox <thinks"])
+async def test_logprobs_are_those_of_the_messages_own_tokens(start_router, fake, model_dir, says, said) -> None:
+    says(said)
+    ask = ASK | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    async with start_router(fake, {"tiny": model_dir}, reasoning_parser="think") as clients:
+        whole = await clients.openai.responses.create(**ask)
+        events = [event async for event in await clients.openai.responses.create(**ask, stream=True)]
+    final = events[-1].response
+    for answer in (whole, final):
+        part = answer.output[-1].content[0]
+        assert b"".join(bytes(one.bytes) for one in part.logprobs).decode().lstrip("\n") == part.text
+        assert {len(one.top_logprobs) for one in part.logprobs} == {2}
+    deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    done = next(event for event in events if event.type == "response.output_text.done")
+    assert [one.token for one in deltas] == [one.token for one in part.logprobs]
+    assert [one.token for one in done.logprobs] == [one.token for one in part.logprobs]
+
+
+async def test_without_include_there_are_no_logprobs_and_their_number_is_refused(router) -> None:
+    answer = await router.openai.responses.create(**ASK)
+    assert answer.output[0].content[0].logprobs == []
+    with pytest.raises(openai.BadRequestError) as bad:
+        await router.openai.responses.create(**ASK, top_logprobs=3)
+    assert bad.value.param == "top_logprobs"
+
+
+async def test_fields_that_chat_has_mean_the_same_here(router, fake) -> None:
+    said = {"stop": "brown", "top_k": 7, "logit_bias": {"5": 1}, "structured_outputs": {"regex": "[a-z]+"}}
+    answer = await router.openai.responses.create(**ASK, extra_body=said)
+    sampling = fake.requests[0].sampling
+    assert answer.output_text == "The quick "
+    assert (sampling.top_k, sampling.logit_bias, sampling.grammar.spec) == (7, {5: 1.0}, "[a-z]+")
+
+
+async def test_two_forms_of_one_response_are_refused_by_their_names(router) -> None:
+    form = {"text": {"format": {"type": "json_object"}}, "regex": "a+"}
+    answer = await router.http.post("/v1/responses", json=ASK | form)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "regex")
+    assert "text.format" in answer.json()["error"]["message"]
+    bad = {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}}}
+    answer = await router.http.post("/v1/responses", json=ASK | bad)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text.format")

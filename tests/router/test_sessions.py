@@ -145,7 +145,8 @@ async def test_turns_follow_each_other_and_a_dead_worker_is_left():
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 async def test_clients_name_a_session_by_header_or_by_openais_field(router, fake, path: str) -> None:
-    body = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    said = [{"role": "user", "content": "x"}]
+    body = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(path, {"messages": said})
     headers = [{}, {"x-session-id": "a"}, {"session_id": "b"}, {"session-id": "c"}]
     for header in headers:
         await router.http.post(path, json=body, headers=header)

@@ -1,0 +1,215 @@
+"""Fields of OpenAI's, vLLM's, SGLang's and Dynamo's requests that no body here declares: which of them are refused,
+with what to do instead, and which change nothing that a client could miss.
+
+Knows nothing of bodies or HTTP. docs/fields.md is written from this; the field lists are in tests/data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+NOTHING: tuple[Any, ...] = (False, "", [], {})
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a field is refused, as what to do instead. ``neutral``: values that ask for nothing, beside null."""
+
+    remedy: str
+    neutral: tuple[Any, ...] = NOTHING
+
+    def refuses(self, value: Any) -> bool:
+        """Whether ``value`` asks for something. 0 and 1 are numbers here, not false and true."""
+        return value is not None and not any(value == n and type(value) is type(n) for n in self.neutral)
+
+
+def _each(names: str, refusal: Refusal | str) -> dict[str, Refusal]:
+    made = Refusal(refusal) if isinstance(refusal, str) else refusal
+    return dict.fromkeys(names.split(), made)
+
+
+def _same(names: str, reason: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
+
+
+NO_CODE = "no code of a client's is run here: logit_bias, allowed_token_ids and bad_words shape the choice"
+OWN_KV = "KV moves between this cluster's own workers only: leave it out"
+STATELESS = "nothing is stored here: send the whole conversation as input"
+
+REFUSED: dict[str, Refusal] = {
+    "use_beam_search": Refusal("beams are not searched: best_of of /v1/completions picks the likeliest answers"),
+    "watermarking": Refusal("answers are not watermarked: leave it out"),
+    "logprob_token_ids": Refusal("logprobs (top_logprobs in a chat) give the likeliest tokens"),
+    "prompt_embeds": Refusal("give the prompt as text or as token ids"),
+    "return_tokens_as_token_ids": Refusal("return_token_ids gives the ids beside the text"),
+    "return_prompt_text": Refusal("return_token_ids gives the prompt's ids, and /detokenize their text"),
+    **_each("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room", OWN_KV),
+    **_each("vllm_xargs logits_processors custom_logit_processor custom_params", NO_CODE),
+    "repetition_detection": Refusal("repetition_penalty and frequency_penalty discourage repeats"),
+    **_each(
+        "thinking_token_budget max_thinking_tokens",
+        Refusal(
+            "thoughts have no limit of their own: max_tokens bounds thought and answer, and the template's "
+            "switches (chat_template_kwargs) may turn thinking off",
+            (-1,),
+        ),
+    ),
+    **_each(
+        "guided_whitespace_pattern whitespace_pattern disable_any_whitespace",
+        "a regex or a grammar can say where spaces go",
+    ),
+    "structural_tag": Refusal("a grammar can hold tags too: give guided_grammar"),
+    "disable_additional_properties": Refusal('write "additionalProperties": false into the schema'),
+    "grammar": Refusal("guided_grammar is its name here"),
+    "return_hidden_states": Refusal("/v1/embeddings gives pooled hidden states"),
+    "return_routed_experts": Refusal("which experts were taken is not kept: leave it out"),
+    "return_cached_tokens_details": Refusal("usage.prompt_tokens_details.cached_tokens is there without it"),
+    "return_prompt_token_ids": Refusal("return_token_ids gives them"),
+    "return_meta_info": Refusal("usage and the header x-baton-route tell how it went"),
+    "stop_regex": Refusal("give stop strings or stop_token_ids"),
+    "no_stop_trim": Refusal("include_stop_str_in_output keeps the stop string"),
+    "lora_path": Refusal("requests load no adapters: name the model that is to answer"),
+    "session_params": Refusal("x-session-id names the conversation: send all of it with every turn"),
+    "extra_key": Refusal("cache_salt keeps caches apart"),
+    "task": Refusal("say it in the prompt"),
+    "separate_reasoning": Refusal("router.reasoning_parser decides it for all requests", (True,)),
+    "stream_reasoning": Refusal("include_reasoning: false leaves thoughts out", (True,)),
+    "chat_template": Refusal(
+        "no template of a client's is run: the model's own takes chat_template_kwargs, and /v1/completions takes "
+        "text as you rendered it"
+    ),
+    "chat_template_args": Refusal("chat_template_kwargs is its name here"),
+    "thinking": Refusal("chat_template_kwargs has the template's own switch for it"),
+    "suffix": Refusal("leave it out, or write the model's own fill-in-the-middle marks into the prompt"),
+    "audio": Refusal("answers are text: leave it out"),
+    "modalities": Refusal("answers are text: leave it out", (*NOTHING, ["text"])),
+    "functions": Refusal("give tools instead"),
+    "function_call": Refusal("give tool_choice instead"),
+    "web_search_options": Refusal("no tool runs here: give tools, and run what the answer calls"),
+    "moderation": Refusal("nothing is moderated here: leave it out"),
+    "verbosity": Refusal("say in the prompt how long the answer should be", ("medium",)),
+    **_each("previous_response_id conversation previous_response previous_input_messages", STATELESS),
+    **_each("background background_options", "answers are not kept for later: leave it out, or use /v1/batches"),
+    "context_management": Refusal("shorten the conversation yourself"),
+    "access_programs": Refusal("leave it out: it is for OpenAI's own models"),
+    "enable_response_messages": Refusal("/tokenize shows the prompt that a conversation makes"),
+    "truncation": Refusal("shorten the input yourself", ("disabled",)),
+    "padding": Refusal("inputs are not padded: leave it out", ("do_not_pad",)),
+    "embed_dtype": Refusal("vectors are float32: leave it out", ("float32",)),
+    "endianness": Refusal("base64 is little-endian: leave it out", ("native", "little")),
+    **_each("use_activation normalize", Refusal("vectors have length 1: leave it out", (True,))),
+    **_each("additional_data embed_override_token_id embed_overrides", "give input as text or as token ids"),
+    **_each("output_expires_after expires_after", "files are kept for 7 days: delete them when you are done"),
+    "greed_sampling": Refusal("give temperature: 0"),
+    "use_raw_prompt": Refusal("/v1/completions takes a prompt as it is"),
+    "token_data": Refusal("/v1/completions takes token ids as its prompt"),
+    "annotations": Refusal("the header x-baton-route tells how it went"),
+    "extra_fields": Refusal("the header x-baton-route tells how it went"),
+}  # fmt: skip
+
+WHERE_IT_RUNS = "where a request runs changes no answer, and the router decides it"
+NO_IMAGES = "for images and sound, which are refused"
+NAMES_IT = "names the call or the caller only: x-request-id and the API key do that here"
+NOT_STORED = "nothing is stored here, and the answer says so where it can"
+
+HARMLESS: dict[str, str] = {
+    **_same("user safety_identifier request_id rid custom_labels", NAMES_IT),
+    **_same("metadata store", NOT_STORED),
+    **_same("service_tier", "there is one tier; priority orders requests"),
+    **_same("prompt_cache_options prompt_cache_retention", "how long a prefix is cached changes no answer"),
+    **_same("prediction ngram_corpus_id", "a guess that may speed an answer up, and changes none"),
+    **_same("stream_interval", "how many tokens come in one event changes no answer"),
+    **_same("include_obfuscation", "padding of events against listeners: TLS is what is offered here"),
+    **_same("length_penalty", "weighs beams only, and use_beam_search is refused"),
+    **_same("spaces_between_special_tokens", "text never gets spaces between special tokens here"),
+    **_same("routed_experts_prompt_start routed_experts_start_len", "experts' data are refused"),
+    **_same("return_token_offsets return_mm_kwargs", "for vLLM's render endpoints only, as in vLLM"),
+    **_same(
+        "guided_decoding_backend backend disable_fallback", "there is one backend, and what matches is the same"
+    ),
+    **_same(
+        "mm_processor_kwargs media_io_kwargs images_config max_dynamic_patch min_dynamic_patch use_audio_in_video "
+        "image",
+        NO_IMAGES,
+    ),
+    **_same(
+        "routed_dp_rank disagg_prefill_dp_rank data_parallel_rank backend_instance_id prefill_worker_id "
+        "decode_worker_id dp_rank prefill_dp_rank session_control agent_hints request_timestamp_ms",
+        WHERE_IT_RUNS,
+    ),
+    **_same("max_tool_calls", "bounds tools that OpenAI runs, and those are refused"),
+}
+
+CHAT = "/v1/chat/completions takes it"
+PROMPT_AS_IS = "a completion's prompt is taken as it is: leave it out, or use /v1/chat/completions"
+REFUSED_AT: dict[str, dict[str, Refusal]] = {
+    "completions": {
+        **_each("messages tools tool_choice", CHAT),
+        **_each("continue_final_message chat_template_kwargs documents reasoning_effort", PROMPT_AS_IS),
+        **_each("chat_template chat_template_args thinking", PROMPT_AS_IS),
+        "add_generation_prompt": Refusal(PROMPT_AS_IS),
+        "include_reasoning": Refusal("a completion's text is not taken apart: leave it out", (True,)),
+        "max_completion_tokens": Refusal("max_tokens is its name here"),
+        "top_logprobs": Refusal("logprobs takes their number", (0,)),
+    },
+    "chat": {
+        "prompt": Refusal("give messages, or use /v1/completions"),
+        "input_ids": Refusal("/v1/completions takes token ids as its prompt"),
+        "echo": Refusal("put the last message before the answer yourself"),
+        "best_of": Refusal("give n, or use /v1/completions", (1,)),
+        "reasoning": Refusal("give reasoning_effort"),
+    },
+    "responses": {
+        "prompt": Refusal("prompt templates are stored at OpenAI: give input"),
+        "messages": Refusal("give input"),
+        "n": Refusal("a response is one answer: ask again, or use /v1/chat/completions", (1,)),
+        "best_of": Refusal("use /v1/completions", (1,)),
+        **_each("max_tokens max_completion_tokens", "max_output_tokens is its name here"),
+        "response_format": Refusal("text.format is its name here"),
+        "logprobs": Refusal('give include: ["message.output_text.logprobs"]'),
+        "reasoning_effort": Refusal("reasoning.effort is its name here"),
+        "add_generation_prompt": Refusal(CHAT, (True,)),
+        "include_reasoning": Refusal(CHAT, (True,)),
+        **_each("echo return_token_ids continue_final_message documents add_special_tokens", CHAT),
+        **_each("prompt_logprobs truncate_prompt_tokens", CHAT),
+    },
+    "reasoning": {
+        **_each("summary generate_summary", Refusal("the thought itself comes, whole: leave it out", ("auto",))),
+        "context": Refusal("thoughts of earlier turns are not shown to the model again", ("auto", "current_turn")),
+        "mode": Refusal("leave it out: it is for OpenAI's own models", ("standard",)),
+    },
+    "embeddings": {"messages": Refusal("give input: /tokenize renders a conversation to token ids")},
+    "tokenize": {
+        "truncate_prompt_tokens": Refusal("all tokens are given: cut them yourself"),
+    },
+}
+GOES_WITH_CUT = "goes with truncate_prompt_tokens, which is refused"
+HARMLESS_AT: dict[str, dict[str, str]] = {
+    "completions": {"parallel_tool_calls": "goes with tools, which are refused"},
+    "responses": {"truncation_side": GOES_WITH_CUT},
+    "tokenize": {"truncation_side": GOES_WITH_CUT},
+    "embeddings": {
+        **_same(
+            "add_generation_prompt continue_final_message chat_template chat_template_kwargs",
+            "goes with messages, which are refused",
+        ),
+        "nvext": "what of it concerns embeddings is where they run",
+    },
+}
+
+
+def refusal(surface: str, name: str) -> Refusal | None:
+    """Why ``name`` is refused at ``surface`` (a body's name); None where it isn't."""
+    if reason(surface, name):
+        return None
+    return REFUSED_AT.get(surface, {}).get(name) or REFUSED.get(name)
+
+
+def reason(surface: str, name: str) -> str:
+    """Why ``name`` may be ignored at ``surface``; empty where nothing is known of it, or it is refused."""
+    found: Mapping[str, str] = HARMLESS_AT.get(surface, {})
+    if name in found:
+        return found[name]
+    return "" if name in REFUSED_AT.get(surface, {}) else HARMLESS.get(name, "")

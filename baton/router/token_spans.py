@@ -1,0 +1,70 @@
+"""Which tokens wrote which part of an answer, where readers have taken its text apart.
+
+Knows nothing of thoughts, calls or JSON: parts come in the text's order, and marks stand between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from baton.protos.nouns import TokenLogprobs
+
+
+class _Span(msgspec.Struct, frozen=True):
+    """Bytes of the text that one token wrote."""
+
+    begin: int
+    end: int
+    entry: TokenLogprobs
+
+
+class TokenSpans:
+    """Tokens by their place in the text; ``shown`` gives what a token adds to it. Without logprobs: nothing."""
+
+    def __init__(self, shown: Callable[[int], bytes], marks: Sequence[str] = ()) -> None:
+        self._shown = shown
+        self._marks = tuple(mark.encode() for mark in marks)
+        self._text = b""  # what was not taken yet
+        self._at = 0  # bytes before it
+        self._written = 0
+        self._waiting: deque[_Span] = deque()
+
+    def add(self, text: str, tokens: Iterable[TokenLogprobs]) -> None:
+        """More text, and more tokens; the text may lag behind."""
+        for entry in tokens:
+            begin, self._written = self._written, self._written + len(self._shown(entry.chosen.token_id))
+            self._waiting.append(_Span(begin, self._written, entry))
+        if self._waiting:
+            self._text += text.encode()
+
+    def take(self, part: str) -> list[TokenLogprobs]:
+        """The tokens that wrote ``part``, which stands after all that was taken; a token belongs to one part."""
+        if not self._waiting:
+            return []
+        self._skip_marks()
+        wanted = part.encode()
+        found = self._text.find(wanted)
+        if found < 0:  # a reader made it up
+            return []
+        begin, end = self._at + found, self._at + found + len(wanted)
+        self._text, self._at = self._text[found + len(wanted) :], end
+        return self._between(begin, end)
+
+    def _between(self, begin: int, end: int) -> list[TokenLogprobs]:
+        taken = []
+        while self._waiting and self._waiting[0].begin < end:
+            span = self._waiting.popleft()
+            if span.end > begin:
+                taken.append(span.entry)
+        return taken
+
+    def _skip_marks(self) -> None:
+        """What stands between two parts can hold the letters of the second."""
+        rest = self._text.lstrip()
+        mark = next((mark for mark in self._marks if rest.startswith(mark)), None)
+        if mark is not None:
+            self._at += len(self._text) - len(rest) + len(mark)
+            self._text = rest[len(mark) :]
