@@ -250,7 +250,7 @@ WORKER: dict[str, Metric] = {
     "tier_blocks": _gauge("kv_tier_blocks", "KV blocks in a lower tier", (*_WORKER, "tier")),
     "tier_events": _count(
         "kv_tier_events",
-        "Blocks stored, loaded, evicted or found damaged, by lower tier",
+        "Blocks stored, loaded, evicted or found damaged, and failures of the store, by lower tier",
         (*_WORKER, "tier", "event"),
     ),
     "refusals": _count("handoff_refusals", "Handoff frames refused, by error label", (*_WORKER, "error")),

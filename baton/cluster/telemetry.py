@@ -139,7 +139,7 @@ class WorkerMetrics:
         return self._with("tier_blocks", tier=tier)
 
     def tier_events(self, tier: str, event: str) -> Counter:
-        """Blocks of a lower tier that were stored, loaded, evicted or found damaged."""
+        """Blocks of a lower tier that were stored, loaded, evicted or found damaged, and failures of its store."""
         return self._with("tier_events", tier=tier, event=event)
 
     def transferred(self, peer: str, outcome: str, shipped_bytes: int = 0) -> None:

@@ -34,6 +34,7 @@ TOTALS = {
     "leases_swept": "leases_swept",
     "busy_seconds": "busy_seconds",
 }
+TIER_EVENTS = ("stored", "loaded", "evicted", "damaged", "failed")
 UNKNOWN = "unknown"  # a peer that was never reached
 
 
@@ -122,7 +123,7 @@ class WorkerReport:
         """The lower tiers' totals."""
         for tier in tiers:
             slab, before = tier.slab, self._tiered.setdefault(tier.name, Counter())
-            now = Counter(stored=slab.stored, loaded=slab.loaded, evicted=slab.evicted, damaged=slab.damaged)
+            now = Counter({event: getattr(slab, event) for event in TIER_EVENTS})
             for event in now:
                 self.metrics.tier_events(tier.name, event).inc(now[event] - before[event])
             self.metrics.tier_blocks(tier.name).set(len(slab))

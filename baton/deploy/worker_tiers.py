@@ -57,8 +57,9 @@ class WorkerTiers:
         try:
             await asyncio.wait({self._task})
         finally:
+            hung = any(tier.hung for tier in self.tiers.tiers)
             self.tiers.close()
-            if self._disk is not None:
+            if self._disk is not None and not hung:  # else its thread may still use the files' descriptors
                 self._disk.close()
 
     def _open(self, spec: WorkerSpec, info: WorkerInfo) -> list[Tier]:

@@ -1,12 +1,15 @@
-"""The disk tier: a slab in two mapped files, found again by the next process of the same slot.
+"""The disk tier: a slab in two files, found again by the next process of the same slot.
 
 Knows nothing of what is in it. ``pages.kv`` holds the pages, ``index.kv`` a header and the records. The header
 names what the bytes depend on (page size, layout, weights); files that say otherwise are begun anew: it is a cache.
 The kernel writes back in its own time: a crash of the *machine* may leave damage, which the checksums catch.
+
+The files are read and written, never mapped: a disk that fails under a mapping is SIGBUS, the worker's end.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import numpy as np
 
 from baton.kv.tiers.slab import RECORD_BYTES, Slab
 from baton.protos.errors import ConfigError
@@ -41,25 +43,56 @@ class DiskTier:
             _require_lock(self._index, folder)
             if os.pread(self._index.fileno(), len(header), 0) != header:
                 _begin(self._index, self._pages, header)
-            self._maps = (
-                _map(self._index, HEADER_BYTES + slots * RECORD_BYTES),
-                _map(self._pages, slots * layout.page_bytes),
-            )
+            _reserve(self._index, HEADER_BYTES + slots * RECORD_BYTES)
+            _reserve(self._pages, slots * layout.page_bytes)
+            self.slab = Slab(FileStore(self._index.fileno(), self._pages.fileno(), slots, layout.page_bytes))
         except OSError as error:
             self._close_files()
             raise ConfigError(f"{folder}: {error.strerror}; set another worker.disk_tier_dir", _DIR) from None
-        records = memoryview(self._maps[0])[HEADER_BYTES:]
-        pages = np.frombuffer(self._maps[1], np.uint8).reshape(slots, layout.page_bytes)
-        self.slab = Slab(pages, records)
 
     def close(self) -> None:
-        """Let go of the files; the mappings (which would hold the lock as well) go with their last user."""
+        """Let go of the files, which no thread may be reading or writing any more."""
         fcntl.flock(self._index, fcntl.LOCK_UN)
         self._close_files()
 
     def _close_files(self) -> None:
         self._index.close()
         self._pages.close()
+
+
+class FileStore:
+    """Slots in two open files. Pages pass through memory of the store's own: nobody else's waits for a disk."""
+
+    def __init__(self, index: int, pages: int, slots: int, page_bytes: int) -> None:
+        self.slots = slots
+        self._index, self._pages, self._page_bytes = index, pages, page_bytes
+        self._passing = memoryview(mmap.mmap(-1, page_bytes))
+
+    def view(self, slot: int) -> memoryview:
+        """The one page that passes."""
+        return self._passing
+
+    def fetch(self, slot: int) -> None:
+        """Read it. Raises OSError, also where the file is too short."""
+        if os.preadv(self._pages, [self._passing], slot * self._page_bytes) != self._page_bytes:
+            raise OSError(errno.EIO, "the file of pages was cut short")
+
+    def flush(self, slot: int) -> None:
+        """Write it. Raises OSError, also where only a part could be written."""
+        if os.pwrite(self._pages, self._passing, slot * self._page_bytes) != self._page_bytes:
+            raise OSError(errno.ENOSPC, "a page was written in part")
+
+    def record(self, slot: int, data: bytes) -> None:
+        """Write it. Raises OSError."""
+        if os.pwrite(self._index, data, HEADER_BYTES + slot * RECORD_BYTES) != len(data):
+            raise OSError(errno.ENOSPC, "a record was written in part")
+
+    def records(self) -> bytes:
+        """Read them; what the file lacks is blank. Raises OSError."""
+        size, found = self.slots * RECORD_BYTES, bytearray()
+        while part := os.pread(self._index, size - len(found), HEADER_BYTES + len(found)):
+            found += part
+        return bytes(found.ljust(size, b"\0"))
 
 
 _DIR = "worker.disk_tier_dir"
@@ -97,7 +130,6 @@ def _begin(index: BinaryIO, pages: BinaryIO, header: bytes) -> None:
     os.pwrite(index.fileno(), header, 0)
 
 
-def _map(file: BinaryIO, size: int) -> mmap.mmap:
-    """With its space reserved: a write to a mapping can't report a full disk, it would kill the process."""
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Take the space now: that a disk is too small is said at the start."""
     os.posix_fallocate(file.fileno(), 0, size)
-    return mmap.mmap(file.fileno(), size)

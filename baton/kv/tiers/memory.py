@@ -5,8 +5,34 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.kv.tiers.slab import RECORD_BYTES, Slab
+
+
+class MemoryStore:
+    """``pages`` is (slots, page_bytes) uint8, ``kept`` slots x 64 bytes of records. It never fails."""
+
+    def __init__(self, pages: NDArray[np.uint8], kept: memoryview) -> None:
+        self.slots, self.pages, self.kept = len(pages), pages, kept
+
+    def view(self, slot: int) -> memoryview:
+        """The slot itself."""
+        return self.pages[slot].data
+
+    def fetch(self, slot: int) -> None:
+        """It is there."""
+
+    def flush(self, slot: int) -> None:
+        """It is there."""
+
+    def record(self, slot: int, data: bytes) -> None:
+        """Copy it."""
+        self.kept[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
+
+    def records(self) -> bytes:
+        """A copy of them."""
+        return bytes(self.kept)
 
 
 def host_slab(capacity_bytes: int, page_bytes: int) -> Slab | None:
@@ -15,4 +41,4 @@ def host_slab(capacity_bytes: int, page_bytes: int) -> Slab | None:
     if slots < 1:
         return None
     pages = np.frombuffer(mmap.mmap(-1, slots * page_bytes), np.uint8).reshape(slots, page_bytes)
-    return Slab(pages, memoryview(mmap.mmap(-1, slots * RECORD_BYTES)))
+    return Slab(MemoryStore(pages, memoryview(mmap.mmap(-1, slots * RECORD_BYTES))))

@@ -1,23 +1,27 @@
-"""Fixed slots for pages in memory that somebody else mapped: bounded, least recently used goes first, checksummed.
+"""Fixed slots for pages in a store, memory or files: bounded, least recently used goes first, checksummed.
 
 Knows nothing of files, threads or who computes the pages. One thread writes and reads; membership may be asked from
-any. A slot's record is written last and carries its own checksum, so that whoever maps the same bytes after a
-kill -9 finds every slot either whole or absent; a page's checksum is verified each time it is read.
+any. A slot's record is written last and carries its own checksum, so that whoever opens the same store after a
+kill -9 finds every slot either whole or absent; a page's checksum is verified each time it is read. A store that
+fails (OSError) costs the block that it failed on, nothing else.
 
     record: hash 32 | page xxh3 8 | last use 8 | reserved 8 | xxh3 of the 56 bytes before 8
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from baton.kv import copying
+
+log = logging.getLogger("baton.kv")
 
 _RECORD = struct.Struct("<32sQQQQ")
 RECORD_BYTES = _RECORD.size
@@ -25,23 +29,48 @@ _SIGNED = RECORD_BYTES - 8
 _BLANK = bytes(RECORD_BYTES)
 
 
-class Slab:
-    """``pages`` is (slots, page_bytes) uint8, ``records`` slots x 64 bytes; what is valid in them is kept."""
+class Store(Protocol):
+    """Where slots lie. Any method but ``view`` may raise OSError, and may take as long as a device does."""
 
-    def __init__(self, pages: NDArray[np.uint8], records: memoryview) -> None:
-        self.stored = self.loaded = self.evicted = self.damaged = 0
-        self._pages, self._records = pages, records
+    slots: int
+
+    def view(self, slot: int) -> memoryview:
+        """Memory that a page is copied to before ``flush`` and from after ``fetch``, until the next of either."""
+
+    def fetch(self, slot: int) -> None:
+        """Bring the page of ``slot`` to its ``view``."""
+
+    def flush(self, slot: int) -> None:
+        """Keep what lies in the ``view`` of ``slot``."""
+
+    def record(self, slot: int, data: bytes) -> None:
+        """Write the 64 bytes of a slot's record."""
+
+    def records(self) -> bytes:
+        """All records, ``slots`` x 64 bytes."""
+
+
+Touching = Callable[[], AbstractContextManager[object]]
+"""What the caller's page is touched within, for one copy; what it raises ends the call, and nothing was touched."""
+
+
+class Slab:
+    """What is valid in ``store`` is kept. ``failed`` counts calls of the store that did."""
+
+    def __init__(self, store: Store) -> None:
+        self.stored = self.loaded = self.evicted = self.damaged = self.failed = 0
+        self.store = store
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
         self._sums: dict[int, int] = {}
         self._tick = 0
         self._recover()
         used = set(self._slots.values())
-        self._free = [slot for slot in range(len(pages) - 1, -1, -1) if slot not in used]
+        self._free = [slot for slot in range(store.slots - 1, -1, -1) if slot not in used]
 
     @property
     def capacity(self) -> int:
         """Slots, used or not."""
-        return len(self._pages)
+        return self.store.slots
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -60,25 +89,46 @@ class Slab:
             self._slots.move_to_end(block)
             self._record(slot, block)
 
-    def put(self, block: bytes, page: memoryview) -> bytes | None:
-        """Keep a copy of ``page``; the hash that had to go for it, if one had to. Known blocks are only touched."""
+    def put(self, block: bytes, page: memoryview, touching: Touching = nullcontext) -> bytes | None:
+        """Keep a copy of ``page``, if it can be; the hash that had to go for it, if one had to.
+
+        Known blocks are only touched.
+        """
         if block in self._slots:
             self.touch(block)
             return None
         gone = None if self._free else self._evict()
-        slot = self._free.pop()
-        [self._sums[slot]] = copying.copy([self._pages[slot].data], [page])
-        self._slots[block] = slot
+        slot = self._free[-1]
+        with touching():
+            [checksum] = copying.copy([self.store.view(slot)], [page])
+        try:
+            self.store.flush(slot)
+        except OSError as error:
+            self._failed("kept", error)
+            return gone
+        self._free.pop()
+        self._slots[block], self._sums[slot] = slot, checksum
         self._record(slot, block)
         self.stored += 1
         return gone
 
-    def load(self, block: bytes, into: memoryview) -> bool:
-        """Copy the page of ``block`` to ``into`` and verify the copy; False where it is absent or was damaged."""
+    def load(self, block: bytes, into: memoryview, touching: Touching = nullcontext) -> bool:
+        """Copy the page of ``block`` to ``into`` and verify the copy.
+
+        False where it is absent, can't be read or was damaged: then it is dropped.
+        """
         slot = self._slots.get(block)
         if slot is None:
             return False
-        if copying.copy([into], [self._pages[slot].data]) != [self._sums[slot]]:
+        try:
+            self.store.fetch(slot)
+        except OSError as error:
+            self._failed("read", error)
+            self.drop(block)
+            return False
+        with touching():
+            checksums = copying.copy([into], [self.store.view(slot)])
+        if checksums != [self._sums[slot]]:
             self.damaged += 1
             self.drop(block)
             return False
@@ -106,21 +156,35 @@ class Slab:
 
     def _blank(self, slot: int) -> None:
         """First the record: a slot that is being written must not pass for its old block."""
-        self._records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = _BLANK
+        self._write(slot, _BLANK)
         self._sums.pop(slot, None)
         self._free.append(slot)
 
     def _record(self, slot: int, block: bytes) -> None:
         self._tick += 1
         signed = _RECORD.pack(block, self._sums[slot], self._tick, 0, 0)[:_SIGNED]
-        at = slot * RECORD_BYTES
-        self._records[at : at + RECORD_BYTES] = signed + struct.pack("<Q", xxhash.xxh3_64_intdigest(signed))
+        self._write(slot, signed + struct.pack("<Q", xxhash.xxh3_64_intdigest(signed)))
+
+    def _write(self, slot: int, record: bytes) -> None:
+        """One that can't be written is wrong or missing after a restart: then the page's checksum tells."""
+        try:
+            self.store.record(slot, record)
+        except OSError as error:
+            self._failed("recorded", error)
+
+    def _failed(self, what: str, error: OSError) -> None:
+        """Count it; the log hears of the 1st, 2nd, 4th, 8th …, because a broken disk fails on every block."""
+        self.failed += 1
+        if self.failed & (self.failed - 1) == 0:
+            log.warning(
+                "a lower tier fails (%d times so far): a block could not be %s: %s", self.failed, what, error
+            )
 
     def _recover(self) -> None:
         """Take over the records that are whole, in their order of use; blank the others."""
-        found = []
-        for slot in range(len(self._pages)):
-            raw = bytes(self._records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES])
+        found, records = [], self.store.records()
+        for slot in range(self.store.slots):
+            raw = records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
             if raw == _BLANK:
                 continue
             block, checksum, used, _, signature = _RECORD.unpack(raw)
@@ -128,7 +192,7 @@ class Slab:
                 found.append((used, slot, block, checksum))
             else:
                 self.damaged += 1
-                self._records[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = _BLANK
+                self._write(slot, _BLANK)
         for used, slot, block, checksum in _youngest(found):
             self._slots[block], self._sums[slot], self._tick = slot, checksum, used
 

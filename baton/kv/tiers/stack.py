@@ -1,7 +1,8 @@
 """The lower tiers of one worker, fastest first: host memory, then disk. Everything is copied to all of them.
 
 Knows nothing of pools or messages. Each tier has a thread of its own, the only one that touches its slab, so a slow
-disk delays neither the event loop nor the host tier; membership is asked without waiting.
+disk delays neither the event loop nor the host tier; membership is asked without waiting. Pages are only lent to it
+(lending.py): whoever gives up has them back at once. A tier whose thread hangs is passed over until it comes back.
 
 Beside decode steps (``duty`` below 1) pages are copied in pieces of about ``PIECE_BYTES``, one at a time whichever
 way and to whichever tier they go, and after each the bus is left alone long enough to keep the copies' share of the
@@ -17,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from baton.kv.outlasting import outlasted
-from baton.kv.tiers.slab import Slab
+from baton.kv.tiers.lending import Loan
+from baton.kv.tiers.slab import Slab, Touching
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ PIECE_BYTES = 1 << 20  # a tenth of a millisecond: no step is held up for long
 BESIDE_DECODE = 0.04  # of the time: a CPU decode step is bound by the same memory bus (docs/prefix-cache.md)
 LEAST_PAUSE_S = 0.002  # event loops' timers are as coarse as a millisecond: what is shorter adds up first
 MOST_PAUSE_S = 0.1
+HUNG_S = 0.5  # of work that was given up: a thread that isn't done with it by then hangs in its device
 
 
 class Tier:
@@ -35,19 +37,35 @@ class Tier:
     def __init__(self, name: str, slab: Slab) -> None:
         self.name, self.slab = name, slab
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"tier-{name}")
+        self._given_up: tuple[asyncio.Future[Any], float] | None = None
+
+    @property
+    def hung(self) -> bool:
+        """Whether the thread is still at something that was given up a while ago."""
+        if self._given_up is None or self._given_up[0].done():
+            return False
+        return asyncio.get_running_loop().time() - self._given_up[1] > HUNG_S
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Return the result of ``work`` on the tier's thread, which may read and write the caller's pages.
+        """Return the result of ``work`` on the tier's thread, which may touch the caller's pages meanwhile.
 
-        A caller that is cancelled, however often, waits for its end.
+        ``work`` gets the slab, what to touch pages within, and ``args``. However often its caller is cancelled: no
+        page is touched once this has ended, and of the work itself only what a device holds up goes on.
         """
-        loop = asyncio.get_running_loop()
-        [done] = await outlasted(loop.run_in_executor(self._thread, work, self.slab, *args))
-        return done
+        loan, loop = Loan(), asyncio.get_running_loop()
+        job = loop.run_in_executor(self._thread, work, self.slab, loan.touching, *args)
+        try:
+            return await asyncio.shield(job)
+        except asyncio.CancelledError:
+            job.add_done_callback(_seen)
+            if not self.hung:
+                self._given_up = job, loop.time()
+            await loan.take_back()
+            raise
 
     def close(self) -> None:
-        """Wait for what is running."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Wait for what is running, unless it hangs."""
+        self._thread.shutdown(wait=not self.hung, cancel_futures=True)
 
 
 class Tiers:
@@ -90,7 +108,7 @@ class Tiers:
         """Copy leading blocks up and verify them: how many more are in, again and again, until one isn't here."""
         at = 0
         while at < len(blocks):
-            tier = next((tier for tier in self.tiers if blocks[at] in tier.slab), None)
+            tier = next((tier for tier in self.tiers if blocks[at] in tier.slab and not tier.hung), None)
             if tier is None:
                 return
             end, most = at + 1, at + self._batch(pages)
@@ -116,11 +134,18 @@ class Tiers:
     ) -> AsyncGenerator[list[bytes], None]:
         for at in range(0, len(blocks), step := self._batch(pages) if pages else BATCH):
             for tier in self.tiers:
+                if tier.hung:
+                    continue
                 yield await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
 
     async def _everywhere(self, work: Callable[..., T], *args: Any) -> list[T]:
-        """On all tiers at once, until the last of them has ended, also where one of them fails."""
-        return await outlasted(*(asyncio.ensure_future(tier.run(work, *args)) for tier in self.tiers))
+        """On all tiers at once that don't hang. However it ends, it has ended on each of them."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(tier.run(work, *args)) for tier in self.tiers if not tier.hung]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _gently(self, tier: Tier, work: Callable[..., T], *args: Any) -> T:
         """One piece, nothing beside it, and the pause that it costs."""
@@ -133,24 +158,30 @@ class Tiers:
         return done
 
 
+def _seen(job: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more."""
+    if not job.cancelled():
+        job.exception()
+
+
 def _timed(clock: Callable[[], float], work: Callable[..., T], slab: Slab, *args: Any) -> tuple[T, float]:
     began = clock()
     return work(slab, *args), clock() - began
 
 
-def _put(slab: Slab, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> list[bytes]:
-    gone = [slab.put(block, page) for block, page in zip(blocks, pages, strict=True)]
+def _put(slab: Slab, touching: Touching, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> list[bytes]:
+    gone = [slab.put(block, page, touching) for block, page in zip(blocks, pages, strict=True)]
     return [block for block in gone if block is not None]
 
 
-def _touch(slab: Slab, blocks: Sequence[bytes]) -> None:
+def _touch(slab: Slab, touching: Touching, blocks: Sequence[bytes]) -> None:
     for block in blocks:
         slab.touch(block)
 
 
-def _load(slab: Slab, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> int:
+def _load(slab: Slab, touching: Touching, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> int:
     """Leading blocks that came whole."""
     for count, (block, page) in enumerate(zip(blocks, pages, strict=True)):
-        if not slab.load(block, page):
+        if not slab.load(block, page, touching):
             return count
     return len(blocks)

@@ -22,6 +22,7 @@ from baton.protos import channel as ch
 log = logging.getLogger("baton.kv")
 
 DUTY = 0.25
+STALL_S = 2.0  # a batch that takes longer is given up: its pages can't be evicted meanwhile
 
 
 class WriteBack:
@@ -65,6 +66,8 @@ class WriteBack:
             began = self._clock()
             try:
                 await self._batch()
+            except TimeoutError:
+                log.warning("a lower tier takes more than %g s for %d blocks: they aren't kept", STALL_S, BATCH)
             except Exception:  # these blocks aren't kept, and nothing else is the worse for it
                 log.exception("blocks could not be written back")
             await asyncio.sleep((self._clock() - began) * (1 / DUTY - 1))
@@ -88,7 +91,8 @@ class WriteBack:
         self._send(ch.Keep(key, tuple(blocks)))
         try:
             kept = await asked
-            gone = await self._tiers.store(kept.hashes, [self._memory.page(page) for page in kept.pages])
+            async with asyncio.timeout(STALL_S):
+                gone = await self._tiers.store(kept.hashes, [self._memory.page(page) for page in kept.pages])
             self._holdings.stored(kept.hashes, gone)
         finally:
             del self._asked[key]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from baton.kv.tiers import disk
 from baton.kv.tiers.disk import DiskTier
 from baton.protos.errors import ConfigError
 from tests.kv.sharers import LAYOUT, PAGE, chain, content
@@ -110,3 +113,73 @@ def test_two_workers_cannot_share_a_folder_and_a_useless_setting_is_named(tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"set another worker\.disk_tier_dir"):
         DiskTier(tmp_path / "file", SIZE, LAYOUT, "f")
+
+
+def broken(*_: object) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_block_that_cannot_be_read_is_dropped_and_the_others_stay(tmp_path, monkeypatch):
+    tier = DiskTier(tmp_path, SIZE, LAYOUT, "f")
+    for block in CHAIN:
+        tier.slab.put(block, memoryview(content(block)))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.os, "preadv", broken)
+        assert loaded(tier, CHAIN[3]) is None
+    assert (CHAIN[3] in tier.slab, tier.slab.failed, tier.slab.damaged) == (False, 1, 0)
+    tier.slab.check()
+    assert [loaded(tier, block) is None for block in CHAIN].count(True) == 1
+    tier.slab.put(CHAIN[3], memoryview(content(CHAIN[3])))
+    assert loaded(tier, CHAIN[3]) == content(CHAIN[3])
+    tier.close()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_a_block_that_cannot_be_written_is_not_kept_and_the_next_one_is(tmp_path, monkeypatch, error):
+    def full(*_: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    tier = DiskTier(tmp_path, 4096 + 3 * (PAGE + 64), LAYOUT, "f")
+    for block in CHAIN[:3]:
+        tier.slab.put(block, memoryview(content(block)))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.os, "pwrite", full)
+        assert tier.slab.put(CHAIN[9], memoryview(content(CHAIN[9]))) == CHAIN[0]
+        tier.slab.touch(CHAIN[2])
+        tier.slab.check()
+    assert CHAIN[9] not in tier.slab
+    tier.slab.put(CHAIN[9], memoryview(content(CHAIN[9])))
+    tier.slab.check()
+    tier.close()
+    again = DiskTier(tmp_path, 4096 + 3 * (PAGE + 64), LAYOUT, "f")
+    assert {block for block in CHAIN[:10] if loaded(again, block) == content(block)} == {*CHAIN[1:3], CHAIN[9]}
+    again.close()
+
+
+def test_a_write_that_was_cut_short_is_a_block_that_is_not_kept(tmp_path, monkeypatch):
+    tier = DiskTier(tmp_path, SIZE, LAYOUT, "f")
+    write = os.pwrite
+    monkeypatch.setattr(disk.os, "pwrite", lambda fd, data, at: write(fd, data[:10], at))
+    tier.slab.put(CHAIN[0], memoryview(content(CHAIN[0])))
+    assert CHAIN[0] not in tier.slab
+    assert tier.slab.failed
+    tier.close()
+
+
+@pytest.mark.parametrize("name", ["pages.kv", "index.kv"])
+def test_files_that_are_cut_short_under_a_running_worker_cost_what_was_in_them(tmp_path, name):
+    """Under a mapping this is SIGBUS."""
+    tier = DiskTier(tmp_path, SIZE, LAYOUT, "f")
+    for block in CHAIN:
+        tier.slab.put(block, memoryview(content(block)))
+    os.truncate(tmp_path / name, 20 * PAGE if name == "pages.kv" else 4096 + 20 * 64)
+    found = [block for block in CHAIN if loaded(tier, block) == content(block)]
+    assert found == (CHAIN[:20] if name == "pages.kv" else CHAIN)
+    for block in CHAIN:
+        tier.slab.put(block, memoryview(content(block)))
+    assert [loaded(tier, block) for block in CHAIN] == [content(block) for block in CHAIN]
+    tier.slab.check()
+    tier.close()
+    again = DiskTier(tmp_path, SIZE, LAYOUT, "f")
+    assert all(loaded(again, block) in (None, content(block)) for block in CHAIN)
+    again.close()

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from baton.kv.tiers.memory import MemoryStore
 from baton.kv.tiers.slab import RECORD_BYTES, Slab
 
 PAGE, SLOTS = 64, 5
@@ -30,7 +31,7 @@ class Bytes:
         self.records = bytearray(SLOTS * RECORD_BYTES)
 
     def slab(self) -> Slab:
-        return Slab(self.pages, memoryview(self.records))
+        return Slab(MemoryStore(self.pages, memoryview(self.records)))
 
 
 def put(slab: Slab, number: int) -> bytes | None:

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.kv.tiers import disk, stack
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.memory import host_slab
-from baton.kv.tiers.slab import Slab
+from baton.kv.tiers.slab import copying as slab_copying
 from baton.kv.tiers.stack import Tier, Tiers
 from baton.kv.tiers.writeback import WriteBack
 from baton.protos.errors import PoolExhausted
@@ -116,8 +118,8 @@ async def test_the_disk_tier_takes_over_what_the_host_has_no_room_for_and_what_i
         await worker.rest()
         worker.compute(chain(20, salt=1))
         await worker.rest()
-        host = worker.tiers.tiers[0].slab
-        host._pages[:] ^= 1  # every byte of the host tier goes wrong
+        host = worker.tiers.tiers[0].slab.store
+        host.pages[:] ^= 1  # every byte of the host tier goes wrong
         assert await worker.lift(CHAIN[:20]) == 20
         assert worker.holds(CHAIN) == 20
         await worker.close()
@@ -173,12 +175,13 @@ async def test_lifting_that_is_cancelled_writes_no_page_afterwards():
 
 
 class Stuck:
-    """A slab's method that begins, on the tier's thread, and goes on when it is told to."""
+    """Something that a tier's thread calls: it begins, and goes on when it is told to."""
 
-    def __init__(self, slab: Slab, name: str) -> None:
+    def __init__(self, of: Any, name: str) -> None:
         self.began, self.go_on = threading.Event(), threading.Event()
-        self._act = getattr(slab, name)
-        setattr(slab, name, self)
+        self._act = getattr(of, name)
+        self.undo = partial(setattr, of, name, self._act)
+        setattr(of, name, self)
 
     def __call__(self, *args: Any) -> Any:
         self.began.set()
@@ -192,50 +195,116 @@ async def until(event: threading.Event) -> None:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("cancels", [1, 2, 5])
-async def test_pages_that_a_thread_still_writes_are_nobody_elses_however_often_its_caller_is_cancelled(cancels):
-    worker = Tiered(pages=24, host=60)
-    worker.compute(CHAIN[:20])
-    await worker.rest()
-    worker.compute(chain(22, salt=1))
-    await worker.rest()
-    stuck = Stuck(worker.tiers.tiers[0].slab, "load")
-    lifting = asyncio.create_task(worker.lift(CHAIN[:20]))
-    await until(stuck.began)
-    for _ in range(cancels):
-        lifting.cancel()
-        await settle()
-    with worker.pool.open([], worker.pool.available) as owner:  # the next request, of every page that is free now
+async def with_a_chain_below(**sizes: Any) -> Tiered:
+    """The first 20 blocks are in every tier, and most of them no more on the device."""
+    worker = Tiered(pages=24, **sizes)
+    for known in (CHAIN[:20], chain(22, salt=1)):
+        worker.compute(known)
+        await worker.rest()
+    return worker
+
+
+async def is_next_owner_alone(worker: Tiered, stuck: Stuck, ended: Awaitable[Any]) -> bool:
+    """Whether the next request, with all pages that are free now, keeps what it writes while the thread goes on."""
+    with worker.pool.open([], worker.pool.available) as owner:
         for page in owner.pages:
             worker.memory.page(page)[:] = b"n" * PAGE
         stuck.go_on.set()
-        await asyncio.gather(lifting, return_exceptions=True)
+        await asyncio.gather(ended, return_exceptions=True)
         await settle()
-        worker.tiers.close()  # the thread has ended
-        assert {bytes(worker.memory.page(page)) for page in owner.pages} == {b"n" * PAGE}
-    assert lifting.cancelled()
-    assert worker.at_baseline()
-    await worker.close()
+        for tier in worker.tiers.tiers:  # whatever their threads had to do, they have done it
+            await tier.run(lambda *_: None)
+        return {bytes(worker.memory.page(page)) for page in owner.pages} == {b"n" * PAGE}
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 5])
+@pytest.mark.parametrize(("tier", "step"), [("host", "copy"), ("disk", "copy"), ("disk", "fetch")])
+async def test_pages_that_a_thread_still_writes_are_nobody_elses_however_often_its_caller_is_cancelled(
+    monkeypatch, cancels, tier, step
+):
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {"host": 60} if tier == "host" else {"host": 0, "disk": 60, "folder": Path(folder)}
+        worker = await with_a_chain_below(**sizes)
+        stuck = Stuck(slab_copying, "copy") if step == "copy" else Stuck(worker.tiers.tiers[0].slab.store, step)
+        lifting = asyncio.create_task(worker.lift(CHAIN[:20]))
+        await until(stuck.began)
+        for _ in range(cancels):
+            lifting.cancel()
+            await settle()
+        assert lifting.done() == (step == "fetch"), "a copy is waited for, a disk is not"
+        assert await is_next_owner_alone(worker, stuck, lifting)
+        stuck.undo()
+        assert lifting.cancelled()
+        assert worker.at_baseline()
+        await worker.close()
+
+
+async def test_a_disk_that_hangs_costs_one_request_its_patience_and_the_others_nothing(monkeypatch):
+    monkeypatch.setattr(stack, "HUNG_S", 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        worker = await with_a_chain_below(host=0, disk=60, folder=Path(folder))
+        [tier] = worker.tiers.tiers
+        stuck = Stuck(tier.slab.store, "fetch")
+        lifting = asyncio.create_task(worker.lift(CHAIN[:20]))
+        await until(stuck.began)
+        await asyncio.wait_for(lifting, 20)
+        assert worker.filler.failures == 1
+        assert worker.at_baseline(), "its pages are not the disk's"
+        assert tier.hung
+        await worker.lift(CHAIN[:20])
+        assert worker.filler.failures == 1, "it found nothing, at once"
+        stuck.undo()
+        stuck.go_on.set()
+        async with asyncio.timeout(20):
+            while tier.hung:
+                await asyncio.sleep(0.001)
+        await worker.lift(CHAIN[:20])
+        assert worker.holds(CHAIN[:20]) == 20
+        await worker.close()
+
+
+async def test_a_disk_that_fails_costs_the_blocks_it_fails_on(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        worker = await with_a_chain_below(host=0, disk=60, folder=Path(folder))
+
+        def fail(*_: Any) -> int:
+            raise OSError(errno.EIO, "the disk is broken")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk.os, "preadv", fail)
+            await worker.lift(CHAIN[:20])
+            assert worker.filler.failures == 0
+            assert worker.at_baseline()
+            patch.setattr(disk.os, "pwrite", fail)
+            worker.compute(CHAIN[:20])
+            await worker.rest()
+        assert worker.holds(CHAIN[:20]) == 20
+        assert worker.tiers.tiers[0].slab.failed > 1
+        await worker.close()
 
 
 async def test_pages_that_one_tier_still_copies_stay_kept_when_another_tier_fails():
     with tempfile.TemporaryDirectory() as folder:
         worker = Tiered(pages=24, host=60, disk=60, folder=Path(folder))
-        host, disk = (tier.slab for tier in worker.tiers.tiers)
-        stuck = Stuck(host, "put")
+        host, broken = (tier.slab for tier in worker.tiers.tiers)
+        stuck = Stuck(slab_copying, "copy")
+        put = broken.put
 
         def fail(*_: Any) -> None:
-            raise OSError(errno.EIO, "the disk is broken")
+            raise RuntimeError("a bug of ours")
 
-        disk.put = fail
+        broken.put = fail
         worker.compute(CHAIN[:10])
         worker.report()
         await until(stuck.began)
         await settle()
         assert worker.pool.available == 24 - 10, "pages that are being copied can't be had"
+        broken.put = put
         stuck.go_on.set()
+        stuck.undo()
         await worker.rest()
         assert worker.pool.available == 24
+        host.check()
         await worker.close()
 
 
