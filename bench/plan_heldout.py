@@ -18,7 +18,7 @@ import msgspec
 
 from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import worker_costs
-from baton.planner.plan import plan
+from baton.planner.plan import chosen_of
 from baton.planner.score import Slo
 from baton.planner.sweep import at_ratio, ratio_name, simulate, sweep
 from baton.planner.traces import Trace, read_trace
@@ -50,8 +50,7 @@ def held_out(trace: Trace, profile: str, workers: int, slo: Slo) -> HeldOut:
     """Choose on one half, judge on the other."""
     settings, costs = SimSettings(1, workers - 1), worker_costs(profile)
     first, second = halves(trace)
-    found, flights = sweep(workers, Scenario(settings, costs, costs, first), slo)
-    chosen = plan(found, flights, first, slo, WANT, {"all": 1 << 40}, (costs, costs)).chosen
+    chosen = chosen_of(sweep(workers, Scenario(settings, costs, costs, first), slo)[0])
     unseen = Scenario(settings, costs, costs, second)
     judged = [simulate(at_ratio(unseen, p, workers - p), slo) for p in range(workers)]
     best = max(judged, key=lambda r: r.score.goodput)

@@ -18,7 +18,7 @@ from pydantic_settings import PydanticBaseSettingsSource as Source
 from baton.cluster.hosts import LOOPBACK as LOOPBACK
 from baton.cluster.redis_url import with_credentials
 from baton.cluster.sections.base import Section
-from baton.cluster.sections.cluster import ClusterConfig, Pool, pool_worker
+from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker
 from baton.cluster.sections.controller import ControllerConfig
 from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClass, RouterConfig
 from baton.cluster.sections.services import RayConfig, RedisConfig, TelemetryConfig
@@ -27,6 +27,7 @@ from baton.cluster.sections.worker import WorkerConfig
 from baton.protos.errors import ConfigError
 
 __all__ = [
+    "ACCELERATORS_PER_ENGINE",
     "DEFAULT_CLASSES",
     "LOOPBACK",
     "BatonConfig",
@@ -141,11 +142,21 @@ def _check_pools(config: BatonConfig) -> None:
         )
     for pool in pools:
         try:
-            pool_worker(config.worker, pool)
+            _check_gpus(pool, pool_worker(config.worker, pool).device)
         except ValidationError as error:
             first = error.errors()[0]
             key = f"cluster.pools {pool.name}: worker.{'.'.join(str(part) for part in first['loc'])}"
             raise ConfigError(f"{key}: {first['msg']}, got {first['input']!r}", "cluster.pools") from None
+
+
+def _check_gpus(pool: Pool, device: str) -> None:
+    reserved = pool.gpus(device)
+    if reserved > ACCELERATORS_PER_ENGINE:
+        raise ConfigError(
+            f"cluster.pools {pool.name}: {reserved:g} GPUs would be reserved for each worker (gang {pool.gang}), "
+            f"and its engine computes on {ACCELERATORS_PER_ENGINE}: say GPU = 1, gang = 1 and a higher count",
+            "cluster.pools",
+        )
 
 
 def _as_config_error(error: ValidationError) -> ConfigError:

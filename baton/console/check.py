@@ -130,14 +130,16 @@ def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
     if not (chart / "Chart.yaml").is_file():
         raise ConfigError(f"{chart} is no chart: name it with --chart DIR", "chart")
     try:
-        rendered = helm_python.Chart.load(chart).render(values, name="check", namespace="check")
+        loaded = helm_python.Chart.load(chart)
+        rendered = loaded.render(values, name="check", namespace="check")
     except helm_python.errors.HelmError as error:
         return [Finding(key, "fail", text) for key, text in refusals(str(error))]
     objects = [m for n, t in rendered.items() if not n.endswith(".txt") for m in yaml.safe_load_all(t) if m]
     kinds = sorted({m["kind"] for m in objects})
     said = Finding("chart", "ok", f"renders {len(objects)} objects: {', '.join(kinds)}")
     toml = next(m["data"]["baton.toml"] for m in objects if m["kind"] == "ConfigMap" and "baton.toml" in m["data"])
-    return [said, *_check_text(toml), *_advice(helm_python.Chart.load(chart).merge_values(values))]
+    whole = loaded.merge_values(values)
+    return [said, *_check_text(toml), *_check_pools(whole["workers"], toml), *_advice(whole)]
 
 
 def refusals(text: str) -> list[tuple[str, str]]:
@@ -152,14 +154,32 @@ def refusals(text: str) -> list[tuple[str, str]]:
 
 
 def _check_text(toml: str) -> list[Finding]:
+    try:
+        config = _loaded(toml, {})
+    except BatonError as error:
+        return [Finding(f"config.{error.param}", "fail", error.message)]
+    return [Finding("config", "ok", "the rendered baton.toml is right"), *names_of(config)]
+
+
+def _check_pools(workers: Values, toml: str) -> list[Finding]:
+    """What each pool's pods get in their environment: its device, and settings of its own."""
+    found = []
+    for name, own in workers["pools"].items():
+        pool = overlaid(workers["defaults"], own or {})
+        try:
+            _loaded(toml, {"worker": {"device": pool["device"], **pool["settings"]}})
+        except BatonError as error:
+            key = (error.param or "").removeprefix("worker.")
+            found.append(Finding(f"workers.pools.{name}.settings.{key}", "fail", error.message))
+    return found
+
+
+def _loaded(toml: str, flags: Values) -> BatonConfig:
+    """As a pod reads it. Raises ConfigError."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(toml)
         file.flush()
-        try:
-            config = load_config(file.name)
-        except BatonError as error:
-            return [Finding(f"config.{error.param}", "fail", error.message)]
-    return [Finding("config", "ok", "the rendered baton.toml is right"), *names_of(config)]
+        return load_config(file.name, flags)
 
 
 def _check_sections(sections: Values) -> list[Finding]:

@@ -19,7 +19,11 @@ from baton.protos.errors import ConfigError
 
 TraceFlag = Annotated[str, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")]
 ProfileFlag = Annotated[
-    str, typer.Option(help="roofline:MODEL@GPUxN, a folder of operator timings, or a paced profile; per worker")
+    str,
+    typer.Option(
+        help="roofline:MODEL@GPU (more: roofline:MODEL@GPUxN,quantization=int8,kv_cache_dtype=int8), a folder of "
+        "operator timings, or a paced profile; per worker"
+    ),
 ]
 SpeedFlag = Annotated[float, typer.Option(min=0.001, help="Replay the trace this much faster")]
 FromFlag = Annotated[float, typer.Option("--from", min=0.0, help="Seconds into the trace to begin at")]
@@ -92,7 +96,7 @@ def plan_command(
     dollars: Annotated[float, typer.Option(min=0.0, help="Budget: $ per hour; needs --price")] = 0.0,
     watts: Annotated[float, typer.Option(min=0.0, help="Budget: watts of accelerators")] = 0.0,
     widths: Annotated[
-        str, typer.Option(help="Accelerators per worker to try, as 2,4,8; of a roofline profile")
+        str, typer.Option(help="Accelerators per worker to try, as 1,2,4; of a roofline profile")
     ] = "",
     decode_profile: Annotated[str | None, typer.Option(help="Of decode workers, if another")] = None,
     ttft: TtftFlag = 10.0,
@@ -108,12 +112,16 @@ def plan_command(
     window: Annotated[float, typer.Option(min=1.0, help="Seconds per window of the bootstrap")] = 60.0,
     policy: PolicyFlag = "cost",
     seed: SeedFlag = 0,
+    hypothetical: Annotated[
+        bool,
+        typer.Option(help="Plan for another engine: workers that Baton's can't be, and no values for the chart"),
+    ] = False,
     plot: Annotated[str | None, typer.Option(help="Draw the dial into this .png or .svg")] = None,
     helm: Annotated[str | None, typer.Option(help="Write the chart's values there")] = None,
     json: JsonFlag = None,
 ) -> None:
     """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
-    from baton.planner.budget import Budget, of_widths, spend
+    from baton.planner.budget import Budget, of_widths, require_runnable, spend
     from baton.planner.cluster_sim import Scenario, SimSettings
     from baton.planner.costs import worker_costs
     from baton.planner.plan import plan
@@ -125,19 +133,24 @@ def plan_command(
         budget, profiles = Budget(workers, accelerators, dollars, watts, price), of_widths(profile, _widths(widths))
         if decode_profile and not budget.workers:
             raise ConfigError("with a decode profile of its own the budget is --workers", "decode_profile")
+        if helm and hypothetical:
+            raise ConfigError("--helm writes values for Baton's engine: leave --hypothetical out", "helm")
+        writes = worker_costs(decode_profile) if decode_profile else None
+        if writes and not hypothetical:
+            require_runnable(writes)
         part = load(trace, speed, start, seconds, skip_bad=False)
         told = Console(stderr=True, highlight=False)
 
         def planned(reads: Any, count: int) -> Any:
-            costs = (reads, worker_costs(decode_profile) if decode_profile else reads)
             settings = SimSettings(0, count, policy=policy, seed=seed)
+            scenario = Scenario(settings, reads, writes or reads, part)
             found, flights = sweep(
-                count, Scenario(settings, *costs, part), slo, window,
+                count, scenario, slo, window,
                 lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
             )  # fmt: skip
-            return plan(found, flights, part, slo, want, limits, costs, price)
+            return plan(found, flights, scenario, slo, want, limits, price)
 
-        answer, tried = spend(budget, profiles, planned)
+        answer, tried = spend(budget, profiles, planned, hypothetical)
         if plot:
             from baton.planner.plot import draw
 
@@ -188,8 +201,9 @@ def _show(answer: Any) -> None:
         )  # fmt: skip
     out.print(table)
     low, high = found.interval
+    answered = "answer" if answer.met else "no answer; the best of these"
     out.print(
-        f"answer: {answer.chosen.name} on {answer.accelerators} accelerators,"
+        f"{answered}: {answer.chosen.name} on {answer.accelerators} accelerators,"
         f" {answer.chosen.score.goodput:.2f} good requests/s"
     )
     out.print(f"best split {found.best.name}; over resampled windows 90% lie in {low}P to {high}P")
@@ -205,4 +219,4 @@ def _show(answer: Any) -> None:
             f"${p.per_hour:.2f} per hour: ${p.per_million_input or 0:.2f} per 1M input tokens, or"
             f" ${p.per_million_output or 0:.2f} per 1M output tokens ({good} of those within the SLOs)"
         )
-    out.print(answer.helm, end="")
+    out.print(answer.helm, end="", markup=False)

@@ -11,6 +11,7 @@ import msgspec
 
 from baton.planner.costs import WorkerCosts, worker_costs
 from baton.planner.plan import Plan
+from baton.planner.roofline_name import is_roofline, parse
 from baton.protos.errors import ConfigError
 
 LEAST = 2  # workers a ratio needs
@@ -61,22 +62,37 @@ def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
     """The same roofline profile with so many accelerators per worker; as it is where none are given."""
     if not widths:
         return [profile]
-    machine, cross, count = profile.rpartition("x")
-    if not profile.startswith("roofline:") or min(widths) < 1:
+    if not is_roofline(profile) or min(widths) < 1:
         raise ConfigError(f"{profile!r}: only a roofline profile can be tried with several widths", "widths")
-    stem = machine if cross and count.isdigit() else profile
-    return [f"{stem}x{width}" for width in widths]
+    return [str(msgspec.structs.replace(parse(profile), count=width)) for width in widths]
+
+
+def require_runnable(costs: WorkerCosts) -> None:
+    """Raises ConfigError where Baton's engine can't be such a worker."""
+    if costs.lacks:
+        text = (
+            f"{costs.about}: {costs.lacks}; plan for one that can, or add --hypothetical to plan for another engine"
+        )
+        raise ConfigError(text, "profile")
 
 
 def spend(
-    budget: Budget, profiles: Sequence[str], planned: Callable[[WorkerCosts, int], Plan]
+    budget: Budget,
+    profiles: Sequence[str],
+    planned: Callable[[WorkerCosts, int], Plan],
+    hypothetical: bool = False,
 ) -> tuple[Plan, tuple[Tried, ...]]:
-    """The plan with the most goodput, and all that were tried. Raises ConfigError where none can be."""
+    """The plan with the most goodput, and all that were tried. Raises ConfigError where none can be.
+
+    ``hypothetical``: workers that Baton's engine can't be are planned too.
+    """
     plans: list[Plan] = []
     tried: list[Tried] = []
     for profile in profiles:
         try:
             costs = worker_costs(profile)
+            if not hypothetical:
+                require_runnable(costs)
             workers = budget.buys(costs)
         except ConfigError as error:
             if len(profiles) == 1:

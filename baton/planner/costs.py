@@ -11,10 +11,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from baton.cluster.config import ACCELERATORS_PER_ENGINE
 from baton.cost.profiles import Overhead, load_profile
 from baton.planner.data_sheets import Accelerator, accelerators
 from baton.planner.model_shape import ModelShape, model_shape
 from baton.planner.operators import Chunk, Link, OperatorProfile, load_operators
+from baton.planner.precision import as_set
+from baton.planner.roofline_name import is_roofline, parse
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
 
@@ -34,7 +37,8 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
     (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it
     holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
-    ``overhead`` of its processes is none where it wasn't measured.
+    ``overhead`` of its processes is none where it wasn't measured. ``lacks`` says why Baton's engine can't be such
+    a worker, empty where it can. ``settings`` are the keys of [worker] without which it would be another.
     """
 
     about: str
@@ -51,6 +55,8 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     watts: float = 0.0
     written: float = 1.0
     overhead: Overhead = Overhead()
+    lacks: str = ""
+    settings: tuple[tuple[str, str | int], ...] = ()
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
         """One step of that shape; ``pairs`` and ``context`` as in StepSample."""
@@ -68,22 +74,18 @@ def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
 
     Raises ConfigError that says which part can't be used and what could.
     """
-    if name.startswith("roofline:"):
-        model, _, machine = name.removeprefix("roofline:").rpartition("@")
-        gpu, _, count = machine.lower().partition("x")
-        return _named_roofline(name, model, gpu, count or "1", max_chunk)
+    if is_roofline(name):
+        asked = parse(name)
+        shape = at_precision(model_shape(asked.model), asked.quantization, asked.kv_cache_dtype)
+        return roofline(shape, asked.gpu, accelerators()[asked.gpu], asked.count, max_chunk)
     if Path(name).is_dir():
         return from_operators(load_operators(name))
     return from_paced(name)
 
 
-def _named_roofline(name: str, model: str, gpu: str, count: str, max_chunk: int) -> WorkerCosts:
-    sheets = accelerators()
-    if not model or gpu not in sheets or not count.isdigit() or int(count) < 1:
-        raise ConfigError(
-            f"{name!r}: write roofline:MODEL@GPUxN, with GPU one of {', '.join(sorted(sheets))}", "profile"
-        )
-    return roofline(model_shape(model), gpu, sheets[gpu], int(count), max_chunk)
+def at_precision(shape: ModelShape, quantization: str, kv_cache_dtype: str) -> ModelShape:
+    """The model as [worker] quantization and kv_cache_dtype make it. Raises ConfigError."""
+    return msgspec.structs.replace(shape, precision=as_set(shape.precision, quantization, kv_cache_dtype))
 
 
 def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chunk: int = 2048) -> WorkerCosts:
@@ -96,22 +98,48 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
     room = tp * sheet.memory * USABLE_MEMORY - shape.weight_bytes - activations
     if room < shape.kv_bytes_per_token:
         need = (shape.weight_bytes + activations) / (sheet.memory * USABLE_MEMORY)
-        raise ConfigError(f"{shape.name} doesn't fit {tp} x {name}: it needs at least {int(need) + 1}", "profile")
+        raise ConfigError(
+            f"{_as_it_comes(shape)} doesn't fit {tp} x {name}: it needs at least {int(need) + 1}", "profile"
+        )
+    kv_tokens = int(room / shape.kv_bytes_per_token)
     share_of_heads = shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
     return WorkerCosts(
-        about=f"{shape.name} on {tp} x {name}, roofline",
+        about=f"{_as_it_comes(shape)} on {tp} x {name}, roofline",
         fixed=STEP_S + shape.num_hidden_layers * LAYER_S + reduces * tp * REDUCE_S,
         weights=shape.weight_bytes / bandwidth,
         token=2 * matrices / (flops * MATRIX_SHARE) + reduces * reduced,
         pair=4 * share_of_heads / (flops * ATTENTION_SHARE),
         sequence=SEQUENCE_S,
         context=shape.kv_bytes_per_token / bandwidth,
-        kv_tokens=int(room / shape.kv_bytes_per_token),
+        kv_tokens=kv_tokens,
         kv_bytes_per_token=shape.kv_bytes_per_token,
         transfer=TransferCurve(TRANSFER_S, 1 / (tp * sheet.network_bytes_per_s * NETWORK_SHARE)),
         accelerators=tp,
         watts=tp * sheet.power,
-    )
+        lacks=lacks(shape, name, sheet, tp),
+        settings=(("dtype", "bfloat16"), ("kv_memory_bytes", kv_tokens * shape.kv_bytes_per_token),
+                  *shape.precision.settings),
+    )  # fmt: skip
+
+
+def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
+    """Why Baton's engine can't run this model on ``count`` of these accelerators; empty where it can."""
+    if not sheet.cuda:
+        return f"the engine runs on CUDA, and {name} has none"
+    if not sheet.own_kernels and not shape.precision.plain:
+        return f"rounded weights and KV need the engine's own kernels, and those are not for {name}"
+    return too_wide(count)
+
+
+def too_wide(count: int) -> str:
+    """Why no engine of Baton's computes on ``count`` accelerators; empty where one does."""
+    if count <= ACCELERATORS_PER_ENGINE:
+        return ""
+    return f"a worker of {count} accelerators can't run: the engine computes on {ACCELERATORS_PER_ENGINE}"
+
+
+def _as_it_comes(shape: ModelShape) -> str:
+    return shape.name if shape.precision.plain else f"{shape.name} ({shape.precision.name})"
 
 
 def activation_bytes(shape: ModelShape, max_chunk: int) -> float:
@@ -155,7 +183,7 @@ def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> Work
     return WorkerCosts(
         f"{profile.shape.name}, operator timings", fixed, 0.0, token, pair, sequence, context,
         memory_tokens, profile.shape.kv_bytes_per_token, TransferCurve(TRANSFER_S, 1 / 50e9), profile.tp,
-        written=0.0,
+        written=0.0, lacks=too_wide(profile.tp),
     )  # fmt: skip
 
 

@@ -11,7 +11,11 @@ HARDWARE = Path(__file__).parent / "hardware.toml"
 
 
 class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A data sheet; see hardware.toml for the units."""
+    """A data sheet; see hardware.toml for the units.
+
+    ``cuda``: the engine runs there. ``own_kernels``: so do its own CUDA kernels, which are built for sm_90a; only
+    they have quantized weights and KV.
+    """
 
     flops: float
     memory_bytes_per_s: float
@@ -19,6 +23,8 @@ class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_bytes_per_s: float
     network_bytes_per_s: float
     power: float
+    cuda: bool = True
+    own_kernels: bool = False
 
 
 def accelerators() -> dict[str, Accelerator]:

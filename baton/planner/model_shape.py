@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from baton.planner.precision import Precision, of_checkpoint, of_gguf
 from baton.protos.errors import ConfigError
 
 KNOWN = Path(__file__).parent / "models.toml"
@@ -20,7 +21,10 @@ TUNED = re.compile(r"(-(instruct|chat|it|base|hf|sft|dpo|bf16))+$")  # sizes sta
 
 
 class ModelShape(msgspec.Struct, frozen=True):
-    """The sizes of a dense decoder, named as in config.json. ``bytes_per_value``: weights and KV (bf16: 2)."""
+    """The sizes of a dense decoder, named as in config.json.
+
+    ``bytes_per_value`` is of activations and tables (bf16: 2), ``precision`` of weights and KV.
+    """
 
     name: str
     num_hidden_layers: int
@@ -33,6 +37,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     gated_mlp: bool = True
     tied: bool = False
     bytes_per_value: int = 2
+    precision: Precision = Precision()
 
     @property
     def layer_weights(self) -> int:
@@ -49,23 +54,34 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return self.weights * self.bytes_per_value
+        """Bytes of all weights. A head that is rounded has a table of its own, tied or not."""
+        table, found = self.vocab_size * self.hidden_size, self.precision
+        bits = self.num_hidden_layers * self.layer_weights * found.linear + table * 8 * self.bytes_per_value
+        if found.own_head or not self.tied:
+            bits += table * found.head
+        return int(bits / 8)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * self.bytes_per_value
+        """Keys and values of one token over all layers, with their scales."""
+        head = self.head_dim * self.precision.kv + self.precision.kv_scale
+        return int(2 * self.num_hidden_layers * self.num_key_value_heads * head / 8)
 
 
 def from_config(path: str) -> ModelShape:
-    """The shape in a model directory's (or file's) config.json. Raises ConfigError naming what is missing."""
+    """The shape in a model directory's (or file's) config.json. Raises ConfigError naming what is missing.
+
+    Weights in a .gguf beside it, where there are no safetensors, take as many bits as that file has.
+    """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
+        size = sum(f.stat().st_size for f in file.parent.glob("*.gguf"))
+        plain = any(file.parent.glob("*.safetensors"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"can't read the model's sizes from {file}: {error}", "model") from error
-    return _shape(config, file)
+    shape = _shape(config, file)
+    return shape if plain or not size else msgspec.structs.replace(shape, precision=of_gguf(size, shape.weights))
 
 
 def _shape(config: dict[str, Any], file: Path) -> ModelShape:
@@ -84,6 +100,7 @@ def _shape(config: dict[str, Any], file: Path) -> ModelShape:
             vocab_size=int(config["vocab_size"]),
             gated_mlp=config.get("hidden_act", "silu") in ("silu", "swiglu", "gelu_pytorch_tanh"),
             tied=bool(config.get("tie_word_embeddings", False)),
+            precision=of_checkpoint(config),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file}: the field {error} is missing or no number", "model") from error
@@ -96,15 +113,15 @@ def known_models() -> dict[str, ModelShape]:
 
 
 def model_shape(name_or_path: str) -> ModelShape:
-    """A known model by (Hugging Face) name, also of one that was tuned, or a config.json's sizes.
+    """A config.json's sizes, or a known model by (Hugging Face) name, also of one that was tuned.
 
     Raises ConfigError listing the choices.
     """
+    if any(path.is_file() for path in (Path(name_or_path), Path(name_or_path) / "config.json")):
+        return from_config(name_or_path)
     known, name = known_models(), name_or_path.rsplit("/", 1)[-1].lower()
     found = known.get(name) or known.get(TUNED.sub("", name))
     if found is not None:
         return msgspec.structs.replace(found, name=name)
-    if Path(name_or_path).exists():
-        return from_config(name_or_path)
     choices = ", ".join(sorted(known_models()))
     raise ConfigError(f"model {name_or_path!r} is unknown; give a config.json, or one of {choices}", "model")

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from baton.planner.costs import WorkerCosts
+from baton.planner.chart_values import chart_values
+from baton.planner.cluster_sim import Scenario
 from baton.planner.flight import Flight
+from baton.planner.reach import Headroom, headroom, least_that_works
 from baton.planner.score import Score, Slo, by_class, is_good, score
-from baton.planner.sweep import FULL, Flights, Ratio, Sweep
+from baton.planner.sweep import Flights, Ratio, Sweep, at_ratio
 from baton.planner.traces import Trace
 
 SECONDS_PER_HOUR = 3600.0
@@ -40,7 +42,10 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``met``: the wanted attainment is reached; if not, ``advice`` says the best that can be."""
+    """``met``: the wanted attainment is reached; if not, ``advice`` says the least that would.
+
+    ``headroom`` is None where it isn't met. ``helm`` is empty where Baton's engine can't be such a worker.
+    """
 
     workers: int
     accelerators: int
@@ -53,39 +58,48 @@ class Plan(msgspec.Struct, frozen=True):
     classes: tuple[ClassVerdict, ...]
     price: Price | None
     advice: tuple[str, ...]
+    headroom: Headroom | None
     helm: str
 
 
 def plan(
     found: Sweep,
     flights: Flights,
-    trace: Trace,
+    scenario: Scenario,
     slo: Slo,
     want: float,
     classes: Mapping[str, int],
-    costs: tuple[WorkerCosts, WorkerCosts],
     price_per_accelerator_hour: float | None = None,
 ) -> Plan:
-    """Choose between the best split and colocated, class by class and for all."""
+    """Chooses between the best split and colocated, class by class and for all. ``scenario`` is what was swept."""
+    trace = scenario.trace
     verdicts = _verdicts(found, flights, trace, slo, classes)
-    split = _better(found.best.score, found.colocated.score)
-    chosen = found.best if split else found.colocated
-    accelerators = chosen.prefill * costs[0].accelerators + chosen.decode * costs[1].accelerators
+    chosen = chosen_of(found)
+    own = at_ratio(scenario, chosen.prefill, chosen.decode)
+    accelerators = chosen.prefill * own.prefill.accelerators + chosen.decode * own.decode.accelerators
     served = flights[chosen.prefill, chosen.decode]
+    met = chosen.score.attainment >= want
+    room = headroom(own, slo, want) if met else None
     return Plan(
         workers=chosen.prefill + chosen.decode,
         accelerators=accelerators,
         slo=slo,
         want=want,
-        met=chosen.score.attainment >= want,
-        disaggregate=split,
+        met=met,
+        disaggregate=chosen == found.best,
         chosen=chosen,
         sweep=found,
         classes=verdicts,
         price=_price(served, slo, trace, accelerators, price_per_accelerator_hour),
-        advice=tuple(_advice(found, chosen, slo, want)),
-        helm=helm_values(chosen),
+        advice=(*_missed(own, chosen, slo, want), *_advice(found, chosen, room)),
+        headroom=room,
+        helm=chart_values(own, met),
     )
+
+
+def chosen_of(found: Sweep) -> Ratio:
+    """The best split, or colocated where that does better."""
+    return found.best if _better(found.best.score, found.colocated.score) else found.colocated
 
 
 def _better(split: Score, colocated: Score) -> bool:
@@ -139,48 +153,33 @@ def _per_million(spent: float, tokens: int) -> float | None:
     return spent / tokens * 1e6 if tokens else None
 
 
-def _advice(found: Sweep, chosen: Ratio, slo: Slo, want: float) -> list[str]:
-    lines = []
-    s = chosen.score
-    if s.attainment < want:
-        lines.append(
-            f"no ratio of these workers meets the SLOs for {want:.0%}: {chosen.name} reaches {s.attainment:.1%};"
-            f" allow TTFT {s.ttft.p99:.2f} s and TPOT {s.tpot.p99 * 1e3:.0f} ms (its p99), or add workers"
-        )
+def _missed(scenario: Scenario, chosen: Ratio, slo: Slo, want: float) -> list[str]:
+    """What the least is that meets what was asked, where this doesn't."""
+    if chosen.score.attainment >= want:
+        return []
+    begin = f"no ratio of these workers meets the SLOs for {want:.0%}: {chosen.name} reaches"
+    begin = f"{begin} {chosen.score.attainment:.1%}"
+    return [f"{begin}; {least_that_works(scenario, slo, want, chosen.prefill + chosen.decode + 1)}"]
+
+
+def _advice(found: Sweep, chosen: Ratio, room: Headroom | None) -> list[str]:
     low, high = found.plateau
     workers = found.colocated.decode
-    lines.append(f"plateau {low}P{workers - low}D to {high}P{workers - high}D: within 2% of the best goodput")
+    lines = [f"plateau {low}P{workers - low}D to {high}P{workers - high}D: within 2% of the best goodput"]
     lines += [
         f"cliff ({c.side}) at {c.prefill}P{c.decode}D, {c.lost:.1%} less goodput: {c.reason}" for c in found.cliffs
     ]
-    lines.append(f"what would change the answer: {_turning_point(chosen)}")
-    return lines
+    return [*lines, f"what would change the answer: {_turning_point(chosen, room)}"]
 
 
-def _turning_point(chosen: Ratio) -> str:
-    """What is short, or how much more load would make something short."""
+def _turning_point(chosen: Ratio, room: Headroom | None) -> str:
+    """What is short, or the simulated load at which something is."""
     s = chosen.score
-    if s.late_first > s.late_tokens:
-        return "more reuse or shorter prompts move it to fewer prefill workers"
-    if s.late_tokens:
+    if room is None:
+        if s.late_first > s.late_tokens:
+            return "more reuse or shorter prompts move it to fewer prefill workers"
         return "shorter answers or a looser TPOT move it to more prefill workers"
-    shares = {
-        "prefill workers' time": chosen.prefill_busy,
-        "decode workers' pages": chosen.decode_pages,
-        "decode workers' seats": chosen.decode_seats,
-    }
-    fullest = max(shares, key=lambda name: shares[name])
-    if not shares[fullest]:
-        return "nothing near this load: next to nothing of these workers is used"
-    more = max(1.0, FULL / shares[fullest])
-    return f"about {more:.1f} times this load takes {FULL:.0%} of {fullest} ({shares[fullest]:.0%} now)"
-
-
-def helm_values(ratio: Ratio) -> str:
-    """Values for the chart."""
-    if not ratio.prefill:
-        return f"cluster:\n  colocated: true\ndecode:\n  replicas: {ratio.decode}\nprefill:\n  replicas: 0\n"
-    return (
-        f"cluster:\n  colocated: false\nprefill:\n  replicas: {ratio.prefill}\n"
-        f"decode:\n  replicas: {ratio.decode}\n"
-    )
+    held = f"{room.load:.3g} times this load is still met by {room.attainment:.1%}"
+    if room.over is None:
+        return f"{held}; this trace is too short to show more"
+    return f"{held}, {room.over:.3g} times by {room.over_attainment:.1%}: {room.reason}"

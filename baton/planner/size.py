@@ -1,8 +1,9 @@
 """How many of which accelerator: for one model, one trace, one pair of SLOs. Torch-free.
 
-Knows nothing of consoles. For each accelerator it takes the fewest ranks that hold model and longest request, then
-looks for the fewest workers of which some ratio, or colocated, meets the SLOs for enough requests. Ratios are
-tried around the one that the demand asks for, so this is an estimate: ``baton plan`` sweeps them all.
+Knows nothing of consoles. A worker is one accelerator, because the engine computes on one. For each accelerator the
+model is tried as it comes, then with KV and weights rounded as the engine can, the least lossy first; of the first
+form that can meet the SLOs the fewest workers are the answer. Ratios are tried around the one that the demand asks
+for, so this is an estimate: ``baton plan`` sweeps them all.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import (
     USABLE_MEMORY,
     Accelerator,
-    WorkerCosts,
     accelerators,
     activation_bytes,
+    at_precision,
+    lacks,
     roofline,
 )
 from baton.planner.model_shape import ModelShape
+from baton.planner.reach import best_of_about, least_that_works, least_workers
 from baton.planner.score import Slo
-from baton.planner.sweep import Ratio, simulate
-from baton.planner.trace_stats import cached_tokens
+from baton.planner.sweep import Ratio
 from baton.planner.traces import Trace
 from baton.protos.errors import ConfigError
 
-RANKS = (1, 2, 4, 8)
 CHUNK = 2048
+FORMS = (("none", "auto"), ("none", "int8"), ("int8", "int8"), ("int4", "int8"))  # of [worker], least lossy first
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Of one worker, in bytes: what is there and what takes it."""
+    """Bytes of one worker: what is there and what takes it."""
 
     usable: float
     weights: float
@@ -43,10 +45,15 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """``found`` is None when ``most`` workers are too few; ``why`` says then what the best of them lacked."""
+    """One accelerator's answer. ``found`` is None where there is none within ``most`` workers.
+
+    ``form`` is what weights and KV are, ``settings`` the keys of [worker] that make them so; ``why`` says what kept
+    less lossy forms, or all, from being the answer.
+    """
 
     accelerator: str
-    ranks: int
+    form: str
+    settings: dict[str, str]
     memory: Memory
     found: Ratio | None
     accelerators: int
@@ -54,40 +61,42 @@ class Size(msgspec.Struct, frozen=True):
     why: str
 
 
+class Question(msgspec.Struct, frozen=True):
+    """What is asked of every accelerator; ``exact``: nothing that comes plain is rounded."""
+
+    trace: Trace
+    slo: Slo
+    want: float
+    most: int
+    exact: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(r.input_length + r.output_length for r in self.trace.requests)
+
+
 def size(
-    shape: ModelShape, trace: Trace, slo: Slo, want: float, names: Sequence[str], most: int,
-    prices: dict[str, float] | None = None,
-) -> list[Size]:  # fmt: skip
-    """One answer per accelerator that can hold the model; cheapest (or fewest) first, those that can't last."""
+    shape: ModelShape, question: Question, names: Sequence[str], prices: dict[str, float] | None = None
+) -> list[Size]:
+    """One answer per accelerator; cheapest (or fewest) first, those that can't last. Raises ConfigError where none
+    of them holds the model and the longest request, whatever is rounded."""
     sheets = accelerators()
     unknown = [name for name in names if name not in sheets]
     if unknown:
         raise ConfigError(f"accelerator {unknown[0]!r} is unknown; choose of {', '.join(sorted(sheets))}", "gpus")
-    longest = max(r.input_length + r.output_length for r in trace.requests)
-    sizes = []
-    for name in names:
-        ranks = fewest_ranks(shape, sheets[name], longest)
-        if ranks is not None:
-            sizes.append(_size(shape, name, sheets[name], ranks, trace, slo, want, most, (prices or {}).get(name)))
-    if not sizes:
+    sizes = [_size(shape, name, sheets[name], question, (prices or {}).get(name)) for name in names]
+    if not any(s.memory.kv_tokens >= question.longest for s in sizes):
+        said = "; ".join(f"{s.accelerator}: {s.why}" for s in sizes)
         raise ConfigError(
-            f"no accelerator of these holds {shape.name} and a request of {longest} tokens on {RANKS[-1]} ranks",
-            "gpus",
+            f"no accelerator of these holds {shape.name} and a request of {question.longest} tokens: {said}", "gpus"
         )
     return sorted(sizes, key=lambda s: (s.found is None, s.per_hour or 0.0, s.accelerators))
 
 
-def fewest_ranks(shape: ModelShape, sheet: Accelerator, longest: int) -> int | None:
-    """Ranks that hold the weights, one step's activations and the longest request; None when eight don't."""
-    for ranks in RANKS:
-        if memory(shape, sheet, ranks).kv_tokens >= longest:
-            return ranks
-    return None
-
-
-def memory(shape: ModelShape, sheet: Accelerator, ranks: int) -> Memory:
-    """What a worker of that many ranks has room for."""
-    usable = ranks * sheet.memory * USABLE_MEMORY
+def memory(shape: ModelShape, sheet: Accelerator) -> Memory:
+    """What a worker has room for."""
+    usable = sheet.memory * USABLE_MEMORY
     activations = activation_bytes(shape, CHUNK)
     kv = max(0.0, usable - shape.weight_bytes - activations)
     return Memory(
@@ -95,55 +104,60 @@ def memory(shape: ModelShape, sheet: Accelerator, ranks: int) -> Memory:
     )
 
 
-def _size(
-    shape: ModelShape, name: str, sheet: Accelerator, ranks: int, trace: Trace, slo: Slo, want: float, most: int,
-    price: float | None,
-) -> Size:  # fmt: skip
-    costs = roofline(shape, name, sheet, ranks, CHUNK)
-    low, high = 1, 1
-    best = _best_of(costs, trace, slo, high)
-    while best.score.attainment < want and high < most:
-        low, high = high + 1, min(2 * high, most)
-        best = _best_of(costs, trace, slo, high)
-    if best.score.attainment < want:
-        late = f"{best.score.late_first:.1%} late first tokens, {best.score.late_tokens:.1%} slow answers"
-        why = f"{most} workers reach {best.score.attainment:.1%} at best ({late})"
-        return Size(name, ranks, memory(shape, sheet, ranks), None, most * ranks, None, why)
-    while low < high:
-        middle = (low + high) // 2
-        tried = _best_of(costs, trace, slo, middle)
-        if tried.score.attainment >= want:
-            best, high = tried, middle
-        else:
-            low = middle + 1
-    count = high * ranks
-    per_hour = None if price is None else price * count
-    return Size(name, ranks, memory(shape, sheet, ranks), best, count, per_hour, "")
+def forms(shape: ModelShape, exact: bool) -> Iterator[ModelShape]:
+    """The model as it comes, then rounded more and more; a checkpoint that is rounded already keeps its weights."""
+    for quantization, kv_cache_dtype in FORMS[:1] if exact else FORMS:
+        if quantization == "none" or not shape.precision.packed:
+            yield at_precision(shape, quantization, kv_cache_dtype)
 
 
-def _best_of(costs: WorkerCosts, trace: Trace, slo: Slo, workers: int) -> Ratio:
-    tried = [
-        simulate(Scenario(SimSettings(p, workers - p), costs, costs, trace), slo)
-        for p in _ratios(costs, trace, workers)
-    ]
-    return max(tried, key=lambda r: r.score.attainment)
+def _size(shape: ModelShape, name: str, sheet: Accelerator, question: Question, price: float | None) -> Size:
+    said: list[str] = []
+    last: tuple[ModelShape, Scenario] | None = None
+    for form in forms(shape, question.exact):
+        if why := lacks(form, name, sheet, 1) or _too_big(form, sheet, question.longest):
+            said.append(why)
+            continue
+        last = form, _scenario(form, name, sheet, question.trace)
+        found = least_workers(last[1], question.slo, question.want, 1, question.most)
+        if found is not None:
+            count = found.prefill + found.decode
+            return _row(name, form, sheet, found, count, None if price is None else price * count, "; ".join(said))
+        said.append(f"{form.precision.name}: {_missed(last[1], question)}")
+    if last is not None:
+        said.append(least_that_works(last[1], question.slo, question.want, question.most + 1))
+    return _row(name, last[0] if last else shape, sheet, None, 0, None, "; ".join(dict.fromkeys(said)))
 
 
-def _ratios(costs: WorkerCosts, trace: Trace, workers: int) -> Iterator[int]:
-    """Colocated, and prefill workers around their share of the work."""
-    yield 0
-    if workers < 2:
-        return
-    share = prefill_share(costs, trace)
-    middle = min(workers - 1, max(1, round(share * workers)))
-    yield from sorted({max(1, middle - 1), middle, min(workers - 1, middle + 1)})
+def _scenario(shape: ModelShape, name: str, sheet: Accelerator, trace: Trace) -> Scenario:
+    costs = roofline(shape, name, sheet, 1, CHUNK)
+    return Scenario(SimSettings(0, 1), costs, costs, trace)
 
 
-def prefill_share(costs: WorkerCosts, trace: Trace) -> float:
-    """Seconds of prefill over all, with decodes in batches of 32; half of what may be reused is."""
-    reads = writes = 0.0
-    for request, held in zip(trace.requests, cached_tokens(trace), strict=True):
-        new = request.input_length - held / 2
-        reads += costs.step_seconds(int(new), new * request.input_length / 2, 0, 0.0)
-        writes += request.output_length * costs.step_seconds(0, 0.0, 32, 32.0 * request.input_length) / 32
-    return reads / (reads + writes)
+def _row(
+    name: str,
+    form: ModelShape,
+    sheet: Accelerator,
+    found: Ratio | None,
+    count: int,
+    per_hour: float | None,
+    why: str,
+) -> Size:
+    settings = dict(form.precision.settings)
+    return Size(name, form.precision.name, settings, memory(form, sheet), found, count, per_hour, why)
+
+
+def _too_big(form: ModelShape, sheet: Accelerator, longest: int) -> str:
+    held = memory(form, sheet)
+    if held.kv_tokens >= longest:
+        return ""
+    weights = f"{held.weights / 1e9:.0f} GB of weights in {held.usable / 1e9:.0f} GB"
+    if not held.kv:
+        return f"{weights} leave no room for KV"
+    return f"{form.precision.name}: {weights} leave room for {held.kv_tokens:,} tokens of {longest:,}"
+
+
+def _missed(scenario: Scenario, question: Question) -> str:
+    s = best_of_about(scenario, question.slo, question.most).score
+    late = f"{s.late_first:.1%} late first tokens, {s.late_tokens:.1%} slow answers"
+    return f"{question.most} workers reach {s.attainment:.1%} at best ({late})"

@@ -54,6 +54,21 @@ def test_a_wrong_setting_is_named_with_its_remedy(flags: dict, param: str, remed
     assert remedy in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("pool", "reserved"),
+    [
+        ({"resources": {"GPU": 8}}, "8 GPUs"),
+        ({"resources": {"GPU": 1}, "gang": 2}, "2 GPUs"),
+        ({"gang": 2, "worker": {"device": "cuda"}}, "2 GPUs"),
+    ],
+)
+def test_a_worker_that_would_reserve_more_gpus_than_its_engine_computes_on_is_refused(pool, reserved) -> None:
+    pools = [{"name": "wide", "role": "decode"} | pool]
+    with pytest.raises(ConfigError, match=f"wide: {reserved} would be reserved for each worker.*GPU = 1, gang = 1"):
+        load_config(flags={"cluster": {"pools": pools}})
+    load_config(flags={"cluster": {"pools": [pools[0] | {"gang": 1, "resources": {"GPU": 1}}]}})
+
+
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_ROUTER__PORT", "many")
     with pytest.raises(ConfigError, match="BATON_ROUTER__PORT"):

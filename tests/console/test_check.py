@@ -70,6 +70,13 @@ def test_wrong_values_are_named_and_later_files_win(tmp_path: Path) -> None:
     assert both["router.policy"]["state"] == "fail"
 
 
+def test_a_pools_own_settings_are_read_as_its_pods_would(tmp_path: Path) -> None:
+    pytest.importorskip("helm_python")
+    (tmp_path / "a.yaml").write_text("workers: {pools: {decode: {settings: {dtype: float8}}}}\n")
+    found = findings("-f", str(tmp_path / "a.yaml"))
+    assert found["workers.pools.decode.settings.dtype"]["state"] == "fail"
+
+
 def test_without_the_helm_engine_the_config_in_the_values_is_checked_still(tmp_path, monkeypatch) -> None:
     import sys
 

@@ -54,12 +54,12 @@ def test_another_plan_is_another_actor() -> None:
 
 def test_a_pools_workers_ask_for_its_nodes() -> None:
     pool = {
-        "name": "long", "role": "prefill", "count": 1, "resources": {"baton_long": 1, "GPU": 8},
+        "name": "long", "role": "prefill", "count": 1, "resources": {"baton_long": 1, "CPU": 8},
         "labels": {"accelerator": "h200"}, "gang": 2,
     }  # fmt: skip
     plan = plans_of(config(pools=[pool]), "")[-1]
     assert (plan.slot, plan.role, plan.gang) == ("long-0", "prefill", 2)
-    assert plan.resources == {"baton_long": 1, "GPU": 8}
+    assert plan.resources == {"baton_long": 1, "CPU": 8}
     assert plan.labels == {"accelerator": "h200"}
 
 

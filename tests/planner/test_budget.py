@@ -13,15 +13,17 @@ from baton.planner.sweep import sweep
 from baton.planner.traces import read_trace
 from baton.protos.errors import ConfigError
 
-TRACE = read_trace(str(Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl")).between(0, 40)
+TRACE = read_trace(str(Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl")).between(0, 15)
 PROFILE = "roofline:llama-3-70b@h100"
+EIGHT_B = "roofline:llama-3-8b@h100"
 FOUR = worker_costs(f"{PROFILE}x4")
 
 
 def planned(costs: WorkerCosts, workers: int) -> Plan:
     slo = Slo(10.0, 0.1)
-    found, flights = sweep(workers, Scenario(SimSettings(0, workers), costs, costs, TRACE), slo, window_s=10.0)
-    return plan(found, flights, TRACE, slo, 0.9, {"all": 1 << 40}, (costs, costs))
+    scenario = Scenario(SimSettings(0, workers), costs, costs, TRACE)
+    found, flights = sweep(workers, scenario, slo, window_s=5.0)
+    return plan(found, flights, scenario, slo, 0.5, {"all": 1 << 40})
 
 
 def test_each_kind_of_budget_buys_whole_workers() -> None:
@@ -45,6 +47,8 @@ def test_watts_need_a_profile_that_has_them() -> None:
 def test_widths_replace_the_profiles_own_and_are_of_roofline_profiles_alone() -> None:
     assert of_widths(f"{PROFILE}x8", [2, 4]) == [f"{PROFILE}x2", f"{PROFILE}x4"]
     assert of_widths(PROFILE, [2]) == [f"{PROFILE}x2"]
+    assert of_widths("roofline:llama-3-8b@mi300x", [2]) == ["roofline:llama-3-8b@mi300xx2"]
+    assert of_widths(f"{PROFILE},quantization=int8", [1]) == [f"{PROFILE}x1,quantization=int8"]
     assert of_widths("h100-llama3-8b", []) == ["h100-llama3-8b"]
     for profile, widths in (("h100-llama3-8b", [2]), (PROFILE, [0])):
         with pytest.raises(ConfigError, match="roofline"):
@@ -52,7 +56,7 @@ def test_widths_replace_the_profiles_own_and_are_of_roofline_profiles_alone() ->
 
 
 def test_the_width_with_the_most_goodput_is_planned_and_the_others_say_what_they_came_to() -> None:
-    found, tried = spend(Budget(accelerators=16), of_widths(PROFILE, [1, 2, 4, 16]), planned)
+    found, tried = spend(Budget(accelerators=16), of_widths(PROFILE, [1, 2, 4, 16]), planned, hypothetical=True)
     assert [t.workers for t in tried] == [0, 8, 4, 1]
     assert "doesn't fit" in tried[0].reason
     assert "buys 1" in tried[3].reason
@@ -62,4 +66,12 @@ def test_the_width_with_the_most_goodput_is_planned_and_the_others_say_what_they
 
 def test_where_no_width_can_be_bought_every_reason_is_said() -> None:
     with pytest.raises(ConfigError, match=r"x1: .*doesn't fit.*x8: the budget buys 1"):
-        spend(Budget(accelerators=8), of_widths(PROFILE, [1, 8]), planned)
+        spend(Budget(accelerators=8), of_widths(PROFILE, [1, 8]), planned, hypothetical=True)
+
+
+def test_a_width_that_the_engine_cannot_run_is_refused_by_name_and_never_the_answer() -> None:
+    found, tried = spend(Budget(accelerators=4), of_widths(EIGHT_B, [1, 2]), planned)
+    assert found.chosen.name == tried[0].ratio
+    assert "a worker of 2 accelerators can't run: the engine computes on 1" in tried[1].reason
+    with pytest.raises(ConfigError, match=r"8 accelerators can't run.*--hypothetical"):
+        spend(Budget(workers=4), [f"{EIGHT_B}x8"], planned)

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from baton.console.main import app
 from baton.planner.cluster_sim import Scenario, SimSettings
 from baton.planner.costs import worker_costs
-from baton.planner.plan import Plan, helm_values, plan
+from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo, by_class, is_good
-from baton.planner.sweep import Flights, Sweep, sweep
+from baton.planner.sweep import Flights, Sweep, at_ratio, simulate, sweep
 from baton.planner.traces import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
 
@@ -26,13 +26,23 @@ def trace() -> Trace:
     return read_trace(str(MOONCAKE)).between(0, 90)
 
 
+def nine(trace: Trace) -> Scenario:
+    return Scenario(SimSettings(0, 9), COSTS, COSTS, trace)
+
+
 @pytest.fixture(scope="module")
 def found(trace: Trace) -> tuple[Sweep, Flights]:
-    return sweep(9, Scenario(SimSettings(0, 9), COSTS, COSTS, trace), Slo(10.0, 0.1), window_s=10.0)
+    return sweep(9, nine(trace), Slo(10.0, 0.1), window_s=10.0)
 
 
-def answer(found: tuple[Sweep, Flights], trace: Trace, want: float = 0.9, slo: Slo = Slo(10.0, 0.1)) -> Plan:
-    return plan(*found, trace, slo, want, CLASSES, (COSTS, COSTS), price_per_accelerator_hour=2.0)
+@pytest.fixture(scope="module")
+def made(found: tuple[Sweep, Flights], trace: Trace) -> Plan:
+    """Seven of nine read; met by fewer than 90%, so 80% are asked for."""
+    return answer(found, trace, 0.8)
+
+
+def answer(found: tuple[Sweep, Flights], trace: Trace, want: float) -> Plan:
+    return plan(*found, nine(trace), Slo(10.0, 0.1), want, CLASSES, price_per_accelerator_hour=2.0)
 
 
 def test_every_ratio_is_tried_and_the_best_is_on_its_plateau(found: tuple[Sweep, Flights]) -> None:
@@ -53,30 +63,36 @@ def test_too_few_prefill_workers_are_a_cliff_that_is_explained(found: tuple[Swee
     assert "first token late" in cliff.reason
 
 
-def test_a_plan_says_which_ratio_and_what_it_costs(found: tuple[Sweep, Flights], trace: Trace) -> None:
-    made = answer(found, trace)
+def test_a_plan_says_which_ratio_and_what_it_costs(made: Plan, trace: Trace) -> None:
     assert made.accelerators == 72
     assert {v.name for v in made.classes} <= set(CLASSES)
     assert sum(v.requests for v in made.classes) == len(trace.requests)
     assert made.price is not None
     assert made.price.per_hour == 144.0
-    assert f"replicas: {made.chosen.decode}" in made.helm
-    assert "colocated: true" in helm_values(found[0].colocated)
 
 
-def test_a_plan_always_says_what_would_change_it(found: tuple[Sweep, Flights], trace: Trace) -> None:
-    swept, flights = found
-    for ratio in swept.ratios:
-        made = answer((msgspec.structs.replace(swept, best=ratio), flights), trace)
-        (line,) = [a for a in made.advice if a.startswith("what would change the answer: ")]
-        score = made.chosen.score
-        assert ("times this load" in line) == (not score.late_first and not score.late_tokens)
+def test_how_much_more_load_it_takes_was_simulated(made: Plan, trace: Trace) -> None:
+    """Whoever replays the trace that much faster sees the same."""
+    room = made.headroom
+    assert made.met
+    assert room is not None
+    assert room.over is not None
+    own = at_ratio(nine(trace), made.chosen.prefill, made.chosen.decode)
+    for load, said in ((room.load, room.attainment), (room.over, room.over_attainment)):
+        replayed = msgspec.structs.replace(own, trace=trace.faster(load))
+        assert simulate(replayed, made.slo).score.attainment == said
+    assert room.attainment >= made.want > room.over_attainment
+    (line,) = [a for a in made.advice if a.startswith("what would change the answer: ")]
+    assert f"{room.load:.3g} times this load is still met by {room.attainment:.1%}" in line
+    assert room.reason in line
 
 
-def test_slos_that_cannot_be_met_get_the_best_that_can(found: tuple[Sweep, Flights], trace: Trace) -> None:
-    made = answer(found, trace, want=1.0)
-    assert not made.met
-    assert "no ratio of these workers" in made.advice[0]
+def test_slos_that_cannot_be_met_name_the_least_that_works(found: tuple[Sweep, Flights], trace: Trace) -> None:
+    missed = answer(found, trace, want=1.0)
+    assert not missed.met
+    assert missed.headroom is None
+    assert missed.advice[0].startswith("no ratio of these workers meets the SLOs for 100%: ")
+    assert "the least that 100% keep there is TTFT" in missed.advice[0]
 
 
 def test_an_answer_of_one_token_must_still_meet_its_ttft(found: tuple[Sweep, Flights]) -> None:
@@ -110,7 +126,7 @@ def test_the_commands_write_json_a_plot_and_values(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert json.loads(Path(out["a.json"]).read_text())["chosen"]["decode"] >= 1
     assert "<svg" in Path(out["a.svg"]).read_text()
-    assert "replicas" in Path(out["v.yaml"]).read_text()
+    assert "ratio:" in Path(out["v.yaml"]).read_text()
     done = CliRunner().invoke(app, ["sim", *flags, "--prefill", "2", "--decode", "1", "--json", "-"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["result"]["score"]["requests"] > 0

@@ -1,60 +1,103 @@
-"""How many of which accelerator."""
+"""How many of which accelerator, of one rank each, and in which precision."""
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from baton.cluster.config import WorkerConfig
 from baton.console.main import app
-from baton.planner.costs import accelerators
+from baton.planner.costs import accelerators, at_precision
 from baton.planner.model_shape import model_shape
 from baton.planner.score import Slo
-from baton.planner.size import fewest_ranks, memory, size
-from baton.planner.traces import read_trace
+from baton.planner.size import FORMS, Question, memory, size
+from baton.planner.traces import Trace, read_trace
 from baton.protos.errors import ConfigError
 
 AZURE = Path(__file__).parents[1] / "data" / "azure_2023_conversation_300.csv"
 SHEETS = accelerators()
 
 
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return read_trace(str(AZURE)).between(0, 20)
+
+
 def test_memory_is_weights_activations_and_kv() -> None:
-    found = memory(model_shape("llama-3-70b"), SHEETS["h100"], 4)
+    found = memory(at_precision(model_shape("llama-3-70b"), "int4", "int8"), SHEETS["h100"])
     assert found.usable == pytest.approx(found.weights + found.activations + found.kv)
-    assert found.weights == pytest.approx(141e9, rel=0.01)
-    assert found.kv_tokens == pytest.approx(found.kv / 327_680, rel=1e-4)
+    assert found.weights == pytest.approx(42e9, rel=0.01)
+    assert found.kv_bytes_per_token == 80 * 8 * 2 * (128 + 4)
+    assert found.kv_tokens == pytest.approx(found.kv / found.kv_bytes_per_token, rel=1e-4)
 
 
-def test_ranks_are_the_fewest_that_hold_model_and_longest_request() -> None:
-    big, small = model_shape("llama-3-70b"), model_shape("llama-3-8b")
-    assert fewest_ranks(small, SHEETS["h100"], 10_000) == 1
-    assert fewest_ranks(big, SHEETS["h200"], 10_000) == 2
-    assert fewest_ranks(model_shape("bloom-176b"), SHEETS["l40s"], 10_000) is None
+def test_a_model_that_fits_no_card_plain_is_rounded_as_little_as_it_takes(trace: Trace) -> None:
+    """70 billion weights on one card: int8 in 141 GB, int4 in 80 GB, where the engine's own kernels run."""
+    asked = Question(trace, Slo(10.0, 0.2), 0.9, 16)
+    found = {s.accelerator: s for s in size(model_shape("llama-3-70b"), asked, ["h100", "h200", "a100"])}
+    assert found["h200"].settings == {"quantization": "int8", "kv_cache_dtype": "int8"}
+    assert found["h100"].settings == {"quantization": "int4", "kv_cache_dtype": "int8"}
+    for name in ("h100", "h200"):
+        assert found[name].found is not None, found[name].why
+        assert found[name].accelerators == found[name].found.prefill + found[name].found.decode
+    assert found["a100"].found is None
+    assert "141 GB of weights in 72 GB leave no room" in found["a100"].why
+    assert "those are not for a100" in found["a100"].why
 
 
-def test_a_tighter_slo_never_needs_fewer() -> None:
-    trace = read_trace(str(AZURE)).between(0, 20).faster(4.0)
-    shape = model_shape("llama-3-8b")
-    easy = size(shape, trace, Slo(2.0, 0.1), 0.95, ["a100"], 8, {"a100": 2.0})[0]
-    hard = size(shape, trace, Slo(0.2, 0.02), 0.95, ["a100"], 8, {"a100": 2.0})[0]
+def test_the_forms_are_settings_that_a_worker_takes() -> None:
+    for quantization, kv_cache_dtype in FORMS:
+        WorkerConfig(quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+
+
+def test_nothing_is_rounded_where_it_must_be_exact_or_is_rounded_already(trace: Trace) -> None:
+    shape = model_shape("llama-3-70b")
+    with pytest.raises(ConfigError, match="141 GB of weights in 72 GB"):
+        size(shape, Question(trace, Slo(10.0, 0.2), 0.9, 4, exact=True), ["h100"])
+    packed = msgspec.structs.replace(
+        shape, precision=msgspec.structs.replace(shape.precision, linear=4.25, packed=True)
+    )
+    found = size(packed, Question(trace, Slo(10.0, 0.2), 0.9, 16), ["h100"])[0]
+    assert found.found is not None
+    assert "quantization" not in found.settings
+
+
+def test_a_tighter_slo_never_needs_fewer(trace: Trace) -> None:
+    shape, fast = model_shape("llama-3-8b"), trace.faster(4.0)
+    easy = size(shape, Question(fast, Slo(2.0, 0.1), 0.95, 8), ["a100"], {"a100": 2.0})[0]
+    hard = size(shape, Question(fast, Slo(0.2, 0.02), 0.95, 8), ["a100"], {"a100": 2.0})[0]
     assert easy.found is not None
     assert easy.found.score.attainment >= 0.95
     assert easy.per_hour == 2.0 * easy.accelerators
     assert hard.found is None or hard.accelerators >= easy.accelerators
 
 
-def test_what_cannot_be_met_says_how_near_it_came() -> None:
-    trace = read_trace(str(AZURE)).between(0, 20)
-    found = size(model_shape("llama-3-8b"), trace, Slo(1e-3, 1e-4), 0.9, ["h100"], 2)[0]
-    assert found.found is None
-    assert "2 workers reach" in found.why
+def test_what_cannot_be_met_says_how_near_it_came_and_the_least_that_can(trace: Trace) -> None:
+    shape = model_shape("llama-3-8b")
+    never = size(shape, Question(trace, Slo(1e-3, 1e-4), 0.9, 2, exact=True), ["h100"])[0]
+    assert never.found is None
+    assert "2 workers reach 0.0%" in never.why
+    assert "more workers don't help: one by one on an idle worker 0.0%" in never.why
+    assert "the least that 90% keep there is TTFT" in never.why
+    few = size(shape, Question(trace.faster(60.0), Slo(0.3, 0.1), 0.9, 1, exact=True), ["h100"])[0]
+    assert few.found is None
+    assert "the fewest workers that do are" in few.why
 
 
-def test_unknown_or_too_small_accelerators_are_named() -> None:
-    trace = read_trace(str(AZURE)).between(0, 20)
+def test_what_the_engine_does_not_run_on_is_said(trace: Trace) -> None:
+    found = size(model_shape("llama-3-8b"), Question(trace, Slo(2.0, 0.1), 0.9, 2), ["mi300x", "h100"])
+    assert [s.accelerator for s in found] == ["h100", "mi300x"]
+    assert found[1].found is None
+    assert "runs on CUDA" in found[1].why
+
+
+def test_unknown_or_too_small_accelerators_are_named(trace: Trace) -> None:
+    asked = Question(trace, Slo(1, 1), 0.9, 2)
     with pytest.raises(ConfigError, match="mi300x"):
-        size(model_shape("llama-3-8b"), trace, Slo(1, 1), 0.9, ["abacus"], 2)
+        size(model_shape("llama-3-8b"), asked, ["abacus"])
     with pytest.raises(ConfigError, match="no accelerator"):
-        size(model_shape("bloom-176b"), trace, Slo(1, 1), 0.9, ["l40s"], 2)
+        size(model_shape("bloom-176b"), asked, ["l40s"])
 
 
 def test_the_command_prints_a_row_per_accelerator() -> None:

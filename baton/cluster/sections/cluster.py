@@ -9,6 +9,8 @@ from pydantic import Field
 from baton.cluster.sections.base import Section
 from baton.cluster.sections.worker import WorkerConfig
 
+ACCELERATORS_PER_ENGINE = 1  # that one worker's engine computes on; more would be reserved for nothing
+
 
 class Pool(Section):
     """Workers beside ``prefill`` and ``decode``, on hardware of their own: long prompts, another accelerator."""
@@ -24,6 +26,10 @@ class Pool(Section):
         default=1, ge=1, le=64, description="bundles of these resources per worker, all on one node or none"
     )
     worker: dict[str, Any] = Field(default={}, description="settings of [worker] that differ here")
+
+    def gpus(self, device: str) -> float:
+        """GPUs that Ray reserves for one worker of ``device``; where none are named, one per bundle."""
+        return self.gang * self.resources.get("GPU", 1.0 if device == "cuda" else 0.0)
 
 
 class ClusterConfig(Section):

@@ -1,0 +1,47 @@
+"""Values of the Helm chart of a planned cluster: as many workers, with the settings that they were planned with.
+
+Knows nothing of charts but the names of their keys. They are laid over an operator's own values, which say what no
+plan knows: model, images, nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from baton.planner.cluster_sim import Scenario
+from baton.planner.costs import WorkerCosts
+
+Values = dict[str, Any]
+
+
+def chart_values(scenario: Scenario, met: bool) -> str:
+    """The YAML text; empty where Baton's engine can't be such a worker. ``met``: the plan keeps its SLOs."""
+    if scenario.prefill.lacks or scenario.decode.lacks:
+        return ""
+    settings = scenario.settings
+    pools: Values = {"decode": _pool(scenario.decode, settings.decode_chunk, settings.max_batch)}
+    values: Values = {"ratio": {"prefill": settings.prefill, "decode": settings.decode}}
+    if settings.prefill:
+        pools["prefill"] = _pool(scenario.prefill, settings.prefill_chunk, settings.max_batch)
+    else:
+        pools["prefill"] = None  # takes the chart's own away
+        values["config"] = {"cluster": {"colocated": True}}
+    own = {name: pool for name, pool in pools.items() if pool != {}}
+    if own:
+        values["workers"] = {"pools": own}
+    about = scenario.decode.about
+    if settings.prefill and scenario.prefill.about != about:
+        about = f"prefill {scenario.prefill.about}; decode {about}"
+    lines = [f"# baton plan: {about}. Lay it over your own values (helm … -f values.yaml -f this)"]
+    lines += [] if met else ["# It does NOT meet the SLOs that it was planned for."]
+    return "\n".join([*lines, yaml.safe_dump(values, sort_keys=False)])
+
+
+def _pool(costs: WorkerCosts, chunk: int, batch: int) -> Values:
+    """A pool's own keys: none where the costs aren't of a known accelerator."""
+    if not costs.settings:
+        return {}
+    settings = dict(costs.settings) | {"max_batch": batch, "prefill_chunk_tokens": chunk}
+    return {"device": "cuda", "gpus": costs.accelerators, "settings": settings}

@@ -1,0 +1,120 @@
+"""How many bits a model's weights and KV take: as a checkpoint's config.json says, or as the engine rounds them.
+
+Torch-free. Knows nothing of shapes or hardware. Bits count what lies beside the integers (a group's scale and
+minimum, a row's scale of KV), in the form that ``engine.quant`` keeps; what that doesn't read is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+
+PLAIN = 16.0  # bits of bf16
+GROUP_BITS = 32.0  # a float16 scale and minimum per group of inputs
+METHODS = ("awq", "compressed-tensors", "gptq")  # of config.json; a GGUF file says it itself
+ON_LOAD = {"none": (PLAIN, PLAIN), "int8": (8.0, 8.0), "int4": (4.5, 8.0)}  # bits of linear layers, of the head
+KV_BITS = {"auto": PLAIN, "float32": 32.0, "bf16": PLAIN, "int8": 8.0, "fp8": 8.0}
+KV_SCALED, SCALE = ("int8", "fp8"), 32.0  # bits of a scale per token and head
+
+
+class Precision(msgspec.Struct, frozen=True):
+    """Bits per value of the linear layers, the head and KV.
+
+    ``packed``: the checkpoint comes rounded. ``own_head``: a tied head isn't the embedding's table.
+    """
+
+    linear: float = PLAIN
+    head: float = PLAIN
+    kv: float = PLAIN
+    kv_scale: float = 0.0
+    own_head: bool = False
+    packed: bool = False
+    name: str = "bf16"
+    settings: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Returns whether weights and KV are bf16 as they come."""
+        return self == Precision()
+
+
+def of_checkpoint(config: dict[str, Any]) -> Precision:
+    """Reads ``quantization_config``. Raises ConfigError naming what the engine doesn't read."""
+    settings = config.get("quantization_config") or config.get("compression_config")
+    if settings is None:
+        return Precision()
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if method not in METHODS:
+        known = ", ".join(METHODS)
+        raise ConfigError(f"quantization_config.quant_method is {method!r}; the engine reads {known}", "model")
+    try:
+        linear = _compressed(settings) if method == "compressed-tensors" else _grouped(settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"quantization_config of {method}: {error}", "model") from error
+    head = linear if settings.get("lm_head") else PLAIN
+    own = bool(settings.get("lm_head"))
+    return Precision(linear=linear, head=head, own_head=own, packed=True, name=f"{method} weights")
+
+
+def of_gguf(file_bytes: int, weights: int) -> Precision:
+    """The mean over a GGUF file, tables and head included: ``weights`` is how many values it holds."""
+    bits = 8.0 * file_bytes / weights
+    return Precision(linear=bits, head=bits, packed=True, name="GGUF weights")
+
+
+def _grouped(settings: dict[str, Any]) -> float:
+    """GPTQ's and AWQ's bits per weight."""
+    bits = int(settings.get("bits") or settings.get("w_bit") or 0)
+    if bits not in (4, 8):
+        raise ValueError(f"bits is {bits}; 4 and 8 are known")
+    if settings.get("desc_act"):
+        return 8.0 + GROUP_BITS / 32  # rounded anew to int8 in groups of 32
+    group = int(settings.get("group_size") or settings.get("q_group_size") or 128)
+    return bits + (GROUP_BITS / group if group > 0 else 0.0)
+
+
+def _compressed(settings: dict[str, Any]) -> float:
+    """compressed-tensors' bits per weight, of the widest of its groups of layers; the engine keeps fp8 as bf16."""
+    found = []
+    for group in (settings.get("config_groups") or {}).values():
+        weights = group.get("weights") or {}
+        if weights.get("type") == "float":
+            found.append(PLAIN)
+        elif (bits := int(weights.get("num_bits") or 0)) in (4, 8):
+            size = int(weights.get("group_size") or 0)
+            found.append(bits + (GROUP_BITS / size if size > 0 else 0.0))
+        else:
+            raise ValueError(f"weights of {bits} bits; 4 and 8 are known")
+    if not found:
+        raise ValueError("config_groups is missing")
+    return max(found)
+
+
+def as_set(found: Precision, quantization: str, kv_cache_dtype: str) -> Precision:
+    """Applies worker.quantization and worker.kv_cache_dtype to a checkpoint's precision. Raises ConfigError."""
+    for name, value, known in (
+        ("quantization", quantization, tuple(ON_LOAD)), ("kv_cache_dtype", kv_cache_dtype, tuple(KV_BITS))
+    ):  # fmt: skip
+        if value not in known:
+            raise ConfigError(f"{name} {value!r} is unknown; choose of {', '.join(known)}", "profile")
+    if quantization != "none":
+        if found.packed:
+            text = f"quantization={quantization} rounds a plain checkpoint, and this one has {found.name}"
+            raise ConfigError(f"{text}: leave it out", "profile")
+        linear, head = ON_LOAD[quantization]
+        found = msgspec.structs.replace(
+            found, linear=linear, head=head, own_head=True, name=f"{quantization} weights",
+            settings=(*found.settings, ("quantization", quantization)),
+        )  # fmt: skip
+    if kv_cache_dtype != "auto":
+        found = msgspec.structs.replace(
+            found,
+            kv=KV_BITS[kv_cache_dtype],
+            kv_scale=SCALE if kv_cache_dtype in KV_SCALED else 0.0,
+            name=f"{found.name}, {kv_cache_dtype} KV",
+            settings=(*found.settings, ("kv_cache_dtype", kv_cache_dtype)),
+        )
+    return found

@@ -1,0 +1,202 @@
+"""How far a cluster of a kind reaches, found by simulation: the least that works, and how much more load it takes.
+
+Knows nothing of consoles. Every answer is one or two simulated runs that anybody can repeat (``baton sim``): loads
+are the trace replayed faster (``--speed``), the seed is the scenario's, and the number of runs is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from baton.planner.cluster_sim import ClusterSim, Scenario
+from baton.planner.costs import WorkerCosts
+from baton.planner.flight import Flight
+from baton.planner.score import Slo, is_good, tpot, ttft
+from baton.planner.sweep import Ratio, at_ratio, simulate, why
+from baton.planner.trace_stats import cached_tokens
+from baton.planner.traces import Trace
+
+MOST_WORKERS = 256
+MOST_LOAD = 64.0
+HALVINGS = 4  # between a load that is met and twice it: to 4%
+BACKLOG = 2.0  # a load must last for so many TTFT SLOs: a backlog takes one to show
+DECODES = 32
+ALONE_GAP = 3.0  # times a request's own seconds, until the next one comes
+
+
+class Alone(msgspec.Struct, frozen=True):
+    """What the requests get one by one on an idle worker: no number of workers does better.
+
+    ``slo``: the tightest, each at least what was asked, that enough of them keep; None where too many fit nowhere.
+    """
+
+    attainment: float
+    refused: float
+    slo: Slo | None
+
+
+class Headroom(msgspec.Struct, frozen=True):
+    """``load`` times this one is met by ``attainment``; ``over``, None where none was tried, is not, because."""
+
+    load: float
+    attainment: float
+    over: float | None
+    over_attainment: float
+    reason: str
+
+
+def alone(scenario: Scenario, slo: Slo, want: float) -> Alone:
+    """Simulates each request by itself, on one worker that does both and on one of each role; the better counts."""
+    spaced = msgspec.structs.replace(scenario.trace, requests=tuple(_spaced(scenario)))
+    idle = msgspec.structs.replace(scenario, trace=spaced, failures=(), pools=())
+    both = [_flights(at_ratio(idle, prefill, 1)) for prefill in (0, 1)]
+    flights = max(both, key=lambda found: sum(is_good(f, slo) for f in found))
+    served = [f for f in flights if not f.refused]
+    good = sum(is_good(f, slo) for f in served)
+    count = len(flights)
+    return Alone(good / count, 1 - len(served) / count, _tightest(served, count, slo, want))
+
+
+def _flights(scenario: Scenario) -> list[Flight]:
+    sim = ClusterSim(scenario)
+    sim.run()
+    return sim.flights
+
+
+def _spaced(scenario: Scenario) -> Iterator:  # type: ignore[type-arg]
+    at, costs = 0.0, scenario.decode
+    for request in scenario.trace.requests:
+        yield msgspec.structs.replace(request, arrival=at)
+        length, chunk = request.input_length, scenario.settings.decode_chunk
+        steps = math.ceil(length / chunk) * costs.step_seconds(chunk, 0.0, 0, 0.0)
+        steps += costs.pair * length * length
+        steps += request.output_length * costs.step_seconds(0, 0.0, 1, length + request.output_length)
+        at += ALONE_GAP * steps
+
+
+def _tightest(served: list[Flight], count: int, slo: Slo, want: float) -> Slo | None:
+    """Both limits at the same quantile, the lowest at which enough keep both."""
+    need = math.ceil(want * count)
+    if need > len(served) or not served:
+        return None
+    firsts, others = sorted(map(ttft, served)), sorted(map(tpot, served))
+    for rank in range(max(need, 1) - 1, len(served)):
+        found = Slo(max(slo.ttft_s, firsts[rank]), max(slo.tpot_s, others[rank]))
+        if sum(is_good(f, found) for f in served) >= need:
+            return found
+    return None
+
+
+def least_that_works(scenario: Scenario, slo: Slo, want: float, workers: int) -> str:
+    """In words: the fewest workers, ``workers`` or more, or where no number is enough the SLOs that one keeps."""
+    idle = alone(scenario, slo, want)
+    if idle.slo is None:
+        return f"{idle.refused:.1%} of the requests fit no worker's KV pages: take one with more memory for KV"
+    if idle.attainment < want:
+        least = f"TTFT {idle.slo.ttft_s:.3g} s and TPOT {idle.slo.tpot_s * 1e3:.3g} ms"
+        return (
+            f"more workers don't help: one by one on an idle worker {idle.attainment:.1%} of requests keep them,"
+            f" and the least that {want:.0%} keep there is {least}"
+        )
+    found = least_workers(scenario, slo, want, workers)
+    if found is None:
+        return f"{MOST_WORKERS} workers are too few as well, though each request alone is in time"
+    total = found.prefill + found.decode
+    return f"the fewest workers that do are {total} ({found.name}: {found.score.attainment:.1%})"
+
+
+def least_workers(
+    scenario: Scenario, slo: Slo, want: float, low: int = 1, most: int = MOST_WORKERS
+) -> Ratio | None:
+    """The fewest workers, ``low`` or more, of which a ratio near the demand's, or colocated, is good enough.
+
+    None where ``most`` are too few. Doubles, then halves the interval: about 3 log2(most) numbers are tried.
+    """
+    high, best = low, best_of_about(scenario, slo, low)
+    while best.score.attainment < want:
+        if high >= most:
+            return None
+        low, high = high + 1, min(2 * high, most)
+        best = best_of_about(scenario, slo, high)
+    while low < high:
+        middle = (low + high) // 2
+        tried = best_of_about(scenario, slo, middle)
+        if tried.score.attainment >= want:
+            best, high = tried, middle
+        else:
+            low = middle + 1
+    return best
+
+
+def best_of_about(scenario: Scenario, slo: Slo, workers: int) -> Ratio:
+    """The best of colocated and three splits about the demand's own."""
+    tried = [simulate(at_ratio(scenario, p, workers - p), slo) for p in _splits(scenario, workers)]
+    return max(tried, key=lambda r: r.score.attainment)
+
+
+def _splits(scenario: Scenario, workers: int) -> Iterator[int]:
+    yield 0
+    if workers < 2:
+        return
+    share = prefill_share(scenario.prefill, scenario.decode, scenario.trace)
+    middle = min(workers - 1, max(1, round(share * workers)))
+    yield from sorted({max(1, middle - 1), middle, min(workers - 1, middle + 1)})
+
+
+def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> float:
+    """Seconds of prefill over all, with decodes in batches of 32; half of what may be reused is."""
+    reads = writes = 0.0
+    for request, held in zip(trace.requests, cached_tokens(trace), strict=True):
+        new = request.input_length - held / 2
+        reads += reader.step_seconds(int(new), new * request.input_length / 2, 0, 0.0)
+        writes += (
+            request.output_length * writer.step_seconds(0, 0.0, DECODES, DECODES * request.input_length) / DECODES
+        )
+    return reads / (reads + writes)
+
+
+def headroom(scenario: Scenario, slo: Slo, want: float) -> Headroom:
+    """How many times this load the scenario's own cluster takes, if it takes it once."""
+    sustained = max(1.0, scenario.trace.duration / (BACKLOG * slo.ttft_s))
+    return highest_load(lambda load: simulate(_faster(scenario, load), slo), want, sustained)
+
+
+def highest_load(at: Callable[[float], Ratio], want: float, sustained: float) -> Headroom:
+    """The highest load up to ``sustained`` that is met, and the lowest above it that is not, to 4%.
+
+    Beyond ``sustained`` the trace is over before a backlog shows: what is met there says nothing, what isn't does.
+    """
+    met, reach, over = (1.0, at(1.0)), 1.0, None
+    while over is None and reach < MOST_LOAD:
+        reach *= 2
+        met, over = _judged(reach, at(reach), want, sustained, met, over)
+    low = reach / 2
+    for _ in range(HALVINGS if over else 0):
+        assert over is not None
+        middle = math.sqrt(low * over[0])
+        met, below = _judged(middle, at(middle), want, sustained, met, None)
+        low, over = (low, below) if below else (middle, over)
+    if met[0] < sustained < (over[0] if over else MOST_LOAD):
+        met, _ = _judged(sustained, at(sustained), want, sustained, met, None)
+    if over is None:
+        return Headroom(met[0], met[1].score.attainment, None, 0.0, "")
+    return Headroom(met[0], met[1].score.attainment, over[0], over[1].score.attainment, why(over[1]))
+
+
+Tried = tuple[float, Ratio]
+
+
+def _judged(
+    load: float, found: Ratio, want: float, sustained: float, met: Tried, over: Tried | None
+) -> tuple[Tried, Tried | None]:
+    """``met`` and ``over`` as they are with one load more."""
+    if found.score.attainment < want:
+        return met, (load, found)
+    return ((load, found) if met[0] < load <= sustained else met), over
+
+
+def _faster(scenario: Scenario, load: float) -> Scenario:
+    return msgspec.structs.replace(scenario, trace=scenario.trace.faster(load))
