@@ -48,6 +48,8 @@ def page(record: dict[str, Any], console: Console) -> None:
 def _candidates(placement: dict[str, Any]) -> Table:
     """The option taken first, then the roads not taken."""
     title = f"after {placement['at_s']:.4f} s ({placement['waited_s']:.4f} s queued), by {placement['policy']}"
+    if placement.get("weights"):
+        title += f", on {placement['weights']}"
     if placement["left_for"]:
         title += f"; left for {placement['left_for']}"
     table = Table(box=None, title=title, title_justify="left")

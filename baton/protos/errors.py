@@ -17,6 +17,7 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── Unavailable                 UNAVAILABLE          503  unavailable
     │   ├── NoWorker                UNAVAILABLE          503  no_worker
     │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
+    │   ├── WeightsGone             UNAVAILABLE          503  weights_gone
     │   └── Draining                UNAVAILABLE          503  draining
     ├── DeadlineExceeded            DEADLINE_EXCEEDED    504  deadline_exceeded
     ├── Cancelled                   CANCELLED            499  cancelled
@@ -136,6 +137,12 @@ class WorkerLost(Unavailable):
     """A worker's connection broke while it had the request."""
 
     label = "worker_lost"
+
+
+class WeightsGone(Unavailable):
+    """A half-written answer's weights are no longer served; sent again, the request is answered by others."""
+
+    label = "weights_gone"
 
 
 class Draining(Unavailable):

@@ -169,8 +169,14 @@ class ChoiceRun:
         summary.attempts = self.failures + self.moves + 1
         summary.took(Station("queue", waited_s))
         if self._trail is not None:
-            self._trail.placed(reservation.decision, self._clock() - self._opened, waited_s)
+            on = str(self.request.pin.weights or "")
+            self._trail.placed(reservation.decision, self._clock() - self._opened, waited_s, on)
             self._changed()
+
+    def begins(self) -> None:
+        """Forgets what an earlier attempt wrote and didn't give out: this one writes it again, maybe otherwise."""
+        self.admitted = False
+        self._early.clear()
 
     def left(self, worker_id: str, error: BatonError) -> None:
         """It goes elsewhere."""
@@ -224,12 +230,14 @@ class ChoiceRun:
             self._push(run)
         elif self._last is None:
             self._last = run
+            self.request.pin.fix()
 
     def _scored(self, news: w.RequestTokens | w.PrefillResponse) -> None:
         """What is known of the prompt, once; tokens that came before it follow."""
         alone = len(self.request.token_ids) == 1 and not self.request.sampling.pooling
         if self._unscored and (news.prompt_logprobs or news.pooled or alone):
             self._unscored = False
+            self.request.pin.fix()
             self.summary.pooled = news.pooled
             self.summary.prompt_logprobs = tuple(map(logprobs_from_pb, news.prompt_logprobs))
             early, self._early = self._early, []
@@ -239,6 +247,7 @@ class ChoiceRun:
     def _push(self, run: TokenRun) -> None:
         if not self.stream.push(run):
             return
+        self.request.pin.fix()
         if self._first_at is None:
             self._first_at = self._clock()
             self.summary.took(Station("ttft", self._first_at - self._opened))

@@ -22,6 +22,7 @@ from baton.protos.errors import (
     DeadlineExceeded,
     Draining,
     ModelNotFound,
+    WorkerLost,
 )
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import settled
@@ -181,8 +182,10 @@ class Dispatcher:
 
     async def _attempt(self, run: ChoiceRun, placed: Reservation) -> None:
         """Two children of one scope: the lease on the decode worker, and the prefill that fills it."""
-        run.admitted = False
+        run.begins()
         link = self._links.decode(placed.taken.decode)
+        if not run.request.pin.allows(link.info):
+            raise WorkerLost(f"{placed.taken.decode} was replaced by one of other weights")
         wire_id = f"{run.request.request_id}:{run.choice}:{next(self._serial)}"
         admit = run.admit(wire_id, placed, current_traceparent())
         async with link.admit(admit, partial(run.from_decode, placed), run.why) as lease:
@@ -222,7 +225,9 @@ class Dispatcher:
 
     async def _prefill(self, run: ChoiceRun, placed: Reservation, message: w.PrefillRequest) -> w.PrefillResponse:
         """The call itself. Raises Overdue when it takes too long and somebody else could do it."""
-        link = self._links.prefill(placed.taken.prefill)
+        link, pinned = self._links.prefill(placed.taken.prefill), run.request.pin.weights
+        if pinned is not None and link.info.fingerprint != pinned.fingerprint:
+            raise WorkerLost(f"{placed.taken.prefill} was replaced by one of other weights")
         try:
             async with asyncio.timeout(self._hedge_after(run, placed)):
                 return await link.prefill(message, self._call_limit(run))
@@ -233,7 +238,7 @@ class Dispatcher:
     def _hedge_after(self, run: ChoiceRun, placed: Reservation) -> float | None:
         """Seconds to give a prefill before somebody else gets it; None: as long as it takes."""
         settings, taken = self._settings, placed.taken
-        if not settings.hedge_factor or run.hedged or not self._placer.others(run, taken.prefill):
+        if not settings.hedge_factor or run.hedged or not self._placer.others(run, taken):
             return None
         predicted = sum(taken.terms.get(t, 0.0) for t in ("queue", "read", "ship"))
         return max(settings.hedge_least_s, settings.hedge_factor * predicted)

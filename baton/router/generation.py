@@ -37,6 +37,7 @@ from baton.router.validate import (
     check_words,
     resolve_sampling,
 )
+from baton.router.weights import Pin
 
 Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept header: the metrics, and their type
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -87,10 +88,11 @@ class Generation(msgspec.Struct, frozen=True):
         return sum(map(len, self.prompts))
 
     def requests(self) -> list[RouterRequest]:
-        """One per prompt."""
-        return [self._request(i) for i in range(len(self.prompts))]
+        """One per prompt; all are answered on the same weights."""
+        pin = Pin()
+        return [self._request(i, pin) for i in range(len(self.prompts))]
 
-    def _request(self, i: int) -> RouterRequest:
+    def _request(self, i: int, pin: Pin) -> RouterRequest:
         return RouterRequest(
             request_id=self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{i}",
             model_id=self.entry.model_id,
@@ -107,6 +109,7 @@ class Generation(msgspec.Struct, frozen=True):
             slo_ttft_s=self.caller.slo_ttft_s,
             slo_tpot_s=self.caller.slo_tpot_s,
             session=self.caller.session or self.ask.session,
+            pin=pin,
         )
 
 

@@ -10,14 +10,15 @@ from typing import Protocol
 
 import msgspec
 
-from baton.protos.errors import ContextTooLong, NoWorker
+from baton.protos.errors import ContextTooLong, NoWorker, Unavailable, WeightsGone
 from baton.router.choice import ChoiceRun
-from baton.router.policies import Ask, ClusterSnapshot, Policy, fits
+from baton.router.policies import Ask, ClusterSnapshot, Option, Policy, fits
 from baton.router.policies._fetch import uncached, with_fetch
 from baton.router.policies._session import choose_with_session
 from baton.router.request import RouterRequest, Summary
 from baton.router.sessions import Sessions
 from baton.router.view import ClusterView, Reservation
+from baton.router.weights import weights_of
 
 
 class Hints(Protocol):
@@ -48,19 +49,20 @@ class Placer:
     async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:
         """One try to place ``run``, to be made at its turn; it keeps its decode worker ``lease_on`` if it has one.
 
-        The try gives None when nobody has room now, and raises NoWorker and ContextTooLong.
+        The try gives None when nobody has room now, and raises NoWorker, WeightsGone and ContextTooLong.
         """
-        snapshot = self._view.snapshot(run.request.model_id, run.request.adapter_id)
+        snapshot = self._kin(run)
         ask = run.ask(await self._hints.hits(snapshot, run.request, run.tokens, run.summary))
         return lambda: self._choose(run, ask, lease_on)
 
-    def others(self, run: ChoiceRun, prefill_id: str) -> bool:
-        """Whether another prefill worker could read it."""
-        snapshot = self._view.snapshot(run.request.model_id, run.request.adapter_id)
-        return any(p.id != prefill_id and p.id not in run.avoid and not p.full for p in snapshot.prefill)
+    def others(self, run: ChoiceRun, taken: Option) -> bool:
+        """Returns whether another prefill worker than ``taken``'s could read it for the same decode worker."""
+        snapshot = self._kin(run)
+        idle = [p for p in snapshot.prefill if p.id != taken.prefill and p.id not in run.avoid and not p.full]
+        return any(fits(p, d) for d in snapshot.decode if d.id == taken.decode for p in idle)
 
     def _choose(self, run: ChoiceRun, ask: Ask, lease_on: str) -> Reservation | None:
-        snapshot = self._narrow(run, self._view.snapshot(run.request.model_id, run.request.adapter_id), lease_on)
+        snapshot = self._narrow(run, self._kin(run), lease_on)
         if not snapshot.decode:
             self._bear_absence(run)
             return None
@@ -70,7 +72,17 @@ class Placer:
         if decision is None:
             return None
         decision = with_fetch(snapshot, ask, decision)
-        return self._view.reserve(decision, uncached(ask, decision.taken), seated=not lease_on)
+        placed = self._view.reserve(decision, uncached(ask, decision.taken), seated=not lease_on)
+        writer = next(d for d in snapshot.decode if d.id == decision.taken.decode)
+        placed.held = run.request.pin.hold(weights_of(writer.info))
+        return placed
+
+    def _kin(self, run: ChoiceRun) -> ClusterSnapshot:
+        """The cluster without decode workers of other weights than the call's; prefill workers have to fit one."""
+        snapshot, pin = self._view.snapshot(run.request.model_id, run.request.adapter_id), run.request.pin
+        if all(pin.allows(d.info) for d in snapshot.decode):
+            return snapshot
+        return msgspec.structs.replace(snapshot, decode=tuple(d for d in snapshot.decode if pin.allows(d.info)))
 
     def _with_session(self, run: ChoiceRun, snapshot: ClusterSnapshot, ask: Ask) -> Ask:
         """``ask`` with the worker that should have this turn, by what is known at this moment."""
@@ -97,9 +109,19 @@ class Placer:
         if run.nobody_since is None:
             run.nobody_since = now
         if now - run.nobody_since > self._worker_wait_s:
-            raise NoWorker(
-                f"no decode worker of {run.request.model_id!r} can be reached; is one starting?", retry_after_s=1.0
+            raise self._absence(run)
+
+    def _absence(self, run: ChoiceRun) -> Unavailable:
+        """What is missing: any decode worker, or one of the weights that the answer began on."""
+        request, pin = run.request, run.request.pin
+        if pin.fixed and self._view.snapshot(request.model_id, request.adapter_id).decode:
+            return WeightsGone(
+                f"the answer began on weights {pin.weights}, which no decode worker of {request.model_id!r} runs "
+                "any more; send the request again, and it is answered from its beginning by those that are served",
+                retry_after_s=1.0,
             )
+        message = f"no decode worker of {request.model_id!r} can be reached; is one starting?"
+        return NoWorker(message, retry_after_s=1.0)
 
 
 def _require_pages(snapshot: ClusterSnapshot, ask: Ask) -> None:

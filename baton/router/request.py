@@ -19,6 +19,7 @@ import msgspec
 from baton.protos.errors import BatonError, Cancelled
 from baton.protos.nouns import Sampling, Station, TokenLogprobs, TokenRun
 from baton.router.keys import Key
+from baton.router.weights import Pin
 
 QUICK_S = 0.0025  # runs that follow one another sooner share a write; workers space their frames by twice as much
 LATE_S = 0.003  # a reader that wakes this long after its run came: the event loop is behind
@@ -29,7 +30,7 @@ class RouterRequest(msgspec.Struct, frozen=True):
     """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock.
 
     ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none. ``session`` names the
-    conversation that this is a turn of, or is "".
+    conversation that this is a turn of, or is "". ``pin`` is shared by all prompts of the caller's call.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class RouterRequest(msgspec.Struct, frozen=True):
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     session: str = ""
+    pin: Pin = msgspec.field(default_factory=Pin)
 
     @property
     def tenant(self) -> str:

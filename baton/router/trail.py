@@ -19,12 +19,16 @@ NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
 
 
 class Placement(msgspec.Struct):
-    """One answer of the policy. Times in seconds after the request was opened, by the router's clock."""
+    """One answer of the policy. Times in seconds after the request was opened, by the router's clock.
+
+    ``weights`` are the decode worker's, which the whole answer has to be written on.
+    """
 
     at_s: float
     waited_s: float
     decision: Decision
     left_for: str = ""
+    weights: str = ""
 
 
 class Trail(msgspec.Struct):
@@ -36,9 +40,9 @@ class Trail(msgspec.Struct):
     error: str = ""
     over: bool = False
 
-    def placed(self, decision: Decision, at_s: float, waited_s: float) -> None:
+    def placed(self, decision: Decision, at_s: float, waited_s: float, weights: str = "") -> None:
         """The policy took a way."""
-        self.placements.append(Placement(at_s, waited_s, decision))
+        self.placements.append(Placement(at_s, waited_s, decision, weights=weights))
 
     def left(self, reason: str) -> None:
         """It goes elsewhere: why."""
@@ -81,6 +85,7 @@ def _placement(placement: Placement) -> dict[str, Any]:
         "not_taken": [_option(o) for o in others],
         "not_listed": decision.more,
         "left_for": placement.left_for,
+        "weights": placement.weights,
     }
 
 

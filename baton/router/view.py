@@ -19,6 +19,7 @@ from baton.router.links import DecodeLink, Link, Links
 from baton.router.policies import Candidate, ClusterSnapshot, Decision, Option
 from baton.router.request import ServedModel
 from baton.router.throttle import Throttle
+from baton.router.weights import Hold, weights_of
 
 log = logging.getLogger("baton.router")
 
@@ -79,6 +80,7 @@ class Reservation:
     def __init__(self, view: ClusterView, decision: Decision, uncached: int, seated: bool) -> None:
         self.decision = decision
         self.taken: Option = decision.taken
+        self.held: Hold | None = None
         self._view, self._uncached = view, uncached
         self._reader: str | None = self.taken.reader
         self._seat: str | None = self.taken.decode if seated else None
@@ -111,6 +113,8 @@ class Reservation:
             self._view.count(self._seat, sequences=-1)
             self._view.roomy(self._seat)
             self._seat = None
+        if self.held is not None:
+            self.held.close()
 
     def __enter__(self) -> Reservation:
         return self
@@ -137,6 +141,7 @@ class ClusterView:
         self._loads: dict[str, WorkerLoad] = {}
         self._models: dict[str, tuple[ServedModel, float]] = {}
         self._snapshots: dict[tuple[str, str], ClusterSnapshot] = {}
+        self._mixed: set[str] = set()  # models whose workers differ in what only one tokenizer could serve
         self._turn = 0
         links.changed = self.changed
 
@@ -158,7 +163,7 @@ class ClusterView:
         self._empty_the_leaving()
         now = self._clock()
         for link in self._links:
-            self._models[link.info.model_id] = (_served(link.info), now)
+            self._models[link.info.model_id] = (self._served(link.info.model_id), now)
         self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
         linked = {link.info.worker_id for link in self._links}
         self._own = {k: own for k, own in self._own.items() if k in linked or not own.is_idle}
@@ -250,6 +255,29 @@ class ClusterView:
         counts = {k: (o.sequences, o.unread_requests, o.unread_tokens) for k, o in self._own.items()}
         return {k: c for k, c in counts.items() if any(c)}
 
+    def _served(self, model_id: str) -> ServedModel:
+        """What every worker of the name can keep, because a request may be placed on any of them."""
+        infos = [link.info for link in self._links if link.info.model_id == model_id]
+        self._warn_of_tokenizers(model_id, {(info.vocab_size, info.eos_token_ids) for info in infos})
+        return ServedModel(
+            model_id,
+            min(info.max_model_len for info in infos),
+            min(info.vocab_size for info in infos),
+            tuple(sorted({i for info in infos for i in info.eos_token_ids})),
+            tuple(sorted({a for info in infos for a in info.adapters})),
+        )
+
+    def _warn_of_tokenizers(self, model_id: str, seen: set[tuple[int, tuple[int, ...]]]) -> None:
+        """Once for as long as it lasts: one name has one tokenizer and one template, which this router read."""
+        if len(seen) > 1 and model_id not in self._mixed:
+            log.warning(
+                "workers of %r differ in vocabulary or end tokens (%s): weights may differ under one name, the "
+                "tokenizer may not; serve the other checkpoint under a name of its own",
+                model_id,
+                "; ".join(f"{vocab} ids, ends {list(ends)}" for vocab, ends in sorted(seen)),
+            )
+        (self._mixed.add if len(seen) > 1 else self._mixed.discard)(model_id)
+
     def _of(self, worker_id: str) -> _Own:
         return self._own.setdefault(worker_id, _Own())
 
@@ -266,13 +294,9 @@ class ClusterView:
         )
 
 
-def _served(info: WorkerInfo) -> ServedModel:
-    return ServedModel(info.model_id, info.max_model_len, info.vocab_size, info.eos_token_ids, info.adapters)
-
-
 def _can_go_on(other: WorkerInfo, leaving: WorkerInfo) -> bool:
     """Whether one takes the other's requests."""
-    same = (other.model_id, other.fingerprint) == (leaving.model_id, leaving.fingerprint)
+    same = (other.model_id, weights_of(other)) == (leaving.model_id, weights_of(leaving))
     return same and other.role == "decode" and other.state == "ready"
 
 

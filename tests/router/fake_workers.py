@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -408,11 +408,13 @@ async def cluster(
     index: FakeIndex | None = None,
     settings: DispatchSettings = DispatchSettings(worker_wait_s=0.3, full_wait_s=0.05),
     max_inflight_bytes: int = 1 << 30,
+    prepare: Callable[[Cluster], object] = lambda cluster: None,
     **fields,
 ) -> AsyncIterator[Cluster]:
     """A running cluster; on leaving, everything is stopped and no task of the router may be left."""
     before = asyncio.all_tasks()
     running = Cluster(prefill, decode, **fields)
+    prepare(running)
     await running.start()
     config = SimpleNamespace(
         policy=policy,
