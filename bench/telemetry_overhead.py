@@ -152,7 +152,7 @@ class Watch:
     async def open(self) -> AsyncIterator[None]:
         """Look on, while the block runs."""
         reader, writer = await asyncio.open_connection(self._running.host, self._running.port)
-        writer.write(b"GET /v1/cluster/stream HTTP/1.1\r\nhost: b\r\n\r\n")
+        writer.write(b"GET /v1/cluster/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b"data: ")
         tasks = [asyncio.create_task(self._scrape()), asyncio.create_task(_read_on(reader))]
         began = time.perf_counter()

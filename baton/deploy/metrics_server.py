@@ -1,37 +1,42 @@
-"""GET /metrics over TLS, for whoever shows a certificate of the cluster's CA.
+"""GET /metrics: in plain on loopback, over TLS for whoever shows a certificate of the cluster's CA.
 
-Knows nothing of what is measured. Each connection has a thread of its own, handshake included: a scraper that hangs
-holds up nobody.
+Knows nothing of what is measured. Each connection has a thread of its own, handshake included, and seconds to be
+done in. There are few at once: the oldest makes room, so that scrapers which hang hold up nobody.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
 import threading
+import time
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app, start_http_server
+from prometheus_client import make_wsgi_app
 from prometheus_client.registry import Collector
 
 from baton.tls.identity import Identity
 from baton.tls.reporting import complain
 
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # until a peer must say something more
+LASTS_S = 15.0  # a connection in all
+AT_ONCE = 32
+REST_S = 0.25
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+log = logging.getLogger("baton.worker")
 
 
 def start_metrics(
     port: int, host: str, registry: Collector, identity: Identity | None
 ) -> tuple[Any, threading.Thread]:
     """The server (with ``server_port``, ``shutdown`` and ``server_close``) and its thread. Raises OSError."""
-    if identity is None:
-        return start_http_server(port, host, registry)  # type: ignore[arg-type]  # it only collects
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = type("MetricsServer", (_Server,), {"address_family": family, "identity": identity})
-    app = make_wsgi_app(registry)  # type: ignore[arg-type]
+    app = make_wsgi_app(registry)  # type: ignore[arg-type]  # it only collects
     server: Any = make_server(host, port, app, kind, _Quiet)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
@@ -42,13 +47,67 @@ class _Server(ThreadingMixIn, WSGIServer):
     """Accepts plain sockets; a connection's own thread makes TLS of them."""
 
     daemon_threads = True
-    identity: Identity
+    block_on_close = False
+    request_queue_size = 128
+    identity: Identity | None
+    _complained = False
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        self._open: dict[socket.socket, float] = {}  # when each was accepted, in that order
+        self._lock = threading.Lock()
+        super().__init__(*args, **fields)
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server who we are."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = "baton", self.server_address[1]  # type: ignore[misc]
+        self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept; without descriptors, the oldest gives his back, and we rest: the listener stays readable."""
+        try:
+            accepted = super().get_request()
+        except OSError as error:
+            if error.errno in SCARCE:
+                self._make_room(0)
+                if not self._complained:
+                    log.warning("no scrape can be accepted: %s", error.strerror)
+                self._complained = True
+                time.sleep(REST_S)
+            raise
+        self._complained = False
+        return accepted
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start its thread, in the place of the oldest where all are taken."""
+        self._make_room(AT_ONCE - 1)
+        with self._lock:
+            self._open[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End who takes too long; called twice a second."""
+        before = time.monotonic() - LASTS_S
+        with self._lock:
+            for request in [request for request, since in self._open.items() if since < before]:
+                self._end(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Done with one."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands, then serve one request after the other."""
+        """Shake hands, then serve."""
         request.settimeout(PATIENCE_S)
+        if self.identity is None:
+            super().finish_request(request, client_address)
+            return
         try:
-            secured = self.identity.current().server.wrap_socket(request, server_side=True)
+            secured = self.identity.current().server.wrap_socket(request.dup(), server_side=True)
         except (ssl.SSLError, OSError) as error:
             complain(self.identity.where, error, f"{client_address[0]}:{client_address[1]}")
             return
@@ -57,7 +116,20 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A scraper that went away is no news."""
-        logging.getLogger("baton.worker").debug("a scrape from %s broke", client_address, exc_info=True)
+        log.debug("a scrape from %s broke", client_address, exc_info=True)
+
+    def _make_room(self, most: int) -> None:
+        with self._lock:
+            while len(self._open) > most:
+                self._end(next(iter(self._open)))
+
+    def _end(self, request: socket.socket) -> None:
+        """Its thread wakes up to a closed connection."""
+        self._open.pop(request, None)
+        try:
+            request.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            log.debug("a scraper was gone already")
 
 
 class _Quiet(WSGIRequestHandler):

@@ -32,6 +32,7 @@ from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.records import RecordStore
 from baton.cluster.telemetry import RouterMetrics, setup_tracing
 from baton.deploy.controller import controlling
+from baton.deploy.file_limit import raise_file_limit
 from baton.deploy.heap import settle_heap
 from baton.deploy.plans import model_name, text_directory
 from baton.deploy.router_metrics import SharedMetrics
@@ -63,6 +64,7 @@ def main() -> None:
 
 def run(config: BatonConfig, path: Path, index: int = -1) -> int:
     """The router of ``config`` (which ``path`` holds as JSON), until SIGTERM or SIGINT; the exit status."""
+    raise_file_limit()
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     try:
         uvloop.run(_until_signalled(config, path, index))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +27,7 @@ from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
 from baton.cluster.holds import HeldRoster
+from baton.cluster.hosts import LOOPBACK
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
@@ -33,6 +36,10 @@ from baton.router.app import make_app
 from baton.router.border import GrpcBorder
 from baton.router.catalog import ModelCatalog
 from baton.router.decisions import DecisionLog
+from baton.router.edge.acceptor import Acceptor
+from baton.router.edge.census import Census, EdgeLimits, Place
+from baton.router.edge.origins import LoopbackOnly, with_cors
+from baton.router.edge.protocol import BoundedHttp
 from baton.router.gate import Gate
 from baton.router.generation import Exposition, Formats, Frontend
 from baton.router.grpc_api import InferenceService
@@ -52,8 +59,12 @@ OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceSe
 BACKLOG = 2048
 LEAST_GRACE_S = 0.1  # in which idle connections close
 UNREAD_S = 300.0  # a client that takes nothing of its answer for so long is cut off by the kernel
-KEEPALIVE_S = 65  # longer than clients keep idle connections, so that none is closed as it is used
 GRPC_KEEPALIVE_MS = 20_000
+GRPC_HANDSHAKE_MS = 10_000
+GRPC_IDLE_MS = 300_000  # without a call; a client connects again by itself
+GRPC_METADATA_BYTES = 16 << 10
+GRPC_STREAMS = 1024  # calls at once on one connection; more wait in the client
+SPARE_FILES = 256  # descriptors for all but REST's connections: links to workers, Redis, files, gRPC
 
 
 class RouterAddress(msgspec.Struct, frozen=True):
@@ -147,6 +158,8 @@ async def running_router(
     grpc_port, stop_grpc = await _start_grpc(config, frontend, identity)
     try:
         app = make_app(frontend, registry or frontend.metrics.registry)
+        open_to_all = not frontend.gate.closed and not (identity and identity.files.ca)
+        app = for_pages(config, app, open_to_all)
         port, stop_rest = await _start_rest(config, app, identity)
     except BaseException:
         await stop_grpc()
@@ -175,20 +188,20 @@ async def serve_router(
 
 async def _start_rest(config: RouterConfig, app: ASGIApp, identity: Identity | None) -> tuple[int, Stop]:
     listener = _bound(config.host, config.port, shared=config.processes > 1)
-    context = identity.listener() if identity else None
     server = _Uvicorn(
+        edge_limits(config),
+        identity.listener() if identity else None,
         uvicorn.Config(
             app,
-            ssl_context_factory=(lambda config, default: context) if context else None,
             http="httptools",
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_keep_alive=KEEPALIVE_S,
+            timeout_keep_alive=config.keep_alive_s,  # type: ignore[arg-type]
             timeout_graceful_shutdown=max(LEAST_GRACE_S, config.shutdown_grace_s),  # type: ignore[arg-type]
-        )
+        ),
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await server.up(serving)
@@ -200,8 +213,47 @@ async def _start_rest(config: RouterConfig, app: ASGIApp, identity: Identity | N
     return listener.getsockname()[1], stop
 
 
+def edge_limits(config: RouterConfig) -> EdgeLimits:
+    """REST's limits of a connection; never more connections than the process may have open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = config.max_connections
+    if soft != resource.RLIM_INFINITY:
+        most = min(most, max(soft - SPARE_FILES, soft // 2))
+    return EdgeLimits(
+        config.max_header_bytes,
+        config.max_headers,
+        config.max_url_bytes,
+        config.header_timeout_s,
+        config.min_body_rate,
+        config.keep_alive_s,
+        most,
+        config.max_connections_per_address,
+    )
+
+
+def for_pages(config: RouterConfig, app: ASGIApp, open_to_all: bool) -> ASGIApp:
+    """``app`` as web pages may use it."""
+    if open_to_all and config.host in LOOPBACK:
+        app = LoopbackOnly(app, config.allowed_hosts, config.cors_origins)
+    return with_cors(app, config.cors_origins)
+
+
 class _Uvicorn(uvicorn.Server):
-    """Signals belong to the composition root; ``up`` returns once connections are taken."""
+    """Signals belong to the composition root, accepting to the edge; ``up`` returns once connections are taken."""
+
+    def __init__(self, limits: EdgeLimits, context: ssl.SSLContext | None, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._census, self._context = Census(limits, time.monotonic), context
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept on ``sockets``, each connection within the limits."""
+        await self.lifespan.startup()
+
+        def protocol(place: Place) -> BoundedHttp:
+            return BoundedHttp(self._census, place, self.config, self.server_state, self.lifespan.state)
+
+        self.servers = [Acceptor(s, self._census, protocol, self._context) for s in sockets or ()]  # type: ignore[misc]
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -225,7 +277,8 @@ class _Health(health.aio.HealthServicer):
 
 
 async def _start_grpc(config: RouterConfig, frontend: Frontend, identity: Identity | None) -> tuple[int, Stop]:
-    options = _grpc_options(frontend.limits.max_body_bytes, shared=config.processes > 1)
+    shared, most = config.processes > 1, edge_limits(config).max_connections
+    options = _grpc_options(frontend.limits.max_body_bytes, shared, most)
     server = grpc.aio.server(options=options, interceptors=(*_guards(identity), GrpcBorder(frontend)))
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInferenceService(frontend), server)
@@ -250,7 +303,7 @@ def _guards(identity: Identity | None) -> tuple[NameGuard, ...]:
     return (NameGuard({"/": identity.names}, "the router's gRPC port"),) if identity and identity.names else ()
 
 
-def _grpc_options(max_message_bytes: int, shared: bool) -> list[tuple[str, int]]:
+def _grpc_options(max_message_bytes: int, shared: bool, max_connections: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", int(shared)),  # only when asked to: else a second router would share the port unseen
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -258,6 +311,12 @@ def _grpc_options(max_message_bytes: int, shared: bool) -> list[tuple[str, int]]
         ("grpc.keepalive_timeout_ms", GRPC_KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", GRPC_KEEPALIVE_MS // 4),
+        ("grpc.server_handshake_timeout_ms", GRPC_HANDSHAKE_MS),
+        ("grpc.max_connection_idle_ms", GRPC_IDLE_MS),
+        ("grpc.max_metadata_size", GRPC_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", GRPC_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", GRPC_STREAMS),
+        ("grpc.max_allowed_incoming_connections", max_connections),
     ]
 
 

@@ -100,7 +100,9 @@ def fuzz(folder: Path, count: int) -> Counter[str]:
     """``count`` inputs to a fresh cluster, which must be whole, idle and right afterwards."""
     profile = folder / "fuzz.toml"
     profile.write_text(PROFILE)
-    with Fleet(prefill=1, decode=1, worker={"device": f"paced:{profile}"}) as fleet:
+    with Fleet(
+        prefill=1, decode=1, worker={"device": f"paced:{profile}"}, router={"allowed_hosts": ("x",)}
+    ) as fleet:
         assert fleet.router is not None
         good = {"model": fleet.model, "prompt": [1, 2, 3] * 30, "max_tokens": 8, "temperature": 0}
         with httpx.Client(base_url=fleet.url, timeout=30) as client:

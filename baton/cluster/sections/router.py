@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+import re
+
+from pydantic import Field, field_validator, model_validator
 
 from baton.cluster.sections.base import Section
 
@@ -38,6 +40,12 @@ class RouterConfig(Section):
     insecure: bool = Field(
         default=False, description="listen on a routable address without asking anybody for a key"
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="Host names served beside loopback's own where nobody is asked for a key"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description='origins (https://app.example) whose web pages may call REST, or "*"; empty: none'
+    )
     keys_file: str = Field(default="", description="API keys (`baton keys add`); empty asks nobody for a key")
     processes: int = Field(default=1, ge=1, le=64, description="router processes that share the ports")
     policy: str = Field(default="cost", description="how a way is chosen: round_robin, least_loaded or cost")
@@ -57,6 +65,26 @@ class RouterConfig(Section):
         default=2.0, ge=0, description="what runs may finish in this time when the router is told to stop"
     )
     max_body_bytes: int = Field(default=8 << 20, ge=1024, description="of one request")
+    max_header_bytes: int = Field(default=32 << 10, ge=1024, description="of a REST request's head, URL included")
+    max_headers: int = Field(default=128, ge=8, description="in one REST request")
+    max_url_bytes: int = Field(default=8 << 10, ge=256, description="of a REST request's URL")
+    header_timeout_s: float = Field(
+        default=10.0, gt=0, description="in which a REST request's head must come, and a TLS handshake end"
+    )
+    min_body_rate: float = Field(
+        default=1024.0, ge=0, description="bytes a second below which a body is given up, after header_timeout_s"
+    )
+    keep_alive_s: float = Field(
+        default=65.0, gt=0, description="a REST connection idle for so long is closed; more than a proxy's own time"
+    )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="at once, of REST and of gRPC each, per process; beyond, only health and metrics are answered",
+    )
+    max_connections_per_address: int = Field(
+        default=1024, ge=0, description="of REST, from one IPv4 address or IPv6 /64; 0: any, as behind a proxy"
+    )
     max_stored_bytes: int = Field(
         default=256 << 20, ge=1024, description="of one tenant's files, with which no new one is taken; in Redis"
     )
@@ -70,6 +98,14 @@ class RouterConfig(Section):
     trace_file_bytes: int = Field(default=64 << 20, ge=1024, description="a trace file that long is rotated")
     tool_parser: str = Field(default="auto", description="format of tool calls: auto, hermes, llama3, mistral")
     reasoning_parser: str = Field(default="auto", description="format of the model's thinking: auto, none, think")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise ValueError(f"{origin!r} is no origin: give a scheme and a host, https://app.example, or *")
+        return origins
 
     @model_validator(mode="after")
     def _classes_in_order(self) -> RouterConfig:

@@ -50,6 +50,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_concurrent_streams", 4096),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
 ]
 
 

@@ -1,0 +1,15 @@
+"""How many files a serving process may have open. Knows nothing of what it opens."""
+
+from __future__ import annotations
+
+import resource
+
+WANTED = 65_536
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one, or to WANTED: a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

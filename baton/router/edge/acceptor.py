@@ -1,0 +1,113 @@
+"""Accepts REST's connections: each gets a place in the census first, and a process without descriptors rests.
+
+Knows nothing of HTTP. An accept that fails for want of descriptors leaves the connection in the kernel's queue and
+the listener readable: without a pause the loop would spin. Who is connected is served meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from baton.router.edge.census import Census, Place
+
+AT_ONCE = 64  # accepts in a row before others get a turn
+REST_S = 0.25
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+log = logging.getLogger("baton.router.edge")
+
+
+class Acceptor:
+    """Accepts on ``listener`` from now on, until ``close``; has what uvicorn asks of an asyncio server."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        census: Census,
+        protocol: Callable[[Place], asyncio.Protocol],
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener, self._census, self._protocol, self._context = listener, census, protocol, context
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._closed = self._complained = False
+        listener.setblocking(False)
+        self._loop.add_reader(listener.fileno(), self._accept)
+        self._look()
+
+    def close(self) -> None:
+        """Accept nobody any more; who is connected stays."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._listener.fileno())
+
+    async def wait_closed(self) -> None:
+        """Until the timers are gone; uvicorn waits for the connections itself."""
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in list(self._beginning):
+            task.cancel()
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                self._rest(error)
+                return
+            self._complained = False
+            self._welcome(sock, address[0] if isinstance(address, tuple) else "")
+
+    def _welcome(self, sock: socket.socket, host: str) -> None:
+        place = self._census.enter(host)
+        if place is None:
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = self._loop.create_task(self._begin(sock, place))
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, sock: socket.socket, place: Place) -> None:
+        patience = self._census.limits.header_timeout_s if self._context else None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._protocol(place), sock, ssl=self._context, ssl_handshake_timeout=patience
+            )
+        except (OSError, asyncio.CancelledError) as error:  # SSLError is one
+            log.debug("a connection ended as it began: %s", error)
+            self._census.leave(place)
+            sock.close()
+        except BaseException:
+            self._census.leave(place)
+            sock.close()
+            raise
+
+    def _rest(self, error: OSError) -> None:
+        """Stop looking for a moment; where it is descriptors that lack, somebody idle gives his back."""
+        if not self._complained:
+            log.warning("no connection can be accepted: %s; trying again every %g s", error.strerror, REST_S)
+        self._complained = True
+        if error.errno in SCARCE:
+            self._census.make_room()
+        if not self._closed:
+            self._loop.remove_reader(self._listener.fileno())
+            self._timers["rest"] = self._loop.call_later(REST_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _look(self) -> None:
+        """See who is too slow, again and again."""
+        self._census.look()
+        pause = min(1.0, self._census.limits.header_timeout_s / 4)
+        self._timers["look"] = self._loop.call_later(pause, self._look)

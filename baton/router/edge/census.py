@@ -1,0 +1,154 @@
+"""Who is connected to REST: how many in all and from each address, whom to close to make room, who is too slow.
+
+Knows nothing of sockets or HTTP. A newcomer beyond the limits gets one of a few spare places, in which only health
+and metrics are answered; there the oldest makes room, so a probe gets through however many connections hang.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+SPARE = 32  # connections beyond the limits, for probes and scrapers
+YOUNG_S = 1.0  # a connection that has not asked yet is closed for another no sooner
+SIX = 8  # bytes of an IPv6 address that name a client's network: whoever has one has all of it
+
+
+class EdgeLimits(msgspec.Struct, frozen=True):
+    """What one connection may do before it is known who asks, and how many there may be. Bytes, counts, seconds.
+
+    ``max_per_address`` 0: any number.
+    """
+
+    max_header_bytes: int = 32 << 10
+    max_headers: int = 128
+    max_url_bytes: int = 8 << 10
+    header_timeout_s: float = 10.0
+    min_body_rate: float = 1024.0
+    keep_alive_s: float = 65.0
+    max_connections: int = 4096
+    max_per_address: int = 1024
+
+
+class Phase(enum.Enum):
+    """What a connection does. FRESH: nothing was asked yet. ENDING: it was answered before it had sent all."""
+
+    FRESH = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    IDLE = enum.auto()
+    ENDING = enum.auto()
+
+
+class Connection(Protocol):
+    """What the census asks of a connection; ``since`` is when its phase began, on the census' clock."""
+
+    phase: Phase
+    since: float
+
+    def drop(self) -> None:
+        """Close it now."""
+
+    def look(self, now: float) -> None:
+        """Close it if it is too slow."""
+
+
+class Place(msgspec.Struct, eq=False):
+    """One connection's place, from its accept to its end. ``spare``: only health and metrics are answered."""
+
+    address: bytes
+    spare: bool = False
+    connection: Connection | None = None
+
+
+class Census:
+    """The places of one listener."""
+
+    def __init__(self, limits: EdgeLimits, clock: Callable[[], float]) -> None:
+        self.limits, self.clock = limits, clock
+        self._places: dict[Place, None] = {}  # in order of arrival
+        self._spares: dict[Place, None] = {}
+        self._of: Counter[bytes] = Counter()
+        self.refused = 0
+
+    def __len__(self) -> int:
+        return len(self._places) + len(self._spares)
+
+    def enter(self, host: str) -> Place | None:
+        """A place for a newcomer from ``host``; None where even the spare ones are held by handshakes."""
+        address, most = network_of(host), self.limits.max_per_address
+        crowded = bool(most) and self._of[address] >= most
+        if not crowded and (len(self._places) < self.limits.max_connections or self._evict()):
+            place = Place(address)
+            self._places[place] = None
+            self._of[address] += 1
+            return place
+        self.refused += 1
+        if len(self._spares) >= SPARE and not self._drop_oldest_spare():
+            return None
+        place = Place(address, spare=True)
+        self._spares[place] = None
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Its connection is over. Idempotent."""
+        if place in self._places:
+            del self._places[place]
+            self._of[place.address] -= 1
+            if not self._of[place.address]:
+                del self._of[place.address]
+        self._spares.pop(place, None)
+
+    def look(self) -> None:
+        """Let every connection see whether its time is up."""
+        now = self.clock()
+        for place in [*self._places, *self._spares]:
+            if place.connection is not None:
+                place.connection.look(now)
+
+    def make_room(self) -> bool:
+        """Close one that nobody waits for: the longest idle one, else the oldest that has not asked yet."""
+        return self._evict()
+
+    def _evict(self) -> bool:
+        asking = (Phase.FRESH, Phase.HEAD)
+        idle = [p for p in self._places if p.connection is not None and p.connection.phase is Phase.IDLE]
+        before = self.clock() - YOUNG_S
+        slow = [
+            p
+            for p in (() if idle else self._places)
+            if p.connection is not None and p.connection.phase in asking and p.connection.since < before
+        ]
+        found = min(idle or slow, key=_since, default=None)
+        return found is not None and self._dropped(found)
+
+    def _drop_oldest_spare(self) -> bool:
+        found = next((place for place in self._spares if place.connection is not None), None)
+        return found is not None and self._dropped(found)
+
+    def _dropped(self, place: Place) -> bool:
+        assert place.connection is not None
+        self.leave(place)
+        place.connection.drop()
+        return True
+
+
+def network_of(host: str) -> bytes:
+    """What connections are counted by: an IPv4 address, or the network (/64) of an IPv6 one; b"" for none."""
+    if ":" not in host:
+        return host.encode()
+    try:
+        return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:SIX]
+    except OSError:
+        return host.encode()
+
+
+def _since(place: Place) -> float:
+    assert place.connection is not None
+    return place.connection.since

@@ -1,0 +1,92 @@
+"""Which web pages may talk to the router: Host and Origin where nobody needs a key, CORS where it is configured.
+
+Knows nothing of endpoints. Without keys, whoever reaches the port may ask. A web page in a browser on this machine
+reaches a loopback port too: by a name of its own that it lets point to 127.0.0.1 (DNS rebinding), which shows in
+Host, or by a POST that needs no leave to be sent, which shows in Origin. CORS is the Fetch standard's protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from baton.router.openai_errors import plain_error
+
+PROBES = frozenset({"/health", "/ready"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+METHODS = ("GET", "POST", "DELETE")
+EXPOSED = ("x-request-id", "x-baton-route", "retry-after", "retry-after-ms")
+MAX_AGE_S = 600
+
+
+class LoopbackOnly:
+    """``app`` for requests that name this machine, or one of ``hosts``; others hear which setting lets them in."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str], origins: Sequence[str]) -> None:
+        self._app, self._hosts = app, frozenset(name.lower() for name in hosts)
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let through, or answer."""
+        if scope["type"] == "http" and scope["path"] not in PROBES:
+            headers = Headers(scope=scope)
+            host, origin = headers.get("host"), headers.get("origin")
+            if host is not None and not self._serves(host_of(host)):
+                text = f"this router asks nobody for a key, so it serves loopback names only, not {host[:200]!r}: "
+                refusal = plain_error(
+                    421, text + "add it to router.allowed_hosts, or use a keys_file", "wrong_host"
+                )
+                await refusal(scope, receive, send)
+                return
+            if origin is not None and scope["method"] not in SAFE and not self._trusts(origin):
+                text = f"this router asks nobody for a key, so pages of {origin[:200]!r} may not use it: "
+                refusal = plain_error(
+                    403, text + "add it to router.cors_origins, or use a keys_file", "wrong_origin"
+                )
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _serves(self, host: str) -> bool:
+        return is_loopback(host) or host in self._hosts
+
+    def _trusts(self, origin: str) -> bool:
+        return not {origin, "*"}.isdisjoint(self._origins) or self._serves(host_of(origin.partition("//")[2]))
+
+
+def host_of(authority: str) -> str:
+    """The host of ``host[:port]``, in lower case, without brackets; "" for what is none."""
+    try:
+        return urlsplit(f"//{authority}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` can only mean this machine."""
+    if host == "localhost" or host.endswith(".localhost"):  # RFC 6761: never anything else
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """``app`` for pages of ``origins``, preflights answered; "*" is anybody, who then may send no credentials."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=tuple(origins),
+        allow_methods=METHODS,
+        allow_headers=("*",),
+        allow_credentials="*" not in origins,
+        expose_headers=EXPOSED,
+        max_age=MAX_AGE_S,
+    )

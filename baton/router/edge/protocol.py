@@ -1,0 +1,219 @@
+"""uvicorn's HTTP/1.1 protocol with bounds: bytes are counted before the parser sees them, and time runs.
+
+Knows nothing of endpoints, but for the few that stay open to a connection beyond the limits. A head over its limits
+is 431 (414 for its URL), one that doesn't come, or a body that trickles, 408; RFC 9110 and RFC 6585. What is in the
+middle of an answer is never cut: no more is read of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from baton.router.edge.census import Census, Phase, Place
+from baton.router.openai_errors import plain_error
+
+SLICE = 32 << 10  # bytes fed to the parser at once: by so much at most is a head noticed too late
+PIPELINED = 32  # requests that may wait for the answer before theirs; no client of ours sends a second one early
+LINGER_S = 2.0  # a client may read its refusal for so long while it still sends,
+LINGER_BYTES = 4 << 20  # so much at most
+PROBED = frozenset({"/health", "/ready", "/metrics", "/version"})
+log = logging.getLogger("baton.router.edge")
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. ``phase`` and ``since`` say what it does and since when; ``Census.look`` ends the slow."""
+
+    def __init__(self, census: Census, place: Place, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._census, self._place, self._limits = census, place, census.limits
+        self.phase, self.since = Phase.FRESH, census.clock()
+        self._head = self._count = self._quiet = self._body = 0
+        self._whole = True  # no request is half here
+        self._refusal: tuple[int, str, str] | None = None
+        place.connection = self
+
+    # ---- what comes in -------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """Slice by slice, as long as nothing is over a limit."""
+        if self._refusal is not None:
+            self._linger(len(data))
+            return
+        if self.phase in (Phase.FRESH, Phase.IDLE):
+            self._turn(Phase.HEAD)
+        view = memoryview(data)
+        for at in range(0, len(data), SLICE):
+            if self.transport.is_closing():
+                return
+            part = view[at : at + SLICE]
+            self._quiet += len(part)
+            super().data_received(part)  # type: ignore[arg-type]  # the parser takes any buffer
+            if self._head + self._quiet > self._limits.max_header_bytes:
+                self._too_large()
+            if len(self.pipeline) > PIPELINED:
+                self._refusal = (400, "pipelined", f"over {PIPELINED} requests wait for the one before them")
+            if self._refusal is not None:
+                self._refuse()
+                return
+
+    def _linger(self, size: int) -> None:
+        """What comes after a refusal is thrown away."""
+        self._quiet += size
+        if self._quiet > LINGER_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._head = self._count = self._quiet = self._body = 0
+        self._whole = False
+
+    def on_url(self, url: bytes) -> None:
+        """Part of a URL, or all of it."""
+        super().on_url(url)
+        self._add(len(url))
+        if len(self.url) > self._limits.max_url_bytes and self._refusal is None:
+            text = f"the URL is over {self._limits.max_url_bytes} bytes: shorten it, or raise router.max_url_bytes"
+            self._refusal = (414, "url_too_long", text)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer after the body."""
+        super().on_header(name, value)
+        self._add(len(name) + len(value) + 4)
+        self._count += 1
+        if self._count > self._limits.max_headers or self._head > self._limits.max_header_bytes:
+            self._too_large()
+
+    def on_headers_complete(self) -> None:
+        """The request begins, unless it is refused."""
+        self._quiet = 0
+        if self._refusal is not None:
+            return
+        self._turn(Phase.BODY)
+        super().on_headers_complete()
+        if self._place.spare:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Part of a body."""
+        self._quiet = 0
+        self._body += len(body)
+        if self._refusal is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is here, whole."""
+        self._quiet, self._whole = 0, True
+        if self._refusal is not None:
+            return
+        super().on_message_complete()
+        self._turn(Phase.IDLE if self.cycle.response_complete else Phase.ANSWER)
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser can't read."""
+        self._refusal = self._refusal or (400, "bad_http", msg)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        crowded = self._place.spare and cycle.scope["path"] not in PROBED
+        super()._start_asgi_task(cycle, _crowded if crowded else app)  # type: ignore[arg-type]
+
+    def on_response_complete(self) -> None:
+        """Answered: what follows may be the next request, the rest of this one, or nothing."""
+        super().on_response_complete()
+        if self._refusal is not None:
+            self.transport.close()
+        elif not self._whole:
+            self._turn(Phase.HEAD if self.phase is Phase.HEAD else Phase.ENDING)
+        elif not self.pipeline:
+            self._turn(Phase.IDLE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gone."""
+        self._census.leave(self._place)
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    # ---- who is closed -------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Close it if it is too slow."""
+        lasted, patience = now - self.since, self._limits.header_timeout_s
+        if self._refusal is not None:
+            if lasted > LINGER_S and not self._waiting_for_earlier():
+                self.transport.close()
+        elif self.phase in (Phase.FRESH, Phase.ENDING):
+            if lasted > patience:
+                self.transport.close()
+        elif self.phase is Phase.HEAD:
+            if lasted > patience:
+                self._late("request_timeout", f"no whole request head came within {patience:g} s")
+        elif self.phase is Phase.BODY:
+            self._look_at_body(lasted, patience)
+
+    def drop(self) -> None:
+        """Close it now, without a word."""
+        self.transport.abort()
+
+    def _look_at_body(self, lasted: float, patience: float) -> None:
+        if self.flow.read_paused:  # we read no more: that is not the client's fault
+            self.since, self._body = self._census.clock(), 0
+        elif lasted > patience and self._body < self._limits.min_body_rate * lasted:
+            rate = self._limits.min_body_rate
+            self._late("body_too_slow", f"the body came at under {rate:g} bytes a second: see router.min_body_rate")
+
+    def _late(self, code: str, text: str) -> None:
+        self._refusal = (408, code, text)
+        self._refuse()
+
+    # ---- refusals ------------------------------------------------------------------------------------
+
+    def _add(self, size: int) -> None:
+        self._quiet = 0
+        self._head += size
+
+    def _turn(self, phase: Phase) -> None:
+        self.phase, self.since = phase, self._census.clock()
+
+    def _too_large(self) -> None:
+        limits = self._limits
+        text = (
+            f"the request's head is over {limits.max_header_bytes} bytes or {limits.max_headers} headers: send less"
+            ", or raise router.max_header_bytes or router.max_headers"
+        )
+        self._refusal = self._refusal or (431, "headers_too_large", text)
+
+    def _refuse(self) -> None:
+        """Say why, then read on for a moment without looking: a close with bytes unread would tear the answer."""
+        assert self._refusal is not None
+        status, code, text = self._refusal
+        self.pipeline.clear()
+        self._quiet = 0
+        self.since = self._census.clock()
+        if self._waiting_for_earlier():
+            return  # its answer goes out, then ``on_response_complete`` closes
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        response = plain_error(status, text, code, {"connection": "close"})
+        head = b"".join(b"%s: %s\r\n" % pair for pair in response.raw_headers)
+        self.transport.write(b"".join((STATUS_LINE[status], head, b"\r\n", bytes(response.body))))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _waiting_for_earlier(self) -> bool:
+        """Whether an answer is under way, or a whole request waits for one: neither is what is refused."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body)
+
+
+async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
+    """What anybody hears beyond the limits, but for PROBED."""
+    text = "too many connections (router.max_connections, router.max_connections_per_address): try again later"
+    headers = {"retry-after": "1", "connection": "close"}
+    await plain_error(503, text, "too_many_connections", headers)(scope, receive, send)

@@ -1,0 +1,224 @@
+"""REST's connections over real sockets: what is too much or too slow is refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from baton.cluster.config import RouterConfig
+from baton.router import server
+from baton.router.edge import census
+from baton.router.openai_errors import json_response
+
+Ask = Callable[..., object]
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Says how long the body was; /early answers without reading it."""
+    size, more = 0, scope["path"] != "/early"
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message["body"]), message["more_body"]
+    await json_response({"path": scope["path"], "size": size})(scope, receive, send)
+
+
+class Line:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def say(self, raw: bytes) -> None:
+        self.writer.write(raw)
+        await self.writer.drain()
+
+    async def status(self) -> int:
+        """Of the next answer; 0: closed without one."""
+        async with asyncio.timeout(30):
+            head = await self.reader.readuntil(b"\r\n\r\n") if not self.reader.at_eof() else b""
+            size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+            self.body = await self.reader.readexactly(size)
+        return int(head.split()[1])
+
+    async def closed(self) -> bool:
+        """Once the server has closed it, with nothing more said."""
+        async with asyncio.timeout(30):
+            return await self.reader.read() == b""
+
+
+@asynccontextmanager
+async def listening(**settings: object) -> AsyncIterator[Callable[[], object]]:
+    config = RouterConfig(host="127.0.0.1", port=0, shutdown_grace_s=0.0, **settings)
+    port, stop = await server._start_rest(config, app, None)
+    lines: list[Line] = []
+
+    async def connect() -> Line:
+        lines.append(Line(*await asyncio.open_connection("127.0.0.1", port)))
+        return lines[-1]
+
+    try:
+        yield connect
+    finally:
+        for line in lines:
+            line.writer.close()
+        await stop()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"x-a: " + b"a" * 2000 + b"\r\n", 431),
+        (b"x-a: 1\r\n" * 40, 431),
+        (b"x-a: " + b"a" * 500_000, 431),
+        (b"x-a: 1\r\n" * 5, 200),
+    ],
+)
+async def test_heads_are_bounded_in_bytes_and_in_count(sent: bytes, status: int) -> None:
+    async with listening(max_header_bytes=1024, max_headers=32) as connect:
+        line = await connect()
+        await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n" + sent + b"\r\n")
+        assert await line.status() == status
+
+
+async def test_a_head_without_end_is_refused_long_before_its_sender_has_done() -> None:
+    async with listening() as connect:
+        line = await connect()
+        await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 300 << 20:
+                await line.say(b"x-a: " + b"b" * 60_000 + b"\r\n")
+                sent += 60_000
+        assert sent < 100 << 20
+
+
+async def test_an_endless_url_is_refused_by_name() -> None:
+    async with listening(max_url_bytes=300) as connect:
+        line = await connect()
+        await line.say(b"GET /" + b"a" * 1000 + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await line.status() == 414
+        assert b"router.max_url_bytes" in line.body
+
+
+async def test_trailers_count_as_headers() -> None:
+    async with listening(max_header_bytes=1024) as connect:
+        line = await connect()
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"
+        await line.say(head + b"x-a: " + b"a" * 200_000)
+        assert await line.status() == 431
+
+
+async def test_a_head_that_does_not_come_is_408_and_a_silent_connection_is_closed() -> None:
+    async with listening(header_timeout_s=0.05) as connect:
+        half, silent = await connect(), await connect()
+        await half.say(b"GET / HTTP/1.1\r\nhost:")
+        assert await half.status() == 408
+        assert await half.closed()
+        assert await silent.closed()
+
+
+async def test_a_body_that_trickles_is_408_and_its_application_hears_of_it() -> None:
+    async with listening(header_timeout_s=0.05, min_body_rate=1e6) as connect:
+        line = await connect()
+        await line.say(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
+        assert await line.status() == 408
+        assert b"min_body_rate" in line.body
+        assert await line.closed()
+
+
+async def test_an_idle_connection_is_closed_after_its_time_and_not_before_it_is_used_again() -> None:
+    async with listening(keep_alive_s=0.2, header_timeout_s=30) as connect:
+        line = await connect()
+        for _ in range(2):
+            await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await line.status() == 200
+        assert await line.closed()
+
+
+async def test_who_was_answered_early_and_sends_no_end_is_closed() -> None:
+    async with listening(header_timeout_s=0.05) as connect:
+        line = await connect()
+        await line.say(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
+        assert await line.status() == 200
+        assert await line.closed()
+
+
+async def test_a_request_behind_an_answer_under_way_is_answered_after_it() -> None:
+    async with listening() as connect:
+        line = await connect()
+        await line.say(
+            b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabcGET /b HTTP/1.1\r\nhost: x\r\n\r\n"
+        )
+        assert (await line.status(), line.body) == (200, b'{"path":"/a","size":3}')
+        assert (await line.status(), line.body) == (200, b'{"path":"/b","size":0}')
+
+
+async def test_requests_piled_up_on_one_connection_end_it() -> None:
+    async with listening() as connect:
+        line = await connect()
+        await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 5000)
+        answers = bytearray()
+        with contextlib.suppress(ConnectionError):  # the rest of them lay unread
+            async with asyncio.timeout(30):
+                while some := await line.reader.read(1 << 16):
+                    answers += some
+        assert answers.count(b"HTTP/1.1") < 1000
+
+
+async def test_beyond_the_limit_health_is_answered_and_everything_else_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(census, "SPARE", 2)
+    async with listening(max_connections=2) as connect:
+        held = [await connect() for _ in range(2)]
+        for line in held:
+            await line.say(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na")
+        for _ in range(6):
+            await connect()  # silent ones: the oldest gives its place to a newcomer
+        probe, other = await connect(), await connect()
+        await probe.say(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        await other.say(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await probe.status() == 200
+        assert await other.status() == 503
+        assert b"max_connections" in other.body
+        for line in held:
+            await line.say(b"bc")
+            assert await line.status() == 200
+
+
+async def test_an_idle_connection_makes_room_for_a_newcomer() -> None:
+    async with listening(max_connections=2) as connect:
+        idle, busy = await connect(), await connect()
+        await idle.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await idle.status() == 200
+        await busy.say(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na")
+        newcomer = await connect()
+        await newcomer.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await newcomer.status() == 200
+        await busy.say(b"bc")
+        assert await busy.status() == 200
+
+
+async def test_one_address_has_its_share_and_no_more() -> None:
+    async with listening(max_connections_per_address=1) as connect:
+        first, second = await connect(), await connect()
+        await first.say(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na")
+        await second.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await second.status() == 503
+        await first.say(b"bc")
+        assert await first.status() == 200
+
+
+async def test_what_is_no_http_hears_so() -> None:
+    async with listening() as connect:
+        line = await connect()
+        await line.say(b"\x16\x03\x01\x02 hello\r\n\r\n")
+        assert await line.status() == 400
+        assert b"bad_http" in line.body
