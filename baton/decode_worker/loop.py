@@ -25,6 +25,7 @@ from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overload
 from baton.protos.nouns import Station, StepSample, TokenRun
 
 LEASE_ID_BYTES = 16
+SHARED_S = 10.0  # that a sequence without a page waits for those that the I/O process reads or fills for others
 
 
 class Answer:
@@ -65,6 +66,7 @@ class DecodeLoop(StepLoop):
         self.answers: dict[int, Answer] = {}
         self.receives: dict[int, Receive] = {}
         self.leases_swept = 0
+        self._starving_since: float | None = None
         self._ages = 0
         self._outputs: list[ch.Output] = []
         self._hit_tokens = self._asked_tokens = 0
@@ -74,6 +76,7 @@ class DecodeLoop(StepLoop):
         self._sweep()
         plan = self.scheduler.plan()
         if plan.items:
+            self._starving_since = None
             outcome = self.compute(plan)
             self._observe(plan.shape(outcome.seconds))
             for item in plan.items:
@@ -278,16 +281,25 @@ class DecodeLoop(StepLoop):
         if (
             oldest is None
             or self.pool.snapshot_counts().quarantined
-            or len(self.sharing)
+            or self._shares_may_end()
             or any(a.awaited for a in self.answers.values())
         ):
             return False
+        self._starving_since = None
         error = PoolExhausted(
             f"{len(oldest.sequence.tokens)} tokens don't fit the pool of {self.pool.pages} pages; give it more",
             "pages",
         )
         self.fail(oldest.sequence.seq, error)
         return True
+
+    def _shares_may_end(self) -> bool:
+        """Whether pages that others read or fill may still come back in time."""
+        if not len(self.sharing):
+            return False
+        if self._starving_since is None:
+            self._starving_since = self.clock()
+        return self.clock() - self._starving_since < SHARED_S
 
     # ---- counts ----
 

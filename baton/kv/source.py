@@ -1,7 +1,7 @@
 """Cached blocks of this worker for whoever asks: pinned by the engine, read page by page, checksummed. Torch-free.
 
 Knows nothing of gRPC, of roles, or of what the blocks are for. Any worker can be a source; a page is read only
-between Pinned and Unpin.
+between Pinned and Unpin. Who reads slowly, or stops, holds pages no longer than it says here, and has an early end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from baton.kv.memory import PageMemory
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, ModelNotFound
 from baton.protos.nouns import KvLayout
+
+STALL_S = 2.0  # between two blocks: as long as an asker of ours waits for one (filling.py)
+PINNED_S = 30.0  # in all
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
@@ -57,16 +60,25 @@ class BlockSource:
         if self._lift is not None:
             await self._lift(hashes)
             self._check(model_id, layout)  # the engine may have gone meanwhile: nobody would answer
-        key = next(self._keys)
-        self._pins[key] = pinned = asyncio.get_running_loop().create_future()
+        key, loop = next(self._keys), asyncio.get_running_loop()
+        self._pins[key] = pinned = loop.create_future()
         self._send(ch.Pin(key, hashes))
         try:
-            for block, page in zip(hashes, (await pinned).pages, strict=False):
+            pages, until = (await pinned).pages, loop.time() + PINNED_S
+            for block, page in zip(hashes, pages, strict=False):
                 data = bytes(self._memory.page(page))
                 self.served_blocks += 1
+                patience = loop.call_at(min(until, loop.time() + STALL_S), self._unpin, key)
                 yield FetchedPage(block, xxhash.xxh3_64_intdigest(data), data)
+                patience.cancel()
+                if key not in self._pins:
+                    return
         finally:
-            del self._pins[key]
+            self._unpin(key)
+
+    def _unpin(self, key: int) -> None:
+        """No page of it is read any more."""
+        if self._pins.pop(key, None) is not None:
             self._send(ch.Unpin(key))
 
     def take(self, message: ch.Pinned) -> None:

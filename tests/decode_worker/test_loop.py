@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.loop import DecodeLoop
+from baton.decode_worker.loop import SHARED_S, DecodeLoop
 from baton.engine.paced import PacedRunner, paced_answer, rows_after
 from baton.engine.plan import StepPlan, StepResult
+from baton.kv import prefix
 from baton.kv.memory import PageMemory
 from baton.kv.pool import PagePool
 from baton.protos import channel as ch
@@ -368,3 +369,24 @@ def test_cache_changes_and_load_are_reported_at_most_ten_times_a_second(bench: B
     assert stats[-1].tokens_decoded == 29
     assert stats[-1].cached_pages == 4
     assert bench.tokens(key) == answer(prompt_of(40), max_tokens=30)
+
+
+def test_a_sequence_without_a_page_waits_for_shared_pages_a_while_and_not_for_ever() -> None:
+    bench, prompt = Bench(pages=8), prompt_of(64)
+    cached = bench.admit(prompt, local=True, max_tokens=1)
+    bench.finish(cached.key)
+    root = prefix.root(bench.runner.spec.fingerprint, bench.runner.spec.layout.fidelity)
+    bench.say(ch.Pin(-1, tuple(prefix.chain(root, prompt))))  # somebody reads them, and stops reading
+    grows = bench.admit(prompt_of(60, salt=1), local=True, max_tokens=40)
+    bench.finish(grows.key)
+    ended = [m for m in bench.tape.sent if isinstance(m, ch.Ended)]
+    assert not ended, "the pages may come back"
+    bench.now += SHARED_S / 2
+    assert not bench.loop.turn([])
+    bench.now += SHARED_S
+    bench.loop.turn([])
+    [ended] = [m for m in bench.tape.sent if isinstance(m, ch.Ended)]
+    assert ended.key == grows.key
+    assert "don't fit the pool" in ended.error.message
+    bench.say(ch.Unpin(-1))
+    assert bench.at_baseline()

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.kv import source as sources
 from baton.kv.fetch import BlockFetcher
 from baton.kv.source import FetchedPage
 from baton.protos.errors import LayoutMismatch, ModelNotFound, WorkerLost
-from tests.kv.sharers import LAYOUT, Sharer, chain, settle
+from tests.kv.sharers import LAYOUT, Sharer, chain, content, settle
 
 CHAIN = chain(40)
 
@@ -266,3 +267,24 @@ async def test_an_engine_that_goes_while_blocks_are_lifted_leaves_nobody_waiting
     holder.source._lift = lift
     with pytest.raises(WorkerLost):
         await asyncio.wait_for(anext(holder.source.fetch("m", tuple(CHAIN[:3]), LAYOUT)), 5)
+
+
+@pytest.mark.parametrize("limit", ["STALL_S", "PINNED_S"])
+async def test_a_reader_that_stalls_or_dawdles_holds_no_page_for_long_and_gets_an_early_end(monkeypatch, limit):
+    monkeypatch.setattr(sources, limit, 0.03)
+    holder = Sharer()
+    holder.compute(CHAIN[:10])
+    pages = holder.source.fetch("m", tuple(CHAIN[:10]), LAYOUT)
+    got = [await anext(pages)]
+    assert not holder.at_baseline()
+    if limit == "STALL_S":
+        async with asyncio.timeout(20):
+            while not holder.at_baseline():
+                await asyncio.sleep(0.001)
+    async for page in pages:
+        got.append(page)
+        await asyncio.sleep(0.01)
+    assert 1 <= len(got) < 10
+    assert [page.data for page in got] == [content(page.hash) for page in got]
+    await settle()
+    assert holder.at_baseline()
