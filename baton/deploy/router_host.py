@@ -34,7 +34,7 @@ from baton.cluster.telemetry import RouterMetrics, setup_tracing
 from baton.deploy.controller import controlling
 from baton.deploy.file_limit import raise_file_limit
 from baton.deploy.heap import settle_heap
-from baton.deploy.plans import model_name, text_directory
+from baton.deploy.plans import is_paced, model_name, text_directory
 from baton.deploy.router_metrics import SharedMetrics
 from baton.deploy.router_overview import make_overview
 from baton.deploy.router_pool import run_pool
@@ -137,7 +137,8 @@ async def serve(
             overview = None
             if live is not None:
                 overview = make_overview(config, router_id, roster, live, dispatcher, advice, metrics, shared)
-            name, files = model_name(config, config.worker.model), text_directory(config.worker.model)
+            name = model_name(config, config.worker.model)
+            files = text_directory(config.worker.model, is_paced(config))
             catalog = ModelCatalog(dispatcher.models, {name: files}, time.time)
             frontend = make_frontend(
                 config.router,

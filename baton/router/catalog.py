@@ -20,7 +20,10 @@ _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One served model. ``defaults`` are the sampling fields of its generation_config.json."""
+    """One served model. ``defaults`` are the sampling fields of its generation_config.json.
+
+    ``has_text``: its tokens stand for text, so that it can't be served without its tokenizer.
+    """
 
     model_id: str
     max_model_len: int
@@ -30,6 +33,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     source: Path | None = None
     defaults: dict[str, Any] = {}
     created: int = 0
+    has_text: bool = False
 
     def require_adapter(self, adapter_id: str) -> None:
         """Raises ModelNotFound for an adapter that no worker has."""
@@ -74,13 +78,19 @@ class ModelCatalog:
     def preload(self) -> None:
         """Read every tokenizer now (0.02–0.5 s each), so that no request waits for one. Raises CheckpointError."""
         for model_id, source in self._sources.items():
-            if source is not None and (source / "tokenizer.json").is_file():
+            if source is not None:
                 self._texts[model_id] = load_text(source, vocab_size=0)
 
     def text(self, entry: ModelEntry) -> TextModel:
         """The model's text side, loaded at the first call unless preloaded. Raises CheckpointError."""
         found = self._texts.get(entry.model_id)
         if found is None:
+            if entry.source is None and entry.has_text:
+                raise CheckpointError(
+                    f"this router has no tokenizer of {entry.model_id!r}: start it with worker.model (--model) "
+                    f"naming that model's directory, and worker.model_name = {entry.model_id!r}",
+                    "model",
+                )
             found = load_text(entry.source, entry.vocab_size, entry.eos_token_ids)
             self._texts[entry.model_id] = found
         return found
@@ -115,6 +125,7 @@ class ModelCatalog:
             source=source,
             defaults=generation_defaults(source),
             created=created,
+            has_text=served.has_text,
         )
 
 

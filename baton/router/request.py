@@ -57,13 +57,17 @@ class RouterRequest(msgspec.Struct, frozen=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """What the surfaces must know of a model that some worker serves now."""
+    """What the surfaces must know of a model that some worker serves now.
+
+    ``has_text``: it is a checkpoint with a tokenizer of its own, and not a paced engine, whose tokens are bytes.
+    """
 
     model_id: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     adapters: tuple[str, ...] = ()
+    has_text: bool = False
 
 
 class Summary(msgspec.Struct):

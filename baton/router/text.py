@@ -6,7 +6,6 @@ Knows nothing of REST, gRPC, sampling or workers.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +20,6 @@ from baton.router.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
 INLINE_CHARS = 2048  # about 0.5 ms; a thread costs 0.1 ms
 INLINE_IDS = 4096
 _T = TypeVar("_T")
-log = logging.getLogger(__name__)
 
 
 class TextModel:
@@ -101,9 +99,7 @@ class TextModel:
 
 
 def load_text(directory: Path | None, vocab_size: int, special: Sequence[int] = ()) -> TextModel:
-    """The text side of a model directory; without a tokenizer.json, bytes. Raises CheckpointError."""
-    if directory is None or not (directory / "tokenizer.json").is_file():
-        if directory is not None:
-            log.warning("%s has no tokenizer.json: text of this model is taken and given as bytes", directory)
+    """The text side of a model directory; bytes without one (the paced engine). Raises CheckpointError."""
+    if directory is None:
         return TextModel(ByteTokenizer(vocab_size, special), ChatTemplate(PLAIN))
     return TextModel(HfTokenizer(directory / "tokenizer.json"), load_chat_template(directory))

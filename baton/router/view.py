@@ -265,6 +265,7 @@ class ClusterView:
             min(info.vocab_size for info in infos),
             tuple(sorted({i for info in infos for i in info.eos_token_ids})),
             tuple(sorted({a for info in infos for a in info.adapters})),
+            has_text=any(not info.device.startswith("paced:") for info in infos),
         )
 
     def _warn_of_tokenizers(self, model_id: str, seen: set[tuple[int, tuple[int, ...]]]) -> None:

@@ -52,6 +52,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, key: str, said: str) 
     assert said in found[key]["what"]
 
 
+def test_a_checkpoint_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    found = findings("-f", toml(tmp_path, f"[worker]\nmodel = '{tmp_path}'\n"))
+    assert (found["worker.model"]["state"], "tokenizer.json" in found["worker.model"]["what"]) == ("fail", True)
+
+
 def test_values_of_every_profile_pass() -> None:
     pytest.importorskip("helm_python")
     for file in sorted(CHART.glob("values*.yaml")):

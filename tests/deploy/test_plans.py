@@ -44,7 +44,23 @@ def test_a_paced_engine_needs_no_model() -> None:
     assert model_name(settings, "")
 
 
+def test_a_checkpoint_without_a_tokenizer_is_refused_by_name_at_start(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    for ask in (
+        lambda: resolve_model(config(worker={"model": str(tmp_path)})),
+        lambda: text_directory(str(tmp_path)),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"has no tokenizer\.json \(it has tokenizer\.model, .*save_pretrained"
+        ):
+            ask()
+    paced = config(worker={"model": str(tmp_path), "device": "paced:zero"})
+    assert resolve_model(paced) == str(tmp_path.resolve())
+    assert text_directory(str(tmp_path), paced=True) is None
+
+
 def test_a_hub_id_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
     assert resolve_model(config(worker={"model": "Qwen/Qwen3-0.6B"})) == "Qwen/Qwen3-0.6B"
     assert resolve_model(config(worker={"model": str(tmp_path)})) == str(tmp_path.resolve())
 

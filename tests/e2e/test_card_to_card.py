@@ -46,7 +46,7 @@ def asked(fleet: Fleet, prompt: list[int]) -> list[int]:
 def test_kv_goes_from_one_engines_card_to_the_others_and_answers_are_those_of_one_engine(
     card: None, tmp_path: Path
 ) -> None:
-    model = make(tmp_path / "model", "llama2", **SHAPE)
+    model = make(tmp_path / "model", "llama2", tokenizer=True, **SHAPE)
     alone = Driver(load_runner(EngineConfig(str(model), dtype="bfloat16", threads=1)), pages=32, chunk=64)
     worker = {"model": str(model), "device": "cuda", "pages": 48, "dtype": "bfloat16"}
     worker |= {"kv_transport": "cuda_ipc"}  # by name: on the shim a preflight finds shm quicker

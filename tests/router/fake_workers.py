@@ -65,6 +65,7 @@ def info(worker_id: str, role: str, **fields) -> WorkerInfo:
         "vocab_size": 1000,
         "eos_token_ids": (),
         "pages": 1000,
+        "device": "paced:fake",
     }
     return WorkerInfo(worker_id=worker_id, role=role, **defaults | fields)
 

@@ -234,3 +234,11 @@ def test_a_model_that_was_seen_stays_known_while_its_workers_restart() -> None:
     served.clear()
     assert catalog.entries() == []
     assert catalog.find("a").model_id == "a"
+
+
+def test_a_model_whose_tokenizer_the_router_lacks_is_refused_and_not_answered_in_stand_ins_for_text() -> None:
+    served = [ServedModel("a", 64, 300, ()), ServedModel("b", 64, 300, (), has_text=True)]
+    catalog = ModelCatalog(lambda: served)
+    assert catalog.text(catalog.find("a")).tokenizer.decode([104, 105]) == "hi"
+    with pytest.raises(CheckpointError, match=r"no tokenizer of .b.: .*worker\.model"):
+        catalog.text(catalog.find("b"))
