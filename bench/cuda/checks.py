@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from baton.kernels.cuda import table
+from baton.kernels.cuda import build
 from baton.kernels.cuda.on_gpu import ON_GPU_ENV
 from bench.cuda.rows import ROOT, Row
 
@@ -57,7 +57,7 @@ def checks(until: float) -> Iterator[Row]:
     for ops, tests in asked.items():
         said, passed = run([sys.executable], tests, until)
         for op in ops:
-            yield Row(part="checks", name=op, value=passed, unit="passed", against=table.source_key(op), said=said)
+            yield Row(part="checks", name=op, value=passed, unit="passed", against=build.source_key(op), said=said)
     said, passed = run([sys.executable], [HANDOFF], until)
     yield Row(part="handoff", name="from card to card, two processes", value=passed, unit="passed", said=said)
     tool = sanitizer()

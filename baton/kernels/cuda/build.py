@@ -11,6 +11,7 @@ as the CPU's libraries are (``abi/build.py``).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -143,6 +144,11 @@ def sources(path: Path) -> list[Path]:
                 found.add(header)
                 ahead.append(header)
     return [path, *sorted(found - {path.resolve()})]
+
+
+def source_key(op: str) -> str:
+    """Hashes the op's ``cuda.cu`` and every header of ours that it includes, however deep; 16 hex digits."""
+    return hashlib.sha256(b"".join(each.read_bytes() for each in sources(source(op)))).hexdigest()[:16]
 
 
 def _cubin(compiler: str, version: str, op: str) -> Compiled:

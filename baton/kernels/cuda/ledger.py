@@ -59,9 +59,10 @@ def release() -> str:
 
 
 def taken() -> dict[str, Any]:
-    """The ledger of the sources as they are. Raises BuildError."""
+    """The ledger of the sources as they are, with their keys. Raises BuildError."""
     kernels = {made.op: costs(made.ptxas) for made in build.cubins()}
-    return {"arch": build.ARCH, "nvcc": release(), "kernels": kernels}
+    sources = {op: build.source_key(op) for op in kernels}
+    return {"arch": build.ARCH, "nvcc": release(), "kernels": kernels, "sources": sources}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -7,13 +7,12 @@ words above the table.
 
     python -m baton.kernels.cuda.table             writes the page
     python -m baton.kernels.cuda.table readme      prints the README's rows, one per op
+    python -m baton.kernels.cuda.table --check     exit status 1 where a record is of other sources than these
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,34 +23,29 @@ from baton.kernels.cuda import build, ledger
 HERE = Path(__file__).parent
 FORMS, RAN, WORDS = HERE / "forms.json", HERE / "ran.json", HERE / "page.md"
 PAGE = KERNELS.parents[1] / "docs" / "cuda.md"
+README = KERNELS.parents[1] / "README.md"
 ON_GPU = KERNELS.parents[1] / "bench" / "results" / "gpu.json"
 NOWHERE = "**No kernel on this page has run on a GPU.** No speed is claimed of any."
 NOT_LISTED = "(no suite on the shim yet)"
 
 
-def source_key(op: str) -> str:
-    """Of everything that the op's kernels are made of, what they include of other ops as well."""
-    own = sorted(path for path in (KERNELS / op).iterdir() if path.suffix in (".cu", ".cuh", ".h"))
-    others = {name for path in own for name in re.findall(r'#include "\.\./(\w+)/', path.read_text())}
-    others -= {"abi", "cuda"}
-    own += sorted(path for name in others for path in (KERNELS / name).iterdir() if path.suffix in (".cuh", ".h"))
-    shared = sorted((*(KERNELS / "cuda").glob("*.cuh"), KERNELS / "abi" / "paged.h"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in (*own, *shared))).hexdigest()[:16]
+def keys() -> dict[str, str]:
+    """The key of each op's sources as they are."""
+    return {op: build.source_key(op) for op in build.ops()}
 
 
 def mark_run() -> None:
     """Note that the suites of the ops that list forms passed on the shim, by the sources as they are."""
-    RAN.write_text(json.dumps({op: source_key(op) for op in build.ops() if op in _read(FORMS)}, indent=1) + "\n")
+    RAN.write_text(json.dumps({op: key for op, key in keys().items() if op in _read(FORMS)}, indent=1) + "\n")
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
     """op, form, compiles, ran on the shim, ran on a GPU."""
     forms: dict[str, list[str]] = _read(FORMS)
-    compiled, ran, on_gpu = _read(ledger.LEDGER).get("kernels", {}), _read(RAN), passed()
+    compiled, ran, on_gpu = _read(ledger.LEDGER).get("sources", {}), _read(RAN), passed()
     found = []
-    for op in build.ops():
-        key = source_key(op)
-        state = op in compiled, ran.get(op) == key, on_gpu.get(op) == key
+    for op, key in keys().items():
+        state = compiled.get(op) == key, ran.get(op) == key, on_gpu.get(op) == key
         compiles, simt, gpu = ("yes" if each else "no" for each in state)
         found += [(op, form, compiles, simt, gpu) for form in forms.get(op, [NOT_LISTED])]
     return found
@@ -100,6 +94,30 @@ def current() -> bool:
     return not PAGE.parent.is_dir() or (PAGE.exists() and PAGE.read_text() == text())
 
 
+def stale() -> list[str]:
+    """Says what is recorded of other sources than these: compilations, suites, the page, the README's table."""
+    compiled, ran, forms, now = _read(ledger.LEDGER).get("sources", {}), _read(RAN), _read(FORMS), keys()
+    said = [f"{op}: what was compiled were other sources" for op in now if compiled.get(op) != now[op]]
+    said += [f"{op}: its suite ran on other sources" for op in now if op in forms and ran.get(op) != now[op]]
+    if not current():
+        said.append(f"{PAGE.name} is not of these records: python -m baton.kernels.cuda.table writes it")
+    if README.exists() and readme() not in README.read_text():
+        said.append(
+            f"{README.name} is not of these records: python -m baton.kernels.cuda.table readme prints its rows"
+        )
+    return said
+
+
+def check() -> int:
+    """Exit status 1, with what is stale, where a record is of other sources; needs no compiler."""
+    found = stale()
+    for line in found:
+        print(f"cuda: {line}", file=sys.stderr)
+    if found:
+        print("where sources changed: make cuda-check ARGS=--write", file=sys.stderr)
+    return bool(found)
+
+
 def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -107,5 +125,7 @@ def _read(path: Path) -> Any:
 if __name__ == "__main__":
     if sys.argv[1:] == ["readme"]:
         print(readme())
+    elif sys.argv[1:] == ["--check"]:
+        sys.exit(check())
     else:
         PAGE.write_text(text())

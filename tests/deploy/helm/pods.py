@@ -16,10 +16,11 @@ from pathlib import Path
 
 from baton.deploy.processes import kill_session
 from baton.kernels.abi import build, native
-from tests.deploy.helm.charts import Manifest, one, render
+from tests.deploy.helm.charts import ROOT, Manifest, one, render
 
 NET, BRIDGE, REDIS = "10.231.79", "baton-br", 16379
 HOST = f"{NET}.254"
+PROGRAMS = tuple({ROOT, Path(sys.prefix), Path(sys.base_prefix)})  # where they are found by the environment
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(8)
 
 
@@ -86,9 +87,18 @@ class Pod:
     def inside(self, container: Manifest, command: list[str], env: dict[str, str]) -> dict:
         """Arguments of Popen for a command in the container. /tmp comes last: the folders lie in the real one."""
         mounts = sorted(container["volumeMounts"], key=lambda m: m["mountPath"] == "/tmp")
-        lines = [f"mount --bind {self.folders[m['name']]} {m['mountPath']}" for m in mounts]
+        lines = [line for m in mounts for line in self._mount(self.folders[m["name"]], m["mountPath"])]
         script = " && ".join([*lines, "cd /", 'exec "$@"'])
         return {"args": ["ip", "netns", "exec", self.ns, "sh", "-c", script, "pod", *command], "env": env}
+
+    def _mount(self, folder: Path, path: str) -> list[str]:
+        """The commands. What an image would have of its own, our programs, stays where it is below ``path``."""
+        below = [p for p in PROGRAMS if p.is_relative_to(path)]
+        kept = [p for p in below if not any(p != other and p.is_relative_to(other) for other in below)]
+        for place in kept:
+            (folder / place.relative_to(path)).mkdir(parents=True, exist_ok=True)
+        held = [f"mount --bind {place} {folder / place.relative_to(path)}" for place in kept]
+        return [*held, f"mount --rbind {folder} {path}"]
 
     def environment(self, container: Manifest, added: dict[str, str]) -> dict[str, str]:
         found = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **added}

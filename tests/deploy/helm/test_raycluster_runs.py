@@ -87,6 +87,8 @@ def release() -> Iterator[Release]:
 def wait(release: Release, what: str, good) -> float:
     begun = time.monotonic()
     while not good():
+        ended = [name for pod in release.pods.values() for name, p in pod.started.items() if p.poll() is not None]
+        assert not ended, f"{what}: {ended} ended\n{release.logs()}"
         assert time.monotonic() - begun < UP_S, f"{what}\n{release.logs()}"
         time.sleep(0.2)
     return time.monotonic() - begun

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.kernels.cuda import table
+from baton.kernels.cuda import build, table
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(path: Path, **passed: str) -> None:
     rows = [{"part": "checks", "name": op, "value": 1.0, "against": key} for op, key in passed.items()]
-    rows.append({"part": "checks", "name": "swiglu", "value": 0.0, "against": table.source_key("swiglu")})
+    rows.append({"part": "checks", "name": "swiglu", "value": 0.0, "against": build.source_key("swiglu")})
     rows.append({"part": "rows", "name": "rope_append", "value": 1.0, "against": "copy"})
     path.write_text(json.dumps({"machine": "NVIDIA H100", "commit": "abc", "date": "2026-11-21", "rows": rows}))
 
@@ -35,7 +35,7 @@ def test_without_results_nothing_has_run_on_a_gpu(results: Path) -> None:
 
 
 def test_an_op_whose_checks_passed_by_these_sources_has_run_and_no_other_has(results: Path) -> None:
-    write(results, rms_norm=table.source_key("rms_norm"), embedding="sources of another day")
+    write(results, rms_norm=build.source_key("rms_norm"), embedding="sources of another day")
     column = gpu_column()
     assert column.pop("rms_norm") == "yes"
     assert set(column.values()) == {"no"}
@@ -45,3 +45,33 @@ def test_an_op_whose_checks_passed_by_these_sources_has_run_and_no_other_has(res
 
 def test_the_readmes_table_has_a_row_per_op(results: Path) -> None:
     assert len(table.readme().splitlines()) == 2 + len(gpu_column())
+
+
+def test_what_is_recorded_is_of_these_sources_or_the_cheap_gate_says_which_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A header that an op includes through another header changed since."""
+    keys = table.keys()
+    books = {"RAN": keys, "LEDGER": {"sources": keys}}
+    for name, book in books.items():
+        (tmp_path / name).write_text(json.dumps(book))
+    monkeypatch.setattr(table, "RAN", tmp_path / "RAN")
+    monkeypatch.setattr(table.ledger, "LEDGER", tmp_path / "LEDGER")
+    monkeypatch.setattr(table, "PAGE", tmp_path / "cuda.md")
+    monkeypatch.setattr(table, "README", tmp_path / "README.md")
+    table.PAGE.write_text(table.text())
+    table.README.write_text(f"# Ours\n{table.readme()}\n")
+    assert table.check() == 0
+    (tmp_path / "RAN").write_text(json.dumps(keys | {"swiglu": "other"}))
+    (tmp_path / "LEDGER").write_text(json.dumps({"sources": keys | {"moe": "other"}}))
+    assert table.check() == 1
+    said = capsys.readouterr().err
+    for line in ("swiglu: its suite ran", "moe: what was compiled", "cuda.md is not", "README.md is not"):
+        assert line in said
+    assert said.count("its suite ran") == said.count("what was compiled") == 1
+
+
+def test_a_key_is_of_every_header_that_is_included_and_of_no_other() -> None:
+    names = {path.name for path in build.sources(build.source("linear"))}
+    assert {"device.cuh", "linear.h", "simt.h"} <= names
+    assert "narrow_tiles.h" not in names, "it is the CPU's own"
