@@ -60,8 +60,8 @@ helm-check: $(STAMP)  ## the chart by the real Helm engine: every profile and Ku
 dashboards: $(STAMP)  ## write what is generated from the metrics: Grafana, alert rules, docs/metrics.md
 	@$(BIN)/python -m baton.deploy.dashboards
 
-reference: $(STAMP)  ## write what is generated from the config: docs/configuration.md, the chart's schema
-	@$(BIN)/python docs/configuration.py && $(BIN)/python deploy/helm/schema.py
+reference: $(STAMP)  ## write what is generated from the code: docs/configuration.md, docs/fields.md, the chart's schema
+	@$(BIN)/python docs/configuration.py && $(BIN)/python docs/fields.py && $(BIN)/python deploy/helm/schema.py
 
 images:  ## router and worker images by buildah, without Docker; needs root, buildah and debootstrap
 	@bash deploy/docker/build.sh $(ARGS)

@@ -144,8 +144,16 @@ HARMLESS: dict[str, str] = {
 
 CHAT = "/v1/chat/completions takes it"
 PROMPT_AS_IS = "a completion's prompt is taken as it is: leave it out, or use /v1/chat/completions"
+OF_RESPONSES = {
+    "include": Refusal("give logprobs"),
+    "max_output_tokens": Refusal("max_tokens is its name here"),
+    "text": Refusal("response_format is its name here"),
+}
 REFUSED_AT: dict[str, dict[str, Refusal]] = {
     "completions": {
+        **OF_RESPONSES,
+        **_each("input instructions", "give prompt"),
+        "reasoning": Refusal(PROMPT_AS_IS),
         **_each("messages tools tool_choice", CHAT),
         **_each("continue_final_message chat_template_kwargs documents reasoning_effort", PROMPT_AS_IS),
         **_each("chat_template chat_template_args thinking", PROMPT_AS_IS),
@@ -155,6 +163,8 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
         "top_logprobs": Refusal("logprobs takes their number", (0,)),
     },
     "chat": {
+        **OF_RESPONSES,
+        **_each("input instructions", "give messages"),
         "prompt": Refusal("give messages, or use /v1/completions"),
         "input_ids": Refusal("/v1/completions takes token ids as its prompt"),
         "echo": Refusal("put the last message before the answer yourself"),
@@ -188,8 +198,8 @@ REFUSED_AT: dict[str, dict[str, Refusal]] = {
 GOES_WITH_CUT = "goes with truncate_prompt_tokens, which is refused"
 HARMLESS_AT: dict[str, dict[str, str]] = {
     "completions": {"parallel_tool_calls": "goes with tools, which are refused"},
-    "responses": {"truncation_side": GOES_WITH_CUT},
-    "tokenize": {"truncation_side": GOES_WITH_CUT},
+    "responses": {"truncation_side": GOES_WITH_CUT, "stream_options": "has only include_obfuscation here"},
+    "tokenize": {"truncation_side": GOES_WITH_CUT, "parallel_tool_calls": "goes with an answer"},
     "embeddings": {
         **_same(
             "add_generation_prompt continue_final_message chat_template chat_template_kwargs",

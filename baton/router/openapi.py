@@ -5,6 +5,7 @@ Knows nothing of what endpoints do. FastAPI knows the paths; the rest is told he
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from fastapi import FastAPI
@@ -60,7 +61,6 @@ CALL_HEADERS = {
 
 def describe(app: FastAPI) -> None:
     """Make ``app``'s document complete."""
-    _, found = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
     generated = app.openapi
 
     def openapi() -> Json:
@@ -70,13 +70,20 @@ def describe(app: FastAPI) -> None:
         schemas = components.setdefault("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own: our errors have another shape
             schemas.pop(name, None)
-        schemas.update(found["$defs"] | COMPONENTS)
+        schemas.update(_bodies() | COMPONENTS)
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 _describe(method, path, operation)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+@functools.cache
+def _bodies() -> Json:
+    """Every body's schema by name: made when somebody first asks for the document, for it takes a while."""
+    _, found = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
+    return dict(found["$defs"])
 
 
 def _describe(method: str, path: str, operation: Json) -> None:
