@@ -33,7 +33,7 @@ from baton.deploy.worker_data import open_data_ports
 from baton.deploy.worker_report import WorkerReport
 from baton.deploy.worker_spec import WorkerSpec
 from baton.kv.transport.auto import AutoTransport, this_host
-from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
+from baton.kv.transport.grpc import handoff_handler, server_options
 from baton.prefill_worker.handoff import HandoffReport, Sender
 from baton.prefill_worker.service import PrefillService
 from baton.prefill_worker.shell import PrefillShell
@@ -153,7 +153,8 @@ class Worker:
 async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) -> grpc.aio.Server:
     """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
     guards = [NameGuard(names_for(WORKER_CALLS, spec.tls.domain), spec.slot)] if spec.tls else []
-    server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.so_reuseport", 0)], interceptors=guards)
+    options = [*server_options(worker.control.info.layout.page_bytes), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options, interceptors=guards)
     warn_of_plaintext(spec.host, spec.tls)
     names = worker.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(worker.health, server)

@@ -20,7 +20,7 @@ IN_PROCESS = {"loopback"}
 SAME_HOST = {"shm", "cuda_ipc"}  # unix sockets and shared memory: the kernel says who the peer is
 ENCRYPTED = {"grpc", "tcp"}
 _PARTS = {"__init__", "base", "frames", "control", "sending", "receiving", "inlet", "poller", "preflight"}
-_PARTS |= {"secured", "channels", "collective", "moving", "ring", "fetching", "by_card"}
+_PARTS |= {"secured", "channels", "collective", "moving", "ring", "fetching", "by_card", "guests"}
 
 
 def names() -> list[str]:

@@ -27,10 +27,13 @@ from baton.protos.errors import ConfigError, CorruptFrame
 log = logging.getLogger("baton.kv")
 
 IDLE_S = 60.0
+JOINING_S = 90.0  # a sender's mover loads torch before its first frame with blocks
 
 
 class NcclServer(SocketServer):
     """Keeps the receiving ends of channels, while senders use them."""
+
+    idle_s = JOINING_S
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class NcclServer(SocketServer):
         group, count, _ = STREAM_ID.unpack(stream)
         channel = self._channel(group, count, pages << 12, inlet.sock.getsockname()[0])
         session = self.sessions[stream] = NcclSession(self._accept, self, stream, channel)
+        session.end_if_idle()
         session.join(inlet, 0)
         return session
 

@@ -56,6 +56,14 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.absolute_max_metadata_size", 16 << 10),
 ]
 
+RECEIVED_BYTES = 32 << 20  # the longest prompts' calls, and frames of smaller pages
+
+
+def server_options(page_bytes: int) -> list[tuple[str, int]]:
+    """For a worker with pages of that size: gRPC reads a message whole before anybody can look at its lease."""
+    most = max(RECEIVED_BYTES, page_bytes + (8 << 20))
+    return [*SERVER_OPTIONS[:1], ("grpc.max_receive_message_length", most), *SERVER_OPTIONS[2:]]
+
 
 @functools.cache
 def keep_freed_buffers() -> None:

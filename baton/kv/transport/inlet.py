@@ -29,6 +29,7 @@ TURN_BYTES = 1 << 20  # read in one turn of the event loop
 MAX_VECTORS = 64
 HELLO_S = 5.0
 OVERTAKEN_S = 5.0  # for a frame that was overtaken by another lane's; one in flight takes less than a round trip
+STRANGERS_BODY_BYTES = 64 << 10  # of a frame before a lease was shown: an OPEN has hundreds, a full table 52 KiB
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
@@ -220,6 +221,8 @@ class Inlet:
         if self.session is None:
             self.session = self._server.enter(self, bytes(self._buffer[: self._want]), self._fds)
         elif self._want == HEADER_BYTES and (body := frames.body_bytes(self._buffer)):
+            if body > STRANGERS_BODY_BYTES and not self.session.known:
+                raise CorruptFrame(f"a body of {body} bytes comes before any lease was shown", "frame")
             self._want += body
             if len(self._buffer) < self._want:  # a new one: frames decoded earlier may still borrow the old
                 self._buffer = self._buffer[:HEADER_BYTES] + bytearray(body)

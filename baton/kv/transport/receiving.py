@@ -8,22 +8,31 @@ where its blocks were to land, because there is no other thread that could.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import socket
 from collections.abc import Callable, Sequence
 
 from baton.kv.transport import frames
 from baton.kv.transport.base import Accept
 from baton.kv.transport.frames import Frame, Kind
+from baton.kv.transport.guests import Strangers
 from baton.kv.transport.inlet import Inlet
 from baton.kv.transport.poller import Poller
 from baton.kv.transport.secured import Arrival
 from baton.kv.transport.sending import ANCHOR, HELLO, MAGIC, VERSION
-from baton.protos.errors import CorruptFrame
+from baton.protos.errors import CorruptFrame, HandoffRefused
 from baton.tls.identity import Identity
 from baton.tls.sockets import TlsSocket, accepting
 
+log = logging.getLogger("baton.kv")
+
 LINGER_S = 1.0
+IDLE_S = 15.0  # of a stream that has shown no lease: nothing comes, and it is closed
 MAX_CONNECTIONS = 4096
+MAX_LANES = 32  # of one stream
+REST_S = 0.25  # of a port that can accept nothing, because a listener stays readable
+SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Session:
@@ -35,13 +44,23 @@ class Session:
         self.landed = self.taken = 0  # frames with blocks, and without
         self.ended = False
         self.stream = stream
+        self.heard_at = asyncio.get_running_loop().time()
         self._server = server
         self._out = bytearray()
         self.sink = accept(self)
 
+    @property
+    def known(self) -> bool:
+        """Whether the sender has shown a lease: its first frame was taken, and it was not refused."""
+        return bool(self.taken) and not self.ended
+
     def join(self, inlet: Inlet, lane: int) -> None:
-        """One more lane; replies go out on lane 0."""
+        """One more lane; replies go out on lane 0. Raises CorruptFrame where there are too many."""
+        if len(self.inlets) >= MAX_LANES:
+            raise CorruptFrame(f"a stream has at most {MAX_LANES} lanes", "hello")
         self.inlets.append(inlet)
+        if self.known:
+            self._server.strangers.remove(inlet)
         if lane == 0:
             self.primary = inlet
             self._flush()
@@ -49,6 +68,7 @@ class Session:
     def has_landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
         """All blocks of one frame are in; ``resident``: in the device's pages, too."""
         self.landed += 1
+        self.heard_at = asyncio.get_running_loop().time()
         self.sink.landed(frame, checksums, resident)
         self._release()
 
@@ -60,6 +80,9 @@ class Session:
         """A frame without blocks, in its turn."""
         self.taken += 1
         self.sink.take(frame)
+        if self.known:
+            for inlet in self.inlets:
+                self._server.strangers.remove(inlet)
         self._release()
 
     def _release(self) -> None:
@@ -106,6 +129,17 @@ class Session:
     def over(self) -> None:
         """No lane is left."""
 
+    def end_if_idle(self) -> None:
+        """Nobody holds a connection for ever without a lease; called again while there is none."""
+        loop = asyncio.get_running_loop()
+        if self.ended or self.known:
+            return
+        left = self.heard_at + self._server.idle_s - loop.time()
+        if left > 0:
+            loop.call_later(left, self.end_if_idle)
+        else:
+            self.sink.over(HandoffRefused(f"no lease was shown for {self._server.idle_s:g} s", "lease"))
+
     def _flush(self) -> None:
         if self.primary is None or self.primary.sock.fileno() < 0:
             return
@@ -124,7 +158,12 @@ class Session:
 class SocketServer:
     """Listens on ``sock`` and makes a Session of each stream. ``admit`` says whether a peer may speak at all;
     with an ``identity`` it must speak TLS, and show the certificate of a worker.
+
+    A stream without a lease from which nothing comes for ``idle_s`` is ended, but on a unix socket, where a peer is
+    of our own user.
     """
+
+    idle_s = IDLE_S
 
     def __init__(
         self,
@@ -138,8 +177,10 @@ class SocketServer:
         self._admit = admit
         self._sock = sock
         self._identity = identity
+        self.strangers = Strangers()
         self._inlets: set[Inlet] = set()
         self._arrivals: set[Arrival] = set()
+        self._rests = False
         sock.setblocking(False)
         self.poller = Poller()
         self.poller.reads(sock.fileno(), self._incoming)
@@ -165,6 +206,8 @@ class SocketServer:
         session = self.sessions.get(stream)
         if session is None:
             session = self.sessions[stream] = self.session(stream, lane == ANCHOR, fds)
+            if self._sock.family != socket.AF_UNIX:
+                session.end_if_idle()
         session.join(inlet, lane)
         if lane == 0 and (known := min(newest, frames.NEWEST)) > VERSION:
             session.reply(frames.encode(Frame(Kind.GREETING, subject=known)))
@@ -177,6 +220,7 @@ class SocketServer:
     def gone(self, inlet: Inlet) -> None:
         """It is closed."""
         self._inlets.discard(inlet)
+        self.strangers.remove(inlet)
         if inlet.session is not None and inlet in inlet.session.inlets:
             inlet.session.inlets.remove(inlet)
             if not inlet.session.inlets:
@@ -186,28 +230,53 @@ class SocketServer:
     def _incoming(self) -> None:
         try:
             sock, peer = self._sock.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in SCARCE:
+                self._rest(error)
             return
+        self._rests = False
         sock.setblocking(False)
         if len(self._inlets) + len(self._arrivals) >= MAX_CONNECTIONS or not self._admit(sock):
             sock.close()
         elif self._identity is None:
-            self._inlets.add(Inlet(sock, self))
+            self._entered(sock, peer[0] if peer else "")
         else:
-            self._secure(sock, f"{peer[0]}:{peer[1]}", self._identity)
+            self._secure(sock, peer, self._identity)
 
-    def _secure(self, sock: socket.socket, peer: str, identity: Identity) -> None:
+    def _rest(self, error: OSError) -> None:
+        """No descriptor is left: a stranger gives his back, and nobody is accepted for a moment."""
+        if not self._rests:
+            log.warning("no sender of KV can be accepted for now: %s", error.strerror)
+        self._rests = True
+        self.strangers.make_room()
+        self.poller.reads(self._sock.fileno(), None)
+        asyncio.get_running_loop().call_later(REST_S, self._listen)
+
+    def _listen(self) -> None:
+        if self._sock.fileno() >= 0:
+            self.poller.reads(self._sock.fileno(), self._incoming)
+
+    def _entered(self, sock: socket.socket, address: str) -> Inlet:
+        inlet = Inlet(sock, self)
+        self._inlets.add(inlet)
+        if address:
+            self.strangers.add(inlet, address)
+        return inlet
+
+    def _secure(self, sock: socket.socket, peer: tuple[str, int], identity: Identity) -> None:
         try:
             secured = accepting(sock, identity)
         except OSError:  # it is gone already
             sock.close()
             return
-        arrival = Arrival(secured, peer, identity, self.poller, self._arrived, self._arrivals.discard)
+        arrival = Arrival(secured, f"{peer[0]}:{peer[1]}", identity, self.poller, self._arrived, self._left)
         self._arrivals.add(arrival)
+        self.strangers.add(arrival, peer[0])
         arrival.begin()
 
-    def _arrived(self, arrival: Arrival, sock: TlsSocket) -> None:
+    def _left(self, arrival: Arrival) -> str:
         self._arrivals.discard(arrival)
-        inlet = Inlet(sock, self)
-        self._inlets.add(inlet)
-        inlet.look_again()
+        return self.strangers.remove(arrival)
+
+    def _arrived(self, arrival: Arrival, sock: TlsSocket) -> None:
+        self._entered(sock, self._left(arrival)).look_again()

@@ -30,7 +30,7 @@ class Arrival:
         identity: Identity,
         poller: Poller,
         ready: Callable[[Arrival, TlsSocket], None],
-        gone: Callable[[Arrival], None],
+        gone: Callable[[Arrival], object],
     ) -> None:
         self._sock, self._peer, self._identity, self._poller = sock, peer, identity, poller
         self._ready, self._gone = ready, gone
@@ -41,7 +41,7 @@ class Arrival:
         asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_late)
         self._step()
 
-    def close(self) -> None:
+    def close(self, reset: bool = False) -> None:
         """Now; again does nothing."""
         if not self._over:
             self._over = True
