@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 from redis.asyncio import Redis, SSLConnection
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from baton.cluster.prefix_index import PrefixPublisher
@@ -62,9 +63,27 @@ class Entry(NamedTuple):
 def connect(url: str) -> Redis:
     """A client that gives up within seconds: Redis is a hint and nobody waits long for it."""
     client = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
-    if url.startswith("rediss://"):
-        client.connection_pool.connection_class = _Rereading
+    pool = client.connection_pool
+    kind = _Rereading if url.startswith("rediss://") else pool.connection_class
+    pool.connection_class = type(f"Heeding{kind.__name__}", (_Heeding, kind), {})
     return client
+
+
+class _Heeding(AbstractConnection):
+    """A connection whose caller gets each cancellation.
+
+    redis-py writes through ``asyncio.wait_for``, which until Python 3.12 returns as if nothing had been when a
+    cancellation comes in the turn in which the write ends: the caller would go on with work that nobody wants.
+    """
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """Write; raises a cancellation that came meanwhile."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        await super().send_packed_command(command, check_health)
+        if task is not None and task.cancelling() > before:
+            await self.disconnect(nowait=True)  # an answer is on its way that nobody will read
+            raise asyncio.CancelledError
 
 
 class _Rereading(SSLConnection):

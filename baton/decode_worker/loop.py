@@ -18,8 +18,9 @@ from baton.decode_worker.swap import SwapArea
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
 from baton.engine.isolate import Outcome
 from baton.engine.plan import SequenceStep
-from baton.engine.step_loop import IDLE_WAIT_S, StepLoop
+from baton.engine.step_loop import IDLE_WAIT_S, StepLoop, note
 from baton.kv import prefix
+from baton.kv.pool import PageLease
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
 from baton.protos.nouns import Station, StepSample, TokenRun
@@ -102,6 +103,8 @@ class DecodeLoop(StepLoop):
         try:
             admitted = self._admit(message)
         except Exception as error:
+            note(error, f"sequence {message.key} could not be admitted")
+            self._withdraw(message.key)
             self.channel.send(ch.Refused(message.key, to_info(error)))
         else:
             self.channel.send(admitted)
@@ -193,16 +196,32 @@ class DecodeLoop(StepLoop):
             self.scheduler.growth_reserve,
             limit_held=holdable_of(request, tokens, size) if message.local else holdable(tokens, size),
         )
-        sequence = self.sequence(message.key, request)
-        self._ages += 1
-        decoding, lease_id = Decoding(sequence, root, pages, self._ages), self.entropy(LEASE_ID_BYTES)
-        receive = None if message.local else Receive(lease_id, pages, message.ttl_s or self.ttl_s, self.clock())
-        self.answers[message.key] = answer = Answer(decoding, receive, self.clock())
-        if receive is None:
-            self._join_local(answer)
-        else:
-            self.receives[message.key] = receive
+        try:
+            lease_id = self._register(message, root, pages)
+        except BaseException:
+            pages.close()
+            raise
         return ch.Admitted(message.key, lease_id, 1, pages.held, tuple(pages.pages), tuple(hashes))
+
+    def _register(self, message: ch.Admit, root: bytes, pages: PageLease) -> bytes:
+        """The answer, and for a handoff its receive, under the request's key; the lease's id."""
+        key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
+        sequence = self.sequence(key, message.request)
+        self._ages += 1
+        decoding = Decoding(sequence, root, pages, self._ages)
+        if not message.local:
+            self.receives[key] = Receive(lease_id, pages, message.ttl_s or self.ttl_s, now)
+        self.answers[key] = answer = Answer(decoding, self.receives.get(key), now)
+        if message.local:
+            self._join_local(answer)
+        return lease_id
+
+    def _withdraw(self, key: int) -> None:
+        """Forget what was registered of an admission that failed: nobody was told of its lease."""
+        if key in self.answers:
+            self._end(key)
+        if (receive := self.receives.pop(key, None)) is not None:
+            receive.shut()
 
     def _join_local(self, answer: Answer) -> None:
         decoding = answer.decoding

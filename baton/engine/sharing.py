@@ -66,6 +66,6 @@ class Sharing:
         if share is None:
             return
         lease, hashes = share
-        for index in range(lease.held, message.blocks):
-            lease.seal(index, hashes[index])
-        lease.close()
+        with lease:
+            for index in range(lease.held, message.blocks):
+                lease.seal(index, hashes[index])

@@ -230,16 +230,18 @@ def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
 def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> Answer:
     """Hand every prompt to dispatch. Raises what it raises (Overloaded, …), with nothing left open."""
     choices: list[Choice] = []
+    streams: list[ChoiceStream] = []
     try:
         for prompt, request in enumerate(generation.requests()):
-            for stream in frontend.serving.open(request):
+            streams += (opened := frontend.serving.open(request))
+            for stream in opened:
                 meter = frontend.meter(generation, stream, prompt)
                 choices.append(Choice(len(choices), stream, generation, prompt, text, meter))
                 if generation.samplings[prompt].prompt_logprobs is not None:
                     choices[-1].score_prompt(partial(_scores_of, choices[prompt * generation.ask.n].stream))
     except BaseException as error:
-        for choice in choices:
-            choice.stream.cancel("failed")
+        for stream in streams:
+            stream.cancel("failed")
         if isinstance(error, BatonError):
             frontend.metrics.requests.labels(generation.entry.model_id, "", error.label).inc()
         raise

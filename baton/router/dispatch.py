@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 import msgspec
@@ -25,7 +25,7 @@ from baton.protos.errors import (
     WorkerLost,
 )
 from baton.protos.nouns import WorkerInfo
-from baton.protos.rpc import settled
+from baton.protos.rpc import heed_cancel, settled
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.admission import Admission, load_of
 from baton.router.blame import Blame, Overdue
@@ -101,15 +101,20 @@ class Dispatcher:
             self._decisions.refused(request, context_class, error)
             self.on_refused(request, context_class)
             raise
-        tickets = [first, *(self._admission.beside(first) for _ in range(1, request.n))]
-        home: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        record = self._decisions.opened(request, context_class)
-        changed = partial(self._decisions.changed, record)
-        runs = [ChoiceRun(request, i, context_class, t, home, self._clock) for i, t in enumerate(tickets)]
-        for run in runs:
-            run.keeps(self._decisions.trail(record, run.choice, run.summary), changed)
-            self._start(run)
-        return [run.stream for run in runs]
+        with ExitStack() as undo:
+            undo.callback(first.leave)
+            tickets = [first, *(self._admission.beside(first) for _ in range(1, request.n))]
+            home: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            record = self._decisions.opened(request, context_class)
+            changed = partial(self._decisions.changed, record)
+            runs = [ChoiceRun(request, i, context_class, t, home, self._clock) for i, t in enumerate(tickets)]
+            for run in runs:
+                run.keeps(self._decisions.trail(record, run.choice, run.summary), changed)
+                self._start(run)
+                undo.callback(run.stream.cancel, "failed")
+            streams = [run.stream for run in runs]
+            undo.pop_all()  # from here on it is for the streams' readers to end them
+        return streams
 
     def models(self) -> tuple[ServedModel, ...]:
         """What the workers serve."""
@@ -176,8 +181,11 @@ class Dispatcher:
         queued = self._metrics.sum("queued", run.request.model_id, run.summary.context_class)
         with span("queue"), queued:
             placed = await run.ticket.wait(attempt)
-        run.placed(placed, self._clock() - since)
-        self._metrics.sum("decisions", placed.taken.way, placed.taken.reader).added += 1
+        with ExitStack() as undo:
+            undo.callback(placed.close)
+            run.placed(placed, self._clock() - since)
+            self._metrics.sum("decisions", placed.taken.way, placed.taken.reader).added += 1
+            undo.pop_all()
         return placed
 
     async def _attempt(self, run: ChoiceRun, placed: Reservation) -> None:
@@ -197,6 +205,7 @@ class Dispatcher:
                     await lease.ended
                     await self._let_finish(reading)
             except BaseExceptionGroup as group:
+                heed_cancel()  # a group that holds an error drops the cancellation that came with it
                 raise first_of(group) from None
 
     async def _read(self, run: ChoiceRun, lease: Lease, placed: Reservation, to: WorkerInfo) -> None:
@@ -204,8 +213,8 @@ class Dispatcher:
         received: tuple[int, ...] = ()
         while placed.taken.way == "prefill":
             router_id = self._links.router_id
-            message = run.prefill(lease, to, received, placed.taken, router_id, current_traceparent())
             try:
+                message = run.prefill(lease, to, received, placed.taken, router_id, current_traceparent())
                 run.from_prefill(await self._prefill(run, placed, message))
                 break
             except BatonError as error:

@@ -154,3 +154,21 @@ async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
     async with asyncio.timeout(20):
         await end_task(task)
     assert task.cancelled()
+
+
+async def test_a_cancel_in_any_turn_of_a_call_to_redis_is_heeded_and_the_next_call_gets_its_own_answer(
+    redis: Redis,
+) -> None:
+    await redis.set("n", "1")
+    heeded = 0
+    for turns in range(40):
+        task = asyncio.create_task(redis.get("n"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled(), f"a cancel after {turns} turns was lost"
+            heeded += 1
+        assert await redis.set("n", "1") is True
+    assert heeded > 3

@@ -15,6 +15,7 @@ from baton.kv.memory import PageMemory
 from baton.kv.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling, TokenRun
+from tests.faults import each_line
 
 KV, VOCAB, CONTEXT = 32, 997, 4096
 MODEL: dict[str, Any] = {"kv_bytes_per_token": KV, "vocab_size": VOCAB, "max_model_len": CONTEXT}
@@ -390,3 +391,20 @@ def test_a_sequence_without_a_page_waits_for_shared_pages_a_while_and_not_for_ev
     assert "don't fit the pool" in ended.error.message
     bench.say(ch.Unpin(-1))
     assert bench.at_baseline()
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_an_admission_that_fails_at_any_line_leaves_nothing_behind(local: bool) -> None:
+    bench, key, refused = Bench(), itertools.count(100), 0
+    for fault in each_line("decode_worker/loop.py", "decode_worker/leases.py", "decode_worker/scheduler.py"):
+        admit = ch.Admit(next(key), request(1, prompt_of(40)), local, 0.0)
+        with fault:
+            bench.loop.take(admit)
+        kinds = (ch.Admitted, ch.Refused, ch.Ended)
+        [said] = [m for m in bench.tape.sent if isinstance(m, kinds) and m.key == admit.key]
+        if isinstance(said, ch.Refused):
+            refused += 1
+            assert bench.at_baseline(), fault.where
+        bench.say(ch.Cancel(admit.key, "over"))
+        assert bench.at_baseline(), fault.where
+    assert refused > 15
