@@ -5,34 +5,67 @@ lives here alone, so a Redis that can't be reached is an error the caller hears 
 
     job: open ──claim (a lease, renewed)──> lines answered one by one ──> closed
                  └ the router dies: the lease runs out, another one claims and answers what is left
+
+Every claim has a number, one higher than the claim before. What a claim's holder writes is written only while no
+later claim was given (one script checks and writes), so a holder that paused can't undo what its successor did.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
-from baton.protos.errors import InvalidRequest, Unavailable
+from baton.cluster.room import ANSWERS, COPIES, UPLOADS, Room
+from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
 
 KEPT_S = 7 * 86_400
-# KEYS: owner; ARGV: who, lease ms. 1 when it is (still) theirs.
+JOB_BYTES = 4096  # of a job's state, about
+# KEYS: owner, fence, open jobs; ARGV: job, who, lease ms, seconds that the job is kept. The claim's number; 0 where
+# another has the job, or it is closed.
 _CLAIM = """
-local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 0 or redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local number = redis.call('INCR', KEYS[2])
+redis.call('EXPIRE', KEYS[2], ARGV[4])
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return number
+"""
+# What the scripts below begin with. KEYS: fence, …; ARGV: the claim's number, …. 0: a later claim was given.
+_FENCE = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end\n"
+# KEYS: fence, owner, open jobs; ARGV: number, job, who, lease ms, seconds that the job is kept.
+_RENEW = f"""{_FENCE}
+if redis.call('SISMEMBER', KEYS[3], ARGV[2]) == 0 then return 0 end
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 return 1
 """
-# KEYS: owner; ARGV: who.
-_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
-# KEYS: file, list of all, list of the tenant, its kept files (id:bytes by when they go), their bytes.
-# ARGV: id, bytes, created, seconds that it is kept, most bytes (-1: any), about, content. The bytes kept already
-# where it would be too much, else -1.
+# KEYS: fence, owner; ARGV: number.
+_RELEASE = f"{_FENCE} redis.call('DEL', KEYS[2]) return 1"
+# KEYS: fence, answers; ARGV: number, line, answer, seconds that it is kept.
+_ANSWER = f"""{_FENCE}
+redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3])
+redis.call('EXPIRE', KEYS[2], ARGV[4])
+return 1
+"""
+# KEYS: fence, job; ARGV: number, state, seconds that it is kept.
+_UPDATE = f"{_FENCE} redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3]) return 1"
+# KEYS: fence, job, open jobs, answers, bad answers; ARGV: number, state, seconds that it is kept, job's id. Done
+# again it changes nothing: nobody can claim a job that isn't open.
+_CLOSE = f"""{_FENCE}
+redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
+redis.call('SREM', KEYS[3], ARGV[4])
+redis.call('DEL', KEYS[4], KEYS[5])
+return 1
+"""
+# KEYS: file, list of all, of the tenant, its kept files (id:bytes by when they go), their bytes; fence, if any.
+# ARGV: id, bytes, created, seconds that it is kept, most bytes (-1: any), about, content, claim's number. The bytes
+# kept already where it would be too much, else -1; -2: a later claim was given.
 _ADD = """
+if KEYS[6] and redis.call('GET', KEYS[6]) ~= ARGV[8] then return -2 end
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[3])) do
   redis.call('ZREM', KEYS[4], gone)
   redis.call('DECRBY', KEYS[5], string.match(gone, ':(%d+)$'))
@@ -44,9 +77,9 @@ for list = 2, 3 do
   redis.call('ZREMRANGEBYSCORE', KEYS[list], '-inf', ARGV[3] - ARGV[4])
   redis.call('ZADD', KEYS[list], ARGV[3], ARGV[1])
 end
-redis.call('ZADD', KEYS[4], ARGV[3] + ARGV[4], ARGV[1] .. ':' .. ARGV[2])
-redis.call('INCRBY', KEYS[5], ARGV[2])
-for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[4]) end
+local new = redis.call('ZADD', KEYS[4], ARGV[3] + ARGV[4], ARGV[1] .. ':' .. ARGV[2])
+if new == 1 then redis.call('INCRBY', KEYS[5], ARGV[2]) end
+for key = 1, 5 do redis.call('EXPIRE', KEYS[key], ARGV[4]) end
 return -1
 """
 # KEYS as above; ARGV: id, bytes.
@@ -93,6 +126,18 @@ class Job(msgspec.Struct, frozen=True):
     errors: tuple[dict[str, Any], ...] = ()
 
 
+class Claim(NamedTuple):
+    """One router's right to work on a job: ``number`` rises with every claim that is given."""
+
+    job_id: str
+    owner: str
+    number: int
+
+
+class ClaimLost(Exception):
+    """Another router has the job, or it is closed: nothing was written."""
+
+
 class Asked(msgspec.Struct, frozen=True):
     """A page of a list: of one tenant's, or of all for None; ``limit`` that follow ``after``, an id."""
 
@@ -110,18 +155,49 @@ class BatchStore:
     def __init__(self, redis: Redis, namespace: str, kept_s: int = KEPT_S) -> None:
         self._redis, self._kept_s = redis, kept_s
         self._files, self._jobs = f"{{{namespace}}}:file:", f"{{{namespace}}}:batch:"
-        self._claim = redis.register_script(_CLAIM)
-        self._release = redis.register_script(_RELEASE)
+        self._open = self._jobs + "list:open"
+        self._claim, self._renew = redis.register_script(_CLAIM), redis.register_script(_RENEW)
+        self._release, self._answer = redis.register_script(_RELEASE), redis.register_script(_ANSWER)
+        self._update, self._close = redis.register_script(_UPDATE), redis.register_script(_CLOSE)
         self._add, self._drop = redis.register_script(_ADD), redis.register_script(_DROP)
+        self._room = Room(redis)
+
+    async def has_room(self, size: int, share: float = ANSWERS) -> bool:
+        """Returns whether the store can take ``size`` bytes more and keep what is not for files free."""
+        async with _reached():
+            return await self._room.has(size, share)
 
     # ---- files -------------------------------------------------------------------------------------
 
     async def add_file(self, file: StoredFile, content: bytes, most_bytes: int = -1) -> int | None:
-        """Keep a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are."""
-        args: list[Any] = [file.id, file.bytes, file.created, self._kept_s, most_bytes]
+        """Keep a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are.
+
+        Raises StorageFull where the store has no room for it.
+        """
         async with _reached():
-            kept: int = await self._add(keys=self._keys(file), args=[*args, msgspec.json.encode(file), content])
+            if not await self._room.has(len(content), UPLOADS):
+                left = max(0, await self._room.left(UPLOADS) or 0) // COPIES
+                raise StorageFull(
+                    f"the cluster's store has room for {left} bytes of files and this one has {file.bytes}: delete "
+                    "files that are no longer needed, or give Redis more memory (maxmemory)",
+                    "file",
+                )
+            kept = await self._write(file, content, most_bytes)
         return None if kept < 0 else kept
+
+    async def add_output(self, claim: Claim, file: StoredFile, content: bytes) -> None:
+        """Keep a file of a job's answers; the same file again changes nothing. Raises ClaimLost."""
+        async with _reached():
+            if await self._write(file, content, -1, claim) == -2:
+                raise ClaimLost(claim.job_id)
+
+    async def _write(self, file: StoredFile, content: bytes, most_bytes: int, claim: Claim | None = None) -> int:
+        args: list[Any] = [file.id, file.bytes, file.created, self._kept_s, most_bytes, msgspec.json.encode(file)]
+        keys, number = self._keys(file), [] if claim is None else [claim.number]
+        fence = [] if claim is None else [self._fence(claim.job_id)]
+        kept: int = await self._add(keys=[*keys, *fence], args=[*args, content, *number])
+        self._room.wrote(len(content))
+        return kept
 
     async def file(self, file_id: str) -> StoredFile | None:
         """What is known of a file; None for no such file."""
@@ -159,16 +235,18 @@ class BatchStore:
     # ---- jobs --------------------------------------------------------------------------------------
 
     async def put(self, job: Job, is_open: bool) -> None:
-        """Keep a job's state; an open one is found by ``open_jobs``."""
+        """Keep a new job; an open one is found by ``open_jobs``. Raises StorageFull."""
         async with _reached():
+            if not await self._room.has(len(job.key) + JOB_BYTES, UPLOADS):
+                raise StorageFull("the store has no room for another job: delete files, or raise maxmemory")
             pipe = self._redis.pipeline(transaction=True)
             pipe.set(self._jobs + job.id, msgspec.json.encode(job), ex=self._kept_s)
             for listed in _lists(self._jobs, job.tenant):
                 pipe.zremrangebyscore(listed, "-inf", job.created - self._kept_s)
                 pipe.zadd(listed, {job.id: job.created})
                 pipe.expire(listed, self._kept_s)
-            (pipe.sadd if is_open else pipe.srem)(self._jobs + "list:open", job.id)
-            pipe.expire(self._jobs + "list:open", self._kept_s)
+            (pipe.sadd if is_open else pipe.srem)(self._open, job.id)
+            pipe.expire(self._open, self._kept_s)
             await pipe.execute()
 
     async def job(self, job_id: str) -> Job | None:
@@ -201,12 +279,12 @@ class BatchStore:
     async def forget_job(self, job_id: str) -> None:
         """Its time is over: nobody is to look for it any more."""
         async with _reached():
-            await self._redis.srem(self._jobs + "list:open", job_id)  # type: ignore[misc]
+            await self._redis.srem(self._open, job_id)  # type: ignore[misc]
 
     async def open_jobs(self) -> list[str]:
         """Ids of jobs that still have lines to answer, or to be ended."""
         async with _reached():
-            found: Any = await self._redis.smembers(self._jobs + "list:open")  # type: ignore[misc]
+            found: Any = await self._redis.smembers(self._open)  # type: ignore[misc]
         return sorted(member.decode() for member in found)
 
     async def ask_cancel(self, job_id: str) -> None:
@@ -221,37 +299,62 @@ class BatchStore:
 
     # ---- answers -----------------------------------------------------------------------------------
 
-    async def claim(self, job_id: str, owner: str, lease_s: float) -> bool:
-        """Have the job for ``lease_s`` more seconds, unless another one has it."""
+    async def claim(self, job_id: str, owner: str, lease_s: float) -> Claim | None:
+        """Returns the right to an open job for ``lease_s`` seconds; None while another router has it."""
+        args: list[Any] = [job_id, owner, int(lease_s * 1000), self._kept_s]
         async with _reached():
-            keys = [f"{self._jobs}{job_id}:owner"]
-            return bool(await self._claim(keys=keys, args=[owner, int(lease_s * 1000)]))
+            number: int = await self._claim(keys=[self._owner(job_id), self._fence(job_id), self._open], args=args)
+        return Claim(job_id, owner, number) if number else None
 
-    async def release(self, job_id: str, owner: str) -> None:
-        """Let go of it."""
+    async def renew(self, claim: Claim, lease_s: float) -> bool:
+        """Keeps the claim for ``lease_s`` more seconds; False when a later one was given or the job is closed."""
+        keys = [self._fence(claim.job_id), self._owner(claim.job_id), self._open]
+        args: list[Any] = [claim.number, claim.job_id, claim.owner, int(lease_s * 1000), self._kept_s]
         async with _reached():
-            await self._release(keys=[f"{self._jobs}{job_id}:owner"], args=[owner])
+            return bool(await self._renew(keys=keys, args=args))
 
-    async def answer(self, job_id: str, line: int, answer: bytes, good: bool) -> None:
-        """Keep a line's answer, once."""
+    async def release(self, claim: Claim) -> None:
+        """Lets another router claim the job at once, unless one already did."""
+        keys = [self._fence(claim.job_id), self._owner(claim.job_id)]
         async with _reached():
-            key = f"{self._jobs}{job_id}:{'output' if good else 'errors'}"
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hsetnx(key, str(line), answer)  # type: ignore[arg-type]
-            pipe.expire(key, self._kept_s)
-            await pipe.execute()
+            await self._release(keys=keys, args=[claim.number])
+
+    async def update(self, claim: Claim, job: Job) -> None:
+        """Keeps an open job's state. Raises ClaimLost."""
+        keys = [self._fence(job.id), self._jobs + job.id]
+        await self._fenced(self._update, claim, keys, [msgspec.json.encode(job), self._kept_s])
+
+    async def close(self, claim: Claim, job: Job) -> None:
+        """Keeps an ended job's state and drops its answers, which are in files now. Raises ClaimLost."""
+        keys = [self._fence(job.id), self._jobs + job.id, self._open, *self._answers(job.id)]
+        await self._fenced(self._close, claim, keys, [msgspec.json.encode(job), self._kept_s, job.id])
+
+    async def answer(self, claim: Claim, line: int, answer: bytes, good: bool) -> None:
+        """Keeps a line's answer, once. Raises ClaimLost."""
+        keys = [self._fence(claim.job_id), self._answers(claim.job_id)[not good]]
+        await self._fenced(self._answer, claim, keys, [line, answer, self._kept_s])
+        self._room.wrote(len(answer))
+
+    async def _fenced(self, script: Any, claim: Claim, keys: list[str], args: list[Any]) -> None:
+        async with _reached():
+            if not await script(keys=keys, args=[claim.number, *args]):
+                raise ClaimLost(claim.job_id)
+
+    def _owner(self, job_id: str) -> str:
+        return f"{self._jobs}{job_id}:owner"
+
+    def _fence(self, job_id: str) -> str:
+        return f"{self._jobs}{job_id}:fence"
+
+    def _answers(self, job_id: str) -> tuple[str, str]:
+        """Where the good answers are, and the bad ones."""
+        return f"{self._jobs}{job_id}:output", f"{self._jobs}{job_id}:errors"
 
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
         """What was answered so far, by line."""
         async with _reached():
-            key = f"{self._jobs}{job_id}:{'output' if good else 'errors'}"
-            found: Any = await self._redis.hgetall(key)  # type: ignore[misc]
+            found: Any = await self._redis.hgetall(self._answers(job_id)[not good])  # type: ignore[misc]
         return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}
-
-    async def drop_answers(self, job_id: str) -> None:
-        """They are in files now; how many there were stays in the ended job."""
-        async with _reached():
-            await self._redis.delete(*(f"{self._jobs}{job_id}:{part}" for part in ("output", "errors")))
 
     # ---- lists -------------------------------------------------------------------------------------
 
@@ -281,5 +384,7 @@ def _listed(prefix: str, tenant: str | None) -> str:
 async def _reached() -> AsyncIterator[None]:
     try:
         yield
+    except OutOfMemoryError:
+        raise StorageFull("the cluster's store is full: delete files, or give Redis more memory") from None
     except (TimeoutError, RedisError, OSError) as error:
         raise Unavailable(f"the store of batch jobs can't be reached: {error}", retry_after_s=1.0) from None

@@ -20,7 +20,7 @@ from baton.deploy.processes import die_with_parent
 from baton.protos.errors import ConfigError, StartupError
 
 START_S = 10.0
-MAX_MEMORY = "256mb"
+MAX_MEMORY = "512mb"  # more than one tenant's files (router.max_stored_bytes) at 60%, see cluster/room.py
 
 
 def find_server() -> Path:
@@ -92,7 +92,7 @@ class RedisServer:
         options = {
             "port": "0", "unixsocket": str(self._socket), "unixsocketperm": "700", "dir": str(self._folder),
             "save": "", "appendonly": "no", "daemonize": "no", "logfile": str(self._log),
-            "maxmemory": MAX_MEMORY, "maxmemory-policy": "volatile-lru",
+            "maxmemory": MAX_MEMORY, "maxmemory-policy": "noeviction",
         }  # fmt: skip
         return [part for name, value in options.items() for part in (f"--{name}", value)]
 

@@ -14,6 +14,7 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── Overloaded                  RESOURCE_EXHAUSTED   429  overloaded
     │   ├── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
     │   └── QuotaExceeded           RESOURCE_EXHAUSTED   429  quota_exceeded
+    ├── StorageFull                 RESOURCE_EXHAUSTED   507  storage_full
     ├── Unavailable                 UNAVAILABLE          503  unavailable
     │   ├── NoWorker                UNAVAILABLE          503  no_worker
     │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
@@ -119,6 +120,12 @@ class QuotaExceeded(Overloaded):
     """A key's own rate is used up; others are served."""
 
     label, retryable = "quota_exceeded", False
+
+
+class StorageFull(BatonError):
+    """The cluster's store has no room for files; deleting some, or a larger store, makes room."""
+
+    grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 507, "storage_full"
 
 
 class Unavailable(BatonError):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import redis as client
 from typer.testing import CliRunner
 
 from baton.cluster.config import load_config
@@ -71,7 +72,7 @@ def test_a_redis_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
     assert states(away) == {"redis": "fail"}
     assert "secret" not in away[0].what
     options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
-    options += ["--maxmemory", "64mb", "--maxmemory-policy", "noeviction"]
+    options += ["--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru"]
     server = subprocess.Popen([find_server(), *options], stdout=subprocess.DEVNULL)
     try:
         for _ in range(200):
@@ -80,7 +81,14 @@ def test_a_redis_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
                 break
             time.sleep(0.05)
         assert states(found)["clocks"] == "ok"
-        assert states(found)["redis memory"] == "warn"
+        assert states(found)["redis memory"] == "fail"
+        with client.Redis(port=port) as connection:
+            connection.config_set("maxmemory-policy", "noeviction")
+            seen = services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
+            assert states(seen)["redis memory"] == "ok"
+            connection.config_set("maxmemory", connection.info("memory")["used_memory"])
+            seen = services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
+            assert states(seen)["redis memory"] == "warn"
     finally:
         server.kill()
         server.wait()

@@ -294,7 +294,8 @@ async def test_lists_are_paged_by_tenant_and_a_page_says_where_it_ends(redis) ->
     for number in range(7):
         await store.add_file(StoredFile(f"file-{number}", f"tenant-{number % 2}", "x", "batch", 1, number), b"x")
         await store.put(Job(f"batch-{number}", f"tenant-{number % 2}", "/", "f", "24h", number, 1), is_open=True)
-    await store.answer("batch-6", 0, b"{}", True)
+    claim = await store.claim("batch-6", "one", 10)
+    await store.answer(claim, 0, b"{}", True)
     files, more = await store.files(Asked(None, limit=3))
     assert ([f.id for f in files], more) == (["file-6", "file-5", "file-4"], True)
     files, more = await store.files(Asked("tenant-0", "file-4", 3))

@@ -18,6 +18,7 @@ import redis
 
 from baton.cluster.config import BatonConfig
 from baton.cluster.redis_url import shown
+from baton.cluster.room import ANSWERS
 from baton.console.findings import Finding, State
 from baton.deploy.plans import resolve_model
 from baton.deploy.redis_server import find_server
@@ -81,12 +82,7 @@ def _asked(client: redis.Redis, url: str) -> list[Finding]:
     found = [
         Finding("redis", "warn" if took > SLOW_REDIS_S else "ok", said, "put it nearer to routers and workers")
     ]
-    policy = str(info.get("maxmemory_policy", ""))
-    if info.get("maxmemory") and policy == "noeviction":
-        remedy = "CONFIG SET maxmemory-policy volatile-lru: every entry of ours has a lease"
-        found.append(
-            Finding("redis memory", "warn", "maxmemory-policy noeviction refuses writes when it is full", remedy)
-        )
+    found.append(_memory(info))
     skew = abs(wall + took / 2 - (seconds + micros / 1e6))
     if skew > SKEW_S:
         found.append(
@@ -95,6 +91,20 @@ def _asked(client: redis.Redis, url: str) -> list[Finding]:
     else:
         found.append(Finding("clocks", "ok", f"ours and Redis's differ by {skew * 1e3:.0f} ms"))
     return found
+
+
+def _memory(info: dict[str, object]) -> Finding:
+    """Nothing that must not be lost may be evicted, and there must be room for it."""
+    policy, most = str(info.get("maxmemory_policy", "")), int(str(info.get("maxmemory", 0)))
+    used = int(str(info.get("used_memory", 0)))
+    if most and policy != "noeviction":
+        said = f"maxmemory-policy {policy} may evict leases, rates, batch jobs and files at {most:,} bytes"
+        remedy = "CONFIG SET maxmemory-policy noeviction: what Baton stores is bounded, and a full store says so"
+        return Finding("redis memory", "fail", said, remedy)
+    if most and used > ANSWERS * most:
+        said = f"{used:,} of {most:,} bytes are used: files are refused and batch jobs wait"
+        return Finding("redis memory", "warn", said, "delete files, or raise maxmemory")
+    return Finding("redis memory", "ok", f"{used:,} of {most:,} bytes, {policy}" if most else "without a limit")
 
 
 def ray(config: BatonConfig) -> Finding:
