@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
     "nvext": ("completions", {}),
     "reasoning": ("responses", {}),
     "text": ("responses", {}),
-    "stream_options": ("chat", {"stream": True}),
+    "stream_options": ("chat", {"stream": True, "max_tokens": 1}),  # more could come in chunks of any size
 }
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 TOOL, FLAT = {"type": "function", "function": FUNCTION}, {"type": "function", **FUNCTION}
@@ -88,7 +88,7 @@ SENT: dict[str, Any] = {
     "dimensions": 2, "pooling": "last", "return_token_strs": True, "tokens": [70],
 }  # fmt: skip
 WITH: dict[str, tuple[Any, dict[str, Any]]] = {
-    "stream_options": ({"include_usage": True}, {"stream": True}),
+    "stream_options": ({"include_usage": True}, {"stream": True, "max_tokens": 1}),
     "include_stop_str_in_output": (True, {"stop": "quick"}),
     "truncation_side": ("right", {"truncate_prompt_tokens": 2}),
     "tool_choice": ("required", {"tools": [TOOL]}),
@@ -102,7 +102,7 @@ OTHERWISE: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("responses", "tool_choice"): ("required", {"tools": [FLAT]}),
     ("responses", "parallel_tool_calls"): (False, {"tools": [FLAT], "tool_choice": "required"}),
     ("responses", "top_logprobs"): (2, {"include": ["message.output_text.logprobs"]}),
-    ("responses", "stream_options"): ({}, {"stream": True}),
+    ("responses", "stream_options"): ({}, {"stream": True, "max_output_tokens": 1}),
     ("tokenize", "prompt"): ("Bye", {"messages": None}),
     ("tokenize", "add_special_tokens"): (True, {}),
     ("tokenize", "tool_choice"): ("none", {"tools": [TOOL]}),
