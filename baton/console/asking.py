@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from baton.cluster.config import BatonConfig
-from baton.console.workers import newest_config
+from baton.console.workers import local_config
 from baton.deploy.security import probing_context
 from baton.protos.errors import (
     BatonError,
@@ -59,10 +59,10 @@ class Router(msgspec.Struct, frozen=True):
 
 
 def router(url: str | None, key: str) -> Router:
-    """The one that was named, or that of the newest cluster on this machine. Raises ConfigError: there is none."""
+    """The one that was named, or that of the one cluster on this machine. Raises ConfigError: none, or several."""
     if url:
         return Router(url, key)
-    config = newest_config(Path(tempfile.gettempdir()))
+    config = local_config(Path(tempfile.gettempdir()))
     return Router(url_of(config), key, probing_context(config))
 
 

@@ -82,10 +82,8 @@ def serve(
 
 @app.command()
 def workers(
-    redis: Annotated[
-        str | None, _flag("The cluster's Redis; default: of the newest cluster on this machine")
-    ] = None,
-    namespace: Annotated[str, typer.Option(help="The cluster's namespace; default: of the newest one")] = "",
+    redis: Annotated[str | None, _flag("The cluster's Redis; default: of the one cluster on this machine")] = None,
+    namespace: Annotated[str, typer.Option(help="The cluster's namespace; default: of the one cluster here")] = "",
 ) -> None:
     """Show the workers of a running cluster."""
     from baton.console.workers import show_workers
@@ -96,7 +94,7 @@ def workers(
 @app.command()
 def explain(
     request_id: Annotated[str, typer.Argument(help="The answer's id, or its x-request-id")],
-    url: Annotated[str | None, _flag("The router; default: of the newest cluster on this machine")] = None,
+    url: Annotated[str | None, _flag("The router; default: of the one cluster on this machine")] = None,
     key: Annotated[str, typer.Option(help="API key", envvar="BATON_API_KEY")] = "",
     json: Annotated[bool, typer.Option("--json", help="The record itself")] = False,
 ) -> None:
@@ -108,7 +106,7 @@ def explain(
 
 @app.command()
 def top(
-    url: Annotated[str | None, _flag("The router; default: of the newest cluster on this machine")] = None,
+    url: Annotated[str | None, _flag("The router; default: of the one cluster on this machine")] = None,
     key: Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")] = "",
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end")] = False,

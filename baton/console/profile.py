@@ -56,7 +56,7 @@ def measure_command(
     repeats: Annotated[int, typer.Option(min=1, max=50, help="Of each prompt; the median counts")] = 3,
     json: Annotated[str | None, typer.Option("--json", help="Write points and costs there; - prints them")] = None,
 ) -> None:
-    """Measure a live worker of the newest cluster on this machine; best while it has nothing else to do."""
+    """Measure a live worker of the one cluster on this machine; best while it has nothing else to do."""
 
     def run() -> int:
         import asyncio
@@ -64,12 +64,12 @@ def measure_command(
         from pathlib import Path
 
         from baton.console.liveprofile import measure
-        from baton.console.workers import newest_config
+        from baton.console.workers import local_config
         from baton.planner.measured import predicted
         from baton.planner.paced_file import to_toml
 
         console = Console(highlight=False, stderr=True)
-        found = asyncio.run(measure(newest_config(Path(tempfile.gettempdir())), slot, repeats, console.print))
+        found = asyncio.run(measure(local_config(Path(tempfile.gettempdir())), slot, repeats, console.print))
         info, curve = found.info, found.costs.curve
         off = [predicted(curve, p) / p.seconds - 1 for p in found.points]
         lines = [

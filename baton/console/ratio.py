@@ -21,7 +21,7 @@ from baton.console.asking import router
 Guard = Callable[[Callable[[], int]], int]
 TIMEOUT_S = 120.0
 SHOWN = 12
-_Url = Annotated[str | None, typer.Option(help="The router; default: of the newest cluster on this machine")]
+_Url = Annotated[str | None, typer.Option(help="The router; default: of the one cluster on this machine")]
 _Key = Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")]
 _Force = Annotated[bool, typer.Option("--force", help="Also where it leaves a model without a role's last worker")]
 _Json = Annotated[bool, typer.Option("--json", help="What the router said")]

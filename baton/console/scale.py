@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import typer
+from redis.exceptions import RedisError
 from rich.console import Console
 
 from baton.cluster.membership import Roster, connect
 from baton.cluster.roles import ROLES
 from baton.cluster.scale import Scale, ask, read, require_possible, slots_of
 from baton.console.workers import meeting_place
-from baton.protos.errors import ConfigError, StartupError
+from baton.protos.errors import ConfigError, StartupError, Unavailable
 from baton.protos.nouns import WorkerInfo
 
 LOOK_S = 0.2
@@ -33,8 +34,10 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
     @app.command()
     def scale(
         numbers: Annotated[list[str], typer.Argument(help="prefill=N and/or decode=N")],
-        redis: Annotated[str, typer.Option(help="The cluster's Redis; default: of the newest one here")] = "",
-        namespace: Annotated[str, typer.Option(help="The cluster's namespace; default: of the newest one")] = "",
+        redis: Annotated[str, typer.Option(help="The cluster's Redis; default: of the one cluster here")] = "",
+        namespace: Annotated[
+            str, typer.Option(help="The cluster's namespace; default: of the one cluster here")
+        ] = "",
         wait: Annotated[float, typer.Option(help="Seconds to wait until it is so; 0: don't")] = 120.0,
     ) -> None:
         """Run other numbers of workers; those that go are drained first, and no request fails."""
@@ -43,9 +46,9 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
 
 def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> int:
     """Ask, wait, tell how long it took."""
-    url, namespace = meeting_place(redis, namespace)
+    asked, (url, namespace) = parse(numbers), meeting_place(redis, namespace)
     begun = time.monotonic()
-    console, wanted = Console(highlight=False), asyncio.run(_scale(url, namespace, parse(numbers), wait_s))
+    console, wanted = Console(highlight=False), asyncio.run(_scale(url, namespace, asked, wait_s))
     took = f" after {time.monotonic() - begun:.1f} s" if wait_s else ", asked for"
     console.print(f"prefill={wanted.prefill} decode={wanted.decode}{took}")
     return 0
@@ -74,6 +77,10 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
         if wait_s:
             _require_played(await _until_placed(roster, wanted, wait_s), wanted)
         return wanted
+    except (RedisError, OSError) as error:
+        raise Unavailable(
+            f"the cluster's Redis is away ({error}): it is not known whether anybody was asked"
+        ) from None
     finally:
         await client.aclose()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pydantic
@@ -19,7 +20,7 @@ from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.membership import Entry, Roster, connect
 from baton.deploy.redis_server import check_redis
 from baton.protos import version
-from baton.protos.errors import ConfigError
+from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.nouns import WorkerInfo
 
 RUN_DIR = "BATON_CLUSTER__RUN_DIR"
@@ -39,11 +40,11 @@ COLUMNS = (
 
 
 def show_workers(redis_url: str | None, namespace: str) -> int:
-    """Print the table. Without a URL it is the newest cluster that runs on this machine."""
+    """Print the table. Without a URL it is of the one cluster that runs on this machine."""
     url, namespace = meeting_place(redis_url, namespace)
-    if redis_url:
-        check_redis(redis_url)
     console, entries = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
+    if not entries:
+        raise NoWorker(f"no worker is in the namespace {namespace!r} of this Redis; is --namespace right?")
     console.print(table(entries))
     if (links := links_table(entries)) is not None:
         console.print(links)
@@ -51,30 +52,49 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
 
 
 def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
-    """Redis and namespace: those that were named, else those of the newest cluster on this machine."""
+    """Redis and namespace: those that were named, else as ``local_config``. Raises ConfigError: none answers."""
     if redis_url:
+        check_redis(redis_url)
         return redis_url, namespace or ClusterConfig().namespace
-    config = newest_config(Path(tempfile.gettempdir()))
+    config = local_config(Path(tempfile.gettempdir()))
     return config.redis.url, namespace or config.cluster.namespace
 
 
-def newest_config(folder: Path) -> BatonConfig:
-    """The config of the run that started last, in a folder of ``folder`` or where the environment says (a pod's
-    router). Raises ConfigError when none runs here.
+def local_config(folder: Path) -> BatonConfig:
+    """The config of the cluster that runs on this machine: where the environment says (a pod's router), else in a
+    folder of ``folder``. Which it is goes to stderr. Raises ConfigError where none or several run.
     """
-    found = [*folder.glob("baton-*/config.json")]
-    if named := os.environ.get(RUN_DIR):
-        found += Path(named).glob("config.json")
-    for path in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True):
+    named = os.environ.get(RUN_DIR)
+    found = _running([Path(named, "config.json")] if named else sorted(folder.glob("baton-*/config.json")))
+    if not found:
+        raise ConfigError(
+            f"no cluster runs {f'in {named}, as {RUN_DIR} says' if named else 'on this machine'}: start one with "
+            "`baton serve`, or name one elsewhere (--url URL or --redis URL, as `--help` says)",
+            "redis.url",
+        )
+    listed = "; ".join(f"{RUN_DIR}={run_dir} ({_described(config)})" for run_dir, config in found.items())
+    if len(found) > 1:
+        raise ConfigError(f"{len(found)} clusters run on this machine, say which in the environment: {listed}", "")
+    Console(stderr=True, highlight=False).print(f"[dim]cluster: {escape(listed)}[/]", soft_wrap=True)
+    return next(iter(found.values()))
+
+
+def _running(files: Sequence[Path]) -> dict[str, BatonConfig]:
+    """Run directory -> config of those whose Redis answers."""
+    found = {}
+    for path in files:
         try:
             config = BatonConfig.model_validate_json(path.read_bytes())
             check_redis(config.redis.url)
         except (OSError, pydantic.ValidationError, ConfigError):
             continue  # of a run that is over
-        return config
-    raise ConfigError(
-        "no cluster runs on this machine: start one with `baton serve`, or pass --redis URL", "redis.url"
-    )
+        found[str(path.parent)] = config
+    return found
+
+
+def _described(config: BatonConfig) -> str:
+    model = config.worker.model_name or Path(config.worker.model).name or config.worker.device
+    return f"{model}, router on port {config.router.port}"
 
 
 def table(entries: dict[str, Entry]) -> Table:

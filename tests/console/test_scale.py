@@ -94,3 +94,8 @@ def test_the_last_workers_of_a_role_are_not_scaled_away_by_their_slots_names(
     assert (code, f"no {missing} worker would be left" in said) == (1, True), said
     assert f"baton role {missing}-0 {missing}" in said
     assert asyncio.run(asked(url)) is None  # nobody was asked to drain them
+
+
+def test_a_redis_that_does_not_answer_is_one_line() -> None:
+    code, said = scaled("unix:///nowhere", "prefill=1", "decode=1")
+    assert (code, said.startswith("error: no Redis answers at unix:///nowhere")) == (1, True), said

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
 from baton.cluster.membership import Entry
-from baton.console.workers import RUN_DIR, meeting_place, table, version_of
+from baton.console.workers import RUN_DIR, meeting_place, show_workers, table, version_of
 from baton.deploy.redis_server import RedisServer
+from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 from baton.protos.version import PROTOCOL
 
@@ -52,6 +53,40 @@ def test_without_a_redis_it_is_the_cluster_of_this_machine_or_of_this_pod_with_i
             monkeypatch.setattr(tempfile, "tempdir", folder)
             assert meeting_place(None, "") == (server.url, "llm.demo")
             assert meeting_place(None, "other") == (server.url, "other")
-            assert meeting_place("redis://elsewhere", "") == ("redis://elsewhere", "baton")
+            assert meeting_place(server.url, "") == (server.url, "baton")
+            with pytest.raises(ConfigError, match="no Redis answers"):
+                meeting_place("unix:///nowhere", "")
+            with pytest.raises(NoWorker, match="namespace 'empty'"):
+                show_workers(server.url, "empty")
         finally:
             server.stop()
+
+
+def test_several_clusters_on_a_machine_are_listed_and_none_is_picked_in_silence(
+    tmp_path, monkeypatch, server, capsys
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(RUN_DIR, raising=False)
+
+    def runs(name: str, redis_url: str) -> str:
+        config = BatonConfig(redis=RedisConfig(url=redis_url), cluster=ClusterConfig(namespace=name))
+        folder = tmp_path / f"baton-{name}"
+        folder.mkdir()
+        (folder / "config.json").write_text(config.model_dump_json())
+        return str(folder)
+
+    runs("over", "unix:///nowhere")
+    with pytest.raises(ConfigError, match="no cluster runs on this machine"):
+        meeting_place(None, "")
+    one = runs("one", server.url)
+    assert meeting_place(None, "")[1] == "one"
+    assert one in "".join(capsys.readouterr().err.split())
+    two = runs("two", server.url)
+    with pytest.raises(ConfigError, match="2 clusters run on this machine") as several:
+        meeting_place(None, "")
+    assert all(f"{RUN_DIR}={folder}" in several.value.message for folder in (one, two))
+    monkeypatch.setenv(RUN_DIR, one)
+    assert meeting_place(None, "")[1] == "one"
+    monkeypatch.setenv(RUN_DIR, str(tmp_path / "baton-over"))
+    with pytest.raises(ConfigError, match=r"no cluster runs in .*baton-over"):
+        meeting_place(None, "")
