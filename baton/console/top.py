@@ -81,15 +81,15 @@ def _head(found: dict[str, Any]) -> Text:
 
 def _pool(found: dict[str, Any], role: str) -> Panel:
     table = Table(box=None, pad_edge=False, expand=True)
-    for name in ("worker", "KV", "busy", "run", "wait", "tok/s"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("worker", "KV", "busy") else "right")
+    for name in ("worker", "KV", "full", "run", "wait", "tok/s"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("worker", "KV", "full") else "right")
     for worker in (w for w in found["workers"] if w["role"] == role):
         away = _away(worker)
         rate = worker["prefill_tokens_per_s"] + worker["decode_tokens_per_s"]
         table.add_row(
             Text(worker["id"] + (f" ({away})" if away else ""), style="yellow" if away else ""),
             _gauge(worker["kv_usage"]),
-            _gauge(worker["busy"]),
+            _gauge(worker["full"]),
             str(worker["running"]),
             str(worker["waiting"]),
             _number(rate),
@@ -149,7 +149,9 @@ def _changes(found: dict[str, Any]) -> Table:
 # ---- figures -----------------------------------------------------------------------------------------
 
 
-def _gauge(share: float) -> Text:
+def _gauge(share: float | None) -> Text:
+    if share is None:
+        return Text(NONE, style="dim")
     filled = round(BAR * min(1.0, max(0.0, share)))
     style = "red" if share > 0.97 else "yellow" if share > 0.9 else "cyan"
     return Text.assemble(("█" * filled, style), ("░" * (BAR - filled), "dim"), f" {share:4.0%}")

@@ -13,8 +13,11 @@ from baton.cluster.advice import AdviceStore
 from baton.cluster.config import BatonConfig
 from baton.cluster.holds import HeldRoster
 from baton.cluster.telemetry import RouterMetrics
+from baton.deploy.control_advice import slos
 from baton.deploy.plans import model_name
 from baton.deploy.router_metrics import SharedMetrics
+from baton.planner.observe import Seen, fullness
+from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.protos.version import product_version
 from baton.router.dispatch import Dispatcher
 from baton.router.live import LiveStats
@@ -58,11 +61,19 @@ def make_overview(
         prices=prices,
         others=shared.others if shared else None,
         holds=lambda: roster.holds,
+        fullness=_fullness(config),
         actions=("drain", "eject", "rerole") if dispatcher.roles is not None else ("drain", "eject"),
     )
     if shared is not None:
         shared.live = overview.state
     return overview
+
+
+def _fullness(config: BatonConfig) -> Callable[[WorkerInfo, WorkerLoad], float | None]:
+    """By the controller's own measure, so that its advice and what is shown agree."""
+    ttft_s, tpot_s = slos(config)
+    chunk, horizon_s = config.worker.prefill_chunk_tokens, config.controller.horizon_s
+    return lambda info, load: fullness(Seen(info, load), chunk, ttft_s, tpot_s, horizon_s)
 
 
 def _price(dispatcher: Dispatcher, prices: Prices, role: str) -> Callable[[], float]:

@@ -12,11 +12,11 @@ from statistics import fmean
 import msgspec
 
 from baton.cluster.traffic import ClassTraffic, Slice, by_class
-from baton.planner.pressure import Backlog, Demand, Workers, capacity
+from baton.planner.pressure import BURSTS, Backlog, Demand, Workers, capacity, pressure
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
 
 __all__ = [
-    "BLOCK_TOKENS", "Seen", "backlog", "costs", "covered", "demand", "observed_rate", "predicted_rate",
+    "BLOCK_TOKENS", "Seen", "backlog", "costs", "covered", "demand", "fullness", "observed_rate", "predicted_rate",
     "predicted_tpot", "transfer",
 ]  # fmt: skip
 
@@ -80,6 +80,24 @@ def _decode_is_full(writers: Sequence[Seen], reading: bool) -> bool:
     writing = sum(w.load.running + w.load.waiting for w in writers)
     leased = sum(w.load.leased_pages for w in writers)
     return writing >= TAKEN * max(1, seats) or (not reading and bool(writing) and leased >= TAKEN * max(1, pages))
+
+
+def fullness(one: Seen, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon_s: float) -> float | None:
+    """How full one worker is, as ``pressure`` says of its role: of its last seconds, and of what waits there now.
+
+    A decode worker that reads prompts itself is as much fuller as that takes. None before it knows its costs.
+    """
+    known, load = costs([one], chunk_tokens, ttft_s, tpot_s), one.load
+    if known is None:
+        return None
+    if one.info.role == "prefill":
+        return (load.busy + known.prompt_seconds(load.waiting_tokens, 0.0) / horizon_s) / BURSTS
+    context = load.leased_pages * BLOCK_TOKENS / max(1, load.running)
+    writes = Demand(0.0, 0.0, 0.0, load.decode_tokens_per_s, context)
+    there = Backlog(0.0, load.running, load.waiting)
+    return pressure(writes, there, known, 0, 1, horizon_s).decode + known.prompt_seconds(
+        load.prefill_tokens_per_s, 0.0
+    )
 
 
 def costs(workers: Sequence[Seen], chunk_tokens: int, ttft_s: float, tpot_s: float) -> Workers | None:

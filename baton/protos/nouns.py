@@ -278,7 +278,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """How busy a worker is: the changing half of its membership entry. A hint, seconds old at times.
 
     Rates, ``busy`` (the share of time inside steps), MFU, MBU and watts are of the last seconds; counts are since
-    the start.
+    the start. ``busy`` says nothing of the room that is left: one sequence keeps a decode worker in steps.
     """
 
     running: int = 0

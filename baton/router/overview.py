@@ -71,7 +71,10 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Overview:
-    """``snapshot`` of one cluster. ``others`` asks the router's other processes for their LiveStates."""
+    """``snapshot`` of one cluster. ``others`` asks the router's other processes for their LiveStates.
+
+    ``fullness``: of a worker, by the controller's definition; None while its costs aren't known.
+    """
 
     def __init__(
         self,
@@ -89,12 +92,13 @@ class Overview:
         others: Callable[[], Awaitable[Sequence[LiveState]]] | None = None,
         holds: Callable[[], Mapping[str, Hold]] = dict,
         actions: Sequence[str] = (),
+        fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None,
     ) -> None:
         self.live = live
         self._roster, self._classes, self._router = roster, classes, dict(router)
         self._clock, self._wall_clock, self._waiting, self._reachable = clock, wall_clock, waiting, reachable
         self._advice, self._prices, self._others, self._holds = advice, prices, others, holds
-        self._actions = list(actions)
+        self._actions, self._fullness = list(actions), fullness
         self._started = clock()
         self._at = float("-inf")
         self._last: dict[str, Any] = {}
@@ -123,7 +127,10 @@ class Overview:
     async def _look(self) -> dict[str, Any]:
         state = merged([self.state(), *(await self._others() if self._others else ())])
         entries, up, holds = self._roster.snapshot(), self._reachable(), self._holds()
-        workers = [_worker(entry, name in up, holds.get(name)) for name, entry in sorted(entries.items())]
+        workers = [
+            _worker(entry, name in up, holds.get(name)) | {"full": self._fullness(entry.info, entry.load)}
+            for name, entry in sorted(entries.items())
+        ]
         advice, pin, timeline = await self._control()
         return {
             "at": self._wall_clock(),
@@ -238,7 +245,7 @@ def _worker(entry: Entry, up: bool, hold: Hold | None) -> dict[str, Any]:
         "hit_rate": _share(load.prefix_hits, load.prefix_queries),
         "prefill_tokens_per_s": load.prefill_tokens_per_s,
         "decode_tokens_per_s": load.decode_tokens_per_s,
-        "busy": load.busy,
+        "in_steps": load.busy,
         "mfu": load.mfu,
         "mbu": load.mbu,
         "preemptions": load.preemptions,
@@ -256,7 +263,7 @@ def _pool(workers: list[dict[str, Any]]) -> dict[str, Any]:
         "running": sum(w["running"] for w in workers),
         "waiting": sum(w["waiting"] for w in workers),
         "kv_usage": used / pages if pages else 0.0,
-        "busy": sum(w["busy"] or 0.0 for w in workers) / len(workers) if workers else 0.0,
+        "full": _mean([w["full"] for w in workers if w["full"] is not None]),
         "prefill_tokens_per_s": sum(w["prefill_tokens_per_s"] for w in workers),
         "decode_tokens_per_s": sum(w["decode_tokens_per_s"] for w in workers),
     }
@@ -283,6 +290,10 @@ def _flows(entry: Entry) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -55,6 +55,7 @@ async def snapshot():
         router={"model": "m", "policy": "cost", "processes": 1},
         clock=lambda: 200.0, wall_clock=lambda: 60.0, waiting=lambda: {"short": 3},
         reachable=lambda: frozenset({"prefill-0", "decode-0", "decode-1"}), prices=Prices(2.0, 1.0),
+        fullness=lambda info, load: 0.09 if info.role == "decode" else None,
     )  # fmt: skip
     return await overview.snapshot()
 
@@ -63,8 +64,8 @@ def test_a_snapshot_adds_up(snapshot):
     short = snapshot["classes"][0]
     assert short["attainment"] == pytest.approx(1 / 3)
     assert short["waiting"] == 3
-    assert snapshot["pools"]["decode"] | {"busy": 0} == {
-        "workers": 2, "ready": 1, "running": 8, "waiting": 4, "kv_usage": 0.5, "busy": 0,
+    assert snapshot["pools"]["decode"] == {
+        "workers": 2, "ready": 1, "running": 8, "waiting": 4, "kv_usage": 0.5, "full": 0.09,
         "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0,
     }  # fmt: skip
     cost = snapshot["totals"]["cost"]
@@ -81,6 +82,8 @@ def test_the_page_names_every_worker_and_class(snapshot, width):
     for name in ("prefill-0", "decode-0", "short", "50%"):
         assert name in text
     assert "TTFT p50" in text
+    assert " 9%" in text  # how full it is, beside 75% of its time in steps
+    assert "75%" not in text
     assert ("transfer" in text) == (width >= 120)
     if width > 80:
         assert "decode-1 (standby)" in text

@@ -12,7 +12,7 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Engines",
         (
             Panel(
-                "Busy",
+                "Time in steps",
                 (Line(q.rate(W["busy_seconds"], "worker", ALL_WORKERS), "{{worker}}"),),
                 "percentunit",
                 most=1,

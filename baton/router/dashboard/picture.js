@@ -10,12 +10,12 @@ const gauge = (name) =>
 const makeWorker = (worker, open) =>
   h("button", { class: `node ${worker.role}`, type: "button", onclick: () => open(worker.id) },
     h("span", { class: "top" }, h("span", { class: "id" }), h("span", { class: "rate" })),
-    gauge("KV"), gauge("busy"), h("p", { class: "say" }));
+    gauge("KV"), gauge("full"), h("p", { class: "say" }));
 
 const tone = (share) => (share > 0.97 ? " fill-bad" : share > 0.9 ? " fill-warn" : "");
 
 const updateWorker = (node, worker) => {
-  const [top, kv, busy, text] = node.children;
+  const [top, kv, full, text] = node.children;
   const away = !worker.up ? "unreachable" : worker.hold?.how === "eject" ? "ejected" : AWAY[worker.state] ?? "";
   node.className = `node ${worker.role}${away ? " away" : ""}`;
   say(top.children[0], worker.id);
@@ -29,12 +29,12 @@ const updateWorker = (node, worker) => {
   width(cached, worker.pages.cached / Math.max(1, worker.pages.total));
   cached.className = "fill-cached";
   say(kv.children[2], percent(worker.kv_usage));
-  width(busy.children[1].children[0], worker.busy);
-  busy.children[1].children[0].className = "fill-busy";
-  say(busy.children[2], percent(worker.busy));
+  width(full.children[1].children[0], worker.full || 0);
+  full.children[1].children[0].className = "fill-full";
+  say(full.children[2], percent(worker.full));
   say(text, `${worker.running} run · ${worker.waiting} wait`);
   node.setAttribute("aria-label",
-    `${worker.id}, ${away || "ready"}, KV ${percent(worker.kv_usage)}, busy ${percent(worker.busy)}, ${worker.running} running, ${worker.waiting} waiting`);
+    `${worker.id}, ${away || "ready"}, KV ${percent(worker.kv_usage)}, full ${percent(worker.full)}, ${worker.running} running, ${worker.waiting} waiting`);
 };
 
 const poolName = (column, title, pool) => {
@@ -44,7 +44,7 @@ const poolName = (column, title, pool) => {
   }
   const [name, more] = column._first.children;
   say(name, `${title} ${pool.ready}${pool.ready === pool.workers ? "" : ` of ${pool.workers}`}`);
-  say(more, pool.workers ? `KV ${percent(pool.kv_usage)} · busy ${percent(pool.busy)}` : "none");
+  say(more, pool.workers ? `KV ${percent(pool.kv_usage)} · ${percent(pool.full)} full` : "none");
 };
 
 const showRouter = ({ router, queues, totals }) => {
