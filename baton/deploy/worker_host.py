@@ -164,8 +164,9 @@ class Host:
         changing = asyncio.create_task(self._change(worker, engine, kept), name="role")
         stopped = asyncio.create_task(self.stop.wait())
         turning = asyncio.create_task(end_unless_turning(HUNG_S))
+        watching = asyncio.create_task(self._watch(worker, engine), name="engine watch")
         await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (changing, stopped, turning):
+        for task in (changing, stopped, turning, watching):
             task.cancel()
         if worker.next_role:
             end_within(LEAVE_S)
@@ -178,6 +179,12 @@ class Host:
         log.error("%s", error.message)
         worker.lost(error)
         return EXIT_ENGINE_LOST
+
+    async def _watch(self, worker: Worker, engine: EngineProcess) -> None:
+        """End an engine that gets on no more: whoever starts the worker again gives it a new one."""
+        await worker.stuck(self.spec.stall_s)
+        log.error("the engine of %s gave no answer for %g s: it is ended", self.spec.slot, 2 * self.spec.stall_s)
+        engine.process.kill()
 
     async def _change(self, worker: Worker, engine: EngineProcess, kept: Kept) -> None:
         """When asked to, let go of every request and tell the engine; ``listen`` hears that it is done.

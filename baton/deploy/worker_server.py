@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import grpc
@@ -25,6 +25,7 @@ from baton.decode_worker.intake import Intake
 from baton.decode_worker.service import DecodeService
 from baton.decode_worker.shell import DecodeShell
 from baton.deploy.engine_process import EngineProcess
+from baton.deploy.engine_watch import EngineWatch
 from baton.deploy.metrics_server import start_metrics
 from baton.deploy.security import identity_of, warn_of_plaintext
 from baton.deploy.worker_blocks import WorkerBlocks
@@ -70,7 +71,7 @@ class Worker:
         self.transport = AutoTransport(
             engine.memory, time.monotonic, spec.kv_transport, report.link, identity=self.identity
         )
-        self.health = health_aio.HealthServicer()
+        self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
         self.blocks.plays(spec.role)
         self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
@@ -95,6 +96,23 @@ class Worker:
         self.blocks.lost(error)
         self.service.lost(error)
         self.control.lost(error)
+
+    async def stuck(self, limit_s: float) -> None:
+        """Returns when the engine gets on no more. Before that, health and membership have told that it stalls."""
+        await EngineWatch(self._asked, self._stalls, limit_s).run()
+
+    async def _asked(self) -> None:
+        with suppress(WorkerLost):  # ``listen`` hears that too
+            await self.control.snapshot()
+
+    async def _stalls(self, stalls: bool) -> None:
+        info, (before, after) = self.control.info, ("ready", "stalled") if stalls else ("stalled", "ready")
+        log.warning("the engine of %s is %s", info.worker_id, "silent" if stalls else "back")
+        if info.state == before:
+            self.control.info = msgspec.structs.replace(info, state=after)
+        serving = health_pb2.HealthCheckResponse
+        for name in self.names:
+            await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
 
     async def leave(self, grace_s: float, member: Any) -> None:
         """Drain: routers are told first, then requests may finish."""
@@ -157,8 +175,9 @@ async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) ->
     server = grpc.aio.server(options=options, interceptors=guards)
     warn_of_plaintext(spec.host, spec.tls)
     names = worker.add_to(server)
+    worker.names += names
     health_pb2_grpc.add_HealthServicer_to_server(worker.health, server)
-    for name in ("", *names):
+    for name in worker.names:
         await worker.health.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
     try:

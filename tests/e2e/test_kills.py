@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.fleet import Fleet
+from baton.cluster.membership import Entry
+from baton.console.workers import _look
+from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
 TYPED = {"worker_lost", "no_worker", "draining", "unavailable", "overloaded", "pool_exhausted"}
@@ -135,6 +137,38 @@ def test_a_worker_that_dies_while_redis_hangs_is_back_when_redis_is(cluster):
         os.kill(fleet.redis_pid, signal.SIGCONT)
     fleet.wait_for_return("decode-0", before)
     fleet.wait_for_baseline()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("slot", ["prefill-0", "decode-1"])
+async def test_a_stopped_engine_is_replaced_and_its_requests_go_elsewhere(tmp_path, slot):
+    profile = slow_profile(tmp_path, fixed=0.004, prefill=0.0001, kv=1024)
+    worker, router = (
+        {"device": f"paced:{profile}", "stall_s": 3.0},
+        {"local_prefill_max_tokens": 16, "stall_s": 1.0},
+    )
+    with Fleet(2, 2, worker=worker, router=router) as fleet:
+        before, outcome, stop = fleet.record(slot), Outcome(), asyncio.Event()
+        load = asyncio.create_task(_load(fleet, Oracle(profile), outcome, stop, 6, seed=9))
+        await asyncio.sleep(0.5)
+        os.kill(before.engine_pid, signal.SIGSTOP)
+
+        def stalled() -> bool:
+            return roster(fleet)[slot].info.state == "stalled"
+
+        await asyncio.to_thread(wait_for, stalled, 20.0, "the news of the stall")
+        await asyncio.to_thread(fleet.wait_for_return, slot, before.incarnation)
+        stop.set()
+        await load
+        assert outcome.wrong == {}
+        assert outcome.counts["right"] > 20
+        assert not any(what.startswith("typed") for what in outcome.counts), outcome.counts
+        fleet.wait_for_baseline()
+
+
+def roster(fleet: Fleet) -> dict[str, Entry]:
+    """What ``baton workers`` shows."""
+    return asyncio.run(_look(fleet.config.redis.url, fleet.config.cluster.namespace))
 
 
 @pytest.mark.soak

@@ -46,6 +46,11 @@ class WorkerConfig(Section):
     itl_target_s: float = Field(
         default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
     )
+    stall_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="an engine that is silent so long is not serving, twice so long: it is replaced; 0: never",
+    )
     lease_ttl_s: float = Field(default=30.0, gt=0, description="a reservation that nobody renews ends then")
     drain_grace_s: float = Field(
         default=2.0, ge=0, description="what runs may finish in this time when the worker is told to stop"

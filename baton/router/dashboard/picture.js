@@ -2,7 +2,7 @@
 import { $, h, keep, s, say, width } from "./dom.js";
 import { bytes, count, percent } from "./format.js";
 
-const AWAY = { standby: "drained", draining: "draining", starting: "starting" };
+const AWAY = { standby: "drained", draining: "draining", starting: "starting", stalled: "stalled" };
 
 const gauge = (name) =>
   h("span", { class: "gauge" }, h("span", {}, name), h("span", { class: "track" }, h("i"), h("i")), h("span"));
