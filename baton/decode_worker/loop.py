@@ -70,16 +70,20 @@ class DecodeLoop(StepLoop):
         self._starving_since: float | None = None
         self._ages = 0
         self._outputs: list[ch.Output] = []
+        self._late: set[int] = set()  # answers whose grammars owe a word on the last token
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
         """Sweep, plan, run, tell."""
         self._sweep()
+        self._end_late()
         plan = self.scheduler.plan()
         if plan.items:
             self._starving_since = None
             outcome = self.compute(plan)
             self._observe(plan.shape(outcome.seconds))
+            for key, sampled in outcome.sampled.items():
+                self.answers[key].decoding.sequence.tell_ahead(sampled.token_id)
             for item in plan.items:
                 self._advance(item, outcome)
         starved = not plan.items and self._fail_starved()
@@ -269,6 +273,17 @@ class DecodeLoop(StepLoop):
         self._outputs.append(ch.Output(key, run, answer.cached_tokens if first else 0, stations, scores, pooled))
         if run.finish_reason:
             self._end(key)
+        elif not decoding.sequence.ready:
+            self._late.add(key)
+
+    def _end_late(self) -> None:
+        """Answers whose grammars hadn't said in time whether the last token completes them."""
+        for key in [key for key in self._late if key not in self.answers or self.answers[key].decoding.sequence.ready]:
+            self._late.remove(key)
+            answer = self.answers.get(key)
+            if answer is not None and (run := answer.decoding.sequence.late_end()) is not None:
+                self._outputs.append(ch.Output(key, run, 0, _last_stations(answer, run, self.clock()), (), b""))
+                self._end(key)
 
     def _tell(self) -> None:
         if self._outputs:

@@ -24,7 +24,7 @@ import msgspec
 from baton.decode_worker.loop import DecodeLoop
 from baton.deploy.heap import settle_heap
 from baton.deploy.worker_spec import WorkerSpec, load_spec
-from baton.engine.grammar import Grammars
+from baton.engine.grammar import GRACE_S, Grammars
 from baton.engine.hub import locate
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, mirror_of
@@ -107,7 +107,9 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     )
     pool = PagePool(pages, model.layout.block_tokens)
     pool.idle = {} if spec.has_tiers else None
-    return make_loop(spec, runner, pool, channel, Grammars(model, tokenizer_of(spec)), memory.view())
+    grammars = Grammars(model, tokenizer_of(spec), GRACE_S)
+    grammars.warm()
+    return make_loop(spec, runner, pool, channel, grammars, memory.view())
 
 
 def successor(spec: WorkerSpec, loop: StepLoop) -> StepLoop:

@@ -23,6 +23,9 @@ class Grammar(Protocol):
     def done(self) -> bool:
         """Whether nothing may follow."""
 
+    def tell_ahead(self, token_id: int) -> None:
+        """``take`` will say this next."""
+
     def take(self, token_id: int) -> None:
         """A token was emitted."""
 
@@ -127,6 +130,22 @@ class Sequence:
             return self._grammar.mask
         ids = self.request.sampling.allowed_token_ids
         return only(ids) if ids else None
+
+    def tell_ahead(self, token_id: int) -> None:
+        """Lets the grammar begin on the token that ``append`` will take."""
+        if self._grammar is not None:
+            self._grammar.tell_ahead(token_id)
+
+    def late_end(self) -> TokenRun | None:
+        """Returns the empty run that ends an answer whose grammar was slow to say that it is complete.
+
+        None while the answer goes on. Call it where ``ready`` has become true after an ``append``.
+        """
+        if self._grammar is None or not self.ready or self.finish_reason or not self._grammar.done:
+            return None
+        last = self.tokens[-1]
+        self.finish_reason, self.stop_token_id = "stop", last if last in self._eos else None
+        return TokenRun(self.outputs, (), (), self.finish_reason, self.stop_token_id)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenRun:
         """``take`` it, and what is told of it."""

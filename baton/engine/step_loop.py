@@ -105,7 +105,7 @@ class StepLoop(ABC):
             busy = self.turn(messages)
 
     def _wait_s(self) -> float:
-        if self.grammars.compiling:
+        if self.grammars.awaited:
             return COMPILE_WAIT_S
         return max(0.0, min(self.patience(), self._until_report()))
 
@@ -116,6 +116,7 @@ class StepLoop(ABC):
 
     def turn(self, messages: list[Any]) -> bool:
         """Take ``messages``, run a step, report; True while there may be more to compute."""
+        self.grammars.turn()
         for message in messages:
             self.take(message)
         busy = self.beat()

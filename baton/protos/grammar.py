@@ -1,14 +1,12 @@
-"""What a ``Grammar`` noun means, for its two readers: the router, which refuses a bad one at the border, and the
-engine, which masks by it. The work is llguidance's (https://github.com/guidance-ai/llguidance).
+"""What a ``Grammar`` noun means, as llguidance (https://github.com/guidance-ai/llguidance) reads it.
 
-Knows nothing of requests, sequences or logits. Every bound is here: text, automaton, and seconds per mask.
+Knows nothing of requests, sequences or logits. Only a grammar process calls this with a client's text
+(``baton/grammars``): the limits here count some of the library's work, and the kernel's limits there bound the rest.
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
@@ -18,25 +16,22 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, Grammar
 
 BYTES = 256
-# A mask takes 0.01–0.1 ms. One that takes this long holds up everybody's step: its grammar is refused.
-SLOWEST_MASK_S = 0.25
 # Between JSON tokens: a space or a line break with its indent, as every style writes it, but no run of empty lines:
 # a small model that has begun one would fill max_tokens with it.
 JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,32}"}
+_GBNF = re.compile(r"(?m)^[ \t]*+root[ \t]*+::=")  # nothing that repeats can cross a line: linear
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
 
 
-def compiled(grammar: Grammar, tokenizer: LLTokenizer, clock: Callable[[], float] = time.perf_counter) -> LLMatcher:
-    """A matcher at its beginning, its first mask computed (where most costs show). Drops the GIL.
+def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """Returns a matcher at its beginning, its first mask computed (where most costs show).
 
     Raises InvalidRequest, with the library's words, for what can't be read, is unsatisfiable or too complex.
     """
     matcher = LLMatcher(tokenizer, _definition(grammar), log_level=0, limits=_LIMITS)
     require_sound(matcher)
-    began = clock()
     matcher.compute_bitmask()
     require_sound(matcher)
-    require_quick(clock() - began)
     return matcher
 
 
@@ -45,12 +40,6 @@ def require_sound(matcher: LLMatcher) -> None:
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split("\n<state>")[0].split())
         raise InvalidRequest(f"the grammar can't be followed: {reason}", "grammar")
-
-
-def require_quick(seconds: float) -> None:
-    """Raise InvalidRequest where one mask took too long."""
-    if seconds > SLOWEST_MASK_S:
-        raise InvalidRequest(f"the grammar is too complex: one step of it took {seconds:.2f} s", "grammar")
 
 
 def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
@@ -82,7 +71,7 @@ def _definition(grammar: Grammar) -> str:
 
 def _lark(text: str) -> str:
     """GBNF begins with a rule named root, Lark with one named start."""
-    return gbnf_to_lark(text) if re.search(r"(?m)^\s*root\s*::=", text) else text
+    return gbnf_to_lark(text) if _GBNF.search(text) else text
 
 
 class _Bytes:

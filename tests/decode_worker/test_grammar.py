@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from typing import Any
 
 import pytest
 
-from baton.engine import grammar
+from baton.engine.grammar import Grammars
+from baton.grammars.server import Child
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
 from tests.decode_worker.test_loop import Bench
@@ -61,20 +61,25 @@ def test_an_answer_goes_on_elsewhere_in_the_middle_of_its_grammar() -> None:
 
 
 def test_a_grammar_that_still_compiles_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiles, real = threading.Event(), grammar.compiled
-
-    def slowly(*args: Any) -> Any:
-        assert compiles.wait(10)
-        return real(*args)
-
-    monkeypatch.setattr(grammar, "compiled", slowly)
     bench = Bench()
-    said = until_ended(bench, 2, told=(admit(1, "[ab]{5}"), admit(2, None)))
-    assert len(outputs(said, 2)) == 40
-    assert outputs(said, 1) == []
-    assert bench.loop._wait_s() < 0.01
-    compiles.set()
+    with monkeypatch.context() as held:
+        held.setattr(Child, "receive", lambda self: None)
+        said = until_ended(bench, 2, told=(admit(1, "[ab]{5}"), admit(2, None)))
+        assert len(outputs(said, 2)) == 40
+        assert outputs(said, 1) == []
+        assert bench.loop._wait_s() < 0.01
     assert len(outputs(until_ended(bench, 1), 1)) == 5
+
+
+def test_an_answer_whose_grammar_is_slow_to_say_so_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, late = Bench(), Bench()
+    expected = outputs(until_ended(whole, 1, told=(admit(1, "[ab]{5}"),)), 1)
+    monkeypatch.setattr(Grammars, "wait", lambda *_, **__: None)  # no step waits: every word of it comes late
+    said = until_ended(late, 1, 2, told=(admit(1, "[ab]{5}"), admit(2, None)))
+    assert outputs(said, 1) == expected
+    last = [o.run for m in said if isinstance(m, ch.Tokens) for o in m.outputs if o.key == 1][-1]
+    assert (last.output_index, last.token_ids, last.finish_reason) == (5, (), "stop")
+    assert late.pool.snapshot_counts().leases == 0
 
 
 def test_a_bad_grammar_fails_its_own_request_alone() -> None:

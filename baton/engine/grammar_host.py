@@ -1,0 +1,174 @@
+"""One grammar's process as the engine sees it: what was asked of it, and who hears the answers.
+
+Knows nothing of when it may compile (``grammar``) or of what a mask means. Where the process dies, the sequence
+whose token it was working on is the one that it died of; the others go on in a new process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from baton.grammars.limits import RESTARTS
+from baton.grammars.messages import MOST_IDS, At, Begun, Compile, Compiled, End, FromChild, Take
+from baton.grammars.server import Child, ForkServer
+from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.nouns import Grammar
+
+log = logging.getLogger("baton.engine")
+
+
+class State(Protocol):
+    """A sequence that follows the grammar; ``tokens`` are all of its outputs so far."""
+
+    tokens: list[int]
+
+    def arrived(self, at: At) -> None:
+        """An answer."""
+
+    def fail(self, error: BatonError) -> None:
+        """There won't be one."""
+
+
+class Host:
+    """``join`` it to follow the grammar. Whoever drops its state has left; a host without states isn't wanted."""
+
+    def __init__(self, tenant: bytes, grammar: Grammar, server: ForkServer) -> None:
+        self.tenant, self.grammar, self._server = tenant, grammar, server
+        self.child: Child | None = None
+        self.error: BatonError | None = None
+        self.compiling = self.in_line = self._begun = self._compiled = False
+        self.grown = 0
+        self._lost = 0
+        self._states: WeakValueDictionary[int, State] = WeakValueDictionary()
+        self._known: set[int] = set()  # sequences that the process knows
+        self._asked: deque[int] = deque()  # in the order of the answers
+        self._serials = itertools.count()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody follows it."""
+        return len(self._states) > 0
+
+    @property
+    def queued(self) -> bool:
+        """Whether it is to be compiled."""
+        return self.child is None and self.error is None and self.wanted
+
+    @property
+    def left(self) -> bool:
+        """Whether the process knows sequences that are over."""
+        return len(self._known) > len(self._states)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it failed for reasons that may have passed."""
+        return self.error is not None and not isinstance(self.error, InvalidRequest)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self.queued or (self.wanted and (self.compiling or bool(self._asked)))
+
+    def compile(self) -> None:
+        """Gives the grammar to a process."""
+        self.compiling, self._begun = True, False
+        self.child = self._server.child()
+        self.child.send(Compile(self.grammar.kind, self.grammar.spec))
+        self._server.warm()
+
+    def join(self, state: State) -> int:
+        """Has ``state`` follow it, from the tokens that it has; the number to ask under."""
+        self.feed()  # a process that ended while it was idle died of nobody's token
+        seq = next(self._serials)
+        self._states[seq] = state
+        if self._compiled:
+            self._ask(seq, state.tokens)
+        return seq
+
+    def ask(self, seq: int, ids: Sequence[int]) -> None:
+        """Advances a sequence. Before the grammar is compiled there is nothing to do: all its tokens go then."""
+        if self._compiled:
+            self._ask(seq, ids)
+
+    def feed(self) -> None:
+        """Hands out the answers that have come, and forgets those who left."""
+        try:
+            while self.child is not None and (message := self.child.receive()) is not None:
+                self._hear(message)
+        except EOFError:
+            self._ended()
+        if self.child is not None and self.left:
+            for seq in self._known - set(self._states):
+                self._known.remove(seq)
+                self.child.send(End(seq))
+
+    def fail(self, error: BatonError) -> None:
+        """Ends it for everybody who follows it."""
+        self.close()
+        self.error = error
+
+    def close(self) -> None:
+        """Lets go of the process, whatever it does."""
+        if self.child is not None:
+            self.child.kill()
+        self.child, self.grown = None, 0
+        self.compiling = self._compiled = False
+        self._known.clear()
+        self._asked.clear()
+
+    def _ask(self, seq: int, ids: Sequence[int]) -> None:
+        assert self.child is not None
+        self._known.add(seq)
+        self._asked.append(seq)
+        whole = max(0, (len(ids) - 1) // MOST_IDS * MOST_IDS)
+        for at in range(0, whole, MOST_IDS):
+            self.child.send(Take(seq, tuple(ids[at : at + MOST_IDS]), more=True))
+        self.child.send(Take(seq, tuple(ids[whole:])))
+
+    def _hear(self, message: FromChild) -> None:
+        if isinstance(message, Begun):
+            self._begun = True
+            return
+        self.grown = message.grown
+        if isinstance(message, Compiled):
+            self._heard_compiled(message)
+            return
+        self._asked.popleft()
+        state = self._states.get(message.seq)
+        if state is not None:
+            state.arrived(message)
+
+    def _heard_compiled(self, message: Compiled) -> None:
+        self.compiling = False
+        if message.error:
+            self.fail(InvalidRequest(message.error, "grammar"))
+            return
+        self._compiled = True
+        for seq, state in list(self._states.items()):
+            self._ask(seq, state.tokens)
+
+    def _ended(self) -> None:
+        """The process died: of one sequence's token, of the grammar itself, or of something that isn't its fault."""
+        asked, ours, was_compiling = next(iter(self._asked), None), self._begun, self.compiling
+        self.close()
+        if ours and was_compiling:
+            log.info("a grammar of %d bytes was too much to compile", len(self.grammar.spec))
+            self.error = InvalidRequest(self._server.bounds.exceeded, "grammar")
+        elif asked is not None:
+            log.info("a grammar of %d bytes was too much to follow", len(self.grammar.spec))
+            if (culprit := self._states.pop(asked, None)) is not None:
+                culprit.fail(InvalidRequest(self._server.bounds.exceeded, "grammar"))
+        else:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._lost += 1
+        if reason := self._server.why_none():
+            self.error = InvalidRequest(reason, "grammar")
+        elif self._lost > RESTARTS:
+            self.error = BatonError("the processes that follow grammars can't be started; see the worker's log")

@@ -1,0 +1,112 @@
+"""One grammar, in a process of its own: compiled, followed, and killed by the kernel where it takes too much.
+
+Knows nothing of engines or routers. The library's own limits count some of its work; a derivative of an
+intersection can take minutes and gigabytes between two of its counts. So the kernel counts too: CPU time per
+message (a timer whose signal ends the process) and address space.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer
+
+from baton.grammars.limits import Bounds
+from baton.grammars.messages import PACKET_BYTES, At, Begun, Compile, Compiled, End, Take, ToChild
+from baton.protos.errors import InvalidRequest
+from baton.protos.grammar import compiled, require_sound
+from baton.protos.nouns import Grammar
+
+
+def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: Bounds) -> None:
+    """Answers what comes until the peer closes ``sock``."""
+    _limit(bounds.memory_bytes)
+    sock.send(msgspec.msgpack.encode(Begun()))
+    decoder, worker = msgspec.msgpack.Decoder(ToChild), Worker(tokenizer)
+    while packet := sock.recv(PACKET_BYTES):
+        message = decoder.decode(packet)
+        signal.setitimer(signal.ITIMER_PROF, _cpu_s(message, bounds))
+        reply = worker.take(message)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if reply is not None:
+            sock.send(msgspec.msgpack.encode(reply))
+
+
+class Worker:
+    """The grammar, and each sequence's place in it."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer, self._began = tokenizer, _peak_bytes()
+        self._base: LLMatcher | None = None
+        self._matchers: dict[int, tuple[LLMatcher, int]] = {}
+
+    def take(self, message: ToChild) -> Compiled | At | None:
+        """Does what it is told; the answer, if there is one."""
+        if isinstance(message, Compile):
+            return self._compile(message)
+        if isinstance(message, Take):
+            return self._advance(message)
+        self._matchers.pop(message.seq, None)
+        return None
+
+    def _compile(self, message: Compile) -> Compiled:
+        error = ""
+        try:
+            self._base = compiled(Grammar(message.kind, message.spec), self._tokenizer)
+        except InvalidRequest as refusal:
+            error = refusal.message
+        return Compiled(error, self._grown())
+
+    def _advance(self, message: Take) -> At | None:
+        matcher, taken = self._matchers.get(message.seq) or (self._begin(), 0)
+        taken += len(message.ids)
+        self._matchers[message.seq] = matcher, taken
+        matcher.consume_tokens(list(message.ids))
+        return None if message.more else self._at(message.seq, matcher, taken)
+
+    def _begin(self) -> LLMatcher:
+        assert self._base is not None, "a sequence before its grammar"
+        return self._base.deep_copy()
+
+    def _at(self, seq: int, matcher: LLMatcher, taken: int) -> At:
+        stopped, mask, error = False, b"", ""
+        try:
+            require_sound(matcher)
+            stopped = matcher.is_stopped()
+            mask = b"" if stopped else matcher.compute_bitmask()
+            require_sound(matcher)
+        except InvalidRequest as refusal:
+            error = refusal.message
+        return At(seq, taken, stopped, error, mask, self._grown())
+
+    def _grown(self) -> int:
+        return _peak_bytes() - self._began
+
+
+def _cpu_s(message: ToChild, bounds: Bounds) -> float:
+    if isinstance(message, Compile):
+        return bounds.compile_cpu_s
+    return bounds.step_cpu_s + bounds.token_cpu_s * (len(message.ids) if isinstance(message, Take) else 0)
+
+
+def _limit(memory_bytes: int) -> None:
+    """The kernel's bounds; and where memory is short all the same, it takes this process first."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with suppress(OSError):  # a kernel without it, or a sandbox that forbids it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    quiet = os.open(os.devnull, os.O_WRONLY)  # what an allocator says as it dies; our peer logs the end
+    os.dup2(quiet, 2)
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

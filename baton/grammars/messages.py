@@ -1,0 +1,91 @@
+"""What a process and its grammar processes tell each other: one msgpack packet per message.
+
+Knows nothing of sockets. Every message fits a packet (``MOST_IDS``): the socket keeps their borders.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.grammars.limits import Bounds
+
+PACKET_BYTES = 1 << 17
+MOST_IDS = 8192  # token ids in one Take: five bytes each at most
+
+
+class TokenizerSpec(msgspec.Struct, frozen=True):
+    """Names a tokenizer: the file at ``path``, or bytes where ``path`` is empty. ``ends`` are its end tokens.
+
+    ``bounds`` are of each grammar that is followed with it.
+    """
+
+    path: str
+    vocab_size: int
+    ends: tuple[int, ...] = ()
+    bounds: Bounds = Bounds()
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Make a grammar process. The socket that it serves comes beside this packet."""
+
+    number: int
+
+
+class Kill(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """End that process, whatever it does."""
+
+    number: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The tokenizer can't be loaded: no grammar process will ever be."""
+
+    reason: str
+
+
+class Compile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The one grammar of this process; the first message."""
+
+    kind: str
+    spec: str
+
+
+class Take(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Advance sequence ``seq`` (a new one begins) by ``ids``. Answered by ``At``, but for ``more`` to come."""
+
+    seq: int
+    ids: tuple[int, ...]
+    more: bool = False
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Forget sequence ``seq``. Not answered."""
+
+    seq: int
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The process is there, within its limits: where it ends from now on, its grammar was too much."""
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The grammar can be followed, or why it can't. ``grown`` is what the process has taken, in bytes."""
+
+    error: str
+    grown: int
+
+
+class At(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Where ``seq`` stands after ``taken`` tokens. ``mask`` has a bit per token id; empty where it is stopped."""
+
+    seq: int
+    taken: int
+    stopped: bool
+    error: str
+    mask: bytes
+    grown: int
+
+
+ToServer = Fork | Kill
+ToChild = Compile | Take | End
+FromChild = Begun | Compiled | At

@@ -1,0 +1,184 @@
+"""Grammar processes as their user sees them: one is always ready, and any can be killed at once.
+
+Knows nothing of what a grammar means. Safe to use from several threads; nothing here waits for a process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from contextlib import suppress
+
+import msgspec
+
+from baton.grammars.messages import PACKET_BYTES, Failed, Fork, FromChild, Kill, ToChild, TokenizerSpec
+
+log = logging.getLogger("baton.grammars")
+
+
+class ForkServer:
+    """The process that forks grammar processes for one tokenizer; started when first needed, again when it died."""
+
+    def __init__(self, tokenizer: TokenizerSpec) -> None:
+        self._tokenizer = tokenizer
+        self.bounds = tokenizer.bounds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._spare: Child | None = None
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._failure = ""
+
+    def warm(self) -> None:
+        """Has a process ready for the next grammar."""
+        with self._lock:
+            self._fresh_spare()
+
+    def child(self) -> Child:
+        """Takes the process that is ready. Call ``warm`` once it has its work: a fork beside that would delay it."""
+        with self._lock:
+            self._fresh_spare()
+            child, self._spare = self._spare, None
+        assert child is not None
+        return child
+
+    def kill(self, number: int) -> None:
+        """Ends a process, whatever it does. One that has ended, or a dead server's, is nobody's concern."""
+        with self._lock:
+            self._tell(Kill(number))
+
+    def why_none(self) -> str:
+        """Why there can't be a grammar process; empty where the next one may well be."""
+        with self._lock:
+            self._ended()
+            return self._failure
+
+    def close(self) -> None:
+        """Ends the process; its children end as their users let go of them."""
+        with self._lock:
+            if self._spare is not None:
+                self._spare.socket.close()
+            if self._process is not None:
+                self._reap()
+            self._spare = self._control = self._process = None
+
+    def _fresh_spare(self) -> None:
+        if self._process is None or self._ended():
+            self._start()
+            self._spare = None
+        if self._spare is None or self._spare.gone:
+            self._spare = self._fork()
+
+    def _start(self) -> None:
+        if self._process is not None:
+            log.warning("the process that forks grammar processes ended; it is started again")
+            self._reap()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fd, spec = theirs.fileno(), msgspec.json.encode(self._tokenizer).decode()
+            command = [sys.executable, "-m", "baton.grammars.server_main", str(fd), spec]
+            self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
+
+    def _reap(self) -> None:
+        assert self._process is not None
+        assert self._control is not None
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _fork(self) -> Child:
+        number = next(self._numbers)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._tell(Fork(number), theirs)
+        return Child(self, number, ours)
+
+    def _tell(self, message: Fork | Kill, *beside: socket.socket) -> None:
+        if self._control is not None:
+            with suppress(OSError):  # it died: whoever waits for a child hears the end of its socket
+                fds = [sock.fileno() for sock in beside]
+                socket.send_fds(self._control, [msgspec.msgpack.encode(message)], fds)
+
+    def _ended(self) -> bool:
+        """Whether the process closed its end, and what it said as it did."""
+        try:
+            while self._control is not None and (said := self._control.recv(PACKET_BYTES, socket.MSG_DONTWAIT)):
+                self._failure = msgspec.msgpack.decode(said, type=Failed).reason
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+
+class Child:
+    """One grammar process. ``send`` and ``receive`` never wait; ``kill`` it or let it end by ``close``."""
+
+    def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
+        self._server, self._number, self.socket = server, number, sock
+        self._unsent: deque[bytes] = deque()
+        self._decoder = msgspec.msgpack.Decoder(FromChild)
+        sock.setblocking(False)
+
+    def send(self, message: ToChild) -> None:
+        """Queues ``message`` and sends what the socket takes now."""
+        self._unsent.append(msgspec.msgpack.encode(message))
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as the socket takes it."""
+        try:
+            while self._unsent:
+                self.socket.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:  # the reader learns of it as the end
+            self._unsent.clear()
+
+    def receive(self) -> FromChild | None:
+        """The next answer; None while there is none. Raises EOFError when the process has ended."""
+        self.flush()
+        try:
+            packet = self.socket.recv(PACKET_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            packet = b""
+        if not packet:
+            raise EOFError("the grammar's process has ended")
+        return self._decoder.decode(packet)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process ended before it was asked anything."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def kill(self) -> None:
+        """Ends the process at once, in the middle of whatever it does."""
+        self._server.kill(self._number)
+        self.socket.close()
+
+
+_SERVERS: dict[TokenizerSpec, ForkServer] = {}
+_SERVERS_LOCK = threading.Lock()
+
+
+def server_for(tokenizer: TokenizerSpec) -> ForkServer:
+    """This process's one server for ``tokenizer``. It ends with this process."""
+    with _SERVERS_LOCK:
+        if tokenizer not in _SERVERS:
+            _SERVERS[tokenizer] = ForkServer(tokenizer)
+            atexit.register(_SERVERS[tokenizer].close)
+        return _SERVERS[tokenizer]

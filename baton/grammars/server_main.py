@@ -1,0 +1,116 @@
+"""The process that makes grammar processes: it loads the tokenizer once, and forks.
+
+Knows nothing of grammars. It has one thread and no torch, so a fork takes milliseconds and is safe. It ends when
+its parent closes the control socket; its children end when their own peers close theirs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import msgspec
+from llguidance import LLTokenizer
+
+from baton.grammars.child import serve
+from baton.grammars.limits import Bounds
+from baton.grammars.messages import PACKET_BYTES, Failed, Fork, TokenizerSpec, ToServer
+from baton.protos.errors import InvalidRequest
+from baton.protos.grammar import byte_tokenizer, compiled
+from baton.protos.nouns import Grammar
+
+
+def main() -> int:
+    """Arguments: the control socket's descriptor, and a TokenizerSpec as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is our parent's to act on
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(control.fileno(), False)
+    try:
+        spec = msgspec.json.decode(sys.argv[2], type=TokenizerSpec)
+        tokenizer = load(spec)
+    except InvalidRequest as error:
+        control.send(msgspec.msgpack.encode(Failed(error.message)))
+        return 1
+    compiled(Grammar("json_schema", "{}"), tokenizer)  # what is loaded at first use is loaded before the forks
+    gc.freeze()
+    Server(control, tokenizer, spec.bounds).run()
+    return 0
+
+
+def load(spec: TokenizerSpec) -> LLTokenizer:
+    """The tokenizer that ``spec`` names. Raises InvalidRequest where it can't follow a grammar."""
+    if not spec.path:
+        return byte_tokenizer(spec.vocab_size)
+    ends, size = list(spec.ends), spec.vocab_size
+    try:  # without an end token of its own the model gets one that it can't choose
+        return LLTokenizer(spec.path, n_vocab=size + (not ends), eos_token=ends or [size])
+    except Exception as error:  # the library raises what its readers do
+        raise InvalidRequest(f"this model's tokenizer can't follow a grammar: {error}", "grammar") from None
+
+
+class Server:
+    """Forks, kills and reaps, as it is told."""
+
+    def __init__(self, control: socket.socket, tokenizer: LLTokenizer, bounds: Bounds) -> None:
+        self._control, self._tokenizer, self._bounds = control, tokenizer, bounds
+        self._decoder = msgspec.msgpack.Decoder(ToServer)
+        self._poller = select.poll()
+        self._poller.register(control, select.POLLIN)
+        self._pids: dict[int, int] = {}  # by number
+        self._numbers: dict[int, int] = {}  # by pidfd
+
+    def run(self) -> None:
+        """Until the parent is gone."""
+        while True:
+            for ready, _ in self._poller.poll():
+                if ready in self._numbers:
+                    self._reap(ready)
+                elif not self._told():
+                    return
+
+    def _told(self) -> bool:
+        packet, fds, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 1)
+        if not packet:
+            return False
+        message = self._decoder.decode(packet)
+        if isinstance(message, Fork):
+            self._fork(message.number, socket.socket(fileno=fds[0]))
+        elif message.number in self._pids:
+            os.kill(self._pids[message.number], signal.SIGKILL)  # not reaped yet, so the pid is still its own
+        return True
+
+    def _fork(self, number: int, sock: socket.socket) -> None:
+        with sock:
+            pid = os.fork()
+            if pid == 0:
+                self._be_child(sock)
+        self._pids[number] = pid
+        watched = os.pidfd_open(pid)
+        self._numbers[watched] = number
+        self._poller.register(watched, select.POLLIN)
+
+    def _be_child(self, sock: socket.socket) -> None:
+        status = 1
+        try:
+            self._control.close()
+            for other in self._numbers:
+                os.close(other)
+            with suppress(OSError):  # the peer left while it was answered
+                serve(sock, self._tokenizer, self._bounds)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _reap(self, watched: int) -> None:
+        self._poller.unregister(watched)
+        os.close(watched)
+        os.waitpid(self._pids.pop(self._numbers.pop(watched)), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

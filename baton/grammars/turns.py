@@ -1,0 +1,55 @@
+"""Whose turn it is: items of many tenants, a few at a time, one at a time of each tenant. Pure.
+
+Knows nothing of what the items are, or of time. Tenants take turns in a ring, so that a tenant waits for at most
+one item of each other tenant, however many those have.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+Tenant = Hashable
+
+
+class Turns(Generic[T]):
+    """``slots`` items are under way at most. ``join``, then ask ``next`` until it has none; ``leave`` at the end."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._waiting: OrderedDict[Tenant, deque[T]] = OrderedDict()
+        self._running: dict[Tenant, T] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def waiting(self, tenant: Tenant) -> int:
+        """Counts the items of ``tenant`` that wait."""
+        return len(self._waiting.get(tenant, ()))
+
+    def join(self, tenant: Tenant, item: T) -> None:
+        """Queues ``item`` behind its tenant's others."""
+        self._waiting.setdefault(tenant, deque()).append(item)
+
+    def next(self) -> T | None:
+        """Returns the item that begins now; None while every slot is taken or nobody may begin."""
+        free = (tenant for tenant in self._waiting if tenant not in self._running)
+        tenant = next(free, None) if len(self._running) < self._slots else None
+        if tenant is None:
+            return None
+        queue = self._waiting.pop(tenant)
+        item = self._running[tenant] = queue.popleft()
+        if queue:
+            self._waiting[tenant] = queue  # at the ring's end
+        return item
+
+    def leave(self, tenant: Tenant, item: T) -> None:
+        """Forgets ``item``, whether it waits or is under way. Does nothing for one that left before."""
+        if self._running.get(tenant) == item:
+            del self._running[tenant]
+        elif item in (queue := self._waiting.get(tenant, deque())):
+            queue.remove(item)
+            if not queue:
+                del self._waiting[tenant]
