@@ -278,9 +278,11 @@ class DecodeLoop(StepLoop):
 
     def _end_late(self) -> None:
         """Answers whose grammars hadn't said in time whether the last token completes them."""
-        for key in [key for key in self._late if key not in self.answers or self.answers[key].decoding.sequence.ready]:
-            self._late.remove(key)
+        for key in tuple(self._late):
             answer = self.answers.get(key)
+            if answer is not None and not answer.decoding.sequence.ready:
+                continue
+            self._late.remove(key)
             if answer is not None and (run := answer.decoding.sequence.late_end()) is not None:
                 self._outputs.append(ch.Output(key, run, 0, _last_stations(answer, run, self.clock()), (), b""))
                 self._end(key)

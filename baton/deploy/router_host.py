@@ -155,6 +155,7 @@ async def serve(
                 overview=overview,
                 holds=roster,
             )
+            frontend.grammars.warm()
             async with (
                 BatchLane(frontend, batches, router_id, dispatcher.queued).running(),
                 controlling(config, redis, router_id, dispatcher, roster, advice, metrics),

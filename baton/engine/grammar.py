@@ -90,12 +90,12 @@ class Grammars:
             _poll(hosts, min(left, _POLL_S))
             self._feed(tuple(hosts))
 
-    def _host(self, tenant: bytes, grammar: Grammar) -> Host:
+    def _host(self, salt: bytes, grammar: Grammar) -> Host:
         """A tenant's own: whether another tenant has asked for the same grammar shows in nobody's times."""
-        host = self._hosts.get((tenant, grammar))
+        host = self._hosts.get((salt, grammar))
         if host is None or host.broken:
-            host = self._hosts[tenant, grammar] = Host(tenant, grammar, self._server)
-        self._hosts.move_to_end((tenant, grammar))
+            host = self._hosts[salt, grammar] = Host(salt, grammar, self._server)
+        self._hosts.move_to_end(host.key)
         return host
 
     def _feed(self, hosts: Iterable[Host]) -> None:
@@ -139,7 +139,7 @@ class Grammars:
     def _bound(self, hosts: list[Host], kept: int, most: int) -> None:
         if len(hosts) <= kept and sum(host.grown for host in hosts) <= most:
             return
-        idle = [host for host in hosts if not host.wanted and (host.tenant, host.grammar) in self._hosts]
+        idle = [host for host in hosts if not host.wanted and host.key in self._hosts]
         for host in idle:
             if len(idle) > kept or sum(h.grown for h in hosts) > most:
                 idle = idle[1:]
@@ -149,7 +149,7 @@ class Grammars:
 
     def _drop(self, host: Host) -> None:
         host.close()
-        self._hosts.pop((host.tenant, host.grammar), None)
+        self._hosts.pop(host.key, None)
 
 
 class GrammarState:

@@ -14,10 +14,10 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from baton.grammars.limits import RESTARTS
-from baton.grammars.messages import MOST_IDS, At, Begun, Compile, Compiled, End, FromChild, Take
+from baton.grammars.messages import MOST_IDS, At, Begun, Compiled, End, FromChild, Take, compile_of
 from baton.grammars.server import Child, ForkServer
 from baton.protos.errors import BatonError, InvalidRequest
-from baton.protos.nouns import Grammar
+from baton.protos.nouns import TENANT_SALT_BYTES, Grammar
 
 log = logging.getLogger("baton.engine")
 
@@ -37,11 +37,12 @@ class State(Protocol):
 class Host:
     """``join`` it to follow the grammar. Whoever drops its state has left; a host without states isn't wanted."""
 
-    def __init__(self, tenant: bytes, grammar: Grammar, server: ForkServer) -> None:
-        self.tenant, self.grammar, self._server = tenant, grammar, server
+    def __init__(self, salt: bytes, grammar: Grammar, server: ForkServer) -> None:
+        self.key = salt, grammar
+        self.tenant, self.grammar, self._server = salt[:TENANT_SALT_BYTES], grammar, server
         self.child: Child | None = None
         self.error: BatonError | None = None
-        self.compiling = self.in_line = self._begun = self._compiled = False
+        self.compiling = self.in_line = self._compiled = False
         self.grown = 0
         self._lost = 0
         self._states: WeakValueDictionary[int, State] = WeakValueDictionary()
@@ -76,9 +77,13 @@ class Host:
 
     def compile(self) -> None:
         """Gives the grammar to a process."""
-        self.compiling, self._begun = True, False
-        self.child = self._server.child()
-        self.child.send(Compile(self.grammar.kind, self.grammar.spec))
+        try:
+            message = compile_of(self.grammar)
+        except InvalidRequest as error:  # a router would have said so
+            self.fail(error)
+            return
+        self.compiling, self.child = True, self._server.child()
+        self.child.send(message)
         self._server.warm()
 
     def join(self, state: State) -> int:
@@ -132,7 +137,6 @@ class Host:
 
     def _hear(self, message: FromChild) -> None:
         if isinstance(message, Begun):
-            self._begun = True
             return
         self.grown = message.grown
         if isinstance(message, Compiled):
@@ -153,8 +157,9 @@ class Host:
             self._ask(seq, state.tokens)
 
     def _ended(self) -> None:
-        """The process died: of one sequence's token, of the grammar itself, or of something that isn't its fault."""
-        asked, ours, was_compiling = next(iter(self._asked), None), self._begun, self.compiling
+        """Finds what the process died of: a sequence's token, the grammar itself, or nothing of its own."""
+        asked, was_compiling = next(iter(self._asked), None), self.compiling
+        ours = self.child is not None and self.child.begun
         self.close()
         if ours and was_compiling:
             log.info("a grammar of %d bytes was too much to compile", len(self.grammar.spec))

@@ -1,1 +1,1 @@
-"""Grammars in processes of their own: what a client's grammar costs is bounded, and it is killed where it costs more."""
+"""Grammars in processes of their own: what one may cost is bounded, and it is killed where it costs more."""

@@ -18,7 +18,7 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammars.limits import Bounds
-from baton.grammars.messages import PACKET_BYTES, At, Begun, Compile, Compiled, End, Take, ToChild
+from baton.grammars.messages import PACKET_BYTES, At, Begun, Compile, Compiled, Take, ToChild
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import compiled, require_sound
 from baton.protos.nouns import Grammar

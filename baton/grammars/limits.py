@@ -14,7 +14,7 @@ RESTARTS = 3  # of a grammar whose process ended through no fault of its own
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Of one grammar's process: seconds of CPU to compile, for a token's mask, for a token that a replay reads again.
+    """Bounds one grammar's process: seconds of CPU to compile, per mask, and per token that a replay reads again.
 
     An ordinary schema compiles in 1–20 ms and 64 KB of enum in 0.1 s; a mask takes 0.01–5 ms.
     """
@@ -29,6 +29,6 @@ class Bounds(msgspec.Struct, frozen=True):
         """What the client of a grammar that was over them is told."""
         return (
             f"the grammar is too complex: it took over {self.compile_cpu_s:g} s of CPU to compile, "
-            f"{self.step_cpu_s:g} s for one token, or {self.memory_bytes >> 20} MiB of memory; use shorter repeats, "
-            "fewer alternatives, and no intersections or complements of long patterns"
+            f"{self.step_cpu_s:g} s for one token, or {self.memory_bytes >> 20} MiB of memory; use shorter "
+            "repeats, fewer alternatives, and no intersections or complements of long patterns"
         )

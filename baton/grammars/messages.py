@@ -8,6 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from baton.grammars.limits import Bounds
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import MAX_GRAMMAR_BYTES, Grammar
 
 PACKET_BYTES = 1 << 17
 MOST_IDS = 8192  # token ids in one Take: five bytes each at most
@@ -65,7 +67,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The process is there, within its limits: where it ends from now on, its grammar was too much."""
+    """The process is there, within its limits."""
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -84,6 +86,17 @@ class At(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: str
     mask: bytes
     grown: int
+
+
+def compile_of(grammar: Grammar) -> Compile:
+    """Returns the message for ``grammar``. Raises InvalidRequest for one that is too long, or no text."""
+    try:
+        size = max(len(grammar.spec), len(grammar.spec[: MAX_GRAMMAR_BYTES + 1].encode()))
+    except UnicodeEncodeError:
+        raise InvalidRequest("the grammar has a lone surrogate: give valid Unicode", "grammar") from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"the grammar is over {MAX_GRAMMAR_BYTES} bytes: shorten it", "grammar")
+    return Compile(grammar.kind, grammar.spec)
 
 
 ToServer = Fork | Kill

@@ -41,7 +41,7 @@ class ForkServer:
             self._fresh_spare()
 
     def child(self) -> Child:
-        """Takes the process that is ready. Call ``warm`` once it has its work: a fork beside that would delay it."""
+        """Takes the process that is ready. Call ``warm`` once it has its work, which a fork would delay."""
         with self._lock:
             self._fresh_spare()
             child, self._spare = self._spare, None
@@ -122,6 +122,7 @@ class Child:
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
         self._server, self._number, self.socket = server, number, sock
+        self.begun = False  # it is there, within its limits: where it ends from now on, its grammar was too much
         self._unsent: deque[bytes] = deque()
         self._decoder = msgspec.msgpack.Decoder(FromChild)
         sock.setblocking(False)
@@ -153,7 +154,9 @@ class Child:
             packet = b""
         if not packet:
             raise EOFError("the grammar's process has ended")
-        return self._decoder.decode(packet)
+        message = self._decoder.decode(packet)
+        self.begun = True
+        return message
 
     @property
     def gone(self) -> bool:

@@ -15,7 +15,7 @@ Tenant = Hashable
 
 
 class Turns(Generic[T]):
-    """``slots`` items are under way at most. ``join``, then ask ``next`` until it has none; ``leave`` at the end."""
+    """Lets ``slots`` items be under way. ``join``, then ask ``next`` until it has none; ``leave`` at the end."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots

@@ -1,7 +1,7 @@
 """What a ``Grammar`` noun means, as llguidance (https://github.com/guidance-ai/llguidance) reads it.
 
 Knows nothing of requests, sequences or logits. Only a grammar process calls this with a client's text
-(``baton/grammars``): the limits here count some of the library's work, and the kernel's limits there bound the rest.
+(``baton/grammars``): the limits here count some of the library's work, the kernel's limits there bound the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from baton.protos.errors import InvalidRequest
-from baton.protos.nouns import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, Grammar
+from baton.protos.nouns import GRAMMAR_KINDS, Grammar
 
 BYTES = 256
 # Between JSON tokens: a space or a line break with its indent, as every style writes it, but no run of empty lines:
@@ -54,11 +54,9 @@ def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
 
 
 def _definition(grammar: Grammar) -> str:
-    """In the library's own form. Raises InvalidRequest for an unknown kind and an oversized text."""
+    """In the library's own form. Raises InvalidRequest for an unknown kind."""
     if grammar.kind not in GRAMMAR_KINDS:
         raise InvalidRequest(f"grammar kind {grammar.kind!r}: use {', '.join(GRAMMAR_KINDS)}", "grammar")
-    if len(grammar.spec.encode()) > MAX_GRAMMAR_BYTES:
-        raise InvalidRequest(f"the grammar is over {MAX_GRAMMAR_BYTES} bytes: shorten it", "grammar")
     try:
         if grammar.kind == "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.spec, defaults=JSON_OPTIONS)  # type: ignore[arg-type]

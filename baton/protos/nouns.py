@@ -16,6 +16,7 @@ MAX_LOGPROBS = 20
 POOLINGS = ("mean", "last")
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "grammar")
 MAX_GRAMMAR_BYTES = 64 << 10
+TENANT_SALT_BYTES = 16  # of a key's tenant, at the start of ``tenant_salt``; a client's own follows
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):

@@ -21,12 +21,12 @@ from baton.router.caller import CALLER, NOBODY, Caller
 from baton.router.catalog import ModelCatalog, ModelEntry
 from baton.router.decisions import DecisionLog
 from baton.router.gate import Gate
+from baton.router.grammar_check import GrammarCheck
 from baton.router.metering import Meter, Unmetered
 from baton.router.overview import Overview
 from baton.router.recorder import TraceRecorder
 from baton.router.request import ChoiceStream, RouterRequest, Serving
 from baton.router.roles import RoleControl
-from baton.router.structured import GrammarCheck
 from baton.router.tallies import Tallies
 from baton.router.validate import (
     Limits,
@@ -166,7 +166,9 @@ class Frontend(msgspec.Struct, frozen=True):
         check_ask(ask.sampling, entry, ask.names)
         ask = await self._with_words(entry, ask)
         if "grammar" in ask.sampling:
-            await self.grammars.check(ask.sampling["grammar"], ask.names.get("grammar", "grammar"))
+            caller, param = CALLER.get(), ask.names.get("grammar", "grammar")
+            salt = caller.salted(ask.tenant_salt)
+            await self.grammars.check(ask.sampling["grammar"], param, caller.tenant, salt)
         prompts = tuple(tuple(ids) for ids in await read_prompts())
         for ids in prompts:
             check_prompt(ids, entry, ask.names.get("prompt", "prompt"))

@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 
 from baton.protos.errors import ConfigError, Unauthenticated
+from baton.protos.nouns import TENANT_SALT_BYTES
 
 _KEY = re.compile(r"bt-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NO_HASH = "0" * 64
 LOOK_EVERY_S = 1.0
-SALT_BYTES = 16
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Key(msgspec.Struct, frozen=True):
     @property
     def salt(self) -> bytes:
         """What keeps the tenant's cached blocks apart from every other tenant's; the same on every router."""
-        return hashlib.sha256(b"baton tenant salt\0" + self.tenant.encode()).digest()[:SALT_BYTES]
+        return hashlib.sha256(b"baton tenant salt\0" + self.tenant.encode()).digest()[:TENANT_SALT_BYTES]
 
 
 class _File(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Structured output: the ways in which clients ask for it -> one ``Grammar``, checked before anything is queued.
+"""Structured output: the ways in which clients ask for it -> one ``Grammar``.
 
 Knows nothing of models or sampling. OpenAI's ``response_format``, vLLM's ``structured_outputs`` and the older
 ``guided_*`` fields, SGLang's ``regex``, ``ebnf`` and ``json_schema``, Dynamo's ``nvext``; one of them at most.
@@ -6,23 +6,17 @@ Knows nothing of models or sampling. OpenAI's ``response_format``, vLLM's ``stru
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from baton.protos.errors import InvalidRequest, Overloaded
-from baton.protos.grammar import byte_tokenizer, compiled
+from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
 from baton.router.body import Body
 from baton.router.request_body import RequestBody
 
 ANY_OBJECT = '{"type": "object"}'
-KNOWN_GRAMMARS = 256
-MOST_WAITING = 64
 Schema = dict[str, Any] | str
 Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
 
@@ -138,39 +132,6 @@ class StructuredBody(ConstrainedBody):
 
     def _said(self) -> list[tuple[str, Grammar | None]]:
         return [("response_format", _of_format(self.response_format)), *super()._said()]
-
-
-class GrammarCheck:
-    """Says early what an engine would say late: compiles a grammar once, in a thread, against bytes."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._tokenizer = byte_tokenizer()
-        self._known: OrderedDict[Grammar, InvalidRequest | None] = OrderedDict()
-        self._waiting = 0
-
-    async def check(self, grammar: Grammar, param: str) -> None:
-        """Raises InvalidRequest naming ``param`` and why; Overloaded when too many wait for their check."""
-        if grammar not in self._known:
-            verdict = await self._judge(grammar)
-            self._known[grammar] = verdict
-            if len(self._known) > KNOWN_GRAMMARS:
-                self._known.popitem(last=False)
-        error = self._known.get(grammar)
-        if error is not None:
-            raise InvalidRequest(f"{param}: {error.message}", param)
-
-    async def _judge(self, grammar: Grammar) -> InvalidRequest | None:
-        if self._waiting >= MOST_WAITING:
-            raise Overloaded("too many new grammars wait for their check", retry_after_s=1.0)
-        self._waiting += 1
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, compiled, grammar, self._tokenizer)
-        except InvalidRequest as error:
-            return error
-        finally:
-            self._waiting -= 1
-        return None
 
 
 def _of_format(said: ResponseFormat | None) -> Grammar | None:

@@ -20,7 +20,6 @@ from baton.engine.sampling import choose
 from baton.engine.sequence import Sequence
 from baton.kernels.registry import kernels
 from baton.protos.errors import InvalidRequest
-from baton.protos.grammar import byte_tokenizer, compiled
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
 from tests.conformance.drive import Driver
 
@@ -187,8 +186,6 @@ def test_a_grammar_is_compiled_once_and_what_is_kept_is_bounded(monkeypatch: pyt
     ],
 )
 def test_a_bad_grammar_is_a_refusal_that_says_why(kind: str, spec: str, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        compiled(Grammar(kind, spec), byte_tokenizer())
     with pytest.raises(InvalidRequest, match=says):
         begun(sampling(kind, spec)).mask(400)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,8 @@ def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
 def test_a_grammar_whose_client_left_stops_compiling_and_the_next_one_begins() -> None:
     grammars = Grammars(SPEC, bounds=Bounds(compile_cpu_s=600.0, memory_bytes=1 << 30))
     left, waits = begun(grammars, POISON), begun(grammars, POISON.replace("22", "21"))
-    until(lambda: left.host.child is not None and left.host._begun, grammars)
+    compiling = left.host
+    until(lambda: compiling.child is not None and compiling.child.begun, grammars)
     del left, waits
     following = begun(grammars, "a", "regex")
     assert following.mask(400)[ord("a")]
@@ -199,12 +201,11 @@ GRAMMARS = st.one_of(
 def test_every_grammar_ends_in_masks_or_in_a_typed_refusal(asked: Grammar, tokens: bytes) -> None:
     grammars = Grammars(SPEC, bounds=TIGHT)
     state = begun(grammars, asked.spec, asked.kind)
-    try:
+    with suppress(InvalidRequest):  # whatever else, and what never ends, fails
         state.mask(400)
         for token in tokens:
             if state.done or not state.mask(400)[token]:
                 break
             state.take(token)
         assert state.done or state.mask(400).any()
-    except InvalidRequest as error:
-        assert error.param == "grammar"
+    assert state.ready

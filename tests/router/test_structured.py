@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from baton.protos.errors import InvalidRequest, Overloaded
 from baton.protos.nouns import Grammar
-from baton.router import structured
-from baton.router.structured import GrammarCheck
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
@@ -94,15 +89,3 @@ async def test_bad_words_and_allowed_tokens_reach_dispatch_as_ids(router, fake, 
     sampling = fake.requests[0].sampling
     assert sampling.allowed_token_ids == (7, 8)
     assert {tokenizer.decode(word) for word in sampling.bad_words} == {"fox", " fox"}
-
-
-async def test_a_verdict_is_kept_and_a_crowd_of_new_grammars_is_turned_away(monkeypatch) -> None:
-    monkeypatch.setattr(structured, "MOST_WAITING", 2)
-    check, bad = GrammarCheck(), Grammar("regex", "(")
-    for _ in range(2):
-        with pytest.raises(InvalidRequest, match="field: the grammar"):
-            await check.check(bad, "field")
-    assert list(check._known) == [bad]
-    crowd = [check.check(Grammar("regex", f"a{i}"), "field") for i in range(5)]
-    found = await asyncio.gather(*crowd, return_exceptions=True)
-    assert sum(isinstance(one, Overloaded) for one in found) == 3

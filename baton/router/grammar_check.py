@@ -1,0 +1,123 @@
+"""Says early what an engine would say late: a grammar is tried once, in a process of its own, against bytes.
+
+Knows nothing of requests or of how clients ask for a form. Verdicts are a tenant's own, so that nobody learns from
+the time of an answer which grammars others use; tenants take turns, so that nobody waits for another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from baton.grammars.limits import COMPILING, RESTARTS, Bounds
+from baton.grammars.messages import Compile, Compiled, TokenizerSpec, compile_of
+from baton.grammars.server import Child, server_for
+from baton.grammars.turns import Turns
+from baton.protos.errors import InvalidRequest, Overloaded, Unavailable
+from baton.protos.nouns import Grammar
+
+TENANTS_KNOWN, TENANT_KNOWN = 256, 64  # tenants whose verdicts are kept, and how many of each: 500 bytes a piece
+MOST_WAITING = 64  # of one tenant
+BYTES = 256
+Verdict = InvalidRequest | None
+Known = tuple[bytes, bytes]
+
+
+class GrammarCheck:
+    """``warm`` it before the first request, so that nobody waits for a process to start."""
+
+    def __init__(self, bounds: Bounds = Bounds()) -> None:
+        self._server = server_for(TokenizerSpec("", BYTES, (), bounds))
+        self._known: OrderedDict[str, OrderedDict[Known, Verdict]] = OrderedDict()
+        self._turns: Turns[asyncio.Future[None]] = Turns(COMPILING)
+
+    def warm(self) -> None:
+        """Has a process ready for the first grammar."""
+        self._server.warm()
+
+    async def check(self, grammar: Grammar, param: str, tenant: str = "", salt: bytes = b"") -> None:
+        """Returns where the grammar can be followed.
+
+        ``tenant`` is whose turn it takes, ``salt`` whom its verdict is kept for. Raises InvalidRequest naming
+        ``param`` and why; Overloaded when too many of the tenant's wait; Unavailable. A cancel ends its process.
+        """
+        try:
+            error = await self._verdict(compile_of(grammar), tenant, salt)
+        except InvalidRequest as refusal:
+            error = refusal
+        if error is not None:
+            raise InvalidRequest(f"{param}: {error.message}", param)
+
+    async def _verdict(self, message: Compile, tenant: str, salt: bytes) -> Verdict:
+        digest = hashlib.sha256(f"{message.kind}\0{message.spec}".encode()).digest()
+        known = self._known.setdefault(tenant, OrderedDict())
+        if (salt, digest) not in known:
+            async with self._turn(tenant):
+                if (salt, digest) not in known:  # nor was it found while this one waited
+                    known[salt, digest] = await self._judge(message)
+        verdict = known[salt, digest]
+        known.move_to_end((salt, digest))
+        self._known[tenant] = known
+        self._known.move_to_end(tenant)
+        self._forget(known)
+        return verdict
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        if self._turns.waiting(tenant) >= MOST_WAITING:
+            raise Overloaded("too many new grammars wait for their check", retry_after_s=1.0)
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.join(tenant, turn)
+        try:
+            self._begin()
+            await turn
+            yield
+        finally:
+            self._turns.leave(tenant, turn)
+            self._begin()
+
+    def _begin(self) -> None:
+        while (turn := self._turns.next()) is not None:
+            if not turn.done():
+                turn.set_result(None)
+
+    def _forget(self, known: OrderedDict[Known, Verdict]) -> None:
+        """Of a tenant the verdicts that were asked for least lately go, of all the tenants."""
+        while len(known) > TENANT_KNOWN:
+            known.popitem(last=False)
+        while len(self._known) > TENANTS_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _judge(self, message: Compile) -> Verdict:
+        for _ in range(RESTARTS):
+            child = self._server.child()
+            try:
+                child.send(message)
+                self._server.warm()
+                if (said := await _heard(child)) is not None:
+                    return InvalidRequest(said.error) if said.error else None
+                if child.begun:
+                    return InvalidRequest(self._server.bounds.exceeded)
+            finally:
+                child.kill()
+        raise Unavailable("grammars can't be checked now: their process doesn't start; ask again later")
+
+
+async def _heard(child: Child) -> Compiled | None:
+    """Its verdict; None when it ended without one."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(child.socket, readable.set)
+    try:
+        while True:
+            readable.clear()
+            while (message := child.receive()) is not None:
+                if isinstance(message, Compiled):
+                    return message
+            await readable.wait()
+    except EOFError:
+        return None
+    finally:
+        loop.remove_reader(child.socket)
