@@ -30,7 +30,8 @@ class ResponsesShape:
         self._max_tokens = generation.samplings[0].max_tokens
         self._tokenizer, self._body, self._reader = tokenizer, body, reading.reader()
         self._skip_special = generation.ask.skip_special
-        self._spans = TokenSpans(self._bytes, reading.marks)
+        undivided = reading.tools is None and reading.reasoning is None
+        self._spans = TokenSpans(self._bytes, reading.marks, undivided)
         self._items: list[Json] = []
         self._open: Json | None = None
         self._sequence = -1

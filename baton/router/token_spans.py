@@ -22,10 +22,14 @@ class _Span(msgspec.Struct, frozen=True):
 
 
 class TokenSpans:
-    """Tokens by their place in the text; ``shown`` gives what a token adds to it. Without logprobs: nothing."""
+    """Tokens by their place in the text; ``shown`` gives what a token adds to it. Without logprobs: nothing.
 
-    def __init__(self, shown: Callable[[int], bytes], marks: Sequence[str] = ()) -> None:
-        self._shown = shown
+    ``undivided``: the text is one part, so that all tokens are its own, wherever a tokenizer puts them.
+    """
+
+    def __init__(self, shown: Callable[[int], bytes], marks: Sequence[str] = (), undivided: bool = False) -> None:
+        self._shown, self._undivided = shown, undivided
+        self._aligned = False
         self._marks = tuple(mark.encode() for mark in marks)
         self._text = b""  # what was not taken yet
         self._at = 0  # bytes before it
@@ -39,11 +43,14 @@ class TokenSpans:
             self._waiting.append(_Span(begin, self._written, entry))
         if self._waiting:
             self._text += text.encode()
+            self._align()
 
     def take(self, part: str) -> list[TokenLogprobs]:
         """The tokens that wrote ``part``, which stands after all that was taken; a token belongs to one part."""
         if not self._waiting:
             return []
+        if self._undivided:
+            return self._between(0, self._written)
         self._skip_marks()
         wanted = part.encode()
         found = self._text.find(wanted)
@@ -52,6 +59,16 @@ class TokenSpans:
         begin, end = self._at + found, self._at + found + len(wanted)
         self._text, self._at = self._text[found + len(wanted) :], end
         return self._between(begin, end)
+
+    def _align(self) -> None:
+        """The space before a text's first word is in its token, but not always in the text."""
+        if self._aligned or not self._text:
+            return
+        self._aligned = True
+        first = self._shown(self._waiting[0].entry.chosen.token_id)
+        if first.startswith(b" ") and not self._text.startswith(b" "):
+            self._waiting = deque(_Span(s.begin - 1, s.end - 1, s.entry) for s in self._waiting)
+            self._written -= 1
 
     def _between(self, begin: int, end: int) -> list[TokenLogprobs]:
         taken = []
