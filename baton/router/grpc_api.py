@@ -15,11 +15,13 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.router.answer import Answer, Piece, open_answer
+from baton.router.body import read_body_of
 from baton.router.catalog import ModelEntry
 from baton.router.generation import Ask, Frontend, Generation, clean_request_id, clean_traceparent
 from baton.router.grpc_errors import grpc_errors
 from baton.router.shapes import collected
 from baton.router.text import TextModel
+from baton.router.truncation import Cut, TruncatedBody, prompt_ids
 from baton.router.validate import check_ids
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -80,8 +82,10 @@ class InferenceService(pb_grpc.InferenceServicer):
         if request.sampling.pooling:
             raise InvalidRequest("pooling is for /v1/embeddings: leave it out", "pooling")
 
+        cut = _cut(request, entry)
+
         async def prompts() -> list[Sequence[int]]:
-            return [await _prompt_ids(request, prompt, text)]
+            return [await _prompt_ids(request, prompt, text, cut)]
 
         ask = self._ask(request, context, prompt)
         return await self._frontend.prepare(entry, ask, prompts), text
@@ -94,21 +98,28 @@ class InferenceService(pb_grpc.InferenceServicer):
             stops=tuple(request.stop),
             names={"prompt": prompt},
             adapter_id=request.adapter,
-            continues=prompt != "chat",
+            continues=prompt != "chat" or request.chat.continue_final_message,
             deadline=self._frontend.deadline(context.time_remaining()),
             traceparent=clean_traceparent(str(metadata.get("traceparent", ""))),
         )
 
 
-async def _prompt_ids(request: pb.GenerateRequest, prompt: str, text: TextModel) -> Sequence[int]:
+def _cut(request: pb.GenerateRequest, entry: ModelEntry) -> Cut | None:
+    said = {"truncate_prompt_tokens": request.truncate_prompt_tokens, "truncation_side": request.truncation_side}
+    body = read_body_of(TruncatedBody, {name: value for name, value in said.items() if value})
+    return body.cut(entry.max_model_len, max(1, request.sampling.max_tokens))
+
+
+async def _prompt_ids(request: pb.GenerateRequest, prompt: str, text: TextModel, cut: Cut | None) -> Sequence[int]:
     if prompt == "text":
-        return await text.encode_prompt(request.text, param="text")
+        return await prompt_ids(text, request.text, True, cut, "text")
     if prompt == "tokens":
-        return tuple(request.tokens.ids)
+        return await prompt_ids(text, tuple(request.tokens.ids), False, cut, "tokens")
     messages = [_message(at, message) for at, message in enumerate(request.chat.messages)]
     if not messages:
         raise InvalidRequest("chat.messages is empty: give at least one", "chat.messages")
-    return await text.encode_chat(messages)
+    ids = await text.encode_chat(messages, continues=request.chat.continue_final_message)
+    return ids if cut is None else cut.of(ids)
 
 
 def _message(at: int, message: pb.ChatMessage) -> dict[str, str]:

@@ -45,9 +45,10 @@ class TextModel:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """Ids of a conversation; the template writes the special tokens itself. Raises as ``render_chat``."""
-        text = self.render_chat(messages, add_generation_prompt, switches)
+        text = self.render_chat(messages, add_generation_prompt, switches, continues=continues)
         return await self.encode(text, add_special_tokens=False)
 
     def render_chat(

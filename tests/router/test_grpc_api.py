@@ -52,6 +52,23 @@ async def test_text_ids_and_chat_are_answered(stub, fake, tokenizer) -> None:
         assert answer.usage.prompt_tokens == len(fake.requests[-1].token_ids)
 
 
+async def test_a_prompt_is_cut_and_a_turn_goes_on_as_over_rest(stub, fake, tokenizer) -> None:
+    ids, turn = list(range(10, 20)), pb.ChatMessage(role="assistant", content="One, ")
+    fields = {"truncate_prompt_tokens": 3, "sampling": GREEDY}
+    await stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=ids), **fields))
+    await stub.Generate(pb.GenerateRequest(tokens=pb.TokenIds(ids=ids), truncation_side="right", **fields))
+    open_end = pb.Conversation(messages=[turn], continue_final_message=True)
+    await stub.Generate(pb.GenerateRequest(chat=open_end, sampling=GREEDY))
+    asked = [list(request.token_ids) for request in fake.requests]
+    assert asked[:2] == [ids[-3:], ids[:3]]
+    assert tokenizer.decode(asked[2], skip_special_tokens=False) == "<|begin|><|assistant|>One,"
+    for bad in ({"truncate_prompt_tokens": -2}, {"truncation_side": "up"}):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Generate(pb.GenerateRequest(text="x", **bad))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert next(iter(bad)) in refused.value.details()
+
+
 async def test_a_stream_joins_to_the_whole_and_ends_with_the_usage(stub) -> None:
     request = pb.GenerateRequest(text="x", sampling=GREEDY, n=2, request_id="mine")
     chunks = [chunk async for chunk in stub.GenerateStream(request)]

@@ -20,7 +20,7 @@ from baton.router.openai_errors import plain_error
 PROBES = frozenset({"/health", "/ready"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "DELETE")
-EXPOSED = ("x-request-id", "x-baton-route", "retry-after", "retry-after-ms")
+EXPOSED = ("x-request-id", "x-baton-route", "x-baton-ignored", "retry-after", "retry-after-ms")
 MAX_AGE_S = 600
 
 
