@@ -30,6 +30,7 @@ from baton.cluster.membership import Member
 from baton.cluster.telemetry import setup_tracing
 from baton.deploy.engine_process import EngineProcess
 from baton.deploy.heap import settle_heap
+from baton.deploy.liveness import alive_file, beat
 from baton.deploy.security import identity_of
 from baton.deploy.slot_guard import SlotGuard
 from baton.deploy.slots import Slot, SlotRecord
@@ -147,9 +148,12 @@ class Host:
             self._say(state="ready", role=info.role, address=info.address, error=None)
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
             listening = asyncio.create_task(worker.listen(), name="engine")
+            alive = alive_file(self.spec.slot_dir, self.spec.slot)
+            beating = asyncio.create_task(beat(worker.health, alive), name="alive")
             status = await self._until_over(worker, engine, member, kept, listening)
             await server.stop(HANG_UP_S if status is None else STOP_GRACE_S)
             listening.cancel()
+            beating.cancel()
             kept.held = member.index.held if member is not None else ()
         return status
 

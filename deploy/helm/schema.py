@@ -191,7 +191,9 @@ def whole() -> Schema:
             renewBefore=DURATION,
             existingSecrets=table(router=TEXT, worker=TEXT, redis=TEXT, monitor=TEXT),
         ),
-        "networkPolicy": table(enabled=FLAG, clients=LIST, monitoring=LIST),
+        "networkPolicy": table(
+            enabled=FLAG, clients=LIST, monitoring=LIST, egress=table(enabled=FLAG, dns=LIST, more=LIST)
+        ),
         "metrics": table(
             serviceMonitor=table(**monitor, interval=DURATION),
             prometheusRule=table(**monitor),

@@ -1,7 +1,11 @@
 """The chart as the real Helm engine renders it, and what is asked of a manifest. No cluster, no network."""
 
+import contextlib
 import json
+import threading
+from collections.abc import Iterator
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,14 @@ ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "baton"
 CRDS = ROOT / "tests" / "data" / "crds"
 PROFILES = ("values.yaml", "values-dev.yaml", "values-h100.yaml", "values-heterogeneous.yaml")
+SCRAPER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 EXTRAS: dict[str, dict[str, Any]] = {
     "gateway": {"gateway": {"enabled": True, "parentRefs": [{"name": "gate"}], "hostnames": ["llm.example.com"]}},
     "ingress": {
         "ingress": {"enabled": True, "host": "llm.example.com", "className": "nginx", "tlsSecret": "llm-tls"}
     },
     "auto": {"ratio": "auto"},
-    "autoscaling": {"workers": {"autoscaling": {"enabled": True}}},
+    "autoscaling": {"workers": {"autoscaling": {"enabled": True}}, "networkPolicy": {"monitoring": SCRAPER}},
     "external redis": {
         "redis": {
             "enabled": False,
@@ -32,6 +37,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
             "publicSecret": "public",
         },
         "metrics": {"serviceMonitor": {"enabled": True}},
+        "networkPolicy": {"monitoring": SCRAPER},
     },
     "image volume": {"model": {"source": "imageVolume", "path": "/m", "imageVolume": {"reference": "models/x:1"}}},
     "disk tier": {"workers": {"pools": {"decode": {"diskTier": {"enabled": True, "storageClass": "nvme"}}}}},
@@ -45,12 +51,24 @@ EXTRAS: dict[str, dict[str, Any]] = {
         }
     },
     "colocated": {"workers": {"pools": {"prefill": None}}, "config": {"cluster": {"colocated": True}}},
+    "no egress rules": {"networkPolicy": {"egress": {"enabled": False}}},
+    "egress of its own": {
+        "model": {"source": "hub", "hub": {"id": "Qwen/Qwen3-0.6B"}},
+        "telemetry": {"otlpEndpoint": "http://collector.monitoring:4318"},
+        "networkPolicy": {
+            "egress": {
+                "dns": SCRAPER,
+                "more": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 3128}]}],
+            }
+        },
+    },
     "monitoring": {
+        "networkPolicy": {"monitoring": SCRAPER},
         "metrics": {
             "serviceMonitor": {"enabled": True},
             "prometheusRule": {"enabled": True},
             "dashboards": {"enabled": True},
-        }
+        },
     },
 }
 Manifest = dict[str, Any]
@@ -80,6 +98,65 @@ def render(values: dict[str, Any] | None = None) -> list[Manifest]:
         if not name.endswith(".txt"):
             found += [document for document in yaml.safe_load_all(text) if document]
     return found
+
+
+def render_in_cluster(values: dict[str, Any], live: dict[str, int]) -> list[Manifest]:
+    """As an upgrade sees it: ``lookup`` asks an API server that has these (statefulsets/NAME: replicas) in llm."""
+    import helm_python
+
+    with api_server(live) as address:
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }  # fmt: skip
+        with helm_python.Config(kubeconfig_content=yaml.safe_dump(config), namespace="llm") as helm:
+            texts = helm.render(_chart(), values, name="demo", namespace="llm", is_upgrade=True)
+    return [m for name, text in texts.items() if not name.endswith(".txt") for m in yaml.safe_load_all(text) if m]
+
+
+@contextlib.contextmanager
+def api_server(live: dict[str, int]) -> Iterator[str]:
+    """As much of Kubernetes' API as ``lookup`` asks."""
+    kinds = {"apps/v1": {"StatefulSet": "statefulsets", "Deployment": "deployments"}, "v1": {"Secret": "secrets"}}
+    answers: dict[str, Any] = {}
+    for version, names in kinds.items():
+        listed = [{"name": n, "kind": k, "namespaced": True, "verbs": ["get", "list"]} for k, n in names.items()]
+        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        answers[path] = {
+            "kind": "APIResourceList",
+            "apiVersion": "v1",
+            "groupVersion": version,
+            "resources": listed,
+        }
+    for name, replicas in live.items():
+        kind = next(k for k, plural in kinds["apps/v1"].items() if name.startswith(plural))
+        metadata = {"name": name.partition("/")[2], "namespace": "llm"}
+        found = {"apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": {"replicas": replicas}}
+        answers[f"/apis/apps/v1/namespaces/llm/{name}"] = found
+    gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answers.get(self.path.partition("?")[0])
+            text = json.dumps(body or gone).encode()
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def one(manifests: list[Manifest], kind: str, name: str) -> Manifest:

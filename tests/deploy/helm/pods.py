@@ -101,7 +101,7 @@ class Pod:
         return [*held, f"mount --rbind {folder} {path}"]
 
     def environment(self, container: Manifest, added: dict[str, str]) -> dict[str, str]:
-        found = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **added}
+        found = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **added}
         found["BATON_KERNELS_DIR"] = "/var/cache/baton/prebuilt"
         for variable in container["env"]:
             source = variable.get("valueFrom", {})

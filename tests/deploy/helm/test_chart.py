@@ -4,12 +4,29 @@ import copy
 import json
 import os
 import re
+import subprocess
+import time
+from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
-from tests.deploy.helm.charts import CHART, EXTRAS, PROFILES, check, check_native, one, profile, render, render_text
+from baton.deploy.liveness import alive_file
+from baton.deploy.slots import Slot
+from tests.deploy.helm.charts import (
+    CHART,
+    EXTRAS,
+    PROFILES,
+    SCRAPER,
+    check,
+    check_native,
+    one,
+    profile,
+    render,
+    render_in_cluster,
+    render_text,
+)
 
 helm_python = pytest.importorskip("helm_python")
 GOLDEN = CHART.parents[2] / "tests" / "data" / "helm_default.yaml"
@@ -94,6 +111,61 @@ def test_autoscaled_pools_leave_their_count_to_the_autoscaler() -> None:
     metric = scalers["demo-baton-decode"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
     assert metric == "baton_kv_cache_usage_ratio"
     assert all("replicas" not in one(manifests, "StatefulSet", name)["spec"] for name in scalers)
+
+
+def test_an_upgrade_keeps_as_many_pods_as_the_autoscaler_made() -> None:
+    """Left out, Helm's merge would put 1 where the release before named a number."""
+    values = {
+        "workers": {"autoscaling": {"enabled": True}},
+        "router": {"autoscaling": {"enabled": True}},
+        "networkPolicy": {"monitoring": SCRAPER},
+    }
+    names = {"StatefulSet": "demo-baton-decode", "Deployment": "demo-baton-router"}
+    first = render_in_cluster(values, {})
+    assert all("replicas" not in one(first, kind, name)["spec"] for kind, name in names.items())
+    live = {"statefulsets/demo-baton-decode": 6, "deployments/demo-baton-router": 4}
+    again = render_in_cluster(values, live)
+    assert [one(again, kind, name)["spec"].get("replicas") for kind, name in names.items()] == [6, 4]
+    assert "replicas" not in one(again, "StatefulSet", "demo-baton-prefill")["spec"]
+    fixed = render_in_cluster({"ratio": {"prefill": 2, "decode": 3}}, live)
+    assert one(fixed, "StatefulSet", "demo-baton-decode")["spec"]["replicas"] == 3
+
+
+def test_under_mtls_no_port_is_said_to_be_plain_and_probes_ask_what_the_health_service_says() -> None:
+    for tls in (False, True):
+        manifests = render(EXTRAS["own certificates"] if tls else {})
+        ports = {p["name"]: p for p in one(manifests, "Service", "demo-baton-decode")["spec"]["ports"]}
+        assert ports["grpc"].get("appProtocol") == (None if tls else "kubernetes.io/h2c")
+        assert ports["metrics"]["appProtocol"] == ("https" if tls else "http")
+        spec = one(manifests, "StatefulSet", "demo-baton-decode")["spec"]["template"]["spec"]
+        for probe in ("livenessProbe", "readinessProbe"):
+            asked = spec["containers"][0][probe]
+            assert ("exec" if tls else "grpc") in asked
+            assert "tcpSocket" not in asked
+
+
+def test_a_worker_under_mtls_is_alive_while_its_host_lives_and_says_so(tmp_path: Path) -> None:
+    """The probe's own command, on a slot's files."""
+    spec = one(render(EXTRAS["own certificates"]), "StatefulSet", "demo-baton-decode")["spec"]["template"]["spec"]
+    command = [
+        c.replace("/run/baton/slots", str(tmp_path))
+        for c in spec["containers"][0]["livenessProbe"]["exec"]["command"]
+    ]
+
+    def alive() -> bool:
+        found = subprocess.run(
+            command, env={"POD_NAME": "decode-0", "PATH": os.defpath}, capture_output=True, check=False
+        )
+        return found.returncode == 0
+
+    slot, file = Slot(tmp_path, "decode-0"), alive_file(str(tmp_path), "decode-0")
+    assert not alive()
+    file.touch()
+    assert not alive(), "nobody holds the slot"
+    assert slot.acquire()
+    assert alive()
+    os.utime(file, (0, time.time() - 30))
+    assert not alive()
 
 
 def test_a_raycluster_has_a_group_per_pool_that_offers_its_role() -> None:

@@ -72,7 +72,7 @@ class Pod:
         return self.place.local(text)
 
     def _environment(self) -> dict[str, str]:
-        found = {"PATH": os.environ["PATH"]}
+        found = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}  # the image has this checkout's code
         for variable in self.container["env"]:
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:

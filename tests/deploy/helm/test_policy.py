@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.deploy.helm.charts import EXTRAS, PROFILES, one, pod_specs, profile, render
+from tests.deploy.helm.charts import EXTRAS, PROFILES, SCRAPER, one, pod_specs, profile, render
 
 pytest.importorskip("helm_python")
 ALL = {**{name: profile(name) for name in PROFILES}, **EXTRAS}
@@ -80,6 +80,67 @@ def test_kv_ports_are_for_routers_and_workers_alone() -> None:
             components = {peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in peers}
             assert components == {"router", "worker"}
             assert all(set(peer) == {"podSelector"} for peer in peers)  # of this namespace
+
+
+def test_workers_metrics_are_for_whom_monitoring_names_alone() -> None:
+    for peers in ([], SCRAPER):
+        manifests = render({"networkPolicy": {"monitoring": peers}})
+        worker = _labels_of_workers(manifests)
+        policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
+        rules = [
+            rule for spec in policies if _selects(spec["podSelector"], worker) for rule in spec.get("ingress", [])
+        ]
+        assert [rule["from"] for rule in rules if _opens(rule, 8102)] == ([peers] if peers else [])
+
+
+CALLS = {  # component -> what it calls, beside name servers
+    "router": {"worker": {8100}, "redis": {"redis"}},
+    "worker": {"worker": {8100, 8101}, "redis": {"redis"}},
+    "redis": {},
+}
+
+
+@pytest.mark.parametrize("component", CALLS)
+def test_pods_call_what_they_need_and_nobody_else(component: str) -> None:
+    rules = [rule for rule in _egress(render(), component) if not _is_dns(rule)]
+    found = {
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: {p["port"] for p in rule["ports"]}
+        for rule in rules
+        for peer in rule["to"]
+    }
+    assert found == CALLS[component]
+
+
+def test_what_lies_outside_is_called_by_its_port_and_where_it_is_named() -> None:
+    manifests = render(ALL["egress of its own"])
+    ports = {p["port"]: rule.get("to") for rule in _egress(manifests, "router") for p in rule["ports"]}
+    assert ports[53] == SCRAPER
+    assert (ports[4318], ports[443]) == (None, None)
+    assert ports[3128] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    external = _egress(render(ALL["external redis"]), "worker")
+    assert {p["port"] for rule in external for p in rule["ports"]} == {8100, 8101, 53, 6380}
+    assert all("egress" not in m["spec"] for m in render(ALL["no egress rules"]) if m["kind"] == "NetworkPolicy")
+    ray = [
+        m["spec"] for m in render(profile("values-heterogeneous.yaml")) if m["metadata"]["name"] == "demo-baton-ray"
+    ]
+    called = {p["port"] for rule in ray[0]["egress"] for p in rule["ports"]}
+    assert {6379, 6380, 10002, 53, "redis", 443} == called
+
+
+def _egress(manifests, component: str) -> list:
+    labels = {
+        "app.kubernetes.io/name": "baton",
+        "app.kubernetes.io/instance": "demo",
+        "app.kubernetes.io/component": component,
+    }
+    policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
+    reaching = [spec for spec in policies if _selects(spec["podSelector"], labels)]
+    assert any("Egress" in spec["policyTypes"] for spec in reaching), "denied unless allowed"
+    return [rule for spec in reaching for rule in spec.get("egress", [])]
+
+
+def _is_dns(rule) -> bool:
+    return {p["port"] for p in rule["ports"]} == {53}
 
 
 def _labels_of_workers(manifests) -> dict[str, str]:

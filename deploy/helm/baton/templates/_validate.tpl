@@ -32,6 +32,7 @@
 {{- $device := default $.Values.workers.defaults.device $pool.device -}}
 {{- $gpus := default $.Values.workers.defaults.gpus $pool.gpus | int -}}
 {{- if and (eq $device "cuda") (eq $gpus 0) -}}{{ include "baton.refuse" (printf "workers.pools.%s.device is cuda but its gpus is 0: set gpus: 1" $name) }}{{- end -}}
+{{- if gt $gpus 1 -}}{{ include "baton.refuse" (printf "workers.pools.%s.gpus is %d, and a worker's engine computes on one: set gpus: 1, and more workers" $name $gpus) }}{{- end -}}
 {{- if and (ne $device "cuda") (gt $gpus 0) -}}{{ include "baton.refuse" (printf "workers.pools.%s.gpus is %d but its device is %s: set device: cuda" $name $gpus $device) }}{{- end -}}
 {{- range $key, $_ := default dict $pool.settings -}}
 {{- if has $key (list "model" "host" "port" "data_port" "metrics_port" "drain_grace_s" "device") -}}{{ include "baton.refuse" (printf "workers.pools.%s.settings.%s is set by the chart: use model, workers.ports, workers.drainSeconds or the pool's device" $name $key) }}{{- end -}}
@@ -66,6 +67,7 @@
 {{- end -}}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}{{ include "baton.refuse" "ingress.enabled is true but ingress.host is empty: give the name that clients use" }}{{- end -}}
 {{- if and .Values.gateway.enabled (not .Values.gateway.parentRefs) -}}{{ include "baton.refuse" "gateway.enabled is true but gateway.parentRefs is empty: name the Gateway, [{name: my-gateway}]" }}{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) (or .Values.metrics.serviceMonitor.enabled .Values.workers.autoscaling.enabled) -}}{{ include "baton.refuse" (printf "networkPolicy.monitoring is empty, so that nobody reaches workers' metrics, and %s needs them: name who asks for them, [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" (ternary "metrics.serviceMonitor" "workers.autoscaling" .Values.metrics.serviceMonitor.enabled)) }}{{- end -}}
 {{- if gt (int .Values.router.autoscaling.minReplicas) (int .Values.router.autoscaling.maxReplicas) -}}{{ include "baton.refuse" "router.autoscaling.minReplicas is more than router.autoscaling.maxReplicas: raise maxReplicas" }}{{- end -}}
 {{- end -}}
 

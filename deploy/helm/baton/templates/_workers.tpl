@@ -22,7 +22,8 @@ ports:
   {{- end }}
   - {name: metrics, containerPort: {{ $root.Values.workers.ports.metrics }}}
 # The host writes its state there and holds the lock while it lives (what it wrote outlives it: the volume is the
-# pod's, not the container's); under mTLS a kubelet has no certificate to ask by gRPC with.
+# pod's, not the container's), and touches a file each second in which its gRPC health is SERVING: under mTLS a
+# kubelet has no certificate to ask by gRPC with.
 startupProbe:
   {{- include "baton.workerReady" . | nindent 2 }}
   periodSeconds: 2
@@ -30,7 +31,7 @@ startupProbe:
   failureThreshold: {{ div (int $root.Values.workers.startupSeconds) 2 }}
 readinessProbe:
   {{- if $tls }}
-  {{- include "baton.workerReady" . | nindent 2 }}
+  {{- include "baton.workerAlive" . | nindent 2 }}
   {{- else }}
   grpc: {port: {{ $root.Values.workers.ports.grpc }}}
   {{- end }}
@@ -38,7 +39,7 @@ readinessProbe:
   timeoutSeconds: 3
 livenessProbe:
   {{- if $tls }}
-  tcpSocket: {port: grpc}
+  {{- include "baton.workerAlive" . | nindent 2 }}
   {{- else }}
   grpc: {port: {{ $root.Values.workers.ports.grpc }}}
   {{- end }}
@@ -56,6 +57,12 @@ volumeMounts:
 {{- define "baton.workerReady" -}}
 exec:
   command: [sh, -c, 'cd /run/baton/slots && grep -q ''"state":"ready"'' "$POD_NAME.json" && ! flock -n -s "$POD_NAME.lock" true']
+{{- end -}}
+
+{{/* What the health service would say: of this host, and within the last ten seconds. */}}
+{{- define "baton.workerAlive" -}}
+exec:
+  command: [sh, -c, 'cd /run/baton/slots && ! flock -n -s "$POD_NAME.lock" true && test $(( $(date +%s) - $(stat -c %Y "$POD_NAME.alive") )) -le 10']
 {{- end -}}
 
 {{/* Labels of a worker's pod: (dict "root" $ "pool" $pool "name" "prefill"). */}}
