@@ -231,6 +231,7 @@ def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> 
     """Hand every prompt to dispatch. Raises what it raises (Overloaded, …), with nothing left open."""
     choices: list[Choice] = []
     streams: list[ChoiceStream] = []
+    prompt = 0
     try:
         for prompt, request in enumerate(generation.requests()):
             streams += (opened := frontend.serving.open(request))
@@ -243,6 +244,7 @@ def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> 
         for stream in streams:
             stream.cancel("failed")
         if isinstance(error, BatonError):
-            frontend.metrics.requests.labels(generation.entry.model_id, "", error.label).inc()
+            context_class = frontend.class_of(len(generation.prompts[prompt]))
+            frontend.metrics.requests.labels(generation.entry.model_id, context_class, error.label).inc()
         raise
     return Answer(generation, choices)

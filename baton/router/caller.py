@@ -17,6 +17,7 @@ MAX_SLO_MS = 3_600_000
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 SESSION_HEADERS = ("x-session-id", "session-id", "session_id")  # gateways' name, and coding agents' own
 MAX_SESSION = 256
+FIRST_PRIORITY, LAST_PRIORITY = -(2**31), 2**31 - 1  # what the wire carries (int32 in worker.proto)
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -43,8 +44,12 @@ class Caller(msgspec.Struct, frozen=True):
         return self.key.salt + cache_salt if self.key else cache_salt
 
     def priority(self, asked: int) -> int:
-        """With keys, a client may only make its requests less urgent than its key is."""
-        return self.key.priority + max(0, asked) if self.key else asked
+        """Returns the request's priority in 32 bits; what is beyond them is the last or the first there is.
+
+        With keys, a client may only make its requests less urgent than its key is.
+        """
+        wanted = self.key.priority + max(0, asked) if self.key else asked
+        return min(max(wanted, FIRST_PRIORITY), LAST_PRIORITY)
 
     @property
     def sees_all(self) -> bool:

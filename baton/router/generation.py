@@ -120,10 +120,16 @@ class Formats(msgspec.Struct, frozen=True):
     reasoning: str = "auto"
 
 
+def _no_class(prompt_tokens: int) -> str:
+    """Where no classes are configured."""
+    return ""
+
+
 class Frontend(msgspec.Struct, frozen=True):
     """What both surfaces share. ``clock`` in monotonic seconds; ``entropy`` makes ids and seeds.
 
-    ``tallies``: where answers are counted; None where nobody wants to know.
+    ``tallies``: where answers are counted; None where nobody wants to know. ``class_of`` names the context class of
+    a prompt's length, for requests that are refused before dispatch has classed them.
     """
 
     serving: Serving
@@ -145,6 +151,7 @@ class Frontend(msgspec.Struct, frozen=True):
     overview: Overview | None = None
     holds: HeldRoster | None = None
     tallies: Tallies | None = None
+    class_of: Callable[[int], str] = _no_class
 
     def new_id(self) -> str:
         """Unique; a caller's own id is only echoed, since two calls may carry the same."""
@@ -187,7 +194,7 @@ class Frontend(msgspec.Struct, frozen=True):
             self.metrics.refused.labels(error.label).inc()
             if self.decisions is not None:
                 for request in generation.requests():
-                    self.decisions.refused(request, "", error)
+                    self.decisions.refused(request, self.class_of(len(request.token_ids)), error)
             raise
 
     def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | Unmetered:

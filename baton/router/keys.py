@@ -87,6 +87,8 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
     entry = msgspec.convert({"id": key_id, "tenant": tenant, "hash": hash_of(text), "created": now, **fields}, Key)
     if not entry.weight > 0 or entry.requests_per_min < 0 or entry.tokens_per_min < 0:
         raise ConfigError("a weight is over 0, and rates are 0 (no limit) or more", "weight")
+    if not -(2**31) <= entry.priority < 2**31:
+        raise ConfigError(f"priority {entry.priority} has to fit 32 bits", "priority")
     write_keys(path, [*keys, entry])
     return text
 

@@ -110,12 +110,15 @@ class Link(ABC):
         """
         asked = stubs.WorkerStub(self._channel).Snapshot(w.SnapshotRequest(), timeout=self._stall_s)
         try:
-            await asked
+            said_by = (await asked).incarnation
             heed_cancel()
         except grpc.aio.AioRpcError as error:
             heed_cancel()
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise WorkerLost(f"{self.info.worker_id} makes no progress: {error.code().name}") from None
+            return
+        if said_by and said_by != self.info.incarnation:
+            raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
 
     async def set_role(self, role: str, grace_s: float) -> str:
         """Ask it to play another role; the incarnation that it will have then. Raises what the worker raised."""

@@ -76,12 +76,14 @@ class Links:
         return link
 
     def sync(self, infos: Mapping[str, WorkerInfo]) -> None:
-        """Link to who is new, drop who was replaced. One that ``infos`` lacks stays while its link is up.
+        """Link to who is new, drop who was replaced, once its link is down: one that is up is the truth.
 
-        One that is down is linked anew when we have a new certificate.
+        One that ``infos`` lacks stays likewise. One that is down is linked anew when we have a new certificate.
         """
         for worker_id, info in infos.items():
             link = self._links.get(worker_id)
+            if link is not None and link.up and not _same(link.info, info):
+                continue  # Redis may be wrong, or early; a worker that was replaced ends our session, or says so
             if link is not None and _same(link.info, info) and not self._outdated(link):
                 link.info = info
                 continue

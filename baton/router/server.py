@@ -48,6 +48,7 @@ from baton.router.overview import Overview
 from baton.router.recorder import TraceRecorder
 from baton.router.request import Serving
 from baton.router.roles import RoleControl
+from baton.router.tagging import ContextClasses
 from baton.router.tallies import Tallies
 from baton.router.validate import Limits
 from baton.tls.identity import Identity
@@ -127,6 +128,7 @@ def make_frontend(
         overview=overview,
         holds=holds,
         tallies=tallies,
+        class_of=ContextClasses(config.context_classes).tag,
     )
 
 

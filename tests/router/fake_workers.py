@@ -74,6 +74,7 @@ class FakeWorker(stubs.WorkerServicer):
     """A server on a free port; ``die`` breaks every connection at once."""
 
     role = ""
+    says_incarnation = ""
 
     def __init__(self, worker_id: str, **fields) -> None:
         self.info = info(worker_id, self.role, **fields)
@@ -102,7 +103,7 @@ class FakeWorker(stubs.WorkerServicer):
 
     async def Snapshot(self, request, context):
         await self.hold_engine.wait()
-        return w.PoolSnapshot(pages=self.info.pages)
+        return w.PoolSnapshot(pages=self.info.pages, incarnation=self.says_incarnation)
 
 
 class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):

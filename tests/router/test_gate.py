@@ -9,6 +9,7 @@ import pytest
 from baton.protos.errors import Forbidden, QuotaExceeded
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
+from baton.protos.v1 import worker_pb2 as w
 from baton.router.border import is_open
 from baton.router.caller import Caller
 from baton.router.decisions import DecisionLog
@@ -191,3 +192,19 @@ async def test_every_way_to_ask_is_charged_and_a_refusal_is_kept(
         record = (await c.http.get(f"/v1/requests/{name}/explain", headers=headers)).json()
         assert record["choices"][0]["error"].startswith("quota_exceeded: the key's rate")
         assert (record["state"], record["tenant"]) == ("over", "acme")
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "wire"),
+    [
+        (2**31 - 1, 5, 2**31 - 1),
+        (10, 2**31 - 1, 2**31 - 1),
+        (-(2**40), -1, -(2**31)),
+        (3, -9, 3),
+        (2**40, 0, 2**31 - 1),
+    ],
+)
+def test_a_priority_beyond_32_bits_is_the_last_or_the_first_there_is(key, asked, wire):
+    who = caller(priority=key)
+    assert who.priority(asked) == wire
+    assert w.Admit(priority=who.priority(asked)).priority == wire

@@ -120,9 +120,36 @@ async def test_a_new_incarnation_replaces_the_old_link(watched, worker):
     await worker.die()
     worker.info = msgspec.structs.replace(worker.info, incarnation="w-2")
     await worker.start()
+    await until(lambda: not watched.up())
     watched.links.sync({"w": worker.info})
     await until(lambda: watched.up() == {"w"})
     assert [k.info.incarnation for k in watched.links] == ["w-2"]
+
+
+@pytest.mark.parametrize(
+    "said", [{"incarnation": "w-2"}, {"address": "127.0.0.1:1"}], ids=["incarnation", "address"]
+)
+async def test_a_redis_that_says_otherwise_does_not_take_a_link_down_that_is_up(watched, worker, said):
+    watched.links.sync({"w": worker.info})
+    await until(lambda: watched.up() == {"w"})
+    [link] = watched.links
+    for _ in range(3):
+        watched.links.sync({"w": msgspec.structs.replace(worker.info, **said)})
+        await asyncio.sleep(0)
+    assert list(watched.links) == [link]
+    assert (link.up, link.info, watched.changes) == (True, worker.info, 1)
+    await worker.die()
+    await until(lambda: not watched.up())
+    watched.links.sync({"w": msgspec.structs.replace(worker.info, **said)})
+    assert list(watched.links) != [link], "its link is down: now Redis is believed"
+
+
+async def test_a_worker_that_says_itself_that_it_is_another_incarnation_is_believed(watched, worker, monkeypatch):
+    monkeypatch.setattr("baton.router.link.PROBE_EVERY_S", 0.02)
+    watched.links.sync({"w": worker.info})
+    await until(lambda: watched.up() == {"w"})
+    worker.says_incarnation = "w-2"
+    await until(lambda: not watched.up())
 
 
 async def test_a_link_of_the_other_role_is_no_link(watched, worker):

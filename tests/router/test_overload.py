@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from contextlib import asynccontextmanager
 
@@ -61,6 +62,8 @@ async def test_a_full_queue_turns_the_next_away_with_a_time_and_a_record() -> No
         late = await clients.http.post(URL, json=BODY)
         assert refused(late, 429, "overloaded") >= 1
         assert (await reason(clients, late)).startswith("overloaded: 2 short requests wait")
+        shown = (await clients.http.get("/metrics")).text
+        assert re.search(r'baton_requests_total{context_class="short",model="\w+",outcome="overloaded"} 1.0', shown)
         c.d[0].hold_tokens.set()
         assert {r.status_code for r in await asyncio.gather(*tasks)} == {200}
 
