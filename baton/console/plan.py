@@ -214,9 +214,14 @@ def _show(answer: Any) -> None:
         out.print(line)
     if answer.price is not None:
         p = answer.price
-        good = "-" if p.per_million_good is None else f"${p.per_million_good:.2f}"
+        apart = f" (input {_dollars(p.per_million_input)}, output {_dollars(p.per_million_output)})"
         out.print(
-            f"${p.per_hour:.2f} per hour: ${p.per_million_input or 0:.2f} per 1M input tokens, or"
-            f" ${p.per_million_output or 0:.2f} per 1M output tokens ({good} of those within the SLOs)"
+            f"${p.per_hour:.2f} per hour: {_dollars(p.per_million)} per 1M tokens"
+            f"{apart if p.per_million_input is not None else ''},"
+            f" {_dollars(p.per_million_good)} per 1M of requests within the SLOs"
         )
     out.print(answer.helm, end="", markup=False)
+
+
+def _dollars(value: float | None) -> str:
+    return "-" if value is None else f"${value:.2f}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from baton.cost.money import per_million
 from baton.planner.chart_values import chart_values
 from baton.planner.cluster_sim import Scenario
 from baton.planner.flight import Flight
@@ -33,11 +34,15 @@ class ClassVerdict(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """``per_million_good``: over output tokens of requests that met their SLOs. None where there are none."""
+    """Dollars per hour of all accelerators, and per 1M tokens as ``cost.money`` defines it.
+
+    ``per_million_good``: all dollars over the tokens of requests that met their SLOs alone. None: there are none.
+    """
 
     per_hour: float
     per_million_input: float | None
     per_million_output: float | None
+    per_million: float | None
     per_million_good: float | None
 
 
@@ -90,7 +95,13 @@ def plan(
         chosen=chosen,
         sweep=found,
         classes=verdicts,
-        price=_price(served, slo, trace, accelerators, price_per_accelerator_hour),
+        price=_price(
+            served,
+            slo,
+            trace,
+            (chosen.prefill * own.prefill.accelerators, chosen.decode * own.decode.accelerators),
+            price_per_accelerator_hour,
+        ),
         advice=(*_missed(own, chosen, slo, want), *_advice(found, chosen, room)),
         headroom=room,
         helm=chart_values(own, met),
@@ -134,23 +145,20 @@ def _verdict(name: str, split: Score, colocated: Score) -> ClassVerdict:
 
 
 def _price(
-    flights: Sequence[Flight], slo: Slo, trace: Trace, accelerators: int, per_hour: float | None
+    flights: Sequence[Flight], slo: Slo, trace: Trace, accelerators: tuple[int, int], per_hour: float | None
 ) -> Price | None:
+    """``accelerators``: of prefill and of decode workers; what they cost while the trace lasts."""
     if per_hour is None:
         return None
-    spent = per_hour * accelerators * trace.duration / SECONDS_PER_HOUR
+    prefill, decode = (per_hour * count * trace.duration / SECONDS_PER_HOUR for count in accelerators)
     served = [f for f in flights if not f.refused]
-    good = sum(f.outputs for f in served if is_good(f, slo))
-    return Price(
-        per_hour * accelerators,
-        _per_million(spent, sum(f.prompt for f in served)),
-        _per_million(spent, sum(f.outputs for f in served)),
-        _per_million(spent, good),
-    )
+    each = per_million(prefill, decode, *_tokens(served))
+    good = per_million(prefill, decode, *_tokens([f for f in served if is_good(f, slo)]))
+    return Price(per_hour * sum(accelerators), each.input, each.output, each.all, good.all)
 
 
-def _per_million(spent: float, tokens: int) -> float | None:
-    return spent / tokens * 1e6 if tokens else None
+def _tokens(flights: Sequence[Flight]) -> tuple[int, int]:
+    return sum(f.prompt for f in flights), sum(f.outputs for f in flights)
 
 
 def _missed(scenario: Scenario, chosen: Ratio, slo: Slo, want: float) -> list[str]:

@@ -15,11 +15,13 @@ import msgspec
 
 from baton.cluster.advice import AdviceStore
 from baton.cluster.holds import Hold
+from baton.cost.money import per_million
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.router.live import ClassWindow, LiveState, LiveStats, merged, percentiles
 from baton.router.tagging import ClassLike
 
 FRESH_S = 0.4
+HOUR_S = 3600.0
 TIMELINE = 40
 STATIONS = (
     "queue",
@@ -200,19 +202,16 @@ class Overview:
     def _cost(
         self, workers: list[dict[str, Any]], input_per_s: float, output_per_s: float
     ) -> dict[str, Any] | None:
-        """Prefill workers are paid by input tokens, decode workers by output tokens; None without prices.
-
-        Without a prefill pool the decode workers do both, and only the sum per token can be said.
-        """
+        """As ``cost.money`` defines it; None without prices."""
         dollars = {r: self._prices.of(r) * sum(w["role"] == r for w in workers) for r in ROLES}
         if not any(dollars.values()):
             return None
-        apart = dollars["prefill"] > 0
+        each = per_million(dollars["prefill"], dollars["decode"], input_per_s * HOUR_S, output_per_s * HOUR_S)
         return {
             "dollars_per_hour": sum(dollars.values()),
-            "per_million_input": _per_million(dollars["prefill"], input_per_s) if apart else None,
-            "per_million_output": _per_million(dollars["decode"], output_per_s) if apart else None,
-            "per_million": _per_million(sum(dollars.values()), input_per_s + output_per_s),
+            "per_million_input": each.input,
+            "per_million_output": each.output,
+            "per_million": each.all,
         }
 
 
@@ -298,7 +297,3 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _per_million(dollars_per_hour: float, tokens_per_s: float) -> float | None:
-    return dollars_per_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else None

@@ -69,6 +69,12 @@ def test_a_plan_says_which_ratio_and_what_it_costs(made: Plan, trace: Trace) -> 
     assert sum(v.requests for v in made.classes) == len(trace.requests)
     assert made.price is not None
     assert made.price.per_hour == 144.0
+    spent, chosen = 144.0 * trace.duration / 3600, made.chosen
+    read, written = (sum(getattr(r, name) for r in trace.requests) for name in ("input_length", "output_length"))
+    assert made.price.per_million == pytest.approx(spent / (read + written) * 1e6)
+    share = chosen.prefill / (chosen.prefill + chosen.decode)  # input tokens pay for prefill workers alone
+    assert made.price.per_million_input == pytest.approx(share * spent / read * 1e6)
+    assert made.price.per_million_output == pytest.approx((1 - share) * spent / written * 1e6)
 
 
 def test_how_much_more_load_it_takes_was_simulated(made: Plan, trace: Trace) -> None:

@@ -158,13 +158,12 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Cost",
         (
             Panel(
-                "Dollars per 1M input tokens",
-                (Line(q.per_million("prefill", R["prompt_tokens"]), "input"),),
-                "currencyUSD",
-            ),
-            Panel(
-                "Dollars per 1M output tokens",
-                (Line(q.per_million("decode", R["output_tokens"]), "output"),),
+                "Dollars per 1M tokens",
+                (
+                    Line(q.per_million_of_all(), "all workers, input and output tokens"),
+                    Line(q.per_million("prefill", R["prompt_tokens"]), "prefill workers, input tokens"),
+                    Line(q.per_million("decode", R["output_tokens"]), "decode workers, output tokens"),
+                ),
                 "currencyUSD",
             ),
             Panel(

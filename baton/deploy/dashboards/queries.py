@@ -49,9 +49,16 @@ def goodput(by: str = "", window: str = WINDOW) -> str:
 
 
 def per_million(role: str, tokens: Metric, window: str = WINDOW) -> str:
-    """Dollars per 1M tokens, of one role's workers."""
-    price = level(ROUTER["price"], where=f'role="{role}"', how="max")
-    return f"{price} / 3600 / {rate(tokens, window=window)} * 1e6"
+    """Dollars per 1M tokens of one role's workers, where there are prefill workers (``cost.money``)."""
+    price, apart = (level(ROUTER["price"], where=f'role="{r}"', how="max") for r in (role, "prefill"))
+    return f"({price} / 3600 / {rate(tokens, window=window)} * 1e6) and ({apart} > 0)"
+
+
+def per_million_of_all(window: str = WINDOW) -> str:
+    """Dollars of all workers per 1M tokens, prompts' and answers' together (``cost.money``)."""
+    price = f"sum ({level(ROUTER['price'], 'role', how='max')})"
+    tokens = " + ".join(rate(ROUTER[name], window=window) for name in ("prompt_tokens", "output_tokens"))
+    return f"{price} / 3600 / ({tokens}) * 1e6"
 
 
 def share(part: Metric, whole: Metric, by: str = "", window: str = WINDOW) -> str:

@@ -42,6 +42,7 @@ def _figures() -> list[dict[str, Any]]:
             "baton:prefix_hits_best:ratio_rate5m",
             q.share(R["best_cached_tokens"], R["prompt_tokens"], "model", WINDOW),
         ),
+        ("baton:dollars_per_million_tokens:5m", q.per_million_of_all(WINDOW)),
         ("baton:dollars_per_million_input_tokens:5m", q.per_million("prefill", R["prompt_tokens"], WINDOW)),
         ("baton:dollars_per_million_output_tokens:5m", q.per_million("decode", R["output_tokens"], WINDOW)),
     ):
