@@ -21,6 +21,8 @@ RESERVED = frozenset(
 )
 # What templates call the switch between thinking and not.
 THINKING = ("enable_thinking", "thinking")
+# The effort that OpenAI takes where none is given: many clients always send it, and ask for nothing by it.
+USUAL = "medium"
 
 
 class ConversationBody(ToolsBody):
@@ -74,5 +76,7 @@ class ConversationBody(ToolsBody):
             return {"reasoning_effort": effort} | thinks | given
         if effort == "none" and thinks:
             return thinks | given
+        if effort == USUAL:
+            return given
         how = "knows thinking on and off only: give none, or leave it out" if thinks else "has none: leave it out"
         raise InvalidRequest(f"{effort_param} is {effort!r}: this model's chat template {how}", effort_param)

@@ -170,7 +170,7 @@ class ResponsesShape:
             "store": False,
             "temperature": body.temperature,
             "text": _format(body),
-            "tool_choice": body.model_dump()["tool_choice"] or "auto",
+            "tool_choice": body.model_dump(include={"tool_choice"})["tool_choice"] or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,

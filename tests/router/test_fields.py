@@ -309,6 +309,7 @@ async def test_a_templates_switch_that_the_request_would_overrule_is_refused(ric
     [
         ("{{ messages }}", "low", 400),
         ("{{ messages }}", "none", 400),
+        ("{{ messages }}", "medium", 200),
         ("{{ messages }}{{ enable_thinking }}", "none", 200),
         ("{{ messages }}{{ enable_thinking }}", "low", 400),
         ("{{ messages }}{{ reasoning_effort }}", "low", 200),
