@@ -103,7 +103,8 @@ def _describe(method: str, path: str, operation: Json) -> None:
         operation["security"] = [{}, {"key": []}]  # keys are asked for where router.keys_file is set
     if path.endswith(GENERATING):
         operation["parameters"] = [*operation.get("parameters", ()), *_headers()]
-        responses["200"]["headers"] = {"x-baton-route": {"schema": {"type": "string"}}}
+        told = ("x-baton-route", "x-baton-ignored")
+        responses["200"]["headers"] = {name: {"schema": {"type": "string"}} for name in told}
     _name_once(operation)
 
 
