@@ -41,7 +41,8 @@ def check_redis(url: str) -> None:
             client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         raise ConfigError(
-            f"no Redis answers at {shown(url)} ({error}): correct --redis, or leave it out for a private one",
+            f"no Redis answers at {shown(url)} ({error}): correct --redis (redis.url); `baton serve` without it "
+            "starts a private one",
             "redis.url",
         ) from None
 
