@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
+.PHONY: conformance dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
 
 $(STAMP): pyproject.toml
@@ -24,6 +24,9 @@ soak: $(STAMP)
 
 thorough: $(STAMP)  ## every planted bug and form of the kernels, and what takes long beside the others
 	@$(BIN)/pytest -m thorough $(ARGS)
+
+conformance: $(STAMP)  ## answers beside transformers', on each ISA of this CPU and on each dispatch of the BLAS under the references
+	@$(BIN)/python -m tests.conformance.every_isa $(ARGS)
 
 soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, gangs, a node's death, scaling under load
 	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py tests/e2e/test_ray_pools.py $(ARGS)

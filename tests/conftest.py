@@ -1,4 +1,4 @@
-"""A real Redis server for whoever asks, flushed between tests."""
+"""Seeds each test; starts a real Redis server for whoever asks, flushed between tests."""
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +9,29 @@ from redis.asyncio import Redis
 
 from baton.cluster.membership import connect
 from baton.deploy.redis_server import RedisServer
+from tests import seeds
+
+
+def pytest_configure() -> None:
+    seeds.choose_examples()
+    seeds.seed_all(seeds.run_seed())  # for what modules draw while they are collected
+
+
+def pytest_report_header() -> str:
+    return f"seed: {seeds.ENV}={seeds.run_seed()}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seeds.seed_all(seeds.test_seed(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        report.sections.append(("seed", f"{seeds.ENV}={seeds.run_seed()} {item.nodeid}"))
+    return report
 
 
 @pytest.fixture(scope="module")

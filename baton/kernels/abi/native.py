@@ -29,15 +29,19 @@ _NEEDS = {
 }
 
 
+def able() -> list[str]:
+    """Returns the ISAs that this CPU can run, widest first; ``plain`` is always among them."""
+    return [name for name, needs in _NEEDS.items() if needs <= _cpu_flags()]
+
+
 @cache
 def isa() -> str:
     """The widest ISA of this CPU, or the one that $BATON_ISA names: avx512, avx2, plain or reference."""
-    able = [name for name, needs in _NEEDS.items() if needs <= _cpu_flags()]
     asked = os.environ.get(ISA_ENV)
     if not asked:
-        return able[0]
-    if asked not in (*able, REFERENCE):
-        raise ValueError(f"{ISA_ENV}={asked}: this CPU can run {', '.join(able)} (or {REFERENCE})")
+        return able()[0]
+    if asked not in (*able(), REFERENCE):
+        raise ValueError(f"{ISA_ENV}={asked}: this CPU can run {', '.join(able())} (or {REFERENCE})")
     return asked
 
 

@@ -1,0 +1,48 @@
+"""Seeds whatever a test draws at random, so that a red test is red again. Knows nothing of what is drawn.
+
+Every test begins with Python's, numpy's and torch's global generators seeded by its own name and the run's seed.
+The run's seed is 0, so two runs draw the same; ``BATON_TEST_SEED=7`` draws other numbers, and ``BATON_TEST_SEED=random``
+new ones in each run. The header of the run and the report of each failed test name the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import zlib
+
+from hypothesis import settings
+
+ENV = "BATON_TEST_SEED"
+
+
+def run_seed() -> int:
+    """Returns the seed of this run; the processes of one parallel run agree on it."""
+    asked = os.environ.get(ENV, "0")
+    if asked == "random":
+        asked = os.environ[ENV] = str(random.SystemRandom().randrange(1 << 31))
+    return int(asked)
+
+
+def test_seed(name: str) -> int:
+    """Returns the seed of the test ``name``, a 32-bit number that doesn't depend on which tests ran before."""
+    return zlib.crc32(f"{run_seed()} {name}".encode())
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the global generators of Python, and of numpy and torch where a test has loaded them."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def choose_examples() -> None:
+    """Has Hypothesis draw the same examples in every run, unless another seed is asked for.
+
+    No example has a deadline, because a busy machine would decide which test fails.
+    """
+    settings.register_profile("baton", deadline=None, derandomize=run_seed() == 0, print_blob=True)
+    settings.load_profile("baton")
