@@ -157,10 +157,11 @@ def quiet() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def reference(directory: Path) -> Any:
-    """The checkpoint in transformers, float32, eager."""
+def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Loads the checkpoint into transformers, its attention eager; in float64 its experts too, for want of a kernel."""
+    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     return transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
+        directory, dtype=dtype, attn_implementation="eager", **experts
     ).eval()
 
 

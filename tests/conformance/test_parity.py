@@ -24,6 +24,7 @@ from tests.conformance.checkpoints import KINDS, make, prompts, reference
 from tests.conformance.drive import Driver
 
 TOKENS = 64
+NEAR = 1e-4  # between two float32 log-probabilities of one token, in nats
 GREEDY = Sampling(temperature=0.0, max_tokens=TOKENS, logprobs=3)
 # Shapes on which transformers' own float32 is up to 1.5e-4 … 7e-4 from float64; found by random search.
 ILL_CONDITIONED: list[tuple[str, int, dict[str, Any]]] = [
@@ -100,6 +101,15 @@ def expected(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
+def rounding(directory: Path, wanted: torch.Tensor, prompt: list[int], answer: list[int]) -> float:
+    """How far ``wanted``, transformers' float32, is from its float64 on this CPU, in nats: the most of any token.
+
+    Two sums that round in other places may be as far from each other as from float64, each to its own side.
+    """
+    exact = expected(reference(directory, torch.float64), prompt, answer)
+    return float((wanted - exact).abs().max())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_transformers(home: Path, kind: str) -> None:
     require_the_same_answers(checkpoint(home, kind), count=20)
@@ -127,8 +137,8 @@ def require_the_same_answers(directory: Path, count: int) -> None:
         for at, found in enumerate(driver.logprobs[key]):
             assert found.chosen.rank == 1
             assert found.top[0].token_id == answer[at]
-            for token in (found.chosen, *found.top):
-                assert abs(token.logprob - float(wanted[at, token.token_id])) < 1e-4
+            off = [abs(token.logprob - float(wanted[at, token.token_id])) for token in (found.chosen, *found.top)]
+            assert max(off) < NEAR or max(off) < 2 * rounding(directory, wanted, prompt, answer)
         varied += len(set(answer)) > TOKENS // 4
     assert varied > len(asked) // 2, "answers that repeat one token test nothing"
 
