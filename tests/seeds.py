@@ -1,8 +1,9 @@
 """Seeds whatever a test draws at random, so that a red test is red again. Knows nothing of what is drawn.
 
 Every test begins with Python's, numpy's and torch's global generators seeded by its own name and the run's seed.
-The run's seed is 0, so two runs draw the same; ``BATON_TEST_SEED=7`` draws other numbers, and ``BATON_TEST_SEED=random``
-new ones in each run. The header of the run and the report of each failed test name the seed that repeats it.
+The run's seed is 0, so two runs draw the same; ``BATON_TEST_SEED=7`` draws other numbers, and
+``BATON_TEST_SEED=random`` new ones in each run. The header of the run and the report of each failed test name the
+seed that repeats it.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def quiet() -> None:
 
 
 def reference(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Loads the checkpoint into transformers, its attention eager; in float64 its experts too, for want of a kernel."""
+    """Loads the checkpoint into transformers with eager attention; in float64 its experts are eager as well."""
     experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", **experts

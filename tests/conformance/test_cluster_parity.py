@@ -47,8 +47,8 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
     [
         "llama3",
         pytest.param("mistral", marks=pytest.mark.thorough),
-        "qwen2",
-        "qwen3",
+        pytest.param("qwen2", marks=pytest.mark.thorough),
+        pytest.param("qwen3", marks=pytest.mark.thorough),
         pytest.param("mixtral", marks=pytest.mark.soak),
     ],
 )

@@ -1,5 +1,7 @@
 """The figures of index and tiers, small: each is there, and lifting beats computing by far."""
 
+import pytest
+
 from baton.console.kvbench import prefix_index, tiers
 from baton.deploy.plans import DEMO
 
@@ -11,6 +13,7 @@ def test_the_index_is_measured_at_full_size():
     assert rows["hashing 131,072 tokens"].value > 0
 
 
+@pytest.mark.thorough
 def test_lifting_from_every_tier_is_held_against_computing_and_its_neighbour_is_watched():
     rows = {row.name: row for row in tiers.rows(str(DEMO), tokens=256, rounds=1, computed=128, window_s=0.01)}
     for tier in ("host", "disk", "disk, cold"):

@@ -21,11 +21,11 @@ async def test_64_streams_of_mixed_length_on_the_real_engine_answer_as_they_do_a
     ]
     with Fleet(prefill=1, decode=1) as fleet:
         async with httpx.AsyncClient(timeout=120) as client:
-            fields = {"temperature": 0, "max_tokens": 24}
+            fields = {"temperature": 0, "max_tokens": 12}
             together = await asyncio.gather(*(complete(client, fleet.url, p, **fields) for p in prompts))
             alone = [await complete(client, fleet.url, p, **fields) for p in prompts]
         assert together == alone
-        assert {len(a) for a in alone} == {24}
+        assert {len(a) for a in alone} == {12}
         fleet.wait_for_baseline()
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kern
 
 TOKENS = 24
 KINDS = [
-    {"dtype": "bfloat16"},
+    pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.thorough),
     {"dtype": "bfloat16", "quantization": "int8", "kv_cache_dtype": "int8"},
     pytest.param({"dtype": "float32"}, marks=pytest.mark.soak),
     pytest.param({"quantization": "int4", "kv_cache_dtype": "fp8"}, marks=pytest.mark.soak),

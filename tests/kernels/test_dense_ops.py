@@ -24,7 +24,9 @@ def test_linear_adds_its_bias() -> None:
 def test_a_row_alone_and_in_company_differ_by_no_more_than_the_rounding_of_a_float32_sum() -> None:
     x, weight = torch.randn(132, 300), torch.randn(404, 300)
     whole = K.linear(x, weight)
-    bound = 2 * x.shape[1] * torch.finfo(torch.float32).eps * (x.abs() @ weight.abs().T)  # holds for any order of the sum
+    bound = (
+        2 * x.shape[1] * torch.finfo(torch.float32).eps * (x.abs() @ weight.abs().T)
+    )  # holds for any order of the sum
     for rows in (1, 3, 4, 8, 12, 20, 64, 100):
         assert ((K.linear(x[:rows], weight) - whole[:rows]).abs() <= bound[:rows]).all()
 

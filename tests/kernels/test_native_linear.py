@@ -47,7 +47,7 @@ def sound(isa: str) -> ctypes.CDLL:
     return mutant("NONE", ["linear"], isa)
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=first_now(ISAS))
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return sound(request.param)
 

@@ -58,11 +58,12 @@ def test_weights_are_a_softmax_over_the_chosen_or_over_all() -> None:
     assert torch.equal(route(logits, 2, False)[1], logits.softmax(-1)[:, [1, 3]])
 
 
-@pytest.mark.parametrize("bug", first_now(["MOE_TIES", "MOE_PLACE"]))
+@pytest.mark.parametrize("bug", first_now(["MOE_TIES", "MOE_PLACE"], 0))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     assert is_caught(mutant(bug, ("moe",)), suite.QUICK)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isa", [name for name in build.ISA_FLAGS if name != native.isa()])
 def test_other_instruction_sets_agree_with_the_oracle(isa: str) -> None:
     if native.isa() == "plain" or (native.isa() == "avx2" and isa == "avx512"):

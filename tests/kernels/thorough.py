@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 
-def first_now(cases: Sequence[Any], count: int = 1) -> list[Any]:
-    """For ``parametrize``: the first ``count`` cases as they are, the others marked as thorough."""
-    later = [
-        pytest.param(*(c if isinstance(c, tuple) else (c,)), marks=pytest.mark.thorough) for c in cases[count:]
-    ]
-    return [*cases[:count], *later]
+def later(*values: Any) -> Any:
+    """Returns a case for ``parametrize`` that runs with ``make thorough`` alone; ``values`` are its parameters."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def first_now(cases: Sequence[Any], count: int = 1, whole: bool = False) -> list[Any]:
+    """Returns cases for ``parametrize``: the first ``count`` as they are, the others marked as thorough.
+
+    A tuple is a case's several parameters, or one parameter where ``whole`` says so.
+    """
+    rest = [later(*(case if isinstance(case, tuple) and not whole else (case,))) for case in cases[count:]]
+    return [*cases[:count], *rest]
