@@ -1,8 +1,8 @@
 """A dense layer. Knows nothing of what its rows mean.
 
-A float32 row alone and the same row in a batch agree within the rounding of a float32 sum. Whether their bits agree is
-up to the BLAS: MKL's AVX2 and AVX-512 paths keep them where the rows are a multiple of four, so the caller pads; a BLAS
-that picks its path by shape, as on CPUs with AMX, doesn't. The native op (``kernels/dense``) keeps them on every CPU.
+A float32 row alone and the same row in a batch agree within the rounding of a float32 sum. Whether their bits agree
+is up to the BLAS: MKL's AVX2 and AVX-512 paths keep them where the rows are a multiple of four, so the caller pads.
+A BLAS that picks its path by shape, as on CPUs with AMX, does not. The native op (``kernels/dense``) keeps them.
 """
 
 from __future__ import annotations
