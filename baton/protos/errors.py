@@ -18,8 +18,10 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     ├── Unavailable                 UNAVAILABLE          503  unavailable
     │   ├── NoWorker                UNAVAILABLE          503  no_worker
     │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
+    │   │   └── WorkerStalled       UNAVAILABLE          503  worker_stalled
     │   ├── WeightsGone             UNAVAILABLE          503  weights_gone
     │   └── Draining                UNAVAILABLE          503  draining
+    ├── RequestBlamed               FAILED_PRECONDITION  422  request_blamed
     ├── DeadlineExceeded            DEADLINE_EXCEEDED    504  deadline_exceeded
     ├── Cancelled                   CANCELLED            499  cancelled
     ├── HandoffRefused              FAILED_PRECONDITION  500  handoff_refused
@@ -156,6 +158,18 @@ class Draining(Unavailable):
     """The worker or router finishes what it has and takes nothing new."""
 
     label = "draining"
+
+
+class WorkerStalled(WorkerLost):
+    """A worker has its connections still, and its engine gives no answer."""
+
+    label = "worker_stalled"
+
+
+class RequestBlamed(BatonError):
+    """Several workers' engines stopped answering once they had the request: it is given to no other."""
+
+    grpc_status, http_status, label = "FAILED_PRECONDITION", 422, "request_blamed"
 
 
 class DeadlineExceeded(BatonError):

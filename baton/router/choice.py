@@ -44,7 +44,8 @@ class ChoiceRun:
             slo_tpot_s=request.slo_tpot_s,
         )
         self.stream = ChoiceStream(choice, summary, clock)
-        self.failures = self.moves = 0
+        self.failures = self.moves = self.suspected = 0
+        self.fed = False  # its worker has given it a token
         self.avoid: set[str] = set()
         self.admitted = False
         self.hedged = False
@@ -104,6 +105,7 @@ class ChoiceRun:
 
     def admit(self, wire_id: str, placed: Reservation, traceparent: str) -> w.Admit:
         """Asks the decode worker for a lease."""
+        self.fed = False
         request = self.request
         return w.Admit(
             request_id=wire_id,
@@ -187,6 +189,7 @@ class ChoiceRun:
         """What a frame holds for us. The first one says that the prompt's blocks are there."""
         self._scored(output)
         self._emit(output.run)
+        self.fed = True
         placed.has_read()
         if not self.home.done() and not self._unscored:
             self.home.set_result(placed.taken.decode)

@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 
 from baton.protos import version
-from baton.protos.errors import BatonError, Cancelled, WorkerLost
+from baton.protos.errors import BatonError, Cancelled, WorkerLost, WorkerStalled
 from baton.protos.nouns import PROTOCOL, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
@@ -115,7 +115,9 @@ class Link(ABC):
         except grpc.aio.AioRpcError as error:
             heed_cancel()
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                raise WorkerLost(f"{self.info.worker_id} makes no progress: {error.code().name}") from None
+                silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                kind = WorkerStalled if silent else WorkerLost
+                raise kind(f"{self.info.worker_id} makes no progress: {error.code().name}") from None
             return
         if said_by and said_by != self.info.incarnation:
             raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
@@ -167,7 +169,7 @@ class DecodeLink(Link):
         return 0 if self._session is None else self._session.move_away(error)
 
     async def _hold(self) -> None:
-        session = Session(self.info.worker_id)
+        session, lost = Session(self.info.worker_id), WorkerLost(f"lost the connection to {self.info.worker_id}")
         call = stubs.DecodeWorkerStub(self._channel).Session()
         tasks = [asyncio.create_task(_write(call, session), name=f"session to {self.info.worker_id}")]
         try:
@@ -184,10 +186,13 @@ class DecodeLink(Link):
             done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        except WorkerStalled as stalled:
+            lost = stalled
+            raise
         finally:
             self._session = None
             self._set(False)  # first: whoever lost a lease looks for another worker at once
-            session.lose(WorkerLost(f"lost the connection to {self.info.worker_id}"))
+            session.lose(lost)
             for task in tasks:
                 task.cancel()
             call.cancel()
@@ -220,6 +225,7 @@ class PrefillLink(Link):
     def __init__(self, *parts: Any, **fields: Any) -> None:
         super().__init__(*parts, **fields)
         self._calls: set[Any] = set()
+        self._stalled = False  # why its calls were cancelled
 
     async def prefill(self, request: w.PrefillRequest, timeout_s: float | None) -> w.PrefillResponse:
         """Returns when every block was acknowledged. Cancelling the caller cancels the call.
@@ -234,7 +240,8 @@ class PrefillLink(Link):
             return response
         except asyncio.CancelledError:
             heed_cancel()
-            raise WorkerLost(f"{self.info.worker_id} makes no progress") from None  # _give_up cancelled the call
+            kind = WorkerStalled if self._stalled else WorkerLost
+            raise kind(f"{self.info.worker_id} makes no progress") from None  # _give_up cancelled the call
         except grpc.aio.AioRpcError as error:
             heed_cancel()
             reason = said(error)
@@ -272,6 +279,7 @@ class PrefillLink(Link):
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
+                self._stalled = isinstance(watch.exception(), WorkerStalled)
                 self._give_up()
                 watch.result()
         finally:

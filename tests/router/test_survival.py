@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
+from baton.protos.errors import InvalidRequest, RequestBlamed
+from baton.router import link
 from baton.router.dispatch import DispatchSettings
 from tests.router.fake_workers import answer_of, cluster, collect, until
 
-PROMPT = tuple(range(40))
+PROMPT, SHORT = tuple(range(40)), (1, 2, 3)
 SOON = DispatchSettings(worker_wait_s=3.0, full_wait_s=0.05, stall_s=0.2)
 
 
@@ -104,6 +107,54 @@ async def test_a_prefill_worker_whose_engine_stands_still_is_left_within_its_lim
         still.hold.set()
         still.hold_engine.set()
         await c.idle()
+
+
+async def test_a_request_whose_second_engine_falls_silent_is_blamed_and_given_to_no_third(monkeypatch):
+    monkeypatch.setattr(link, "PROBE_EVERY_S", 0.02)
+    async with cluster(0, 3, settings=SOON) as c:
+        for d in c.d:
+            d.hold_tokens.clear()
+        [stream] = c.open(SHORT, 8)
+        for _ in range(2):
+            await until(lambda: any(d.leases and d.hold_engine.is_set() for d in c.d))
+            next(d for d in c.d if d.leases and d.hold_engine.is_set()).hold_engine.clear()
+        with pytest.raises(RequestBlamed, match="2 workers' engines"):
+            await collect(stream)
+        assert sorted(len(d.admits) for d in c.d) == [0, 1, 1]
+        for d in c.d:
+            d.hold_engine.set()
+            d.hold_tokens.set()
+        await c.idle()
+
+
+async def test_a_silent_engine_that_had_given_a_request_tokens_is_no_mark_against_it(monkeypatch):
+    monkeypatch.setattr(link, "PROBE_EVERY_S", 0.02)
+    async with cluster(0, 3, settings=SOON) as c:
+        for d in c.d:
+            d.pace_s = 0.01
+        [stream] = c.open(SHORT, 20)
+        got = [list((await anext(stream)).token_ids)]
+        for _ in range(2):
+            await until(lambda: any(d.leases and d.hold_engine.is_set() for d in c.d))
+            still = next(d for d in c.d if d.leases and d.hold_engine.is_set())
+            still.hold_engine.clear()
+            still.hold_tokens.clear()
+        assert await _rest([stream], got) == [answer_of(SHORT, 20)]
+        assert stream.summary.attempts == 3
+        for d in c.d:
+            d.hold_engine.set()
+            d.hold_tokens.set()
+        await c.idle()
+
+
+async def test_a_request_that_a_worker_refuses_for_what_it_is_goes_to_no_other():
+    async with cluster(0, 2) as c:
+        for d in c.d:
+            d.refusals += [InvalidRequest("the grammar is too complex", "grammar")]
+        [stream] = c.open(SHORT, 8)
+        with pytest.raises(InvalidRequest, match="too complex"):
+            await collect(stream)
+        assert sorted(len(d.admits) for d in c.d) == [0, 1]
 
 
 async def test_a_slow_prefill_is_taken_over_by_another_worker_once():
