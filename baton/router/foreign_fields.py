@@ -6,6 +6,7 @@ Knows nothing of bodies or HTTP. docs/fields.md is written from this; the field 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -215,6 +216,13 @@ def refusal(surface: str, name: str) -> Refusal | None:
     if reason(surface, name):
         return None
     return REFUSED_AT.get(surface, {}).get(name) or REFUSED.get(name)
+
+
+@functools.cache
+def refusable(surface: str) -> tuple[str, ...]:
+    """Names that are refused at ``surface``, in the order in which they are told."""
+    names = (*REFUSED_AT.get(surface, {}), *REFUSED)
+    return tuple(name for name in dict.fromkeys(names) if refusal(surface, name) is not None)
 
 
 def reason(surface: str, name: str) -> str:

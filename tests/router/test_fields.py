@@ -20,11 +20,14 @@ from openai.types.responses.response_text_config_param import ResponseTextConfig
 from openai.types.shared_params.reasoning import Reasoning as OpenAIReasoning
 
 from baton.cluster.config import RouterConfig
+from baton.protos.errors import InvalidRequest
 from baton.router.batch_lines import Line, answer_line
+from baton.router.body import read_body_of
 from baton.router.catalog import ModelCatalog
 from baton.router.foreign_fields import refusal
 from baton.router.generation import Frontend
 from baton.router.request_body import IGNORED_HEADER
+from baton.router.schemas import CompletionBody
 from baton.router.server import make_frontend
 from tests.router.conftest import EOS, TEMPLATE
 
@@ -283,6 +286,14 @@ async def test_a_field_that_nobody_knows_is_ignored_and_named(rich, surface: str
         assert (answer.status_code, answer.headers[IGNORED_HEADER]) == (200, "frobnicate")
     many = await rich.send(surface, {f"odd_{i}": 0 for i in range(99)})
     assert len(many.headers[IGNORED_HEADER].split(", ")) == 16
+
+
+def test_of_very_many_unknown_fields_only_some_are_looked_at_and_the_refused_one_is_still_found() -> None:
+    many = {"prompt": "x", **{f"odd_{i}": 0 for i in range(2000)}}
+    body = read_body_of(CompletionBody, many)
+    assert len(list(body.ignored())) == 256
+    with pytest.raises(InvalidRequest, match="use_beam_search is not supported"):
+        read_body_of(CompletionBody, many | {"use_beam_search": True})
 
 
 async def test_unknown_keys_inside_a_field_are_named_and_no_constraint_is_guessed(rich) -> None:
