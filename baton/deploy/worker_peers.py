@@ -28,7 +28,7 @@ class Meets(Protocol):
     """What chooses the ways."""
 
     async def meet(self, address: str, incarnation: str) -> None:
-        """Measure what serves there, unless that was done. Raises BatonError."""
+        """Measure what serves there, unless that was done, or is due again. Raises BatonError."""
 
 
 class Peers:
@@ -64,4 +64,5 @@ class Peers:
             self._not_before = {k: at for k, at in self._not_before.items() if at > now} | {key: now + AGAIN_S}
 
     def _may_send_to(self, info: WorkerInfo) -> bool:
-        return info.role == "decode" and info.state == "ready" and info.model_id == self._ours.model_id
+        same = (info.model_id, info.fingerprint) == (self._ours.model_id, self._ours.fingerprint)
+        return info.role == "decode" and info.state == "ready" and same

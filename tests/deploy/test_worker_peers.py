@@ -44,6 +44,7 @@ async def test_whoever_is_ready_to_take_our_models_kv_is_met() -> None:
     house.join("decode-0")
     house.join("draining", state="draining")
     house.join("another", model_id="other")
+    house.join("other-weights", fingerprint="0" * 64)
     house.join("prefill-1", role="prefill")
     await house.peers.meet_all()
     assert house.met == [("decode-0:1", "a")]

@@ -1,7 +1,8 @@
 """Per decode worker the best transport that works: tried and measured before its first use, again after a break.
 
 Knows nothing of handoffs. Never falls back in silence: whoever asked for a report gets a KvLink with the reason,
-and the log a warning. Between transports that work the order of preference stands, unless one is much faster.
+and the log a warning. Between transports that work the order of preference stands, unless one is much faster. A
+pair that fell back is measured again now and then: one noisy preflight doesn't decide for ever.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ OTHER_HOST = ("tcp", "grpc")
 MUCH_FASTER = 1.5  # a preflight on a busy machine is noisy: below this the order of preference decides
 TYPICAL_BYTES = 16 << 20
 DESCRIBE_S = 5.0
+AGAIN_S = (30.0, 1800.0)  # a way that isn't the preferred one is looked at again, after pauses that double
+CONFIRM = 2  # measurements in a row that have to agree before a way is changed
 KEPT_CHOICES = 1024  # workers come and go, each with an address of its own
 
 Describe = Callable[[str], Awaitable[WorkerInfo]]
@@ -50,6 +53,33 @@ class Choice(msgspec.Struct, frozen=True):
     transport: Transport
     address: str
     info: WorkerInfo
+    name: str
+    fell_back: bool  # a preferred way failed, or was slower
+
+
+class _Verdict(msgspec.Struct, frozen=True):
+    """What a measurement of every way to ``info`` found."""
+
+    info: WorkerInfo
+    best: str
+    preferred: Sequence[str]
+    measured: dict[str, Measured]
+    failures: dict[str, BatonError]
+
+    @property
+    def reason(self) -> str:
+        """Why not by the preferred way; empty where it is by that."""
+        first = self.preferred[0]
+        if self.best == first:
+            return ""
+        return "failed" if first in self.failures else "slower" if first in self.measured else "not_offered"
+
+
+class _Again(msgspec.Struct):
+    """When a pair that fell back is measured next, and the pause after that."""
+
+    at: float
+    pause: float
 
 
 class AutoTransport:
@@ -77,7 +107,8 @@ class AutoTransport:
         self._host_id = this_host() if host_id is None else host_id
         self._transports: dict[str, Transport] = {}
         self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
-        self._choices: dict[str, asyncio.Task[Choice]] = {}
+        self._choices: dict[str, asyncio.Future[Choice]] = {}
+        self._again: dict[str, _Again] = {}
 
     async def connect(self, address: str) -> HandoffStream:
         """A stream by the way that was chosen for ``address``. Raises WorkerLost.
@@ -100,14 +131,50 @@ class AutoTransport:
         return Watched(stream, lambda: self._forget(address, choosing))
 
     async def meet(self, address: str, incarnation: str) -> None:
-        """Choose the way to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost."""
+        """Choose the way to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost.
+
+        A way that isn't the preferred one is measured again when its time has come; who sends meanwhile uses it.
+        """
         self.expect(address, incarnation)
         choosing = self._choosing(address)
         try:
-            await asyncio.shield(choosing)
+            choice = await asyncio.shield(choosing)
         except Exception:
             self._forget(address, choosing)
             raise
+        if choice.fell_back and self._is_due(address):
+            await self._look_again(address, choosing, choice)
+
+    def _is_due(self, address: str) -> bool:
+        """Whether to measure again now; the next time is later."""
+        least, most = AGAIN_S
+        now, again = self._clock(), self._again.setdefault(address, _Again(self._clock() + least, least))
+        if now < again.at:
+            return False
+        again.pause = min(most, 2 * again.pause)
+        again.at = now + again.pause
+        return True
+
+    async def _look_again(self, address: str, choosing: asyncio.Future[Choice], choice: Choice) -> None:
+        """Change the way where measurements in a row say so. Streams that are open keep theirs."""
+        found: _Verdict | None = None
+        for _ in range(CONFIRM):
+            before = found
+            try:
+                found = await self._weigh(address, choice.info)
+            except BatonError as error:
+                log.debug("the ways to %s could not be measured again: %s", choice.info.worker_id, error)
+                return
+            if found.best == choice.name or (before is not None and before.best != found.best):
+                return
+        if found is None or self._choices.get(address) is not choosing:
+            return
+        log.warning(
+            "KV to %s goes by %s from now on, no longer by %s", choice.info.worker_id, found.best, choice.name
+        )
+        changed: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
+        changed.set_result(self._adopt(found, address))
+        self._choices[address] = changed
 
     def expect(self, address: str, incarnation: str) -> None:
         """``incarnation`` serves at ``address`` now: what was chosen for one that had its port before is void.
@@ -145,7 +212,7 @@ class AutoTransport:
         for transport in self._transports.values():
             await transport.close()
 
-    def _choosing(self, address: str) -> asyncio.Task[Choice]:
+    def _choosing(self, address: str) -> asyncio.Future[Choice]:
         if address not in self._choices:
             while len(self._choices) >= KEPT_CHOICES and (done := self._oldest_done()):
                 self._forget(done, self._choices[done])  # of a worker that has left, or else it is chosen again
@@ -157,21 +224,29 @@ class AutoTransport:
     def _oldest_done(self) -> str:
         return next((address for address, choosing in self._choices.items() if choosing.done()), "")
 
-    def _forget(self, address: str, choosing: asyncio.Task[Choice]) -> None:
+    def _forget(self, address: str, choosing: asyncio.Future[Choice]) -> None:
         """Something broke: choose anew next time."""
         if self._choices.get(address) is choosing:
             del self._choices[address], self._asked[address]
+            self._again.pop(address, None)
 
     async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> Choice:
-        info = await asked
+        return self._adopt(await self._weigh(address, await asked), address)
+
+    async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
+        """Measures every way there is. Raises WorkerLost and HandoffRefused where none works."""
         offered = {"grpc": address, **info.data_addresses}
         preferred = self._preferred(info)
         measured, failures = await self._measure([name for name in preferred if name in offered], offered)
         if not measured:
             raise self._no_way(info, preferred, offered, failures)
-        best = pick(preferred, measured)
-        self._tell(info, best, preferred, measured, failures)
-        return Choice(self._transport(best), offered[best], info)
+        return _Verdict(info, pick(preferred, measured), preferred, measured, failures)
+
+    def _adopt(self, found: _Verdict, address: str) -> Choice:
+        self._tell(found)
+        offered = {"grpc": address, **found.info.data_addresses}
+        fell_back = found.reason in ("failed", "slower")
+        return Choice(self._transport(found.best), offered[found.best], found.info, found.best, fell_back)
 
     def _preferred(self, info: WorkerInfo) -> Sequence[str]:
         if self._wanted != AUTO:
@@ -223,18 +298,10 @@ class AutoTransport:
             "worker.kv_transport",
         )
 
-    def _tell(
-        self,
-        info: WorkerInfo,
-        best: str,
-        preferred: Sequence[str],
-        measured: dict[str, Measured],
-        failures: dict[str, BatonError],
-    ) -> None:
-        reason, text = "", ""
-        if best != preferred[0]:
-            first = preferred[0]
-            reason = "failed" if first in failures else "slower" if first in measured else "not_offered"
+    def _tell(self, found: _Verdict) -> None:
+        info, best, reason, text = found.info, found.best, found.reason, ""
+        if reason:
+            first, failures = found.preferred[0], found.failures
             detail = failures[first].message if first in failures else reason.replace("_", " ")
             text = f"{first} {detail}" if reason != "failed" else f"{first} failed: {detail}"
             log.warning("KV to %s goes by %s: %s", info.worker_id, best, text)
@@ -242,7 +309,7 @@ class AutoTransport:
             why = by_card.why(self._memory.device, info, best, self._memory.page_bytes)
             log.info("KV to %s goes by %s: %s", info.worker_id, best, why)
             text = "" if best in ("cuda_ipc", "nccl") else why
-        got = measured[best]
+        got = found.measured[best]
         log.info("KV to %s: %s, %.2f GB/s, %.2f ms", info.worker_id, best, got.bytes_per_s / 1e9, got.fixed_s * 1e3)
         self._report(KvLink(info.worker_id, best, got.bytes_per_s, got.fixed_s, text), reason)
 
@@ -262,7 +329,7 @@ def pick(preferred: Sequence[str], measured: dict[str, Measured]) -> str:
     return best
 
 
-def _seen(choosing: asyncio.Task[Choice]) -> None:
+def _seen(choosing: asyncio.Future[Choice]) -> None:
     """Whoever wanted a layout alone doesn't hear of a choice that failed, and asyncio need not complain of it."""
     if not choosing.cancelled():
         choosing.exception()

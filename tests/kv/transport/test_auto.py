@@ -20,7 +20,7 @@ from baton.kv import transport as transports
 from baton.kv.layout import layout_for
 from baton.kv.memory import PageMemory
 from baton.kv.transport import frames, preflight, shm, tcp
-from baton.kv.transport.auto import AutoTransport, pick
+from baton.kv.transport.auto import AGAIN_S, AutoTransport, pick
 from baton.kv.transport.base import HandoffStream
 from baton.kv.transport.frames import Block, Frame, Kind
 from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
@@ -45,6 +45,7 @@ class House:
         self.described = 0
         self.grpc = ""
         self.servers: dict[str, SocketServer] = {}
+        self.now = 0.0
 
     async def describe(self, address: str) -> WorkerInfo:
         self.described += 1
@@ -213,6 +214,74 @@ async def test_a_stream_that_we_close_ourselves_is_no_break(house: House) -> Non
     assert await used(house, auto) == "shm"
     assert house.described == 1
     await auto.close()
+
+
+class Noisy(AutoTransport):
+    """Measures what ``says`` tells instead of the machine; counts the looks at its preferred way."""
+
+    says: dict[str, float] = {}
+    looks = 0
+
+    async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
+        await super()._try(name, address, memory)
+        self.looks += name == "shm"
+        return Measured(1e-4, self.says.get(name, 1e9))
+
+
+@pytest.fixture
+async def noisy(house: House, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Noisy]:
+    monkeypatch.setattr("baton.kv.transport.auto.MUCH_FASTER", 1.5)
+    report = lambda link, reason: house.links.append((link, reason))  # noqa: E731
+    made = Noisy(house.memory, lambda: house.now, "auto", report, house.describe, "here")
+    made.says = {"shm": 1e6, "tcp": 1e9}
+    yield made
+    await made.close()
+
+
+async def test_one_noisy_preflight_does_not_decide_for_ever(
+    house: House, noisy: Noisy, caplog: pytest.LogCaptureFixture
+) -> None:
+    await noisy.meet(house.grpc, "i")
+    assert [(link.transport, reason) for link, reason in house.links] == [("tcp", "slower")]
+    noisy.says = {}
+    await noisy.meet(house.grpc, "i")
+    assert noisy.looks == 1, "not before its time"
+    held = await noisy.connect(house.grpc)
+    house.now += AGAIN_S[0]
+    await noisy.meet(house.grpc, "i")
+    assert noisy.looks == 3, "twice, to be sure"
+    assert [(link.transport, reason) for link, reason in house.links[1:]] == [("shm", "")]
+    assert "goes by shm from now on, no longer by tcp" in caplog.text
+    await probe(held, house)
+    await held.close()
+    assert await used(house, noisy) == "shm"
+    house.now += 10 * AGAIN_S[1]
+    await noisy.meet(house.grpc, "i")
+    assert noisy.looks == 3, "on the preferred way nothing is measured any more"
+
+
+async def test_a_way_that_stays_slower_is_looked_at_ever_more_rarely_and_one_good_look_changes_nothing(
+    house: House, noisy: Noisy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+    for second in range(0, 2000, 10):
+        house.now = float(second)
+        before = noisy.looks
+        await noisy.meet(house.grpc, "i")
+        if noisy.looks != before:
+            looked_at.append(second)
+    assert looked_at == [0, 30, 90, 210, 450, 930, 1890]
+    assert [link.transport for link, _ in house.links] == ["tcp"], "and it is said once"
+
+    async def once(name: str, address: str, memory: PageMemory, real: Any = noisy._try) -> Measured:
+        got = await real(name, address, memory)
+        noisy.says = {"shm": 1e6, "tcp": 1e9}
+        return got
+
+    monkeypatch.setattr(noisy, "_try", once)
+    noisy.says, house.now = {}, house.now + 2 * AGAIN_S[1]
+    await noisy.meet(house.grpc, "i")
+    assert [link.transport for link, _ in house.links] == ["tcp"]
 
 
 def test_the_order_of_preference_stands_unless_a_later_way_is_much_faster() -> None:
