@@ -13,7 +13,8 @@ class Think:
     """Thought until its end mark, then answer to the last character."""
 
     def __init__(self, thinking: bool) -> None:
-        self._start: str | None = None if thinking else ""
+        self._start: list[str] | None = None if thinking else []
+        self._blank = True  # nothing but white space so far
         self._thought: Marked | None = Marked(END) if thinking else None
         self._trims = thinking
 
@@ -33,7 +34,7 @@ class Think:
     def flush(self) -> tuple[str, str]:
         """What waited to see which it is."""
         if self._start:
-            return "", self._start
+            return "", "".join(self._start)
         return (self._thought.flush(), "") if self._thought else ("", "")
 
     def _trimmed(self, text: str) -> str:
@@ -43,15 +44,20 @@ class Think:
         return text
 
     def _begin(self, text: str) -> str:
-        self._start = (self._start or "") + text
-        begin = self._start.lstrip()
+        assert self._start is not None
+        self._start.append(text)
+        self._blank = self._blank and not text.strip()
+        if self._blank:
+            return ""
+        text = "".join(self._start)
+        begin = text.lstrip()
         if begin.startswith(BEGIN):
             self._thought, self._start = Marked(END), None
             self._trims = True
             return begin.removeprefix(BEGIN)
         if BEGIN.startswith(begin):
             return ""
-        text, self._start = self._start, None
+        self._start = None
         return text
 
 

@@ -38,7 +38,7 @@ class Calls:
         return events, ""
 
     def _begin_call(self) -> None:
-        self._text = ""
+        self._text: list[str] = []  # its characters: a string that grows is copied for each
         self._key: str | None = None
         self._value_at: int | None = None
         self._value_end: int | None = None
@@ -58,7 +58,7 @@ class Calls:
 
     def _take(self, char: str, events: list[Event]) -> None:
         at = len(self._text)
-        self._text += char
+        self._text.append(char)
         if self._in_string:
             self._take_in_string(char, at)
         elif char in _CLOSES:
@@ -68,7 +68,7 @@ class Calls:
                 self.broken = True
                 return
             self._value_at = None
-            self._key = self._text[self._string_at : at].rstrip(_SPACE)[:-1]
+            self._key = "".join(self._text[self._string_at : at]).rstrip(_SPACE)[:-1]
         elif char == "," and self._own:
             self._end_value(at, events)
         elif char not in _SPACE:
@@ -116,7 +116,7 @@ class Calls:
     def _end_value(self, at: int, events: list[Event]) -> None:
         if self._key is None or self._value_at is None:
             return
-        value = self._text[self._value_at : at].rstrip(_SPACE)
+        value = "".join(self._text[self._value_at : at]).rstrip(_SPACE)
         if self._key == "name":
             self._call(value, events)
         elif self._key in ARGUMENTS:
@@ -139,7 +139,7 @@ class Calls:
             return
         at, found = self._value_at, self._waiting
         if self._key in ARGUMENTS and at is not None and self._text[at] == "{":
-            found += self._text[at + self._sent : self._value_end]
+            found += "".join(self._text[at + self._sent : self._value_end])
             self._sent += len(found) - len(self._waiting)
         self._waiting = ""
         if found:

@@ -20,7 +20,8 @@ class Hermes:
         self._outside = Marked(BEGIN)
         self._inside: Marked | None = None
         self._calls = Calls()
-        self._raw, self._before = "", -1
+        self._raw: list[str] = []
+        self._before = -1
 
     def push(self, text: str) -> list[Event]:
         """Alternates between outside and inside as often as ``text`` does."""
@@ -45,7 +46,7 @@ class Hermes:
         self._say(said, events)
         if behind is not None:
             self._before = self._calls.index
-            self._inside, self._raw, self._calls = Marked(END), "", Calls(self._before + 1)
+            self._inside, self._raw, self._calls = Marked(END), [], Calls(self._before + 1)
         return behind
 
     def _within(self, text: str, events: list[Event]) -> str | None:
@@ -57,13 +58,13 @@ class Hermes:
         return behind
 
     def _read(self, body: str, events: list[Event]) -> None:
-        self._raw += body
+        self._raw.append(body)
         if not self._calls.done:
             events += self._calls.push(body)[0]
 
     def _leave(self, events: list[Event], end: str) -> None:
         if self._calls.index == self._before:
-            self._say(BEGIN + self._raw + end, events)
+            self._say(BEGIN + "".join(self._raw) + end, events)
         self._inside, self._outside = None, Marked(BEGIN)
 
     def _say(self, text: str, events: list[Event]) -> None:

@@ -22,8 +22,9 @@ class Mistral:
         self._outside: Marked | None = Marked(MARK)
         self._calls = Calls()
         self._before = -1
-        self._head: str | None = None  # after a mark: what stands before the arguments
-        self._raw = ""
+        self._head: list[str] | None = None  # after a mark: what stands before the arguments
+        self._blank = True  # nothing but white space stands there so far
+        self._raw: list[str] = []
 
     def push(self, text: str) -> list[Event]:
         """Events of ``text``."""
@@ -39,7 +40,7 @@ class Mistral:
             held = self._outside.flush()
         else:
             unread = self._calls.index == self._before
-            held = MARK + (self._head or "") + self._raw if unread else ""
+            held = "".join([MARK, *(self._head or ()), *self._raw]) if unread else ""
         return [Said(held)] if held.strip() else []
 
     def _say_until_mark(self, text: str, events: list[Event]) -> str:
@@ -49,7 +50,7 @@ class Mistral:
             events.append(Said(said))
         if behind is None:
             return ""
-        self._outside, self._head, self._raw = None, "", ""
+        self._outside, self._head, self._raw, self._blank = None, [], [], True
         self._before = self._calls.index
         self._calls = Calls(self._before + 1)
         return behind
@@ -58,13 +59,13 @@ class Mistral:
         if self._head is not None:
             text = self._read_head(text, events)
         for at, char in enumerate(text):
-            self._raw += char
+            self._raw.append(char)
             events += self._calls.push(char)[0]
             if self._named and self._calls.passed:
                 events += self._calls.push("}")[0]
             if self._calls.done or self._calls.broken:
                 if self._calls.index == self._before:
-                    events.append(Said(MARK + self._raw))
+                    events.append(Said(MARK + "".join(self._raw)))
                 self._outside = Marked(MARK)
                 return text[at + 1 :]
         return ""
@@ -72,17 +73,19 @@ class Mistral:
     def _read_head(self, text: str, events: list[Event]) -> str:
         """What to read as JSON: all of it in the older form, the arguments in the newer one."""
         assert self._head is not None
-        self._head += text
-        begin = self._head.lstrip()
-        self._named = not begin.startswith("[")
-        if begin and not self._named:
-            self._head = None
-            return begin
-        at = begin.find("{")
-        if at < 0:
+        self._head.append(text)
+        if self._blank:
+            begin = text.lstrip()
+            self._blank, self._named = not begin, not begin.startswith("[")
+            if begin and not self._named:
+                self._head = None
+                return begin
+        if "{" not in text:
             return ""
+        begin = "".join(self._head).lstrip()
+        at = begin.find("{")
         name = begin[:at].split(CALL_ID)[0].removesuffix(ARGS).strip()
-        self._head, self._raw = None, begin[:at]
+        self._head, self._raw = None, [begin[:at]]
         events += self._calls.push('{"name":' + json.dumps(name) + ',"arguments":')[0]
         return begin[at:]
 
