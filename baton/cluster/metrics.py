@@ -129,6 +129,9 @@ ROUTER: dict[str, Metric] = {
     ),
     "retries": _count("request_retries", "Second tries, by cause", ("cause",)),
     "refused": _count("requests_refused", "Calls without a good key or over its rate", ("cause",)),
+    "loop_stalls": _count(
+        "router_loop_stalls", "Times that a router's event loop stood still for telemetry.loop_stall_s", ()
+    ),
     "workers": _gauge("workers", "Workers the router can reach", ("role",)),
     "certificate": _gauge(
         "router_certificate_expiry_timestamp_seconds",

@@ -47,6 +47,7 @@ class RouterMetrics:
     decisions: Counter
     retries: Counter
     refused: Counter
+    loop_stalls: Counter
     workers: Gauge
     certificate: Gauge
     price: Gauge

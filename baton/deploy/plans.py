@@ -157,6 +157,7 @@ def worker_spec(
         telemetry=config.telemetry.enabled,
         vllm_names=config.telemetry.vllm_names,
         log_level=config.telemetry.log_level,
+        loop_stall_s=config.telemetry.loop_stall_s,
         owner_pid=owner_pid,
         **settings,
     )

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import uvloop
@@ -34,6 +34,7 @@ from baton.cluster.telemetry import RouterMetrics, setup_tracing
 from baton.deploy.controller import controlling
 from baton.deploy.file_limit import raise_file_limit
 from baton.deploy.heap import settle_heap
+from baton.deploy.loop_watch import watching
 from baton.deploy.plans import is_paced, model_name, text_directory
 from baton.deploy.router_metrics import SharedMetrics
 from baton.deploy.router_overview import make_overview
@@ -160,7 +161,14 @@ async def serve(
                 BatchLane(frontend, batches, router_id, dispatcher.queued).running(),
                 controlling(config, redis, router_id, dispatcher, roster, advice, metrics),
             ):
-                await serve_router(config.router, frontend, registry, stop, started, identity)
+                with ExitStack() as watches:
+
+                    def begun(address: RouterAddress) -> None:
+                        started(address)
+                        count = metrics.loop_stalls.inc
+                        watches.enter_context(watching(config.telemetry.loop_stall_s, lambda seconds: count()))
+
+                    await serve_router(config.router, frontend, registry, stop, begun, identity)
     finally:
         await redis.aclose()
 

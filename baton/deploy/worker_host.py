@@ -31,6 +31,7 @@ from baton.cluster.telemetry import setup_tracing
 from baton.deploy.engine_process import EngineProcess
 from baton.deploy.heap import settle_heap
 from baton.deploy.liveness import alive_file, beat
+from baton.deploy.loop_watch import watching
 from baton.deploy.security import identity_of
 from baton.deploy.slot_guard import SlotGuard
 from baton.deploy.slots import Slot, SlotRecord
@@ -130,6 +131,7 @@ class Host:
             await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
             log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
             self.prepared()
+            stack.enter_context(watching(self.spec.loop_stall_s))
             while (status := await self._play(engine, kept)) is None:
                 self.spec = msgspec.structs.replace(self.spec, role=kept.ask.role)
                 self._say(incarnation=kept.ask.incarnation)

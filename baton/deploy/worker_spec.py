@@ -62,6 +62,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     tls: TlsFiles | None = None  # the worker's certificate and whom it trusts; None: plaintext
     otlp_endpoint: str = ""
     log_level: str = "info"
+    loop_stall_s: float = 0.25  # of its I/O process; 0: nobody looks
     owner_pid: int = 0  # the worker ends when this process does; 0: it lives on
 
     @property

@@ -18,9 +18,10 @@ from starlette.responses import Response
 from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.batch_lines import read_lines
-from baton.router.body import body_docs, parse_body
+from baton.router.body import body_docs
 from baton.router.caller import CALLER
 from baton.router.generation import Frontend
+from baton.router.large import INLINE_BYTES, aside, parsed
 from baton.router.limits import read_body
 from baton.router.openai_errors import json_response
 from baton.router.request_body import RequestBody, ignored_header, refuse
@@ -84,7 +85,7 @@ def batch_routes(frontend: Frontend) -> APIRouter:
 
     @routes.post("/v1/batches", openapi_extra=body_docs(BatchBody))
     async def add_batch(request: Request) -> Response:
-        body = parse_body(BatchBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(BatchBody, await read_body(request, frontend.limits.max_body_bytes))
         return json_response(_job_json(await _add_job(frontend, body)), headers=ignored_header(body))
 
     @routes.get("/v1/batches", openapi_extra=_listing())
@@ -149,7 +150,8 @@ async def _uploaded(upload: Any, purpose: Any) -> tuple[bytes, str]:
 
 async def _add_job(frontend: Frontend, body: BatchBody) -> Job:
     file, caller, now = await _file(frontend, body.input_file_id), CALLER.get(), int(frontend.wall_clock())
-    lines, errors = read_lines(await _store(frontend).content(file.id), body.endpoint)
+    content = await _store(frontend).content(file.id)
+    lines, errors = await aside(len(content) > INLINE_BYTES, read_lines, content, body.endpoint)
     key = msgspec.json.encode(msgspec.structs.replace(caller.key, hash="")).decode() if caller.key else ""
     job = Job(
         id=f"batch_{frontend.new_id()}",

@@ -12,8 +12,8 @@ import msgspec
 import orjson
 
 from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
-from baton.router.body import parse_body
 from baton.router.generation import Frontend
+from baton.router.large import parsed, require_light
 from baton.router.openai_calls import NO_HEADERS, Call, chat_call, completion_call, whole
 from baton.router.openai_errors import error_json
 from baton.router.responses_api import responses_call
@@ -63,7 +63,7 @@ async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[
     """
     kind, prepare = CALLS[line.url]
     try:
-        body: Any = parse_body(kind, orjson.dumps(line.body))
+        body: Any = await parsed(kind, orjson.dumps(line.body))
         if body.stream:
             raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
         content, _ = await whole(frontend, await prepare(frontend, NO_HEADERS, body))
@@ -80,6 +80,7 @@ async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[
 def _line(raw: bytes, endpoint: str, seen: set[str], number: int) -> Line:
     if number > MAX_LINES:
         raise InvalidRequest(f"the file has over {MAX_LINES} requests: split it", "file")
+    require_light(raw, "line")
     try:
         line = msgspec.json.decode(raw, type=Line)
         orjson.dumps(line.body)  # it will have to be written again: no number may be over 64 bits

@@ -5,9 +5,9 @@ Knows nothing of what any body means.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 
 from baton.protos.errors import InvalidRequest
 
@@ -16,8 +16,36 @@ B = TypeVar("B", bound="Body")
 _UNION_ARMS = frozenset({"str", "int", "bool", "float", "dict", "[key]"})
 
 
-class Body(BaseModel):
-    """Strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused."""
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "set", "tuple"):
+            schema["fail_fast"] = True
+        for key, part in schema.items():
+            if key != "metadata":
+                _fail_fast(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _fail_fast(part)
+
+
+class Quick(BaseModel):
+    """Lists end at their first wrong item: 10^5 errors take half a second to word, of which one is told."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """As pydantic makes it, its lists failing fast."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+
+class Body(Quick):
+    """Strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused.
+
+    ``id_lists``: fields that hold token ids, of which there may be very many.
+    """
+
+    id_lists: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 

@@ -20,9 +20,10 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from baton.cluster.holds import Hold
 from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
-from baton.router.body import Body, body_docs, parse_body
+from baton.router.body import Body, body_docs
 from baton.router.caller import CALLER
 from baton.router.generation import Frontend
+from baton.router.large import parsed
 from baton.router.limits import read_body
 from baton.router.openai_errors import json_response
 from baton.router.overview import Overview
@@ -67,7 +68,7 @@ def cluster_routes(frontend: Frontend) -> APIRouter:
         """Take a worker out of the rotation, or put it back; every router heeds it within a second."""
         require_admin()
         require_same_site(request)
-        body = parse_body(HoldBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(HoldBody, await read_body(request, frontend.limits.max_body_bytes))
         return json_response(await _hold(frontend, slot, body.hold))
 
     return routes

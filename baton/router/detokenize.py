@@ -6,6 +6,7 @@ Knows nothing of models, requests or streams.
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -88,18 +89,20 @@ class StopStrings:
     """Lets text through up to the first stop string; holds back a tail that may be the start of one."""
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        self._stops = tuple(stops)
+        self._matchers = tuple(map(_Matcher, stops))
         self._include = include
         self._tail = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that may go out, and whether a stop string ended it."""
+        held = len(self._tail)
+        found = [(held + at, len(m.stop)) for m in self._matchers if (at := m.push(text)) is not None]
         text = self._tail + text
-        end = self._first_end(text)
-        if end is not None:
+        if found:
+            at, length = min(found)
             self._tail = ""
-            return text[:end], True
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+            return text[: at + length if self._include else at], True
+        keep = max((m.matched for m in self._matchers), default=0)
         self._tail = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -111,19 +114,49 @@ class StopStrings:
     def flush(self) -> str:
         """The held tail: no stop string came of it."""
         tail, self._tail = self._tail, ""
+        for matcher in self._matchers:
+            matcher.matched = 0
         return tail
 
-    def _first_end(self, text: str) -> int | None:
-        found = [(at, len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if not found:
-            return None
-        at, length = min(found)
-        return at + length if self._include else at
+
+class _Matcher:
+    """Looks for one stop string in a text that comes in pieces (Knuth, Morris, Pratt 1977): linear in the text.
+
+    ``matched`` characters at the text's end are the longest beginning of ``stop`` there.
+    """
+
+    __slots__ = ("_fallback", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop, self._fallback, self.matched = stop, _fallbacks(stop), 0
+
+    def push(self, text: str) -> int | None:
+        """Where the stop string begins, counted from the beginning of ``text`` (below 0: before it), or None."""
+        stop, fallback, matched, at = self.stop, self._fallback, self.matched, 0
+        while at < len(text):
+            if not matched:  # nothing begun: the next first character, found in C
+                at = text.find(stop[0], at)
+                if at < 0:
+                    break
+                matched, at = 1, at + 1
+            elif text[at] == stop[matched]:
+                matched, at = matched + 1, at + 1
+            else:
+                matched = fallback[matched]
+            if matched == len(stop):
+                self.matched = 0
+                return at - matched
+        self.matched = matched
+        return None
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+@functools.lru_cache(maxsize=256)
+def _fallbacks(stop: str) -> tuple[int, ...]:
+    """For each length of a beginning of ``stop``, the longest shorter one that it ends with."""
+    lengths = [0, 0]
+    for char in stop[1:]:
+        length = lengths[-1]
+        while length and stop[length] != char:
+            length = lengths[length]
+        lengths.append(length + (stop[length] == char))
+    return tuple(lengths)

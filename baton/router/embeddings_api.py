@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import orjson
 from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 from pydantic import Field
@@ -19,18 +20,19 @@ from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
 from baton.router.answer import open_answer
-from baton.router.body import body_docs, parse_body
+from baton.router.body import body_docs
 from baton.router.disconnect import until_disconnect
 from baton.router.generation import Ask, Frontend, Generation, clean_traceparent
+from baton.router.large import aside, parsed
 from baton.router.limits import read_body
 from baton.router.openai_calls import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
-from baton.router.openai_errors import json_response
 from baton.router.request_body import ignored_header
 from baton.router.schemas import Prompts
 from baton.router.text import TextModel
 from baton.router.truncation import TruncatedBody, prompt_ids
 
 Vector = NDArray[np.float32]
+INLINE_FLOATS = 16_384  # written on the loop
 
 
 class EmbeddingsBody(TruncatedBody):
@@ -39,6 +41,8 @@ class EmbeddingsBody(TruncatedBody):
     surface: ClassVar[str] = "embeddings"
 
     model: str | None = None
+    id_lists: ClassVar[tuple[str, ...]] = ("input",)
+
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
@@ -54,7 +58,7 @@ def embeddings_routes(frontend: Frontend) -> APIRouter:
 
     @routes.post("/v1/embeddings", openapi_extra=body_docs(EmbeddingsBody))
     async def embeddings(request: Request) -> Response:
-        body = parse_body(EmbeddingsBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(EmbeddingsBody, await read_body(request, frontend.limits.max_body_bytes))
         return await until_disconnect(request.receive, _embeddings(frontend, request, body))
 
     return routes
@@ -75,11 +79,13 @@ async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody
 
     generation = await frontend.prepare(entry, _ask(frontend, request, body), prompts)
     vectors, route = await _vectors(frontend, generation, text)
-    found = [_cut(vector, body.dimensions) for vector in vectors]
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
-    data = [_embedding(at, vector, body.encoding_format) for at, vector in enumerate(found)]
-    content = {"object": "list", "model": entry.model_id, "data": data, "usage": usage}
-    return json_response(content, headers={ROUTE_HEADER: route, **ignored_header(body)})
+    is_large = sum(map(len, vectors)) > INLINE_FLOATS
+    written = await aside(is_large, _written, vectors, body)
+    told = {"object": "list", "model": entry.model_id, "usage": usage}
+    content = orjson.dumps(told)[:-1] + b',"data":[' + written + b"]}"
+    headers = {ROUTE_HEADER: route, **ignored_header(body)}
+    return Response(content, headers=headers, media_type="application/json")
 
 
 def _ask(frontend: Frontend, request: Request, body: EmbeddingsBody) -> Ask:
@@ -110,6 +116,14 @@ def _cut(vector: Vector, dimensions: int | None) -> Vector:
         raise InvalidRequest(text, "dimensions")
     cut = vector[:dimensions].astype(np.float64)
     return (cut / max(float(np.linalg.norm(cut)), 1e-12)).astype("<f4")
+
+
+def _written(vectors: list[Vector], body: EmbeddingsBody) -> bytes:
+    """As JSON, one after the other: a thousand of them at once would hold up everybody."""
+    form = body.encoding_format
+    return b",".join(
+        orjson.dumps(_embedding(at, _cut(vector, body.dimensions), form)) for at, vector in enumerate(vectors)
+    )
 
 
 def _embedding(index: int, vector: Vector, form: str) -> dict[str, Any]:

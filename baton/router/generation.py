@@ -40,6 +40,10 @@ from baton.router.validate import (
 from baton.router.weights import Pin
 
 Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept header: the metrics, and their type
+LEAST_DETOKENIZED = 32_768  # ids in one call, or as many as the model's context holds
+CHARS_PER_TOKEN = 4
+# Tokens that count as one: clients count before they ask, and a worker's work is another than a tokenizer's.
+TOKENIZER_SHARE = 16
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -176,9 +180,10 @@ class Frontend(msgspec.Struct, frozen=True):
             caller, param = CALLER.get(), ask.names.get("grammar", "grammar")
             salt = caller.salted(ask.tenant_salt)
             await self.grammars.check(ask.sampling["grammar"], param, caller.tenant, salt)
-        prompts = tuple(tuple(ids) for ids in await read_prompts())
-        for ids in prompts:
+        read = await read_prompts()
+        for ids in read:
             check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
+        prompts = tuple(map(tuple, read))
         caller = CALLER.get()
         request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, ask, prompts)
         generation = Generation(request_id, entry, ask, prompts, samplings, arrived, caller)
@@ -240,3 +245,8 @@ def clean_traceparent(text: str | None) -> str:
 def clean_request_id(text: str | None) -> str:
     """A caller's id that can be logged and echoed; empty for none or an odd one."""
     return text if text and _REQUEST_ID.fullmatch(text) else ""
+
+
+async def charge_tokenizer(frontend: Frontend, entry: ModelEntry, tokens: int) -> None:
+    """Count a call of the tokenizer against the caller's rates. Raises Forbidden, QuotaExceeded."""
+    await frontend.gate.charge(CALLER.get(), entry.model_id, 1, tokens // TOKENIZER_SHARE)

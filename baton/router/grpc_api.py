@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 import grpc
+from google.protobuf.message import Message
 
 from baton.protos.convert import logprobs_to_pb, sampling_fields
 from baton.protos.errors import InvalidRequest
@@ -17,14 +18,24 @@ from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.router.answer import Answer, Piece, open_answer
 from baton.router.body import read_body_of
 from baton.router.catalog import ModelEntry
-from baton.router.generation import Ask, Frontend, Generation, clean_request_id, clean_traceparent
+from baton.router.generation import (
+    CHARS_PER_TOKEN,
+    LEAST_DETOKENIZED,
+    Ask,
+    Frontend,
+    Generation,
+    charge_tokenizer,
+    clean_request_id,
+    clean_traceparent,
+)
 from baton.router.grpc_errors import grpc_errors
 from baton.router.shapes import collected
 from baton.router.text import TextModel
 from baton.router.truncation import Cut, TruncatedBody, prompt_ids
-from baton.router.validate import check_ids
+from baton.router.validate import check_count, check_ids
 
 Context: TypeAlias = grpc.aio.ServicerContext
+MAX_LISTED, MAX_MESSAGES = 4096, 8192  # entries of one list
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -55,6 +66,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         """Text -> ids."""
         async with grpc_errors(context):
             entry = self._frontend.catalog.find(request.model)
+            await charge_tokenizer(self._frontend, entry, len(request.text) // CHARS_PER_TOKEN)
             ids = await self._frontend.catalog.text(entry).encode(request.text, not request.skip_special_tokens)
             return pb.TokenizeResponse(ids=ids, max_model_len=entry.max_model_len)
 
@@ -62,6 +74,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         """Ids -> text, special tokens included."""
         async with grpc_errors(context):
             entry = self._frontend.catalog.find(request.model)
+            await charge_tokenizer(self._frontend, entry, len(request.ids))
+            check_count("ids", len(request.ids), max(LEAST_DETOKENIZED, entry.max_model_len))
             check_ids(request.ids, entry.vocab_size, "ids")
             text = await self._frontend.catalog.text(entry).decode(list(request.ids), skip_special_tokens=False)
             return pb.DetokenizeResponse(text=text)
@@ -79,6 +93,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         prompt = request.WhichOneof("prompt")
         if prompt is None:
             raise InvalidRequest("give one of text, tokens and chat", "prompt")
+        require_short(request)
+        require_short(request.sampling)
         if request.sampling.pooling:
             raise InvalidRequest("pooling is for /v1/embeddings: leave it out", "pooling")
 
@@ -104,6 +120,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         )
 
 
+def require_short(message: Message) -> None:
+    """Raise InvalidRequest where a list or a map of ``message`` is longer than any may be."""
+    for field, value in message.ListFields():
+        if field.is_repeated:
+            check_count(field.name, len(value), MAX_LISTED)
+
+
 def _cut(request: pb.GenerateRequest, entry: ModelEntry) -> Cut | None:
     said = {"truncate_prompt_tokens": request.truncate_prompt_tokens, "truncation_side": request.truncation_side}
     body = read_body_of(TruncatedBody, {name: value for name, value in said.items() if value})
@@ -114,7 +137,8 @@ async def _prompt_ids(request: pb.GenerateRequest, prompt: str, text: TextModel,
     if prompt == "text":
         return await prompt_ids(text, request.text, True, cut, "text")
     if prompt == "tokens":
-        return await prompt_ids(text, tuple(request.tokens.ids), False, cut, "tokens")
+        return await prompt_ids(text, request.tokens.ids, False, cut, "tokens")
+    check_count("chat.messages", len(request.chat.messages), MAX_MESSAGES)
     messages = [_message(at, message) for at, message in enumerate(request.chat.messages)]
     if not messages:
         raise InvalidRequest("chat.messages is empty: give at least one", "chat.messages")

@@ -6,11 +6,15 @@ Knows nothing of models or templates.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from baton.router.body import Body
+from baton.router.body import Body, Quick
+from baton.router.large import require_light
+
+PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
 
 
 def _content(value: Any) -> str | None:
@@ -23,6 +27,11 @@ def _content(value: Any) -> str | None:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f'part {at} should be {{"type": "text", "text": …}}: this model reads text only')
     return "".join(part["text"] for part in value)
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """What rendering costs, in characters: their content, and some for each message."""
+    return sum(len(message.content or "") + PER_MESSAGE for message in messages)
 
 
 class TextPart(BaseModel):
@@ -51,6 +60,7 @@ class PastCall(Body):
 
     def plain(self) -> dict[str, Any]:
         """As templates want it: arguments as an object where they are one."""
+        require_light(self.function.arguments, "messages")
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -62,7 +72,7 @@ class PastCall(Body):
         }
 
 
-class Message(BaseModel):
+class Message(Quick):
     """One turn. Further keys (name, tool_call_id, …) go to the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)

@@ -19,8 +19,10 @@ from baton.protos.version import product_version
 from baton.router.body import read_body_of
 from baton.router.catalog import ModelEntry
 from baton.router.generation import Frontend
+from baton.router.large import MAX_NUMBERS
 from baton.router.openai_calls import Call, Headers, completion_call
 from baton.router.schemas import CompletionBody
+from baton.router.validate import check_count
 
 VERSION = "1"
 EXTENSIONS = ("binary_tensor_data", "generate", "model_repository(index)", "parameters")
@@ -45,10 +47,15 @@ class Tensor(msgspec.Struct, frozen=True):
     values: list[Any]
 
     def __post_init__(self) -> None:
+        check_count(f"{self.name}.shape", len(self.shape), MAX_DIMENSIONS)
+        check_count(self.name, len(self.values), MAX_NUMBERS)
         count = int(np.prod(self.shape, dtype=object)) if self.shape else 1
         if any(size < 0 for size in self.shape) or count != len(self.values):
             text = f"{self.name} has {len(self.values)} values, which don't fill its shape {self.shape}"
             raise InvalidRequest(text, self.name)
+
+
+MAX_DIMENSIONS = 8
 
 
 def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
@@ -60,6 +67,7 @@ def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
     dtype = np.dtype(DTYPES[datatype])
     if len(raw) % dtype.itemsize:
         raise InvalidRequest(f"{name} has {len(raw)} bytes, no multiple of {dtype.itemsize}", name)
+    check_count(name, len(raw) // dtype.itemsize, MAX_NUMBERS)
     values: list[Any] = np.frombuffer(raw, dtype).tolist()
     return values
 

@@ -17,8 +17,10 @@ from baton.router import open_inference as oip
 from baton.router.answer import open_answer
 from baton.router.generation import Frontend
 from baton.router.grpc_errors import grpc_errors
+from baton.router.large import MAX_NUMBERS
 from baton.router.open_inference import Json, Tensor
 from baton.router.openai_calls import Call, Headers, whole
+from baton.router.validate import check_count
 
 Context: TypeAlias = grpc.aio.ServicerContext
 _CONTENTS = {
@@ -104,8 +106,12 @@ def _headers(context: Context) -> Headers:
     return headers if remaining is None else headers | {"x-request-timeout": str(max(remaining, 0.001))}
 
 
+MAX_INPUTS = 64
+
+
 def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
     raw = request.raw_input_contents
+    check_count("inputs", max(len(raw), len(request.inputs)), MAX_INPUTS)
     if raw and len(raw) != len(request.inputs):
         text = f"{len(raw)} raw contents for {len(request.inputs)} inputs: give one each, or none"
         raise InvalidRequest(text, "raw_input_contents")
@@ -119,7 +125,9 @@ def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
 def _contents(one: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     if one.datatype not in _CONTENTS:
         raise InvalidRequest(f"{one.name} has datatype {one.datatype!r}: use {', '.join(_CONTENTS)}", one.name)
-    return list(getattr(one.contents, _CONTENTS[one.datatype]))
+    found = getattr(one.contents, _CONTENTS[one.datatype])
+    check_count(one.name, len(found), MAX_NUMBERS)
+    return list(found)
 
 
 def _parameter(value: pb.InferParameter) -> Any:

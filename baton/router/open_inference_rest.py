@@ -16,15 +16,17 @@ from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
 from baton.router import open_inference as oip
-from baton.router.body import Body, body_docs, parse_body, read_body_of
+from baton.router.body import Body, body_docs, read_body_of
 from baton.router.disconnect import until_disconnect
 from baton.router.generation import Frontend
+from baton.router.large import parsed
 from baton.router.limits import read_body
 from baton.router.open_inference import Json, Tensor
 from baton.router.openai_calls import respond, whole
 from baton.router.openai_errors import json_response, retry_headers
 from baton.router.schemas import CompletionBody
 from baton.router.sse import EventStyle, event_bytes
+from baton.router.validate import check_count
 
 HEADER_LENGTH = "inference-header-content-length"
 Handler = Callable[[Request], Awaitable[Response]]
@@ -142,7 +144,7 @@ async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Re
 
 
 async def _infer(frontend: Frontend, request: Request) -> Response:
-    asked, inputs = _read_infer(await read_body(request, frontend.limits.max_body_bytes), request)
+    asked, inputs = await _read_infer(await read_body(request, frontend.limits.max_body_bytes), request)
     body = oip.body_of(request.path_params["model"], inputs, asked.parameters, stream=False)
     call = await oip.call_of(frontend, request.headers, body, request.path_params.get("version", ""))
     content, _ = await until_disconnect(request.receive, whole(frontend, call))
@@ -154,13 +156,13 @@ async def _infer(frontend: Frontend, request: Request) -> Response:
     return _infer_response(told, outputs, binary)
 
 
-def _read_infer(raw: bytes, request: Request) -> tuple[InferBody, list[Tensor]]:
+async def _read_infer(raw: bytes, request: Request) -> tuple[InferBody, list[Tensor]]:
     """The JSON and, behind it, the binary tensors in the order of the inputs that have them."""
     said = request.headers.get(HEADER_LENGTH, "")
     if said and not (said.isdecimal() and int(said) <= len(raw)):
         raise InvalidRequest(f"{HEADER_LENGTH} is {said!r}: give the bytes of the JSON", HEADER_LENGTH)
     length = int(said) if said else len(raw)
-    asked, at, tensors = parse_body(InferBody, raw[:length]), length, []
+    asked, at, tensors = await parsed(InferBody, raw[:length]), length, []
     for one in asked.inputs:
         size = one.parameters.get("binary_data_size")
         if size is None:
@@ -175,6 +177,7 @@ def _read_infer(raw: bytes, request: Request) -> tuple[InferBody, list[Tensor]]:
 
 def _flat(one: InferInput) -> list[Any]:
     """JSON data, nested or not, flattened to any depth that a shape may have."""
+    check_count(f"{one.name}.shape", len(one.shape), oip.MAX_DIMENSIONS)
     values = one.data or []
     for _ in range(len(one.shape) - 1):
         if values and all(isinstance(value, list) for value in values):
@@ -206,7 +209,7 @@ def _infer_response(told: Json, outputs: list[Tensor], binary: set[str]) -> Resp
 
 
 async def _generate(frontend: Frontend, request: Request, stream: bool) -> Response:
-    asked = parse_body(GenerateBody, await read_body(request, frontend.limits.max_body_bytes))
+    asked = await parsed(GenerateBody, await read_body(request, frontend.limits.max_body_bytes))
     fields = oip.completion_fields(asked.parameters)
     model = request.path_params["model"]
     fields |= {"prompt": asked.text_input, "model": model, "stream": stream}

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from baton.router.disconnect import until_disconnect
 from baton.router.generation import Frontend
+from baton.router.large import parsed
 from baton.router.limits import read_body
 from baton.router.openai_calls import chat_call, completion_call, respond
-from baton.router.schemas import ChatBody, CompletionBody, body_docs, parse_body
+from baton.router.schemas import ChatBody, CompletionBody, body_docs
 
 
 def openai_routes(frontend: Frontend) -> APIRouter:
@@ -21,12 +22,12 @@ def openai_routes(frontend: Frontend) -> APIRouter:
 
     @routes.post("/v1/completions", openapi_extra=body_docs(CompletionBody))
     async def completions(request: Request) -> Response:
-        body = parse_body(CompletionBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(CompletionBody, await read_body(request, frontend.limits.max_body_bytes))
         return await until_disconnect(request.receive, _completions(frontend, request, body))
 
     @routes.post("/v1/chat/completions", openapi_extra=body_docs(ChatBody))
     async def chat_completions(request: Request) -> Response:
-        body = parse_body(ChatBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(ChatBody, await read_body(request, frontend.limits.max_body_bytes))
         return await until_disconnect(request.receive, _chat(frontend, request, body))
 
     return routes

@@ -20,7 +20,8 @@ from baton.router.answer import Answer, Piece, open_answer
 from baton.router.best_of import BestOf
 from baton.router.chat_reader import Reading
 from baton.router.generation import Ask, Frontend, Generation, clean_traceparent
-from baton.router.openai_errors import json_response
+from baton.router.large import INLINE_BYTES, aside, large_response
+from baton.router.messages import size_of
 from baton.router.request import Summary
 from baton.router.request_body import ignored_header
 from baton.router.schemas import ChatBody, CompletionBody, GenerationBody
@@ -101,7 +102,9 @@ async def chat_generation(
     """A conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
-    rendered = body.render(text, body.messages, names.get("reasoning_effort", "reasoning_effort"))
+    effort = names.get("reasoning_effort", "reasoning_effort")
+    is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
+    rendered = await aside(is_large, body.render, text, body.messages, effort)
     cut = body.cut(entry.max_model_len, body.answer_tokens)
 
     async def prompts() -> list[Sequence[int]]:
@@ -201,7 +204,7 @@ async def respond(frontend: Frontend, call: Call) -> Response:
     """The answer whole, or a stream whose first piece is already there: an error before it keeps its status."""
     if not call.body.stream:
         content, summary = await whole(frontend, call)
-        return json_response(content, headers={ROUTE_HEADER: route_header(summary), **call.told})
+        return await large_response(content, {ROUTE_HEADER: route_header(summary), **call.told}, is_scored(call))
     with ExitStack() as scope:
         answer = scope.enter_context(open_answer(frontend, call.generation, call.text))
         await answer.begun()
@@ -217,7 +220,15 @@ async def whole(frontend: Frontend, call: Call) -> tuple[Json, Summary]:
         parts: list[list[Piece]] = [[] for _ in answer.choices]
         async for piece in answer:
             parts[piece.index].append(piece)
-        return call.shape.whole(collected(parts), answer.usage()), answer.summaries[0]
+        shown = await aside(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))
+        return shown, answer.summaries[0]
+
+
+def is_scored(call: Call) -> bool:
+    """Whether tokens come back one by one: such an answer is as long as its prompt, times the alternatives."""
+    sampling = call.generation.samplings[0]
+    asked = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    return asked or bool(call.body.return_token_ids)
 
 
 async def _events(answer: Answer, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:

@@ -20,6 +20,7 @@ _CODES = {
     "unauthenticated": "invalid_api_key",
     "quota_exceeded": "rate_limit_exceeded",
 }
+MOST_TOLD = 2000  # characters of a message
 _RETRY_LATER = (429, 503)
 
 
@@ -59,6 +60,9 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def _object(message: str, status: int, param: str | None, code: str) -> dict[str, Any]:
+    if len(message) > MOST_TOLD:  # it quotes what was sent
+        message = f"{message[:MOST_TOLD]}…"
+    param = param[:MOST_TOLD] if param else param
     return {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
 
 

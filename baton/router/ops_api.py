@@ -10,16 +10,20 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
-from baton.protos.errors import NoWorker
+from baton.protos.errors import InvalidRequest, NoWorker
 from baton.protos.version import product_version
 from baton.router.catalog import ModelEntry
-from baton.router.generation import Frontend
+from baton.router.generation import CHARS_PER_TOKEN, LEAST_DETOKENIZED, Frontend, charge_tokenizer
+from baton.router.large import INLINE_BYTES, SLICE_ITEMS, aside, large_response, parsed
 from baton.router.limits import read_body
+from baton.router.messages import size_of
 from baton.router.openai_errors import json_response
 from baton.router.request_body import ignored_header
-from baton.router.schemas import DetokenizeBody, TokenizeBody, body_docs, parse_body
-from baton.router.tokenizer import token_name
-from baton.router.validate import check_ids
+from baton.router.schemas import DetokenizeBody, TokenizeBody, body_docs
+from baton.router.validate import check_count, check_ids
+
+LEAST_TOKENIZED = 1 << 20  # characters in one call, or
+CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
 
 
 def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
@@ -68,13 +72,15 @@ def model_routes(frontend: Frontend) -> APIRouter:
 
     @routes.post("/tokenize", openapi_extra=body_docs(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        body = parse_body(TokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(TokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
         return await _tokenize(frontend, body)
 
     @routes.post("/detokenize", openapi_extra=body_docs(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        body = parse_body(DetokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(DetokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
         entry = frontend.catalog.find(body.model or "")
+        await charge_tokenizer(frontend, entry, len(body.tokens))
+        check_count("tokens", len(body.tokens), max(LEAST_DETOKENIZED, entry.max_model_len))
         check_ids(body.tokens, entry.vocab_size, "tokens")
         text = await frontend.catalog.text(entry).decode(body.tokens, body.skip_special_tokens)
         return json_response({"prompt": text}, headers=ignored_header(body))
@@ -96,11 +102,17 @@ def _model(entry: ModelEntry) -> dict[str, object]:
 async def _tokenize(frontend: Frontend, body: TokenizeBody) -> Response:
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
+    size = size_of(body.messages) if body.messages else len(body.prompt or "")
+    most = max(LEAST_TOKENIZED, CHARS_OF_CONTEXT * entry.max_model_len)
+    if size > most:
+        raise InvalidRequest(f"the text has {size} characters: at most {most} are tokenized in one call", "prompt")
+    await charge_tokenizer(frontend, entry, size // CHARS_PER_TOKEN)
     if body.messages:
-        ids = await text.encode(body.render(text, body.messages), add_special_tokens=bool(body.add_special_tokens))
+        rendered = await aside(size > INLINE_BYTES, body.render, text, body.messages)
+        ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
     else:
         ids = await text.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": entry.max_model_len, "tokens": ids}
     if body.return_token_strs:
-        found["token_strs"] = [token_name(text.tokenizer.token_bytes(i)) for i in ids]
-    return json_response(found, headers=ignored_header(body))
+        found["token_strs"] = await aside(len(ids) > SLICE_ITEMS, text.token_names, ids)
+    return await large_response(found, ignored_header(body), len(ids) > SLICE_ITEMS)

@@ -10,13 +10,14 @@ from starlette.responses import Response
 
 from baton.router.disconnect import until_disconnect
 from baton.router.generation import Frontend
+from baton.router.large import parsed
 from baton.router.limits import read_body
 from baton.router.openai_calls import CHAT_NAMES, Call, Headers, chat_generation, respond
 from baton.router.openai_errors import error_json
 from baton.router.request_body import ignored_header
 from baton.router.responses_schemas import Json, ResponsesBody
 from baton.router.responses_shape import ResponsesShape
-from baton.router.schemas import body_docs, parse_body
+from baton.router.schemas import body_docs
 from baton.router.sse import EventStyle, named_event_bytes
 
 NAMES = CHAT_NAMES | {
@@ -33,7 +34,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
 
     @routes.post("/v1/responses", openapi_extra=body_docs(ResponsesBody))
     async def responses(request: Request) -> Response:
-        body = parse_body(ResponsesBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(ResponsesBody, await read_body(request, frontend.limits.max_body_bytes))
         return await until_disconnect(request.receive, _respond(frontend, request, body))
 
     return routes

@@ -16,10 +16,11 @@ from starlette.responses import Response
 
 from baton.cluster.advice import AdviceStore, Change, Pin
 from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
-from baton.router.body import Body, body_docs, parse_body
+from baton.router.body import Body, body_docs
 from baton.router.caller import CALLER
 from baton.router.cluster_api import require_same_site
 from baton.router.generation import Frontend
+from baton.router.large import parsed
 from baton.router.limits import read_body
 from baton.router.openai_errors import json_response
 from baton.router.roles import GRACE_S, RoleChange, RoleControl, parse_ratio
@@ -55,7 +56,7 @@ def roles_routes(frontend: Frontend) -> APIRouter:
         """Answered when the worker serves its new role. No request fails by it; the new ratio is pinned."""
         _require_admin()
         require_same_site(request)
-        body = parse_body(RoleBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(RoleBody, await read_body(request, frontend.limits.max_body_bytes))
         control, store = _parts(frontend)
         before = control.ratio()
         change = await control.set_role(slot, body.role, body.grace_s, body.force)
@@ -74,7 +75,7 @@ def roles_routes(frontend: Frontend) -> APIRouter:
         """Form a ratio and pin it, or give the dial back to the controller."""
         _require_admin()
         require_same_site(request)
-        body = parse_body(RatioBody, await read_body(request, frontend.limits.max_body_bytes))
+        body = await parsed(RatioBody, await read_body(request, frontend.limits.max_body_bytes))
         control, store = _parts(frontend)
         before = control.ratio()
         if body.ratio == "auto":

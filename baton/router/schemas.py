@@ -156,6 +156,8 @@ class CompletionBody(GenerationBody):
 
     surface: ClassVar[str] = "completions"
 
+    id_lists: ClassVar[tuple[str, ...]] = ("prompt",)
+
     prompt: Prompts
     logprobs: int | None = None
     echo: bool | None = None
@@ -268,5 +270,7 @@ class DetokenizeBody(RequestBody):
     surface: ClassVar[str] = "detokenize"
 
     model: str | None = None
+    id_lists: ClassVar[tuple[str, ...]] = ("tokens",)
+
     tokens: list[int]
     skip_special_tokens: bool = False

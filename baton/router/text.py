@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from baton.protos.errors import InvalidRequest
 from baton.router.chat_template import PLAIN, ChatTemplate, Message, load_chat_template
 from baton.router.detokenize import Detokenizer
-from baton.router.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from baton.router.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, token_name
 
 INLINE_CHARS = 2048  # about 0.5 ms; a thread costs 0.1 ms
 INLINE_IDS = 4096
@@ -88,6 +88,11 @@ class TextModel:
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``, whole."""
         return await self._run(len(ids) <= INLINE_IDS, self.tokenizer.decode, ids, skip_special_tokens)
+
+    def token_names(self, ids: Sequence[int]) -> list[str]:
+        """Each as logprobs name it; a token that comes again is not worded again."""
+        names = {token_id: token_name(self.tokenizer.token_bytes(token_id)) for token_id in set(ids)}
+        return [names[token_id] for token_id in ids]
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """For one choice, see ``Tokenizer.detokenizer``."""

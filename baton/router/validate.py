@@ -89,14 +89,14 @@ def check_ask(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str
             f"min_tokens {ask['min_tokens']} is over max_tokens {ask['max_tokens']}: lower it", "min_tokens"
         )
     _check_biases(ask.get("logit_bias", {}), entry.vocab_size)
-    _check_count("stop_token_ids", len(ask.get("stop_token_ids", ())), MAX_STOP_TOKENS)
+    check_count("stop_token_ids", len(ask.get("stop_token_ids", ())), MAX_STOP_TOKENS)
     check_ids(ask.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
     if ask.get("pooling", "") not in ("", *POOLINGS):
         raise InvalidRequest(f"pooling is {ask['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
     _check_allowed(ask, entry, shown)
     for word in ask.get("bad_words", ()):  # from gRPC, where they come as ids
-        _check_count("bad_words", len(ask["bad_words"]), 2 * MAX_BAD_WORDS)
-        _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS)
+        check_count("bad_words", len(ask["bad_words"]), 2 * MAX_BAD_WORDS)
+        check_count("bad_words", len(word), MAX_BAD_WORD_CHARS)
         check_ids(word or (-1,), entry.vocab_size, "bad_words")
 
 
@@ -104,13 +104,13 @@ def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -
     """Not empty, every id known, room for one more token. Raises InvalidRequest, ContextTooLong."""
     if not ids:
         raise InvalidRequest(f"{param} is empty: give at least one token", param)
-    check_ids(ids, entry.vocab_size, param)
     if len(ids) >= entry.max_model_len:
         raise ContextTooLong(
             f"{param} has {len(ids)} tokens and the model's context holds {entry.max_model_len}, the answer "
             f"included: shorten it by at least {len(ids) - entry.max_model_len + 1}",
             param,
         )
+    check_ids(ids, entry.vocab_size, param)
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
@@ -129,14 +129,14 @@ def check_n(n: int, limits: Limits) -> None:
 
 def check_stops(stops: Sequence[str], limits: Limits) -> None:
     """Stop strings: few, none empty, none endless. Raises InvalidRequest."""
-    _check_count("stop", len(stops), limits.max_stop)
+    check_count("stop", len(stops), limits.max_stop)
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise InvalidRequest(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters", "stop")
 
 
 def check_words(words: Sequence[str]) -> None:
     """Bad words: few, none empty, none endless. Raises InvalidRequest."""
-    _check_count("bad_words", len(words), MAX_BAD_WORDS)
+    check_count("bad_words", len(words), MAX_BAD_WORDS)
     if not all(len(word.strip()) > 0 and len(word) <= MAX_BAD_WORD_CHARS for word in words):
         text = f"bad_words: each must have 1 to {MAX_BAD_WORD_CHARS} characters that aren't all spaces"
         raise InvalidRequest(text, "bad_words")
@@ -148,7 +148,7 @@ def _check_allowed(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str
         return
     if not allowed:
         raise InvalidRequest("allowed_token_ids is empty: leave it out, or give at least one", "allowed_token_ids")
-    _check_count("allowed_token_ids", len(allowed), MAX_ALLOWED_TOKENS)
+    check_count("allowed_token_ids", len(allowed), MAX_ALLOWED_TOKENS)
     check_ids(allowed, entry.vocab_size, "allowed_token_ids")
     if "grammar" in ask:
         name = names.get("grammar", "grammar")
@@ -175,12 +175,13 @@ def _check_range(name: str, value: float, low: float, high: float, above: bool) 
 
 
 def _check_biases(biases: Mapping[int, float], vocab_size: int) -> None:
-    _check_count("logit_bias", len(biases), MAX_BIASES)
+    check_count("logit_bias", len(biases), MAX_BIASES)
     check_ids(biases, vocab_size, "logit_bias")
     for token_id, bias in biases.items():
         _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0, above=False)
 
 
-def _check_count(name: str, count: int, most: int) -> None:
+def check_count(name: str, count: int, most: int) -> None:
+    """Raise InvalidRequest where a list has over ``most`` entries."""
     if count > most:
         raise InvalidRequest(f"{name} has {count} entries: at most {most} are allowed", name)

@@ -9,6 +9,7 @@ import grpc
 import httpx
 
 from baton.deploy import fleet
+from baton.deploy.loop_watch import STOOD_STILL
 from baton.protos import convert
 from baton.protos.nouns import PoolSnapshot
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
@@ -28,13 +29,31 @@ def wait_for(condition, timeout_s: float = UP_S, what: str = "it"):
     raise AssertionError(f"{what} did not happen within {timeout_s:g} s")
 
 
+STALL_S = 0.05  # what no client may hold a loop for
+
+
 class Fleet(fleet.Fleet):
     """``with Fleet(prefill=2, decode=2, worker={"device": "paced:zero"}) as fleet: httpx.get(fleet.url + …)``."""
 
     def __init__(self, prefill: int = 1, decode: int = 1, colocated: bool = False, **sections):
         cluster = {"prefill": prefill, "decode": decode, "colocated": colocated} | sections.pop("cluster", {})
-        super().__init__(cluster=cluster, **sections)
+        telemetry = {"loop_stall_s": STALL_S} | sections.pop("telemetry", {})
+        super().__init__(cluster=cluster, telemetry=telemetry, **sections)
         self._channels: dict[str, grpc.Channel] = {}
+
+    def __exit__(self, *exc) -> None:
+        stalls = "" if exc[0] else self.stalls()
+        super().__exit__(*exc)
+        assert not stalls, stalls
+
+    def stalls(self) -> str:
+        """Where an event loop of a router or an I/O process stood still; empty when none did."""
+        for path in [self.folder / "router.log", *sorted((self.folder / "logs").glob("*.log"))]:
+            if path.exists():
+                before, found, after = path.read_text(errors="replace").partition(STOOD_STILL)
+                if found:
+                    return f"{path.name}: {before[-200:]}{found}{after[:3000]}"
+        return ""
 
     def close(self) -> None:
         for channel in self._channels.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import openai
 import pytest
@@ -208,3 +210,18 @@ def test_a_priority_beyond_32_bits_is_the_last_or_the_first_there_is(key, asked,
     who = caller(priority=key)
     assert who.priority(asked) == wire
     assert w.Admit(priority=who.priority(asked)).priority == wire
+
+
+async def test_the_tokenizer_is_charged_to_the_keys_rates(start_router, fake, model_dir, tmp_path) -> None:
+    path = tmp_path / "keys.json"
+    text = add_key(path, "acme", 1.0, requests_per_min=3)
+    gate = Gate(KeyRing(path, time.monotonic), time.monotonic)
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as clients:
+        clients.http.headers["authorization"] = f"Bearer {text}"
+        for path_, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+            assert (await clients.http.post(path_, json=body)).status_code == 200
+        asked = pb.TokenizeRequest(model="tiny", text="x")
+        metadata = (("authorization", f"Bearer {text}"),)
+        await pb_grpc.InferenceStub(clients.channel).Tokenize(asked, metadata=metadata)
+        refused = await clients.http.post("/tokenize", json={"prompt": "x"})
+        assert refused.status_code == 429

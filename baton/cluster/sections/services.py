@@ -51,4 +51,9 @@ class TelemetryConfig(Section):
     vllm_names: bool = Field(default=False, description="show metrics under vLLM's names too")
     prefill_dollars_per_hour: float = Field(default=0.0, ge=0, description="price of a prefill worker; 0: not said")
     decode_dollars_per_hour: float = Field(default=0.0, ge=0, description="price of a decode worker; 0: not said")
+    loop_stall_s: float = Field(
+        default=0.25,
+        ge=0,
+        description="seconds that an event loop may stand still; then the log has its stack; 0: any",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="of every process")

@@ -71,9 +71,10 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     Line(q.rate(R["refused"], "cause"), "{{cause}}"),
                     Line(q.rate(R["retries"], "cause"), "retry: {{cause}}"),
+                    Line(q.rate(R["loop_stalls"], ""), "router's loop stood still"),
                 ),
                 "reqps",
-                about="Calls without a good key or over its rate, and second tries.",
+                about="Calls without a good key or over its rate, second tries, stalls of a router's event loop.",
             ),
             Panel(
                 "Tokens", (Line(q.rate(R["prompt_tokens"]), "in"), Line(q.rate(R["output_tokens"]), "out")), "short"

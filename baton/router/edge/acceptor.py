@@ -17,6 +17,8 @@ from baton.router.edge.census import Census, Place
 
 AT_ONCE = 64  # accepts in a row before others get a turn
 REST_S = 0.25
+QUIET_S = 60.0  # without such a failure, until one is told again
+FREED = 8  # connections that nobody waits for are closed at once where descriptors lack
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 log = logging.getLogger("baton.router.edge")
 
@@ -35,7 +37,7 @@ class Acceptor:
         self._listener, self._census, self._protocol, self._context = listener, census, protocol, context
         self._beginning: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._closed = self._complained = False
+        self._closed, self._complained = False, float("-inf")
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._look()
@@ -63,7 +65,6 @@ class Acceptor:
             except OSError as error:
                 self._rest(error)
                 return
-            self._complained = False
             self._welcome(sock, address[0] if isinstance(address, tuple) else "")
 
     def _welcome(self, sock: socket.socket, host: str) -> None:
@@ -92,12 +93,12 @@ class Acceptor:
             raise
 
     def _rest(self, error: OSError) -> None:
-        """Stop looking for a moment; where it is descriptors that lack, somebody idle gives his back."""
-        if not self._complained:
+        """Stop looking for a moment; where it is descriptors that lack, those who only hold one give it back."""
+        if self._loop.time() - self._complained > QUIET_S:
             log.warning("no connection can be accepted: %s; trying again every %g s", error.strerror, REST_S)
-        self._complained = True
+        self._complained = self._loop.time()
         if error.errno in SCARCE:
-            self._census.make_room()
+            self._census.make_room(FREED)
         if not self._closed:
             self._loop.remove_reader(self._listener.fileno())
             self._timers["rest"] = self._loop.call_later(REST_S, self._resume)

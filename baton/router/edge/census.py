@@ -112,13 +112,20 @@ class Census:
             if place.connection is not None:
                 place.connection.look(now)
 
-    def make_room(self) -> bool:
-        """Close one that nobody waits for: the longest idle one, else the oldest that has not asked yet."""
-        return self._evict()
+    def make_room(self, count: int) -> None:
+        """Close up to ``count`` that nobody waits for and nobody has just used."""
+        for _ in range(count):
+            if not self._evict(self.clock() - YOUNG_S):
+                break
 
-    def _evict(self) -> bool:
+    def _evict(self, idle_since: float = float("inf")) -> bool:
+        """Close the longest idle one, else the oldest that has not asked yet; False where there is none."""
         asking = (Phase.FRESH, Phase.HEAD)
-        idle = [p for p in self._places if p.connection is not None and p.connection.phase is Phase.IDLE]
+        idle = [
+            p
+            for p in self._places
+            if p.connection is not None and p.connection.phase is Phase.IDLE and p.connection.since < idle_since
+        ]
         before = self.clock() - YOUNG_S
         slow = [
             p

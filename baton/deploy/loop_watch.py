@@ -1,0 +1,188 @@
+"""Notices an event loop that stands still, and says in which code: a warning with the stack, and a count.
+
+Knows nothing of what runs on the loop. The loop beats on a timer; a thread looks whether it does, and samples the
+stack of the loop's thread while it doesn't. What counts is this process' own work: CPU seconds that one callback
+had, or that other threads had while the loop waited for the interpreter's lock. A busy machine, which lets nobody
+run, is no stall; nor is a row of short callbacks. Code in C may hold the lock, so that nobody can look meanwhile:
+two looks that lie far apart, though the looking thread waited for no core, tell of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+import msgspec
+
+LOOKS = 5  # in the time that counts as a stall
+KEPT = 32
+MOST_LOOKS = 1000  # while it stands still once
+STOOD_STILL = "the event loop stood still"
+FRAMES = 12  # innermost ones of a stack
+log = logging.getLogger("baton.loop")
+
+
+def watching(
+    stall_s: float, notice: Callable[[float], object] = lambda seconds: None
+) -> contextlib.AbstractContextManager[object]:
+    """A watch over the loop that runs, for ``stall_s`` seconds over 0; else nothing."""
+    return LoopWatch(stall_s, notice) if stall_s else contextlib.nullcontext()
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """One hold: seconds that are this process' own doing, and where the loop's thread was."""
+
+    seconds: float
+    stack: str
+
+
+class _Sample(msgspec.Struct, frozen=True):
+    """A look at a loop that doesn't beat: CPU seconds of its thread, the frame of its callback, the stack."""
+
+    seconds: float
+    root: FrameType | None
+    stack: str
+
+
+class _Used(msgspec.Struct, frozen=True):
+    """Seconds: by the wall, CPU of all threads, CPU of the loop's, those that it waited for a core."""
+
+    wall: float
+    process: float
+    own: float
+    delayed: float
+
+
+class LoopWatch:
+    """``with LoopWatch(0.05) as watch:`` on the loop's thread; ``watch.stalls`` are those so far, newest last."""
+
+    def __init__(self, stall_s: float, notice: Callable[[float], object] = lambda seconds: None) -> None:
+        self.stalls: deque[Stall] = deque(maxlen=KEPT)
+        self._stall_s, self._notice = stall_s, notice
+        self._every = stall_s / LOOKS
+        self._beats, self._ended = 0, threading.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last: _Used | None = None
+
+    def __enter__(self) -> Self:
+        self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
+        self._delay = _Delay()
+        self._clock_id = time.pthread_getcpuclockid(self._ident)
+        self._beat()
+        self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._thread.join()
+        self._delay.close()
+
+    def _beat(self) -> None:
+        self._beats += 1
+        before, self._last = self._last, self._used()
+        self._timer = self._loop.call_later(self._every, self._beat)
+        if before is not None:
+            self._judge_wait(before, self._last)
+
+    def _judge_wait(self, before: _Used, now: _Used) -> None:
+        """Whether other threads kept the loop from running since the last beat."""
+        own, others = now.own - before.own, now.process - before.process - (now.own - before.own)
+        waited = now.wall - before.wall - own - (now.delayed - before.delayed) - self._every
+        if min(waited, others) >= self._stall_s:
+            stacks = [_stack(f) for ident, f in sys._current_frames().items() if ident != self._ident]
+            self._tell(Stall(min(waited, others), "another thread, one of:\n" + "\n".join(stacks)))
+
+    def _watch(self) -> None:
+        beats, samples = -1, list[_Sample]()
+        delay, used, delayed = _Delay(), time.clock_gettime(self._clock_id), 0.0
+        while not self._ended.wait(self._every):
+            frame = sys._current_frames().get(self._ident)
+            now, late = time.clock_gettime(self._clock_id), delay.seconds()
+            if now - used - (late - delayed) >= self._stall_s:
+                self._tell(Stall(now - used, _stack(frame)))
+                samples.clear()
+            used, delayed = now, late
+            if self._beats != beats:
+                self._judge(samples)
+                beats, samples = self._beats, []
+            elif len(samples) < MOST_LOOKS:
+                samples.append(_Sample(now, _root(frame), _stack(frame)))
+            del frame  # it keeps its callback's locals
+        self._judge(samples)
+        delay.close()
+
+    def _used(self) -> _Used:
+        own = time.clock_gettime(self._clock_id)
+        return _Used(time.monotonic(), time.process_time(), own, self._delay.seconds())
+
+    def _judge(self, samples: list[_Sample]) -> None:
+        """The longest hold of one callback among ``samples``, which lie between two beats."""
+        longest: Stall | None = None
+        first = 0
+        for at, sample in enumerate(samples):
+            if sample.root is not samples[first].root:
+                first = at
+            seconds = sample.seconds - samples[first].seconds
+            if seconds >= self._stall_s and (longest is None or seconds > longest.seconds):
+                longest = Stall(seconds, samples[(first + at) // 2].stack)
+        if longest is not None:
+            self._tell(longest)
+
+    def _tell(self, stall: Stall) -> None:
+        self.stalls.append(stall)
+        self._notice(stall.seconds)
+        log.warning("%s for %.0f ms in\n%s", STOOD_STILL, stall.seconds * 1000, stall.stack)
+
+
+class _Delay:
+    """Seconds that the thread which makes this waited for a core, by the kernel; 0 where it doesn't say.
+
+    Its file stays open: a process may run out of descriptors.
+    """
+
+    def __init__(self) -> None:
+        try:
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def seconds(self) -> float:
+        """So far."""
+        return int(os.pread(self._file, 64, 0).split()[1]) / 1e9 if self._file >= 0 else 0.0
+
+    def close(self) -> None:
+        """Of no use any more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _stack(frame: FrameType | None) -> str:
+    return "".join(traceback.format_stack(frame)[-FRAMES:]) if frame else ""
+
+
+def _root(frame: FrameType | None) -> FrameType | None:
+    """What stands for the callback that runs: the outermost frame above the loop's own."""
+    found = frame
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_LOOPS):
+            break
+        found, frame = frame, frame.f_back
+    return found
+
+
+_LOOPS = ("asyncio/events.py", "asyncio/runners.py", "uvloop/__init__.py")
