@@ -6,7 +6,7 @@ Knows nothing of frames' contents. For tests and simulation: no socket, the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, deliver, message
 from baton.kv.transport.frames import Frame
@@ -16,9 +16,10 @@ _QUEUED_FRAMES = 4
 
 
 class LoopbackStream:
-    """One stream: a queue each way and the receiver's task."""
+    """One stream: a queue each way and the receiver's task. ``ending`` hears when that is over."""
 
-    def __init__(self, accept: Accept) -> None:
+    def __init__(self, accept: Accept, ending: Callable[[LoopbackStream], None]) -> None:
+        self._ending = ending
         self._up: asyncio.Queue[bytes] = asyncio.Queue(_QUEUED_FRAMES)
         self._line = QueuedLine()
         self._sink = accept(self._line)
@@ -65,6 +66,7 @@ class LoopbackStream:
         self._ended.set()
         self._sink.over(None)
         self._line.end()
+        self._ending(self)
 
 
 class LoopbackTransport:
@@ -72,21 +74,20 @@ class LoopbackTransport:
 
     def __init__(self, receivers: dict[str, Accept] | None = None) -> None:
         self.receivers: dict[str, Accept] = dict(receivers or {})
-        self._streams: list[LoopbackStream] = []
+        self._streams: set[LoopbackStream] = set()
 
     async def connect(self, address: str) -> HandoffStream:
         """A stream to the receiver at ``address``."""
         if address not in self.receivers:
             raise WorkerLost(f"no decode worker listens at {address}", "decode_address")
-        stream = LoopbackStream(self.receivers[address])
-        self._streams.append(stream)
+        stream = LoopbackStream(self.receivers[address], self._streams.discard)
+        self._streams.add(stream)
         return stream
 
     async def close(self) -> None:
         """Close every stream."""
-        for stream in self._streams:
+        for stream in tuple(self._streams):
             await stream.close()
-        self._streams.clear()
 
 
 def _gone() -> WorkerLost:

@@ -1,0 +1,108 @@
+"""A router that has served much holds no more than one that has served a little."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+
+import httpx
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.cluster.config import RouterConfig
+from baton.cluster.telemetry import RouterMetrics
+from baton.protos.errors import CorruptFrame, PoolExhausted
+from baton.router.catalog import ModelCatalog
+from baton.router.decisions import KEPT_REQUESTS
+from baton.router.server import make_frontend, running_router
+from baton.router.sessions import KEPT_SESSIONS
+from baton.router.throttle import Throttle
+from tests.growth import grown, sizes
+from tests.router.fake_workers import Cluster, FakeWorker, cluster
+
+# What is kept of past requests on purpose, with the most that may be there.
+BOUNDS = {
+    "_decisions._ring": KEPT_REQUESTS,
+    "_decisions._aliases": KEPT_REQUESTS,
+    "_homes": KEPT_SESSIONS,
+}
+
+
+async def one(c: Cluster, http: httpx.AsyncClient, rng: random.Random) -> None:
+    """A request of any kind: whole or streamed, of one or several choices, left, refused or wrong."""
+    body = {
+        "model": rng.choice(["m"] * 9 + [f"unknown-{rng.random()}"]),
+        "prompt": [rng.randrange(1000) for _ in range(rng.choice((3, 20, 70)))],
+        "max_tokens": rng.choice((-1, 1, 5, 30)),
+        "n": rng.choice((1, 1, 1, 3)),
+        "stream": rng.random() < 0.5,
+        "cache_salt": str(rng.random()),
+        "prompt_cache_key": str(rng.random()),
+        "user": str(rng.random()),
+    }
+    if rng.random() < 0.2:
+        rng.choice(c.p).failures.append(CorruptFrame("bad"))
+        rng.choice(c.d).refusals.append(PoolExhausted("full"))
+    headers = {"x-request-id": f"id-{rng.random()}", "x-baton-session": str(rng.random())}
+    patience = rng.uniform(0.0, 0.05) if rng.random() < 0.3 else 20.0
+    try:
+        async with asyncio.timeout(patience):
+            await http.post(
+                rng.choice(["/v1/completions", "/v1/completions", "/v1/nothing"]), json=body, headers=headers
+            )
+    except TimeoutError:
+        pass
+
+
+async def again(c: Cluster, worker: FakeWorker, number: int) -> None:
+    """Another incarnation of ``worker``, at another address."""
+    await worker.die()
+    c.roster.leave(worker.info.worker_id)
+    worker.info = msgspec.structs.replace(worker.info, incarnation=f"{number}")
+    await worker.start()
+    c.roster.join(worker)
+    for p in c.p:
+        p.decodes = {d.info.address: d for d in c.d}
+    await c.all_up()
+
+
+async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0)
+    async with cluster(2, 2) as c:
+        catalog = ModelCatalog(c.dispatcher.models, {"m": None})
+        metrics = RouterMetrics(CollectorRegistry())
+        frontend = make_frontend(config, c.dispatcher, catalog, metrics, decisions=c.dispatcher.decisions)
+        async with running_router(config, frontend) as address:
+
+            async def serve(number: int) -> None:
+                rng = random.Random(number)
+                async with httpx.AsyncClient(base_url=address.url, timeout=30, verify=False) as http:
+                    await asyncio.gather(*(one(c, http, rng) for _ in range(requests)))
+                    await c.idle(10)
+                    await http.get("/metrics")
+                await again(c, rng.choice([*c.p, *c.d]), number)
+                await c.dispatcher.decisions.flush()
+
+            return await grown(lambda: {"dispatcher": c.dispatcher, "frontend": frontend}, serve, BOUNDS, rounds)
+
+
+async def test_nothing_in_a_router_grows_with_the_requests_served() -> None:
+    assert await soaked(requests=50, rounds=4) == {}
+
+
+@pytest.mark.soak
+async def test_nothing_in_a_router_grows_in_a_long_run() -> None:
+    assert await soaked(requests=1000, rounds=6) == {}
+
+
+async def test_the_walk_names_what_grew_wherever_it_hangs() -> None:
+    throttle, kept = Throttle(lambda: 0.0), list[int]()
+    throttle.watcher = partial(lambda: kept)  # type: ignore[attr-defined]
+
+    async def serve(number: int) -> None:
+        kept.append(number)
+
+    assert await grown(lambda: {"throttle": throttle}, serve, {}) == {"throttle.watcher.func.cell": [1, 2, 3]}
+    assert sizes({"a": [{1: [2, 3]}, {4: [5]}]})["a[][]"] == 3
