@@ -22,6 +22,7 @@ from baton.protos.errors import (
     DeadlineExceeded,
     Draining,
     ModelNotFound,
+    Unavailable,
     WorkerLost,
 )
 from baton.protos.nouns import WorkerInfo
@@ -267,6 +268,8 @@ class Dispatcher:
     def _over(self, task: asyncio.Task[None]) -> None:
         """Also of a task that was cancelled before its first step."""
         run = self._open.pop(task)
+        if not run.stream.ended:  # cancelled, but not by its reader, who waits: gRPC does that as a channel closes
+            run.stream.fail(Unavailable("the router lost this request on its way; send it again"))
         run.close()
         for tell in self.listeners:
             tell(run.request, run.summary)
