@@ -15,6 +15,7 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
 from baton.router.body import Body
 from baton.router.request_body import RequestBody
+from baton.router.schema_text import schema_text
 
 ANY_OBJECT = '{"type": "object"}'
 Schema = dict[str, Any] | str
@@ -159,7 +160,7 @@ def _guided(inside: str, said: ConstrainedBody | NvExt) -> list[tuple[str, Gramm
 def _schema(schema: Schema | None) -> Grammar | None:
     if schema is None:
         return None
-    return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+    return Grammar("json_schema", schema if isinstance(schema, str) else schema_text(schema))
 
 
 def _plain(kind: str, spec: str | None) -> Grammar | None:

@@ -6,7 +6,6 @@ it is valid whatever the model was trained on.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -15,6 +14,7 @@ from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
 from baton.router.body import Body
 from baton.router.request_body import RequestBody
+from baton.router.schema_text import refusal_of, schema_text
 from baton.router.tool_parsers import Arguments, Called, Event, ToolParser
 from baton.router.tool_parsers._calls import Calls
 
@@ -83,7 +83,10 @@ class ToolsBody(RequestBody):
         """What the answer must match where a call is demanded."""
         if isinstance(self.tool_choice, NamedChoice):
             return _schema(self._named(self.tool_choice.function.name))
-        return _schema(self._any_call()) if self.tool_choice == "required" else None
+        if self.tool_choice != "required":
+            return None
+        refusal = refusal_of([_parameters(tool) for tool in self.tools or ()])
+        return Grammar("json_schema", refusal) if refusal else _schema(self._any_call())
 
     def demanded_parser(self) -> ToolParser:
         """Reads an answer that ``demanded`` shaped."""
@@ -135,7 +138,7 @@ class JsonCalls:
 
 
 def _schema(schema: dict[str, Any]) -> Grammar:
-    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+    return Grammar("json_schema", schema_text(schema))
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
+from baton.router import schema_text
+from baton.router.grammar_check import GrammarCheck
+from baton.router.schemas import ChatBody
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
@@ -89,3 +95,43 @@ async def test_bad_words_and_allowed_tokens_reach_dispatch_as_ids(router, fake, 
     sampling = fake.requests[0].sampling
     assert sampling.allowed_token_ids == (7, 8)
     assert {tokenizer.decode(word) for word in sampling.bad_words} == {"fox", " fox"}
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [(nested(900), "recursion limit"), ({"enum": [f"v{i}" for i in range(60_000)]}, "over 65536 bytes")],
+    ids=["deep", "long"],
+)
+async def test_a_schema_too_long_or_too_deep_is_refused_by_name_and_never_written_out(
+    monkeypatch, schema: dict, says: str
+) -> None:
+    tool = {"type": "function", "function": TOOL["function"] | {"parameters": schema}}
+    asked = {
+        "guided_json": {"guided_json": schema},
+        "response_format": json_schema(schema),
+        "tools": {"tools": [tool], "tool_choice": "required"},
+    }
+    written: list[object] = []
+    monkeypatch.setattr(schema_text.json, "dumps", written.append)
+    found = {param: ChatBody.model_validate(CHAT | fields).grammar() for param, fields in asked.items()}
+    monkeypatch.undo()
+    assert written == []
+    for param, (grammar, named) in found.items():
+        assert named == param
+        with pytest.raises(InvalidRequest, match=says):
+            await GrammarCheck().check(grammar, param)
+
+
+def test_a_schema_of_any_size_that_may_be_followed_is_written_as_it_is() -> None:
+    for schema in ({}, nested(200), {"enum": ["x" * 10] * 2000}):
+        assert json.loads(schema_text.schema_text(schema)) == schema
