@@ -130,7 +130,7 @@ def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> 
         | {"stream_options": {"include_usage": True}}
     ).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n{headers}"
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}"
         f"content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
