@@ -16,6 +16,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from baton.cluster.departures import Departures
 from baton.cluster.membership import BEAT_S, Entry, Roster
 from baton.protos.errors import Unavailable
 from baton.protos.rpc import heed_cancel
@@ -60,8 +61,10 @@ class Holds:
 class HeldRoster:
     """A roster as routers are to see it: ``async with`` it to follow the holds; the roster runs elsewhere."""
 
-    def __init__(self, roster: Roster, holds: Holds, poll_s: float = BEAT_S) -> None:
-        self.store = holds
+    def __init__(
+        self, roster: Roster, holds: Holds, poll_s: float = BEAT_S, departures: Departures | None = None
+    ) -> None:
+        self.store, self.departures = holds, departures
         self.holds: Mapping[str, Hold] = {}
         self._roster, self._poll_s = roster, poll_s
         self._task: asyncio.Task[None] | None = None
@@ -100,10 +103,16 @@ class HeldRoster:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            await self._look()
+            try:
+                await self._look()
+            except Exception:  # one that stops looking would hold a worker for ever, or never
+                log.exception("the holds could not be read")
             heed_cancel()
 
     async def _look(self) -> None:
+        for gone in self._roster.missed():
+            if self.departures is not None:
+                await self.departures.note(gone)
         try:
             self.holds = await self.store.all()
         except (RedisError, OSError):

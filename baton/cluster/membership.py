@@ -18,6 +18,7 @@ from redis.asyncio import Redis, SSLConnection
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from baton.cluster.departures import KEPT, Departure, Departures
 from baton.cluster.prefix_index import PrefixPublisher
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.protos.rpc import heed_cancel
@@ -126,6 +127,7 @@ class Member:
         self.load = WorkerLoad()
         self.index = PrefixPublisher(redis, namespace, info.worker_id, info.incarnation, ttl_s)
         self._redis, self._namespace = redis, namespace
+        self._departures = Departures(redis, namespace)
         self._ttl_ms, self._beat_s = int(ttl_s * 1000), beat_s
         self._beat_script = redis.register_script(_BEAT)
         self._task: asyncio.Task[None] | None = None
@@ -145,6 +147,13 @@ class Member:
             return False
         self._note(True)
         return True
+
+    async def depart(self, cause: str, detail: str) -> None:
+        """Say why it leaves, for those who look later; it is a member until it has left."""
+        info = self.info
+        await self._departures.note(
+            Departure(info.worker_id, info.incarnation, info.role, cause, detail, time.time())
+        )
 
     async def leave(self) -> None:
         """Say goodbye: routers forget the worker at their next look instead of when its lease runs out."""
@@ -205,6 +214,7 @@ class Roster:
         self._poll_s, self._forget_s, self._clock = poll_s, forget_s, clock
         self._script = redis.register_script(_ROSTER)
         self._seen: dict[str, tuple[WorkerInfo, WorkerLoad, float]] = {}
+        self._missed: list[Departure] = []
         self._task: asyncio.Task[None] | None = None
         self.connected = True
 
@@ -212,6 +222,11 @@ class Roster:
         """worker id -> (info, load, age); never waits."""
         now = self._clock()
         return {name: Entry(info, load, now - beat) for name, (info, load, beat) in self._seen.items()}
+
+    def missed(self) -> list[Departure]:
+        """Workers that went without a word since this was asked last, as far as their entries tell."""
+        found, self._missed = self._missed, []
+        return found
 
     async def refresh(self) -> dict[str, Entry]:
         """Ask Redis now (one round trip); the last view when it is away."""
@@ -251,8 +266,21 @@ class Roster:
             if entry[0].state == LEFT:
                 self._seen.pop(raw_id.decode(), None)
             else:
+                self._notice(self._seen.get(raw_id.decode()), entry[0])
                 self._seen[raw_id.decode()] = (*entry, now - max(0, cast(int, age_ms)) / 1000)
+        for info, _, beat in self._seen.values():
+            if now - beat >= self._forget_s:
+                self._miss(info, "lease_lost", f"no heartbeat for {now - beat:.0f} s")
         self._seen = {name: seen for name, seen in self._seen.items() if now - seen[2] < self._forget_s}
+
+    def _notice(self, before: tuple[WorkerInfo, WorkerLoad, float] | None, info: WorkerInfo) -> None:
+        """One that served has another incarnation in its place, and didn't drain for it."""
+        if before is not None and before[0].incarnation != info.incarnation and before[0].state == "ready":
+            self._miss(before[0], "replaced", f"incarnation {info.incarnation} took its place")
+
+    def _miss(self, info: WorkerInfo, cause: str, detail: str) -> None:
+        gone = Departure(info.worker_id, info.incarnation, info.role, cause, detail, time.time())
+        self._missed = [*self._missed[1 - KEPT :], gone]
 
     def _note(self, up: bool, error: Exception | None = None) -> None:
         if up != self.connected:

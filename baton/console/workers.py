@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from baton.cluster.config import BatonConfig, ClusterConfig
+from baton.cluster.departures import Departure, Departures
 from baton.cluster.membership import Entry, Roster, connect
 from baton.deploy.redis_server import check_redis
 from baton.protos import version
@@ -42,7 +44,9 @@ COLUMNS = (
 def show_workers(redis_url: str | None, namespace: str) -> int:
     """Print the table. Without a URL it is of the one cluster that runs on this machine."""
     url, namespace = meeting_place(redis_url, namespace)
-    console, entries = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
+    console, (entries, departed) = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
+    if departed:
+        console.print(departed_table(departed, time.time()))
     if not entries:
         raise NoWorker(f"no worker is in the namespace {namespace!r} of this Redis; is --namespace right?")
     console.print(table(entries))
@@ -137,9 +141,18 @@ def links_table(entries: dict[str, Entry]) -> Table | None:
     return shown if shown.row_count else None
 
 
-async def _look(url: str, namespace: str) -> dict[str, Entry]:
+def departed_table(departed: Sequence[Departure], now: float) -> Table:
+    """Who left in the last hour and what of, one row per incarnation, newest first."""
+    shown = Table("left", "role", "cause", "what happened", "when", box=None)
+    for gone in departed:
+        cause = gone.cause if gone.cause == "drained" else f"[red]{escape(gone.cause)}[/]"
+        shown.add_row(gone.worker_id, gone.role, cause, escape(gone.detail), f"{now - gone.at:.0f} s ago")
+    return shown
+
+
+async def _look(url: str, namespace: str) -> tuple[dict[str, Entry], tuple[Departure, ...]]:
     client = connect(url)
     try:
-        return await Roster(client, namespace).refresh()
+        return await Roster(client, namespace).refresh(), await Departures(client, namespace).recent()
     finally:
         await client.aclose()

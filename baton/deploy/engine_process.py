@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from baton.deploy.endings import Memory, ending_of
 from baton.deploy.processes import die_with_parent
 from baton.deploy.worker_spec import WorkerSpec, dump_spec
 from baton.kv.channel import IoChannel
@@ -32,6 +33,7 @@ class EngineProcess:
         self.process = process
         self.channel = channel
         self._wants_card = wants_card
+        self._memory = Memory()
         self.memory: PageMemory
         self.ready: EngineReady
 
@@ -83,7 +85,7 @@ class EngineProcess:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
             return "its channel closed"
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return ending_of(code, self._memory).detail
 
     def leave(self, patience_s: float = 1.0) -> None:
         """Ask it to go, then make it."""

@@ -26,6 +26,7 @@ from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.buckets import Buckets
 from baton.cluster.config import BatonConfig
+from baton.cluster.departures import Departures
 from baton.cluster.holds import HeldRoster, Holds
 from baton.cluster.membership import Roster, connect
 from baton.cluster.prefix_index import PrefixIndex
@@ -118,7 +119,7 @@ async def serve(
     try:
         async with (
             Roster(redis, namespace) as seen,
-            HeldRoster(seen, Holds(redis, namespace)) as roster,
+            HeldRoster(seen, Holds(redis, namespace), departures=Departures(redis, namespace)) as roster,
             dispatching(
                 config.router,
                 roster,

@@ -61,6 +61,7 @@ def make_overview(
         prices=prices,
         others=shared.others if shared else None,
         holds=lambda: roster.holds,
+        departures=roster.departures,
         fullness=_fullness(config),
         actions=("drain", "eject", "rerole") if dispatcher.roles is not None else ("drain", "eject"),
     )

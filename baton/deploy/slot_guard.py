@@ -34,6 +34,7 @@ class SlotGuard:
     def __init__(self, spec: WorkerSpec, stop: asyncio.Event, waits: Callable[[str], None]) -> None:
         self._spec, self._stop, self._waits = spec, stop, waits
         self._task: asyncio.Task[None] | None = None
+        self.lost = False
 
     async def __aenter__(self) -> bool:
         if not self._spec.redis_url:
@@ -88,5 +89,6 @@ class SlotGuard:
             if ours:
                 continue
             log.error("slot %s is served from another node now: leaving", self._spec.slot)
+            self.lost = True
             self._stop.set()
             return

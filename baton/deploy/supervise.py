@@ -7,7 +7,6 @@ its supervisor; the slot's lock, not the supervisor's memory, says whether one i
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,8 +16,11 @@ from pathlib import Path
 import msgspec
 
 import baton
+from baton.cluster.departures import Departure, note_blocking
+from baton.deploy.endings import Ending, Memory, ending_of
 from baton.deploy.processes import end_sessions, kill_session, wait_exit
 from baton.deploy.slots import Slot, SlotRecord, slots_closed
+from baton.deploy.worker_spec import WorkerSpec
 from baton.protos.errors import ErrorInfo
 
 BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -71,6 +73,7 @@ class HostSupervisor:
         self._was_ready = self._slot.read() is not None  # by an earlier supervisor's care
         self._deaths = 0
         self._restarts = 0
+        self._memory = Memory()
 
     def start(self) -> None:
         """Begin to supervise."""
@@ -116,7 +119,7 @@ class HostSupervisor:
                 [*(self._plan.command or HOST), *(("--spec", str(self._spec)) if self._plan.spec else ())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True,
             )  # fmt: skip
-        self._children[child.pid] = child
+        self._children[child.pid], self._memory = child, Memory()
         return child.pid
 
     def _watch(self, pid: int, adopted: bool) -> None:
@@ -158,17 +161,27 @@ class HostSupervisor:
     def _reap(self, pid: int) -> None:
         child = self._children.pop(pid, None)
         if child is not None:
-            how, now = _ending(child.wait()), time.strftime("%F %T")
+            ending, now = ending_of(child.wait(), self._memory), time.strftime("%F %T")
             with open(self._plan.log, "a") as log:
-                log.write(f"{now} {self._plan.slot}: process {pid} ended with {how}\n")
+                log.write(f"{now} {self._plan.slot}: process {pid} ended with {ending.detail}\n")
+            self._tell(pid, ending)
+
+    def _tell(self, pid: int, ending: Ending) -> None:
+        """Where the worker served and its spec says which Redis: what it died of, unless it said so itself."""
+        record = self._slot.current(pid)
+        if record is None or not record.address or not self._plan.spec or self._over():
+            return
+        try:
+            spec = msgspec.json.decode(self._plan.spec, type=WorkerSpec)
+        except msgspec.MsgspecError:
+            return  # of a command that isn't a worker host
+        if spec.redis_url:
+            gone = Departure(record.slot, record.incarnation, record.role, *ending, time.time())
+            note_blocking(spec.redis_url, spec.namespace, gone)
 
     def _log_tail(self, size: int = 600) -> str:
         text = Path(self._plan.log).read_text(errors="replace")[-size:].strip()
         return f"{text or 'it printed nothing'} (log: {self._plan.log})"
-
-
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
 def host_environment() -> dict[str, str]:

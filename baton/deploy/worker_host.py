@@ -102,7 +102,8 @@ class Host:
         self._say(state="starting", role=self.spec.role)
         try:
             identity_of(self.spec.tls)  # what is wrong with it is said before a model is loaded
-            async with SlotGuard(self.spec, self.stop, self._say_waiting) as mine:
+            self._guard = SlotGuard(self.spec, self.stop, self._say_waiting)
+            async with self._guard as mine:
                 engine = await self._unless_stopped(EngineProcess.start(self.spec)) if mine else None
                 return 0 if engine is None else await self._with(engine)
         except StartupError as error:
@@ -180,11 +181,21 @@ class Host:
         end_within(LOST_S if worker.engine_lost else LEAVE_S + self.spec.drain_grace_s)
         if not worker.engine_lost:
             await worker.leave(self.spec.drain_grace_s, member)
+            if member is not None:
+                await member.depart(*self._leaving())
             return 0
         error = WorkerLost(f"the engine of {self.spec.slot} died ({engine.obituary()})")
         log.error("%s", error.message)
         worker.lost(error)
+        if member is not None:
+            await member.depart("engine", error.message)
         return EXIT_ENGINE_LOST
+
+    def _leaving(self) -> tuple[str, str]:
+        """Why an orderly end was asked for."""
+        if self._guard.lost:
+            return "slot_lost", "another node serves its slot now"
+        return "drained", "told to stop; it drained"
 
     async def _watch(self, worker: Worker, engine: EngineProcess) -> None:
         """End an engine that gets on no more: whoever starts the worker again gives it a new one."""

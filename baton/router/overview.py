@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from baton.cluster.advice import AdviceStore
+from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import Hold
 from baton.cost.money import per_million
 from baton.protos.nouns import WorkerInfo, WorkerLoad
@@ -95,7 +96,9 @@ class Overview:
         holds: Callable[[], Mapping[str, Hold]] = dict,
         actions: Sequence[str] = (),
         fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None,
+        departures: Departures | None = None,
     ) -> None:
+        self._departures = departures
         self.live = live
         self._roster, self._classes, self._router = roster, classes, dict(router)
         self._clock, self._wall_clock, self._waiting, self._reachable = clock, wall_clock, waiting, reachable
@@ -148,8 +151,12 @@ class Overview:
             "advice": advice,
             "pin": pin,
             "decisions": timeline,
+            "departed": [msgspec.to_builtins(d) for d in await self._departed()],
             "actions": self._actions,
         }
+
+    async def _departed(self) -> Sequence[Departure]:
+        return () if self._departures is None else await self._departures.recent()
 
     async def _control(self) -> tuple[Any, Any, Any]:
         if self._advice is None:

@@ -40,15 +40,22 @@ export const showClasses = ({ classes }) => keep($("class-rows"), classes, (one)
 
 const VERBS = { hold: "Hold", advise: "Advice", rerole: "Role change", add: "Added", remove: "Removed", pin: "Pinned", unpin: "Unpinned", failed: "Failed" };
 
+const LEFT = { drained: "drained and left", engine: "lost its engine", signal: "was killed", oom: "ran out of memory", exit: "ended", slot_lost: "lost its slot", lease_lost: "fell silent", replaced: "was replaced" };
+
+const left = ({ worker_id, incarnation, cause, detail, at }) =>
+  ({ at, kind: cause === "drained" ? "left" : "failed", headline: `${worker_id} ${LEFT[cause] ?? cause}`, reason: detail, seconds: 0, workers: [incarnation], by: "controller" });
+
 const headline = (change) => {
+  if (change.headline) return change.headline;
   const [before, after] = [change.before.join(":"), change.after.join(":")];
   const move = before === after ? ` at ${after}` : ` ${before} → ${after}`;
   return `${VERBS[change.kind] ?? change.kind}${move}`;
 };
 
-export const showTimeline = ({ decisions, at }) => {
-  $("no-changes").hidden = decisions.length > 0;
-  keep($("changes"), decisions, (change) => `${change.at} ${change.kind} ${change.seconds}`,
+export const showTimeline = ({ decisions, departed = [], at }) => {
+  const news = [...decisions, ...departed.map(left)].sort((a, b) => b.at - a.at);
+  $("no-changes").hidden = news.length > 0;
+  keep($("changes"), news, (change) => `${change.at} ${change.kind} ${change.seconds}`,
     (change) => h("li", { class: change.kind },
       h("p", { class: "what" }, headline(change)),
       h("p", { class: "why" }, change.reason),

@@ -1,0 +1,111 @@
+"""Workers that left, and what of: the last few, for an hour, so that who looks later can say what happened.
+
+Knows nothing of processes or supervisors. Several may speak of one death (the worker itself, who supervised it, a
+router that heard nothing more): the first that knows the cause counts, before those that only missed a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable
+from typing import Any, cast
+
+import msgspec
+import redis as blocking
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.cluster.redis_url import shown
+
+KEPT, KEPT_S = 64, 3600
+WAIT_S = 1.0
+GUESSES = ("lease_lost", "replaced")  # of routers, which saw no more than an entry that went
+log = logging.getLogger("baton.cluster")
+
+# KEYS: departures by worker and incarnation, those whose cause is known, all by time; ARGV: field, departure, at,
+# 1 where it is a guess, the oldest time that is kept, how many are kept, seconds.
+_NOTE = """
+local known = redis.call('SISMEMBER', KEYS[2], ARGV[1]) == 1
+if known or (ARGV[4] == '1' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if ARGV[4] == '0' then redis.call('SADD', KEYS[2], ARGV[1]) end
+redis.call('ZADD', KEYS[3], ARGV[3], ARGV[1])
+local gone = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', ARGV[5])
+for _, field in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1 - ARGV[6])) do gone[#gone + 1] = field end
+for _, field in ipairs(gone) do
+  redis.call('ZREM', KEYS[3], field)
+  redis.call('HDEL', KEYS[1], field)
+  redis.call('SREM', KEYS[2], field)
+end
+for _, key in ipairs(KEYS) do redis.call('EXPIRE', key, ARGV[7]) end
+return 1
+"""
+
+
+class Departure(msgspec.Struct, frozen=True):
+    """One incarnation's end. ``at`` in seconds since 1970.
+
+    ``cause``: "drained", "engine" (its engine process died), "signal", "oom", "exit", "slot_lost" (another node
+    serves its slot), "lease_lost" (no heartbeat came any more) or "replaced" (by another incarnation).
+    """
+
+    worker_id: str
+    incarnation: str
+    role: str
+    cause: str
+    detail: str
+    at: float
+
+
+class Departures:
+    """The departures of one cluster. Redis is a hint: what can't be written is lost, and reads give nothing."""
+
+    def __init__(self, redis: Redis, namespace: str) -> None:
+        self._redis, self._keys = redis, _keys(namespace)
+        self._note = redis.register_script(_NOTE)
+
+    async def note(self, departure: Departure) -> None:
+        """Keeps a departure, unless its cause is known already. Never raises, and never waits long."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._note(keys=self._keys, args=_args(departure))
+        except (TimeoutError, RedisError, OSError) as error:
+            log.info("the departure of %s is not kept: %s", departure.worker_id, error)
+
+    async def recent(self) -> tuple[Departure, ...]:
+        """Returns the departures of the last hour, newest first."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                rows = await cast(Awaitable[Any], self._redis.hvals(self._keys[0]))
+        except (TimeoutError, RedisError, OSError):
+            return ()
+        found = [d for row in rows if (d := _decoded(row)) is not None and d.at > time.time() - KEPT_S]
+        return tuple(sorted(found, key=lambda departure: -departure.at))
+
+
+def note_blocking(url: str, namespace: str, departure: Departure) -> None:
+    """The same as ``Departures.note``, for threads that have no event loop."""
+    try:
+        with blocking.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S) as client:
+            client.eval(_NOTE, 3, *_keys(namespace), *_args(departure))
+    except (RedisError, OSError, ValueError) as error:
+        log.info("the departure of %s is not kept at %s: %s", departure.worker_id, shown(url), error)
+
+
+def _keys(namespace: str) -> list[str]:
+    return [f"{{{namespace}}}:departed{part}" for part in ("", ":known", ":times")]
+
+
+def _args(departure: Departure) -> list[Any]:
+    field = f"{departure.worker_id} {departure.incarnation}"
+    guess = int(departure.cause in GUESSES)
+    return [field, msgspec.json.encode(departure), departure.at, guess, departure.at - KEPT_S, KEPT, KEPT_S]
+
+
+def _decoded(row: bytes) -> Departure | None:
+    try:
+        return msgspec.json.decode(row, type=Departure)
+    except msgspec.MsgspecError:
+        return None  # of another version

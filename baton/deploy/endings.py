@@ -1,0 +1,48 @@
+"""How a process ended, in words: its exit status, the signal that killed it, or that memory was out.
+
+Knows nothing of workers.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+EVENTS = Path("/sys/fs/cgroup/memory.events")
+
+
+class Ending(NamedTuple):
+    """``cause`` is "exit", "signal" or "oom"; ``detail`` says it to people."""
+
+    cause: str
+    detail: str
+
+
+class Memory:
+    """Counts the kernel's kills for want of memory since it was made; where that can't be read, there are none."""
+
+    def __init__(self, events: Path = EVENTS) -> None:
+        self._events = events
+        self._before = self._kills()
+
+    def was_out(self) -> bool:
+        """Returns whether the kernel killed somebody of this control group for want of memory since then."""
+        return self._kills() > self._before
+
+    def _kills(self) -> int:
+        try:
+            lines = self._events.read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def ending_of(code: int, memory: Memory) -> Ending:
+    """Returns what return code ``code`` of a child means (negative: a signal, as subprocess has it)."""
+    if code >= 0:
+        return Ending("exit", f"exit status {code}")
+    name = signal.Signals(-code).name
+    if code == -signal.SIGKILL and memory.was_out():
+        return Ending("oom", f"{name}: the kernel was out of memory for its control group")
+    return Ending("signal", name)
