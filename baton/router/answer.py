@@ -13,7 +13,7 @@ from types import TracebackType
 
 import msgspec
 
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, Overloaded
 from baton.protos.nouns import TokenLogprobs, TokenRun
 from baton.router.detokenize import StopStrings
 from baton.router.generation import Frontend, Generation
@@ -22,6 +22,7 @@ from baton.router.request import ChoiceStream, Summary
 from baton.router.text import TextModel
 
 QUEUED_PIECES = 64
+WINDOW = 64  # choices of one call that are with dispatch at once
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -147,14 +148,19 @@ class Choice:
 
 
 class Answer:
-    """All choices of all prompts of one call, as one stream of pieces. Index = prompt x n + choice."""
+    """All choices of all prompts of one call, as one stream of pieces. Index = prompt x n + choice.
 
-    def __init__(self, generation: Generation, choices: list[Choice]) -> None:
+    ``choices`` are those opened so far: of many prompts, the next is handed in as one before it ends, so that a
+    call of a thousand prompts is no more in others' way than one of WINDOW.
+    """
+
+    def __init__(self, generation: Generation, opening: Opening) -> None:
         self.generation = generation
-        self.choices = choices
+        self.choices = choices = opening.choices
+        self._opening = opening
         self._feeders: list[asyncio.Task[None]] = []
         self._first: Piece | None = None
-        self._pieces = choices[0].pieces() if len(choices) == 1 else self._merged()
+        self._pieces = choices[0].pieces() if self.count == 1 else self._merged()
 
     def __enter__(self) -> Answer:
         return self
@@ -164,6 +170,11 @@ class Answer:
     ) -> None:
         gone = kind is None or not issubclass(kind, Exception)  # GeneratorExit and CancelledError: nobody listens
         self.close("client_gone" if gone else "failed")
+
+    @property
+    def count(self) -> int:
+        """Choices in all."""
+        return len(self.generation.prompts) * self.generation.ask.n
 
     def close(self, reason: str) -> None:
         """Give back every choice that goes on. Idempotent, at once."""
@@ -201,16 +212,28 @@ class Answer:
 
     async def _merged(self) -> AsyncIterator[Piece]:
         queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(QUEUED_PIECES)
-        self._feeders = [asyncio.create_task(_feed(choice, queue)) for choice in self.choices]
-        left = len(self._feeders)
-        while left:
+        ended = 0
+        while ended < self.count:
+            self._open_more(queue, ended)
             found = await queue.get()
             if isinstance(found, Exception):
                 raise found
             if found is None:
-                left -= 1
+                ended += 1
             else:
                 yield found
+
+    def _open_more(self, queue: asyncio.Queue[Piece | Exception | None], ended: int) -> None:
+        """Hand in prompts while there is room in the window; who finds the queue full waits for one of its own."""
+        while self._opening.left and len(self.choices) - ended + self.generation.ask.n <= WINDOW:
+            try:
+                self._opening.open_next()
+            except Overloaded:
+                if ended == len(self.choices):
+                    raise
+                break
+        for choice in self.choices[len(self._feeders) :]:
+            self._feeders.append(asyncio.create_task(_feed(choice, queue)))
 
 
 async def _feed(choice: Choice, queue: asyncio.Queue[Piece | Exception | None]) -> None:
@@ -227,24 +250,57 @@ def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
     return stream.summary.prompt_logprobs
 
 
+class Opening:
+    """Hands a call's prompts to dispatch, one after the other. ``choices`` are those of the prompts handed in."""
+
+    def __init__(self, frontend: Frontend, generation: Generation, text: TextModel) -> None:
+        self._frontend, self._generation, self._text = frontend, generation, text
+        self._requests = generation.requests()
+        self._prompt = 0
+        self.choices: list[Choice] = []
+
+    @property
+    def left(self) -> int:
+        """Prompts to hand in yet."""
+        return len(self._generation.prompts) - self._prompt
+
+    def open_next(self) -> None:
+        """Raises what dispatch raises (Overloaded, …), with nothing of this prompt left open."""
+        generation, frontend, prompt = self._generation, self._frontend, self._prompt
+        streams = frontend.serving.open(self._requests[prompt])
+        try:
+            self.choices += [self._choice(prompt, stream) for stream in streams]
+        except BaseException:
+            for stream in streams:
+                stream.cancel("failed")
+            raise
+        self._prompt += 1
+        if generation.samplings[prompt].prompt_logprobs is not None:
+            for choice in self.choices[-len(streams) :]:
+                choice.score_prompt(partial(_scores_of, streams[0]))
+
+    def _choice(self, prompt: int, stream: ChoiceStream) -> Choice:
+        meter = self._frontend.meter(self._generation, stream, prompt)
+        index = prompt * self._generation.ask.n + stream.choice
+        return Choice(index, stream, self._generation, prompt, self._text, meter)
+
+    def refused(self, error: BatonError) -> None:
+        """Count a prompt that could not be handed in."""
+        context_class = self._frontend.class_of(len(self._generation.prompts[self._prompt]))
+        model = self._generation.entry.model_id
+        self._frontend.metrics.requests.labels(model, context_class, error.label).inc()
+
+
 def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> Answer:
-    """Hand every prompt to dispatch. Raises what it raises (Overloaded, …), with nothing left open."""
-    choices: list[Choice] = []
-    streams: list[ChoiceStream] = []
-    prompt = 0
+    """Hand the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
+    opening = Opening(frontend, generation, text)
     try:
-        for prompt, request in enumerate(generation.requests()):
-            streams += (opened := frontend.serving.open(request))
-            for stream in opened:
-                meter = frontend.meter(generation, stream, prompt)
-                choices.append(Choice(len(choices), stream, generation, prompt, text, meter))
-                if generation.samplings[prompt].prompt_logprobs is not None:
-                    choices[-1].score_prompt(partial(_scores_of, choices[prompt * generation.ask.n].stream))
+        while opening.left and (not opening.choices or len(opening.choices) + generation.ask.n <= WINDOW):
+            opening.open_next()
     except BaseException as error:
-        for stream in streams:
-            stream.cancel("failed")
+        for choice in opening.choices:
+            choice.stream.cancel("failed")
         if isinstance(error, BatonError):
-            context_class = frontend.class_of(len(generation.prompts[prompt]))
-            frontend.metrics.requests.labels(generation.entry.model_id, context_class, error.label).inc()
+            opening.refused(error)
         raise
-    return Answer(generation, choices)
+    return Answer(generation, opening)

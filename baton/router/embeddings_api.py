@@ -6,7 +6,6 @@ comes back beside it, and the token is dropped.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -29,7 +28,7 @@ from baton.router.openai_calls import ROUTE_HEADER, TIMEOUT_HEADER, route_header
 from baton.router.request_body import ignored_header
 from baton.router.schemas import Prompts
 from baton.router.text import TextModel
-from baton.router.truncation import TruncatedBody, prompt_ids
+from baton.router.truncation import TruncatedBody, all_ids
 
 Vector = NDArray[np.float32]
 INLINE_FLOATS = 16_384  # written on the loop
@@ -74,8 +73,7 @@ async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody
     cut = body.cut(entry.max_model_len)
 
     async def prompts() -> list[Sequence[int]]:
-        inputs = (prompt_ids(text, prompt, body.add_special_tokens, cut, "input") for prompt in body.input)
-        return list(await asyncio.gather(*inputs))
+        return [ids async for ids in all_ids(text, body.input, body.add_special_tokens, cut, "input")]
 
     generation = await frontend.prepare(entry, _ask(frontend, request, body), prompts)
     vectors, route = await _vectors(frontend, generation, text)

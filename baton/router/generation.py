@@ -15,7 +15,7 @@ from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.holds import HeldRoster
 from baton.cluster.telemetry import RouterMetrics
-from baton.protos.errors import BatonError
+from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.nouns import Sampling
 from baton.router.caller import CALLER, NOBODY, Caller
 from baton.router.catalog import ModelCatalog, ModelEntry
@@ -181,6 +181,9 @@ class Frontend(msgspec.Struct, frozen=True):
             salt = caller.salted(ask.tenant_salt)
             await self.grammars.check(ask.sampling["grammar"], param, caller.tenant, salt)
         read = await read_prompts()
+        most = max(self.limits.max_prompts, self.limits.max_n)
+        if len(read) * ask.n > most:
+            raise InvalidRequest(f"{len(read)} prompts of n {ask.n} are over {most} choices: send fewer", "n")
         for ids in read:
             check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
         prompts = tuple(map(tuple, read))

@@ -155,7 +155,7 @@ def _message(at: int, message: pb.ChatMessage) -> dict[str, str]:
 
 
 async def _whole(request: pb.GenerateRequest, answer: Answer) -> pb.GenerateResponse:
-    parts: list[list[Piece]] = [[] for _ in answer.choices]
+    parts: list[list[Piece]] = [[] for _ in range(answer.count)]
     async for piece in answer:
         parts[piece.index].append(piece)
     return pb.GenerateResponse(
@@ -168,7 +168,7 @@ async def _whole(request: pb.GenerateRequest, answer: Answer) -> pb.GenerateResp
 
 async def _chunks(request: pb.GenerateRequest, answer: Answer) -> AsyncIterator[pb.GenerateChunk]:
     """The piece that ends the last choice carries the usage."""
-    left = len(answer.choices)
+    left = answer.count
     request_id, model = _request_id(request, answer), _entry(answer).model_id
     async for piece in answer:
         left -= bool(piece.finish_reason)

@@ -85,7 +85,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     ) -> AsyncIterator[pb.ModelInferResponse]:
         call = await self._call(request, context, stream=True)
         with open_answer(self._frontend, call.generation, call.text) as answer:
-            left = len(answer.choices)
+            left = answer.count
             async for piece in answer:
                 left -= bool(piece.finish_reason)
                 for chunk in call.shape.chunks(piece):

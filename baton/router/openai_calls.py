@@ -29,7 +29,7 @@ from baton.router.shapes import ChatShape, CompletionShape, Json, Shape, collect
 from baton.router.sse import OPENAI_EVENTS, EventStream, EventStyle
 from baton.router.text import TextModel
 from baton.router.tool_parsers import ToolParser
-from baton.router.truncation import prompt_ids
+from baton.router.truncation import all_ids
 from baton.router.validate import COMPLETION_TOKENS
 
 ROUTE_HEADER = "x-baton-route"
@@ -62,7 +62,7 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
     cut = body.cut(entry.max_model_len, body.answer_tokens)
 
     async def prompts() -> list[Sequence[int]]:
-        return [await prompt_ids(text, prompt, body.add_special_tokens, cut) for prompt in body.prompt]
+        return [ids async for ids in all_ids(text, body.prompt, body.add_special_tokens, cut)]
 
     ask = _ask(frontend, headers, body, COMPLETION_TOKENS, continues=True, names={})
     generation = await frontend.prepare(entry, ask, prompts)
@@ -217,7 +217,7 @@ async def respond(frontend: Frontend, call: Call) -> Response:
 async def whole(frontend: Frontend, call: Call) -> tuple[Json, Summary]:
     """The answer as one object, and how its first choice went."""
     with open_answer(frontend, call.generation, call.text) as answer:
-        parts: list[list[Piece]] = [[] for _ in answer.choices]
+        parts: list[list[Piece]] = [[] for _ in range(answer.count)]
         async for piece in answer:
             parts[piece.index].append(piece)
         shown = await aside(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))

@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_stored_bytes: int = 256 << 20
     max_n: int = 16
     max_stop: int = 16
-    max_prompts: int = 64
+    max_prompts: int = 2048
     max_inflight_bytes: int = 1 << 30
     request_timeout_s: float = 600.0
 

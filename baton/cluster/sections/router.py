@@ -90,7 +90,11 @@ class RouterConfig(Section):
     )
     max_n: int = Field(default=16, ge=1, description="choices in one request")
     max_stop: int = Field(default=16, ge=1, description="stop strings in one request")
-    max_prompts: int = Field(default=64, ge=1, description="prompts in one completion request")
+    max_prompts: int = Field(
+        default=2048,
+        ge=1,
+        description="prompts, and choices of all of them, in one completions or embeddings call",
+    )
     local_prefill_max_tokens: int = Field(
         default=64, ge=0, description="uncached prompt tokens up to which the decode worker runs a prompt itself"
     )
