@@ -20,6 +20,7 @@ from tests.deploy.helm.charts import ROOT, Manifest, one, render
 
 NET, BRIDGE, REDIS = "10.231.79", "baton-br", 16379
 HOST = f"{NET}.254"
+IP = shutil.which("ip") or shutil.which("ip", path="/usr/sbin:/sbin") or ""  # a bare PATH doesn't name these
 PROGRAMS = tuple({ROOT, Path(sys.prefix), Path(sys.base_prefix)})  # where they are found by the environment
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(8)
 
@@ -43,7 +44,7 @@ def run(command: str) -> None:
 
 def remove(number: int) -> None:
     """A pod's namespace and cable; also what a run that was killed left."""
-    for command in (f"ip netns del baton-{number}", f"ip link del bt{number}"):
+    for command in (f"{IP} netns del baton-{number}", f"{IP} link del bt{number}"):
         subprocess.run(command.split(), capture_output=True, check=False)
 
 
@@ -54,13 +55,13 @@ class Pod:
         self.release, self.name, self.address, self.spec = release, name, f"{NET}.{number}", spec
         self.ns, self.number = f"baton-{number}", number
         remove(number)
-        run(f"ip netns add {self.ns}")
-        run(f"ip link add bt{number} type veth peer name eth0 netns {self.ns}")
-        run(f"ip link set bt{number} master {BRIDGE} up")
-        run(f"ip -n {self.ns} addr add {self.address}/24 dev eth0")
-        run(f"ip -n {self.ns} link set eth0 up")
-        run(f"ip -n {self.ns} link set lo up")
-        run(f"ip -n {self.ns} route add default via {HOST}")  # by which Ray finds its own address
+        run(f"{IP} netns add {self.ns}")
+        run(f"{IP} link add bt{number} type veth peer name eth0 netns {self.ns}")
+        run(f"{IP} link set bt{number} master {BRIDGE} up")
+        run(f"{IP} -n {self.ns} addr add {self.address}/24 dev eth0")
+        run(f"{IP} -n {self.ns} link set eth0 up")
+        run(f"{IP} -n {self.ns} link set lo up")
+        run(f"{IP} -n {self.ns} route add default via {HOST}")  # by which Ray finds its own address
         self.folders = {volume["name"]: self._folder(volume) for volume in spec["volumes"]}
         self.started: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -89,7 +90,7 @@ class Pod:
         mounts = sorted(container["volumeMounts"], key=lambda m: m["mountPath"] == "/tmp")
         lines = [line for m in mounts for line in self._mount(self.folders[m["name"]], m["mountPath"])]
         script = " && ".join([*lines, "cd /", 'exec "$@"'])
-        return {"args": ["ip", "netns", "exec", self.ns, "sh", "-c", script, "pod", *command], "env": env}
+        return {"args": [IP, "netns", "exec", self.ns, "sh", "-c", script, "pod", *command], "env": env}
 
     def _mount(self, folder: Path, path: str) -> list[str]:
         """The commands. What an image would have of its own, our programs, stays where it is below ``path``."""
@@ -133,7 +134,7 @@ class Pod:
         for process in self.started.values():
             kill_session(process.pid)
             process.wait()
-        pids = subprocess.run(["ip", "netns", "pids", self.ns], capture_output=True, text=True, check=False)
+        pids = subprocess.run([IP, "netns", "pids", self.ns], capture_output=True, text=True, check=False)
         for pid in pids.stdout.split():  # workers are in sessions of their own; a pod's end ends them
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)

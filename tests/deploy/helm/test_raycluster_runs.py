@@ -7,7 +7,6 @@ Needs root and `ip netns`. What is not shown: KubeRay itself, images, a kubelet.
 import contextlib
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -20,13 +19,13 @@ import pytest
 
 from baton.deploy.redis_server import find_server
 from tests.deploy.helm.charts import Manifest, one
-from tests.deploy.helm.pods import BRIDGE, HOST, NET, PASSWORD, REDIS, TOKEN, Pod, Release, run
+from tests.deploy.helm.pods import BRIDGE, HOST, IP, NET, PASSWORD, REDIS, TOKEN, Pod, Release, run
 
 pytest.importorskip("helm_python")
 pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.soak,
-    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="namespaces need root and ip"),
+    pytest.mark.skipif(os.geteuid() != 0 or not IP, reason="namespaces need root and ip"),
 ]
 HEAD = f"{NET}.1"
 UP_S = 120.0
@@ -63,12 +62,12 @@ def release() -> Iterator[Release]:
             if not Path(path).exists():  # where the pods mount
                 Path(path).mkdir()
                 made.append(Path(path))
-        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
-        bridge = subprocess.run(f"ip link add {BRIDGE} type bridge".split(), capture_output=True, check=False)
+        subprocess.run([IP, "link", "del", BRIDGE], capture_output=True, check=False)
+        bridge = subprocess.run(f"{IP} link add {BRIDGE} type bridge".split(), capture_output=True, check=False)
         if bridge.returncode:
             pytest.skip(f"no bridges here: {bridge.stderr.decode().strip()}")
-        run(f"ip addr add {HOST}/24 dev {BRIDGE}")
-        run(f"ip link set {BRIDGE} up")
+        run(f"{IP} addr add {HOST}/24 dev {BRIDGE}")
+        run(f"{IP} link set {BRIDGE} up")
         options = f"--port {REDIS} --bind {HOST} --requirepass {PASSWORD} --dir {name} --save".split()
         redis = subprocess.Popen([find_server(), *options, ""], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         found = Release(Path(name), Path(shm))
@@ -79,7 +78,7 @@ def release() -> Iterator[Release]:
                 pod.close()
             redis.kill()
             redis.wait()
-            subprocess.run(["ip", "link", "del", BRIDGE], check=False)
+            subprocess.run([IP, "link", "del", BRIDGE], check=False)
             for path in reversed(made):
                 path.rmdir()
 
