@@ -70,8 +70,7 @@ async def prefill(rig: str) -> AsyncIterator[Play]:
 
         async def at_rest() -> None:
             assert service.active == 0
-            assert engine.heard["SendClosed"] == 1
-            assert engine.heard["Prefill"] <= 1
+            assert engine.heard["Prefill"] <= engine.heard["SendClosed"] <= 1  # none where it never began
             await until(lambda: not pair.intake.open_streams)
             await pair.end()
 
