@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
+from baton.console.workers import show_workers
 from baton.deploy import supervise
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 from tests.e2e.fleet import Fleet, wait_for
@@ -97,6 +99,24 @@ async def test_a_stopped_worker_is_noticed_within_ten_seconds_and_its_requests_m
     finally:
         os.kill(stopped[0], signal.SIGCONT)
     await asyncio.to_thread(wait_for, lambda: paced.reachable() == 3, 30, "the stopped worker being back")
+
+
+def test_what_a_worker_died_of_is_in_the_clusters_view_until_it_is_old(paced, capsys):
+    causes = {"io": ("signal", "SIGKILL"), "engine": ("engine", "the engine of decode-0 died (SIGKILL)")}
+    for part, (cause, detail) in causes.items():
+        before = paced.record("decode-0").incarnation
+        paced.kill("decode-0", part)
+        paced.wait_for_return("decode-0", before)
+
+        def left(before: str = before) -> list[dict]:
+            departed = httpx.get(paced.url + "/v1/cluster").json()["departed"]
+            return [d for d in departed if d["incarnation"] == before]
+
+        [gone] = wait_for(left, what="the record")
+        assert (gone["worker_id"], gone["role"]) == ("decode-0", "decode")
+        assert (gone["cause"], gone["detail"]) == (cause, detail)
+    show_workers(paced.config.redis.url, paced.config.cluster.namespace)
+    assert "the engine of decode-0 died" in capsys.readouterr().out
 
 
 async def test_a_kill_mid_stream_is_token_identical_on_the_cpu_engine_too():
