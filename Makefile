@@ -35,7 +35,7 @@ check: $(STAMP) proto-check
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.deploy.dashboards --check
 	@$(BIN)/python -m baton.kernels.cuda.table --check  # no nvcc: what is recorded is of these sources
 
-fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster; make soak sends 10^6
+fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster beside clients that hang on every port; make soak sends 10^6
 	@BATON_FUZZ=$${BATON_FUZZ:-100000} $(BIN)/pytest -m soak -s tests/e2e/test_fuzz.py $(ARGS)
 
 kernels: $(STAMP)  ## build the native kernels ahead of first use, for every ISA

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
+import socket
 import time
 from collections import Counter, deque
 from pathlib import Path
@@ -17,11 +19,13 @@ import grpc
 import httpx
 import pytest
 
-from tests.e2e.fleet import Fleet
-from tests.e2e.fuzz import rest, rpc
+from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.fuzz import rest, rpc, slow
 
 COUNT = int(os.environ.get("BATON_FUZZ", "1000000"))
 AT_ONCE = 24
+CEILING_MIB = 320  # of one process' own memory, whatever is sent to it; it begins with some 100
+FLOOD = 300 << 20  # bytes of headers before a key
 REST_SHARE = 0.8
 ENDLESS = ("/v1/cluster/stream",)
 PROFILE = """
@@ -96,12 +100,36 @@ class Fuzzer:
             self.bad.append(f"{seed}: {wrong} to {asked}"[:2000])
 
 
-def fuzz(folder: Path, count: int) -> Counter[str]:
-    """``count`` inputs to a fresh cluster, which must be whole, idle and right afterwards."""
+def flooded(fleet: Fleet) -> int:
+    """Bytes of one endless head that the router takes before it hangs up."""
+    line, sent = b"x-a: " + b"b" * 60_000 + b"\r\n", 0
+    with socket.create_connection((fleet.host, fleet.port), timeout=60) as one, contextlib.suppress(OSError):
+        one.sendall(b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+        while sent < FLOOD:
+            one.sendall(line)
+            sent += len(line)
+        require_little_memory(fleet)
+    return sent
+
+
+def require_little_memory(fleet: Fleet) -> None:
+    """No process has more than it may."""
+    held = slow.resident(fleet)
+    assert max(held.values()) < CEILING_MIB, held
+
+
+def fuzz(folder: Path, count: int, hanging: int = 1, seconds: float = 0.5) -> Counter[str]:
+    """``count`` inputs to a fresh cluster, which must be whole, idle, right and small afterwards.
+
+    Meanwhile ``hanging`` clients of each kind hang on each port; ``seconds`` of dripping follow.
+    """
     profile = folder / "fuzz.toml"
     profile.write_text(PROFILE)
     with Fleet(
-        prefill=1, decode=1, worker={"device": f"paced:{profile}"}, router={"allowed_hosts": ("x",)}
+        prefill=1,
+        decode=1,
+        worker={"device": f"paced:{profile}"},
+        router={"allowed_hosts": ("x",), "header_timeout_s": 1.0},
     ) as fleet:
         assert fleet.router is not None
         good = {"model": fleet.model, "prompt": [1, 2, 3] * 30, "max_tokens": 8, "temperature": 0}
@@ -109,7 +137,14 @@ def fuzz(folder: Path, count: int) -> Counter[str]:
             before = client.post("/v1/completions", json=good).json()["choices"]
             fuzzer = Fuzzer(fleet, client.get("/openapi.json").json(), count)
             begun = time.monotonic()
-            asyncio.run(fuzzer.run())
+            with slow.hanging(fleet, hanging, random.Random(count)) as opened:
+                asyncio.run(fuzzer.run())
+                slow.drip(opened, seconds)
+                assert client.post("/v1/completions", json=good).json()["choices"] == before
+                assert flooded(fleet) < FLOOD
+                router_own = [one for one in opened if one.fileno() >= 0 and _to(one, fleet.port)]
+                wait_for(lambda: slow.cut_off(router_own) == len(router_own), 30, "an end of all who hang on REST")
+            require_little_memory(fleet)
             print(f"\n{count} inputs in {time.monotonic() - begun:.0f} s: {dict(sorted(fuzzer.seen.items()))}")
             assert not fuzzer.bad, "\n".join(fuzzer.bad)
             assert fleet.router.poll() is None
@@ -118,6 +153,13 @@ def fuzz(folder: Path, count: int) -> Counter[str]:
         log = (fleet.folder / "router.log").read_text(errors="replace")
         assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:9000]
         return fuzzer.seen
+
+
+def _to(one: socket.socket, port: int) -> bool:
+    try:
+        return one.family is socket.AF_INET and one.getpeername()[1] == port
+    except OSError:  # it is over already
+        return False
 
 
 def test_some_hundred_odd_inputs_are_all_answered_and_none_is_a_server_error(tmp_path: Path) -> None:
@@ -130,4 +172,4 @@ def test_some_hundred_odd_inputs_are_all_answered_and_none_is_a_server_error(tmp
 @pytest.mark.soak
 @pytest.mark.timeout(6 * 3600)
 def test_very_many_odd_inputs_are_all_answered_and_none_is_a_server_error(tmp_path: Path) -> None:
-    fuzz(tmp_path, COUNT)
+    fuzz(tmp_path, COUNT, hanging=20, seconds=60)
