@@ -176,6 +176,7 @@ async def handoff(rig: str, aborts: bool = False) -> AsyncIterator[Play]:
 
         async def at_rest() -> None:
             await until(lambda: not claim.open_streams)
+            assert not sum(link.streams for link in getattr(pair.rig.transport, "_links", {}).values())
             for index in claim.received:
                 assert bytes(pair.memory.page(pair.lease.pages[index])) == sent[index]
             assert len(claim.received) == BLOCKS or not any(isinstance(m, Commit) for m in pair.told)

@@ -173,9 +173,11 @@ class GrpcStream:
             return
         self._closed = True
         self._call.cancel()
-        if self._writing is not None:
-            await asyncio.gather(self._writing, return_exceptions=True)
-        await self._link.leave()
+        try:
+            if self._writing is not None:
+                await asyncio.gather(self._writing, return_exceptions=True)
+        finally:
+            await self._link.leave()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
