@@ -176,6 +176,7 @@ class Run:
         for decoding in (*self.loop.scheduler.running, *self.loop.scheduler.waiting):
             while not decoding.sequence.ready:  # a grammar compiles: steps are counted without it
                 time.sleep(0.001)
+                self.loop.grammars.turn()
         while not self.loop.empty:
             if steps in disturbed:
                 self._preempt()
@@ -227,7 +228,8 @@ def told(tape: list[Any], key: int) -> Told:
     outputs = [o for m in tape if isinstance(m, ch.Tokens) for o in m.outputs if o.key == key]
     errors = [m.error for m in tape if isinstance(m, (ch.Ended, ch.Refused)) and m.key == key]
     assert not errors, errors
-    assert [o.run.output_index for o in outputs] == list(range(len(outputs)))
+    begins = itertools.accumulate((len(o.run.token_ids) for o in outputs[:-1]), initial=0)
+    assert [o.run.output_index for o in outputs] == list(begins)
     assert not any(o.prompt_logprobs or o.pooled for o in outputs[1:])
     runs, first = [o.run for o in outputs], outputs[0]
     return Told(

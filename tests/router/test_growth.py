@@ -22,6 +22,7 @@ from baton.router.throttle import Throttle
 from tests.growth import grown, sizes
 from tests.router.fake_workers import Cluster, FakeWorker, cluster
 
+AT_ONCE = 50
 # What is kept of past requests on purpose, with the most that may be there.
 BOUNDS = {
     "_decisions._ring": KEPT_REQUESTS,
@@ -79,7 +80,8 @@ async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
             async def serve(number: int) -> None:
                 rng = random.Random(number)
                 async with httpx.AsyncClient(base_url=address.url, timeout=30, verify=False) as http:
-                    await asyncio.gather(*(one(c, http, rng) for _ in range(requests)))
+                    for _ in range(requests // AT_ONCE):
+                        await asyncio.gather(*(one(c, http, rng) for _ in range(AT_ONCE)))
                     await c.idle(10)
                     await http.get("/metrics")
                 await again(c, rng.choice([*c.p, *c.d]), number)
