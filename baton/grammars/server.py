@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 
 import msgspec
@@ -174,14 +174,22 @@ class Child:
         self.socket.close()
 
 
-_SERVERS: dict[TokenizerSpec, ForkServer] = {}
+_SERVERS: OrderedDict[TokenizerSpec, ForkServer] = OrderedDict()
 _SERVERS_LOCK = threading.Lock()
+MOST_SERVERS = 4  # of a process; an engine and a router need one
 
 
 def server_for(tokenizer: TokenizerSpec) -> ForkServer:
-    """This process's one server for ``tokenizer``. It ends with this process."""
+    """Returns this process's one server for ``tokenizer``; it ends with this process.
+
+    The one that was asked for least lately ends where there are too many; whoever holds it may go on using it.
+    """
     with _SERVERS_LOCK:
         if tokenizer not in _SERVERS:
             _SERVERS[tokenizer] = ForkServer(tokenizer)
             atexit.register(_SERVERS[tokenizer].close)
+        _SERVERS.move_to_end(tokenizer)
+        if len(_SERVERS) > MOST_SERVERS:
+            _, eldest = _SERVERS.popitem(last=False)
+            eldest.close()
         return _SERVERS[tokenizer]

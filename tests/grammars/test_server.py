@@ -1,0 +1,33 @@
+"""The process that forks grammar processes: how many there are, and that one which was ended starts again."""
+
+from __future__ import annotations
+
+import select
+
+from baton.grammars import server
+from baton.grammars.messages import Compile, Compiled, FromChild, TokenizerSpec
+
+
+def compiled(of: server.ForkServer) -> Compiled:
+    child = of.child()
+    child.send(Compile("regex", "a"))
+    poller = select.poll()
+    poller.register(child.socket, select.POLLIN)
+    message: FromChild | None = None
+    while not isinstance(message, Compiled):
+        assert poller.poll(60_000)
+        message = child.receive()
+    child.kill()
+    return message
+
+
+def test_a_process_has_few_servers_and_one_that_ended_for_it_starts_again() -> None:
+    specs = [TokenizerSpec("", 300 + i) for i in range(server.MOST_SERVERS + 1)]
+    first = server.server_for(specs[0])
+    assert compiled(first).error == ""
+    for spec in specs[1:]:
+        server.server_for(spec)
+    assert len(server._SERVERS) == server.MOST_SERVERS
+    assert first._process is None
+    assert compiled(first).error == ""
+    first.close()
