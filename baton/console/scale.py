@@ -118,15 +118,21 @@ def _require_roles(now: dict[str, WorkerInfo], wanted: Scale) -> None:
 def _require_played(now: dict[str, WorkerInfo], wanted: Scale) -> None:
     """Raises StartupError where the slots are here, but play other roles than were asked for."""
     plays = Counter(info.role for info in now.values())
-    if (plays["prefill"], plays["decode"]) == (wanted.prefill, wanted.decode):
+    short = {"prefill": wanted.prefill - plays["prefill"], "decode": wanted.decode - plays["decode"]}
+    if not any(short.values()):
         return
-    turned = ", ".join(
-        f"{slot} plays {info.role}" for slot, info in sorted(now.items()) if not slot.startswith(info.role)
+    strayed = [slot for slot, info in sorted(now.items()) if not slot.startswith(info.role)]
+    turned = ", ".join(f"{slot} plays {now[slot].role}" for slot in strayed)
+    # One by one, because `baton ratio set` counts the workers of other pools too.
+    back = " and ".join(
+        f"`baton role {slot} {role}`"
+        for role, count in short.items()
+        for slot in [s for s in strayed if s.startswith(role)][: max(0, count)]
     )
     raise StartupError(
         f"every slot is placed, but the roles are prefill={plays['prefill']} decode={plays['decode']}, not "
-        f"prefill={wanted.prefill} decode={wanted.decode}: {turned}. "
-        f"`baton ratio set {wanted.prefill}:{wanted.decode}` turns them; `baton ratio show` says who turned them"
+        f"prefill={wanted.prefill} decode={wanted.decode}: {turned}. {back} turns that; `baton ratio show` says who "
+        "turned them"
     )
 
 

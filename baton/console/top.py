@@ -66,7 +66,7 @@ def _head(found: dict[str, Any]) -> Text:
     t, pools, router = found["totals"], found["pools"], found["router"]
     waiting = sum(queue["waiting"] for queue in found["queues"])
     text = Text.assemble(
-        ("Baton ", "bold"), f"{router['model'].rpartition('/')[2]}  ",
+        ("Baton ", "bold"), f"{', '.join(n.rpartition('/')[2] for n in router['model'].split(', '))}  ",
         (f"{pools['prefill']['ready']}P{pools['decode']['ready']}D", "bold"), f"  up {_span(router['uptime_s'])}\n",
         ("goodput ", "dim"), f"{_number(t['goodput_per_s'])}/s ({_percent(t['attainment'])} met)  ",
         ("requests ", "dim"), f"{_number(t['requests_per_s'])}/s  ", ("waiting ", "dim"), f"{waiting}  ",

@@ -235,7 +235,8 @@ class Controller:
     async def _note_once(self, change: Change) -> None:
         """A reason that differs from the last one in its numbers alone is no news for the timeline."""
         said = NUMBERS.sub("#", f"{change.kind} {change.before} {change.reason}")
-        if said != self._said:
+        starting = not self._said and not any(change.before)  # workers that are yet to come are no news either
+        if said != self._said and not starting:
             await self._note(change)
 
     async def _note(self, change: Change) -> None:

@@ -98,7 +98,7 @@ def decide(look: Look, history: History, settings: ControlSettings) -> tuple[Dec
     if look.strayed and count > 1:
         return _turn_back(look, history, settings)
     if count < 2 or look.decode < 1:
-        return _hold(look, f"{count} workers leave no choice"), idle
+        return _hold(look, f"{count} worker{'' if count == 1 else 's'} can be given work: there is no choice"), idle
     if look.workers is None:
         return _hold(look, "no cost curves yet: workers have not computed enough", withheld="no cost curves"), idle
     if look.prefill < 1:

@@ -8,7 +8,7 @@ most and is shared by all who ask within ``FRESH_S``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -139,7 +139,7 @@ class Overview:
         advice, pin, timeline = await self._control()
         return {
             "at": self._wall_clock(),
-            "router": self._router | {"uptime_s": self._clock() - self._started},
+            "router": self._router | _served(entries.values()) | {"uptime_s": self._clock() - self._started},
             "window_s": state.seconds,
             "workers": workers,
             "pools": {role: _pool([w for w in workers if w["role"] == role]) for role in ROLES},
@@ -220,6 +220,12 @@ class Overview:
             "per_million_output": each.output,
             "per_million": each.all,
         }
+
+
+def _served(entries: Iterable[Entry]) -> dict[str, str]:
+    """Which models the workers serve; a router's own setting names the one whose text it reads, served or not."""
+    names = sorted({entry.info.model_id for entry in entries})
+    return {"model": ", ".join(names)} if names else {}
 
 
 def _worker(entry: Entry, up: bool, hold: Hold | None) -> dict[str, Any]:

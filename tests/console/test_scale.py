@@ -71,12 +71,15 @@ def test_slots_that_play_the_roles_that_were_asked_for_are_a_success(plays) -> N
     assert (code, said.startswith("prefill=1 decode=1 after")) == (0, True), said
 
 
-def test_slots_that_play_other_roles_are_none_and_the_way_back_is_said(plays) -> None:
-    code, said = scaled(plays(prefill_0="decode", decode_0="decode"), "prefill=1", "decode=1")
+@pytest.mark.parametrize("pool", [{}, {"small_0": "decode", "small_1": "prefill"}], ids=["alone", "beside a pool"])
+def test_slots_that_play_other_roles_are_none_and_the_way_back_is_said(plays, pool) -> None:
+    url = plays(prefill_0="decode", prefill_1="decode", decode_0="prefill", decode_1="decode", **pool)
+    code, said = scaled(url, "prefill=2", "decode=2")
     assert code == 1
-    assert all(text in said for text in ("prefill=0 decode=2", "prefill-0 plays decode", "baton ratio set 1:1")), (
-        said
-    )
+    assert "prefill=1 decode=3" in said
+    assert "decode-0 plays prefill, prefill-0 plays decode, prefill-1 plays decode" in said
+    assert "`baton role prefill-0 prefill` turns that" in said  # one is short, though three play other roles
+    assert "ratio set" not in said  # that counts the pool's workers too
 
 
 @pytest.mark.parametrize(

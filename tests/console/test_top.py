@@ -52,7 +52,7 @@ async def snapshot():
     live.refused("short", had_slo=True)
     overview = Overview(
         Roster(), live, [ContextClass(name="short", slo_ttft_s=0.2)],
-        router={"model": "m", "policy": "cost", "processes": 1},
+        router={"model": "demo", "policy": "cost", "processes": 1},
         clock=lambda: 200.0, wall_clock=lambda: 60.0, waiting=lambda: {"short": 3},
         reachable=lambda: frozenset({"prefill-0", "decode-0", "decode-1"}), prices=Prices(2.0, 1.0),
         fullness=lambda info, load: 0.09 if info.role == "decode" else None,
@@ -64,6 +64,7 @@ def test_a_snapshot_adds_up(snapshot):
     short = snapshot["classes"][0]
     assert short["attainment"] == pytest.approx(1 / 3)
     assert short["waiting"] == 3
+    assert snapshot["router"]["model"] == "m"  # what is served, whatever the router's own setting names
     assert snapshot["pools"]["decode"] == {
         "workers": 2, "ready": 1, "running": 8, "waiting": 4, "kv_usage": 0.5, "full": 0.09,
         "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0,

@@ -108,3 +108,20 @@ async def test_a_cluster_that_was_left_without_prefill_workers_gets_one_back(red
         await looked.look()
     assert cluster.usable() == (1, 1)
     assert "no prefill worker is left" in (await AdviceStore(redis, "baton").timeline())[0].reason
+
+
+async def test_a_cluster_that_is_yet_to_come_up_is_no_news_and_one_that_has_gone_is(
+    redis: Redis, tmp_path: Path
+) -> None:
+    cluster, clock = Cluster(), At(1000.0)
+    looked, store = controller(redis, cluster, clock, tmp_path, CollectorRegistry()), AdviceStore(redis, "baton")
+    await looked.look()
+    assert not await store.timeline()
+    cluster.roles, cluster.states = {"a": "prefill", "b": "decode"}, {"a": "ready", "b": "ready"}
+    await looked.look()
+    cluster.roles = {}
+    await looked.look()
+    assert [change.reason.partition(":")[0] for change in await store.timeline()] == [
+        "0 workers can be given work",
+        "no traffic",
+    ]

@@ -21,7 +21,7 @@ const show = (snapshot) => {
   failures = 0;
   const { router } = snapshot;
   status("live", `live · up ${duration(router.uptime_s)}`);
-  say($("where"), `${router.model.split("/").pop()} · ${router.version}`);
+  say($("where"), `${router.model.split(", ").map((name) => name.split("/").pop()).join(", ")} · ${router.version}`);
   remember(snapshot);
   showFigures(snapshot);
   showPicture(snapshot, openWorker);
