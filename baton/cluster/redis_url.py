@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
+from redis.connection import parse_url
+
 from baton.protos.errors import ConfigError
 
 
+def require_form(url: str) -> str:
+    """``url``, which may be empty. Raises ConfigError where it isn't one of a Redis."""
+    try:
+        if url:
+            parse_url(url)
+    except ValueError as error:
+        raise ConfigError(
+            f"redis.url {shown(url)} is no Redis URL ({error}): write redis://HOST:6379, rediss://HOST:6379 or "
+            "unix:///PATH",
+            "redis.url",
+        ) from None
+    return url
+
+
 def with_credentials(url: str, username: str, password: str, ca: str, cert: str, key: str) -> str:
-    """``url`` with what else was set. Raises ConfigError."""
+    """``url`` with what else was set. Raises ConfigError, also for a ``url`` that isn't one of a Redis."""
+    require_form(url)
     files = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
     if not (username or password or any(files.values())):
         return url

@@ -5,6 +5,7 @@ Knows nothing of what is asked or of how an answer is shown.
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import tempfile
@@ -54,6 +55,8 @@ class Router(msgspec.Struct, frozen=True):
                 return found
         except urllib.error.HTTPError as error:
             raise refusal(error) from None
+        except http.client.HTTPException:
+            raise ConfigError(f"what answers at {self.url} speaks no HTTP/1.1; pass --url", "url") from None
         except (OSError, ValueError) as error:
             raise ConfigError(f"no router answers at {self.url} ({error}); pass --url", "url") from None
 

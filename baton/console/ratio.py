@@ -106,8 +106,8 @@ def page(found: dict[str, Any]) -> list[Table | str]:
 
 
 def _advice(advice: dict[str, Any]) -> list[Table | str]:
-    wants = advice["recommended"]
-    verdict = f"recommended {wants[0]}:{wants[1]}" if wants else "no recommendation"
+    best = advice["recommended"]
+    verdict = f"best now {best[0]}:{best[1]}" if best else "no recommendation"
     parts: list[Table | str] = [f"controller ({advice['mode']}): {verdict}; {escape(advice['reason'])}"]
     if advice["withheld"]:
         parts.append(f"[yellow]advice withheld: {escape(advice['withheld'])}[/]")

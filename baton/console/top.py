@@ -114,8 +114,8 @@ def _advice(found: dict[str, Any]) -> Text:
     if pin:
         text.append(f"pinned to {pin['prefill']}:{pin['decode']}  ", style="bold not dim")
     if advice:
-        advised = advice["recommended"]
-        said = f"advised {advised[0]}:{advised[1]}, " if advised else ""
+        best = advice["recommended"]  # a change to it is advised only where the reason says so
+        said = f"best now {best[0]}:{best[1]}; " if best else ""
         text.append(f"{advice['mode']}: {said}{advice['withheld'] or advice['reason']}", style="not dim")
     return text
 

@@ -71,9 +71,10 @@ def local_config(folder: Path) -> BatonConfig:
     named = os.environ.get(RUN_DIR)
     found = _running([Path(named, "config.json")] if named else sorted(folder.glob("baton-*/config.json")))
     if not found:
+        where = f"in {named}, as {RUN_DIR} says" if named else f"in {folder}/baton-*"
         raise ConfigError(
-            f"no cluster runs {f'in {named}, as {RUN_DIR} says' if named else 'on this machine'}: start one with "
-            "`baton serve`, or name one elsewhere (--url URL or --redis URL, as `--help` says)",
+            f"no cluster runs {where}: start one with `baton serve`, or name one elsewhere: --url URL or --redis URL, "
+            f"as `--help` says, and {RUN_DIR}=DIR one that was started with --run-dir DIR",
             "redis.url",
         )
     listed = "; ".join(f"{RUN_DIR}={run_dir} ({_described(config)})" for run_dir, config in found.items())

@@ -89,5 +89,12 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         load_config(str(tmp_path / "bad.toml"))
 
 
+@pytest.mark.parametrize("url", ["nosense", "http://127.0.0.1:6379", "redis://h:6379?socket_timeout=x"])
+def test_a_url_that_is_of_no_redis_is_named_before_anything_starts(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no Redis URL .*redis://HOST:6379") as refused:
+        load_config(flags={"redis": {"url": url}})
+    assert refused.value.param == "redis.url"
+
+
 def test_a_routable_address_is_allowed_when_told() -> None:
     assert load_config(flags={"router": {"host": "0.0.0.0", "insecure": True}}).router.insecure

@@ -21,12 +21,14 @@ from baton.protos.errors import (
 
 
 class Answers(BaseHTTPRequestHandler):
-    """``/STATUS`` answers with it, ``/echo`` with what it was asked, ``/broken`` with what is no JSON."""
+    """``/STATUS`` answers with it, ``/echo`` with what it was asked, ``/broken`` with what is no JSON, ``/raw`` with what is no HTTP/1.1."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if self.path == "/echo":
             self._send(200, {"method": self.command, "key": self.headers["authorization"], "body": body.decode()})
+        elif self.path == "/raw":
+            self.wfile.write(b"\0\0\x0c\x04\0\0\0\0\0\0\r\n")  # as a gRPC port does
         elif self.path == "/broken":
             self._send(502, None)
         else:
@@ -53,6 +55,11 @@ def url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         serving.join()
+
+
+def test_a_port_that_speaks_something_else_is_named(url: str) -> None:
+    with pytest.raises(ConfigError, match=f"what answers at {url} speaks no HTTP/1.1; pass --url"):
+        Router(url).call("GET", "/raw")
 
 
 def test_method_key_and_body_arrive(url: str) -> None:

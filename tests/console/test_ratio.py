@@ -30,7 +30,7 @@ def test_the_dial_shows_where_one_is_and_the_plateau():
     assert len(rows) == 7
     assert ["you are here" in r for r in rows].index(True) == 2
     assert ["plateau" in r for r in rows] == [False, False, False, True, True, False, False]
-    assert "recommended 4:4" in text
+    assert "best now 4:4" in text
     assert "pinned by ada" in text
     assert "ttft +10%" in text
 

@@ -38,7 +38,7 @@ const chart = (advice, here) => {
 
 const describe = (points, here, advice) =>
   `Goodput by ratio: ${points.map((p) => `${p.prefill}:${p.decode} ${count(p.goodput)}`).join(", ")}. The cluster is at ${here.join(":")}` +
-  (advice.recommended ? `; ${advice.recommended.join(":")} is advised.` : ".");
+  (advice.recommended ? `; ${advice.recommended.join(":")} is the best now.` : ".");
 
 const errors = (twin) => {
   const named = { ttft: "TTFT", tpot: "TPOT", throughput: "throughput" };
