@@ -131,8 +131,8 @@ def _require_played(now: dict[str, WorkerInfo], wanted: Scale) -> None:
     )
     raise StartupError(
         f"every slot is placed, but the roles are prefill={plays['prefill']} decode={plays['decode']}, not "
-        f"prefill={wanted.prefill} decode={wanted.decode}: {turned}. {back} turns that; `baton ratio show` says who "
-        "turned them"
+        f"prefill={wanted.prefill} decode={wanted.decode}: {turned}. {back} turns that; `baton ratio show` says "
+        "who turned them"
     )
 
 

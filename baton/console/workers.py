@@ -73,8 +73,8 @@ def local_config(folder: Path) -> BatonConfig:
     if not found:
         where = f"in {named}, as {RUN_DIR} says" if named else f"in {folder}/baton-*"
         raise ConfigError(
-            f"no cluster runs {where}: start one with `baton serve`, or name one elsewhere: --url URL or --redis URL, "
-            f"as `--help` says, and {RUN_DIR}=DIR one that was started with --run-dir DIR",
+            f"no cluster runs {where}: start one with `baton serve`, or name one elsewhere: --url URL or --redis "
+            f"URL, as `--help` says, and {RUN_DIR}=DIR one that was started with --run-dir DIR",
             "redis.url",
         )
     listed = "; ".join(f"{RUN_DIR}={run_dir} ({_described(config)})" for run_dir, config in found.items())

@@ -21,7 +21,9 @@ from baton.protos.errors import (
 
 
 class Answers(BaseHTTPRequestHandler):
-    """``/STATUS`` answers with it, ``/echo`` with what it was asked, ``/broken`` with what is no JSON, ``/raw`` with what is no HTTP/1.1."""
+    """``/STATUS`` answers with it, ``/echo`` with what it was asked, ``/broken`` with what is no JSON, ``/raw``
+    with what is no HTTP/1.1.
+    """
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))

@@ -46,11 +46,16 @@ const errors = (twin) => {
   return parts.length ? `${parts.join(", ")} off; bound ${percent(twin.bound)}, ${count(twin.samples)} requests` : "nothing compared yet";
 };
 
+const standing = ({ recommended, plateau }, here) => {
+  if (recommended[0] === here[0] && recommended[1] === here[1]) return "This is the best. ";
+  const alike = plateau && plateau[0] <= here[0] && here[0] <= plateau[1];
+  return alike ? `As good now as ${recommended.join(":")}. ` : `Best now: ${recommended.join(":")}. `;
+};
+
 const verdict = (advice, here) => {
   if (advice.withheld) return h("p", { class: "verdict withheld" }, `No advice: ${advice.withheld}`);
   if (!advice.recommended) return h("p", { class: "verdict" }, advice.reason || "No advice yet.");
-  const same = advice.recommended[0] === here[0] && advice.recommended[1] === here[1];
-  return h("p", { class: "verdict" }, h("b", {}, same ? "This is the best. " : `Best now: ${advice.recommended.join(":")}. `), advice.reason);
+  return h("p", { class: "verdict" }, h("b", {}, standing(advice, here)), advice.reason);
 };
 
 let drawn = "";
