@@ -42,6 +42,13 @@ def write_json(target: str | None, value: Any) -> bool:
     return False
 
 
+def require_place(*targets: str | None) -> None:
+    """Raises ConfigError where a file can't be: before minutes are spent on what it is to hold."""
+    for target in targets:
+        if target and (Path(target).is_dir() or not Path(target).parent.is_dir()):
+            raise ConfigError(f"can't write {target}: it must be a file in a folder that is there", "json")
+
+
 def write_file(target: str, data: bytes) -> None:
     """Raises ConfigError when that can't be."""
     try:

@@ -190,7 +190,7 @@ def _show_tried(tried: Any) -> None:
 
 def _show(answer: Any) -> None:
     out, found = Console(highlight=False), answer.sweep
-    table = Table("ratio", "SLOs met", "TTFT s", "p99", "TPOT ms", "P busy", "D busy", "hits")
+    table = Table("ratio", "SLOs met", "TTFT s", "p99", "TPOT ms", "P steps", "D steps", "hits")
     for r in (*found.ratios, found.colocated):
         s = r.score
         low, high = found.plateau

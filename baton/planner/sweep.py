@@ -31,8 +31,9 @@ def ratio_name(prefill: int, decode: int) -> str:
 class Ratio(msgspec.Struct, frozen=True):
     """One ratio's outcome, means over its workers.
 
-    ``prefill_busy``, ``decode_busy``: shares of the time; ``decode_pages``, ``decode_seats``: shares that arrivals
-    found taken. ``moved``: answers that went on elsewhere as their decode worker died, ``read_again``: prompts.
+    ``prefill_busy``, ``decode_busy``: shares of the time in steps, which for decode workers says nothing of the
+    room that is left; ``decode_pages``, ``decode_seats``: shares that arrivals found taken. ``moved``: answers that
+    went on elsewhere as their decode worker died, ``read_again``: prompts.
     """
 
     prefill: int
@@ -177,7 +178,9 @@ def why(ratio: Ratio) -> str:
     if s.late_first:
         parts.append(f"{s.late_first:.1%} get their first token late ({_held_up(ratio)})")
     if s.late_tokens:
-        parts.append(f"{s.late_tokens:.1%} get tokens too slowly (decode busy {ratio.decode_busy:.0%})")
+        parts.append(
+            f"{s.late_tokens:.1%} get tokens too slowly (decode in steps {ratio.decode_busy:.0%} of the time)"
+        )
     if s.refused:
         parts.append(f"{s.refused / s.requests:.1%} don't fit a worker's KV pages")
     if ratio.preemptions:
@@ -189,7 +192,10 @@ def _held_up(ratio: Ratio) -> str:
     """What a late first token waits for."""
     if max(ratio.decode_pages, ratio.decode_seats) > FULL and ratio.prefill_busy < FULL:
         pages, seats = f"{ratio.decode_pages:.0%} of decode pages", f"{ratio.decode_seats:.0%} of decode seats"
-        return f"waiting for a decode worker: {pages} and {seats} are taken, prefill busy {ratio.prefill_busy:.0%}"
+        reading = f", prefill busy {ratio.prefill_busy:.0%}" if ratio.prefill else ""
+        return f"waiting for a decode worker: {pages} and {seats} are taken{reading}"
+    if not ratio.prefill:
+        return f"workers in steps {ratio.decode_busy:.0%} of the time"
     return f"prefill busy {ratio.prefill_busy:.0%}"
 
 

@@ -73,3 +73,18 @@ def test_workers_without_a_cluster_says_what_to_do(tmp_path: Path, monkeypatch: 
     result = run(app, ["workers"])
     assert result.exit_code == 1
     assert "baton serve" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("engine", "--kv", "fp3"), "--kv fp3 is unknown; choose of float32"),
+        (("engine", "--json", "/nowhere/x"), "can't write /nowhere/x"),
+        (("kv", "--plot", "/nowhere/x"), "can't write /nowhere/x"),
+        (("kv", "--tier-model", "/nowhere"), "--tier-model /nowhere: no such directory"),
+        (("router", "ttft", "--json", "/nowhere/x"), "can't write /nowhere/x"),
+    ],
+)
+def test_a_benchmark_refuses_what_it_could_not_end_with_before_it_begins(wrong: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(app, ["bench", *wrong])
+    assert (done.exit_code, said in done.output) == (1, True), done.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -11,10 +10,12 @@ from baton.console.enginebench import attention, linear, start, step
 from baton.console.enginebench.models import SIZES
 from baton.console.kvbench import rows
 from baton.console.kvbench.rows import Row
+from baton.console.output import require_place, write_file
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 
 SCHEMES = ("bf16", "int8", "int4")
+KVS = ("float32", "bf16", "int8", "fp8")
 PARTS = ("linear", "attention", "step", "start")
 STARTS = 3
 
@@ -29,16 +30,18 @@ def show(
     plot_file: str | None,
     parts: Sequence[str] = PARTS,
 ) -> int:
-    """Measure, print, write. Raises ConfigError for an unknown size, scheme or part, or without native kernels."""
+    """Measure, print, write. Raises ConfigError for what is unknown, can't be written, or needs native kernels."""
     _require_known("part", parts, PARTS)
     _require_known("size", sizes, SIZES)
     _require_known("scheme", schemes, SCHEMES)
+    _require_known("kv", [kv], KVS)
+    require_place(json_file, plot_file)
     if native.library() is None:
         raise ConfigError("the engine's benchmark needs the native kernels: install a C++ compiler", "device")
     found = list(_rows(sizes, schemes, kv, batches, rounds, parts))
     Console(highlight=False, width=150).print(rows.table(found))
     if json_file:
-        Path(json_file).write_text(rows.to_json(found) + "\n")
+        write_file(json_file, rows.to_json(found).encode() + b"\n")
     if plot_file:
         rows.plot(found, plot_file)
     return 0

@@ -7,9 +7,11 @@ from pathlib import Path
 from rich.console import Console
 
 from baton.console.kvbench import kv, prefix_index, rows
+from baton.console.output import require_place, write_file
 from baton.protos.errors import ConfigError
 
 SMALL_PAGE_BYTES = 32 << 10
+RANDOM = "random-0.5b"
 
 
 def show(
@@ -23,6 +25,9 @@ def show(
     """Measure, print, write. Raises ConfigError for sizes that don't fit each other."""
     if total_bytes % page_bytes or page_bytes % SMALL_PAGE_BYTES:
         raise ConfigError("--mib must be a multiple of --page-kib, and that one of 32", "page_kib")
+    require_place(json_file, plot_file)
+    if tier_model and tier_model != RANDOM and not Path(tier_model).is_dir():
+        raise ConfigError(f"--tier-model {tier_model}: no such directory; {RANDOM} makes a model", "tier_model")
     found = [*kv.run(rounds, total_bytes, page_bytes, SMALL_PAGE_BYTES), *prefix_index.rows()]
     if tier_model:
         from baton.console.kvbench import tiers  # loads torch
@@ -30,7 +35,7 @@ def show(
         found += tiers.rows(tier_model, rounds=rounds)
     Console(highlight=False, width=150).print(rows.table(found))
     if json_file:
-        Path(json_file).write_text(rows.to_json(found) + "\n")
+        write_file(json_file, rows.to_json(found).encode() + b"\n")
     if plot_file:
         rows.plot(found, plot_file)
     return 0

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from baton.console.kvbench import beside
+from baton.console.kvbench.report import RANDOM
 from baton.console.kvbench.rows import Row, median, spread
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
@@ -36,7 +37,6 @@ from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
 from baton.protos import channel as ch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
-RANDOM = "random-0.5b"
 COMPUTED = 1024
 HOST_TARGET, DISK_TARGET = 20.0, 5.0
 CHUNK = 512

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvloop
 from rich.console import Console
 
 from baton.console.kvbench import rows
+from baton.console.output import require_place, write_file
 from baton.console.routerbench import measure
 from baton.console.routerbench.cluster import BenchCluster
 
@@ -17,11 +17,12 @@ FIGURES = ("ttft", "throughput", "cpu", "cpu-long", "memory", "overload")
 
 def show(figures: tuple[str, ...], rounds: int, requests: int, seconds: float, json_file: str | None) -> int:
     """Measure what is named, print a table, write JSON."""
+    require_place(json_file)
     console = Console(highlight=False, width=130)
     found = list(run(figures, rounds, requests, seconds, console))
     console.print(rows.table(found))
     if json_file:
-        Path(json_file).write_text(rows.to_json(found) + "\n")
+        write_file(json_file, rows.to_json(found).encode() + b"\n")
     return 0
 
 
