@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.output import guarded, write_file, write_json
+from baton.console.output import guarded, require_place, write_file, write_json
 from baton.protos.errors import ConfigError
 
 TraceFlag = Annotated[str, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")]
@@ -130,6 +130,7 @@ def plan_command(
 
     def run() -> int:
         slo, limits = Slo(ttft, tpot), _classes(classes)
+        require_place(json, plot, helm)
         budget, profiles = Budget(workers, accelerators, dollars, watts, price), of_widths(profile, _widths(widths))
         if decode_profile and not budget.workers:
             raise ConfigError("with a decode profile of its own the budget is --workers", "decode_profile")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.console import plan
-from baton.console.output import guarded, write_json
+from baton.console.output import guarded, require_place, write_json
 from baton.protos.errors import ConfigError
 
 
@@ -38,6 +38,7 @@ def size_command(
         from baton.planner.score import Slo
         from baton.planner.size import Question, size
 
+        require_place(json)
         names, prices = _gpus(gpus)
         part = plan.load(trace, speed, start, seconds, skip_bad=False)
         found = size(model_shape(model), Question(part, Slo(ttft, tpot), want, most, exact), names, prices)

@@ -88,3 +88,13 @@ def test_workers_without_a_cluster_says_what_to_do(tmp_path: Path, monkeypatch: 
 def test_a_benchmark_refuses_what_it_could_not_end_with_before_it_begins(wrong: tuple[str, ...], said: str) -> None:
     done = CliRunner().invoke(app, ["bench", *wrong])
     assert (done.exit_code, said in done.output) == (1, True), done.output
+
+
+def test_a_plan_and_a_size_refuse_a_file_that_cannot_be_before_they_simulate() -> None:
+    for command in (
+        ("plan", "--trace", "t.csv", "--profile", "zero", "--workers", "2", "--helm", "/nowhere/v.yaml"),
+        ("plan", "--trace", "t.csv", "--profile", "zero", "--workers", "2", "--plot", "/nowhere/v.svg"),
+        ("size", "--trace", "t.csv", "--model", "llama-3-8b", "--json", "/nowhere/v.json"),
+    ):
+        done = run(app, [*command])
+        assert (done.exit_code, "can't write /nowhere/v" in done.output) == (1, True), done.output

@@ -81,6 +81,27 @@ def test_what_is_not_there_is_found_out() -> None:
     assert not refused("baton certs make DIR --host NAME")
 
 
+NO_PLACES = {"bench/results/gpu.json", "baton/fabric"}  # a run on a GPU writes the one, the other is a Ray label
+PLACE = re.compile(r"`((?:baton|bench|deploy|docs|examples|models|tests)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_and_place_on_the_page_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    beside = (ROOT, ROOT / "baton")  # pages on the code leave the package's name out
+    missing = {p for p in PLACE.findall(text) if not any(list(at.glob(p + "*")) for at in beside)}
+    assert missing - NO_PLACES == set()
+
+
+def test_the_settings_that_the_readme_names_are_options_of_serve() -> None:
+    named = set(re.findall(r"`(--[a-z][\w-]*)", (ROOT / "README.md").read_text()))
+    serve = {option for parameter in BATON.commands["serve"].params for option in parameter.opts}
+    assert len(named) > 5
+    assert named <= serve
+
+
 SECTIONS = "|".join(key for key, value in VALUES.items() if isinstance(value, dict))
 NAMED = re.compile(rf"`((?:{SECTIONS})(?:\.\w+)+)`")
 CONFIG = {"router", "redis", "telemetry", "tls"}  # also sections of baton.toml
