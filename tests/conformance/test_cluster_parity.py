@@ -53,7 +53,7 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
     ],
 )
 async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp_path, kind):
-    directory = make(tmp_path / kind, kind)
+    directory = make(tmp_path / kind, kind, tokenizer=True)
     model = reference(directory)
     asked = prompts(model.config.vocab_size, count=COUNT)
     colocated = await _answers(directory, asked, colocated=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.deploy.plans import DEMO
 from baton.deploy.processes import wait_exit
 
 PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", "--port", "0", "--grpc-port", "0")
@@ -168,6 +170,7 @@ def test_a_damaged_checkpoint_is_a_clear_message_and_a_failing_exit(
     serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "nosuch"}')
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
     serving = serve("--model", str(tmp_path), "--port", "0", "--grpc-port", "0")
     message = serving.until(r"error: .*").group(0)
     assert "nosuch" in message
