@@ -1,7 +1,8 @@
 """A local cluster's ports: those that were asked for are free, and those that nobody chose are found.
 
 Knows nothing of what listens. Ports that are found lie below those that the kernel gives to outgoing connections,
-which come and go: one of those could be taken again before the cluster binds it.
+which come and go: one of those could be taken again before the cluster binds it. They stay bound here for a minute,
+in a way that lets servers have them, so that another cluster that comes up meanwhile finds others.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
 
 from baton.cluster.config import BatonConfig
 from baton.protos.errors import ConfigError
@@ -16,6 +18,9 @@ from baton.protos.errors import ConfigError
 HOST = "127.0.0.1"
 FIRST, LAST = 10_000, 32_000  # Linux gives out 32768 and up
 TRIES = 1_000
+KEPT_S = 60.0  # longer than a cluster takes to come up
+
+_kept: list[tuple[float, socket.socket]] = []  # when each was bound; touched by one thread at a time
 
 
 def dialled(host: str) -> str:
@@ -34,13 +39,18 @@ def with_ports(config: BatonConfig) -> BatonConfig:
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """``count`` different TCP ports of ``host`` that nobody listens at now. Raises OSError when there are none."""
+    """Finds ``count`` different TCP ports of ``host`` that no process has, for servers that bind them soon.
+
+    No other call finds them for KEPT_S. Raises OSError when there are none.
+    """
     rng, found = random.SystemRandom(), set[int]()
+    _forget()
     for _ in range(TRIES * count):
         if len(found) == count:
             return sorted(found)
         port = rng.randint(FIRST, LAST)
-        if port not in found and _free(host, port):
+        if (claim := _claimed(host, port)) is not None:
+            _kept.append((time.monotonic(), claim))
             found.add(port)
     raise OSError(f"no {count} free ports of {host} between {FIRST} and {LAST}")
 
@@ -61,13 +71,21 @@ def _bindable(host: str, port: int, key: str, flag: str) -> int:
     return port
 
 
-def _free(host: str, port: int) -> bool:
-    with socket.socket(_family(host)) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+def _claimed(host: str, port: int) -> socket.socket | None:
+    """Binds ``port`` where nobody has it. From then on only who sets SO_REUSEADDR, as servers do, can bind it."""
+    claim = socket.socket(_family(host))
+    try:
+        claim.bind((host, port))  # without SO_REUSEADDR, which would find the ports that others have claimed
+    except OSError:
+        claim.close()
+        return None
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return claim
+
+
+def _forget() -> None:
+    while _kept and time.monotonic() - _kept[0][0] > KEPT_S:
+        _kept.pop(0)[1].close()
 
 
 def _family(host: str) -> socket.AddressFamily:

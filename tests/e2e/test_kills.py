@@ -113,8 +113,15 @@ def cluster(tmp_path_factory):
         print(fleet.hung(), end="", flush=True)  # not an assertion: at load 25 an orderly leave takes as long
 
 
-@pytest.mark.parametrize("part", ["engine", "io"])
-@pytest.mark.parametrize("slot", ["prefill-0", "decode-1"])
+@pytest.mark.parametrize(
+    ("slot", "part"),
+    [
+        ("prefill-0", "engine"),
+        ("decode-1", "io"),
+        pytest.param("prefill-0", "io", marks=pytest.mark.thorough),
+        pytest.param("decode-1", "engine", marks=pytest.mark.thorough),
+    ],
+)
 async def test_a_killed_process_costs_no_wrong_answer_and_its_worker_comes_back(cluster, slot, part):
     fleet, oracle = cluster
     outcome, _ = await _kill_under_load(fleet, oracle, slot, part, seed=len(slot) * 10 + len(part), after_s=0.6)

@@ -32,7 +32,8 @@ def ask(fleet: Fleet, prompt: list[int], **fields) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode"), [(16, 64), (64, 16), pytest.param(48, 32, marks=pytest.mark.thorough)]
+    ("prefill", "decode"),
+    [(64, 16), pytest.param(16, 64, marks=pytest.mark.thorough), pytest.param(48, 32, marks=pytest.mark.thorough)],
 )
 def test_a_conversation_over_pages_of_two_sizes_is_right_and_found_again(
     tmp_path: Path, prefill: int, decode: int

@@ -27,9 +27,9 @@ from tests.kv.sharers import LAYOUT, PAGE
 from tests.kv.transport.rigs import RIGS
 from tests.kv.transport.test_contract import Peer, Rigged, answer
 
-LIVES = 5
+LIVES = 4
 SLOW = {"nccl": 2}  # each life makes a process group
-WARM = 2
+WARM = 1
 CLOSES_LATER_S = 10.0  # gRPC's own threads close its sockets
 
 

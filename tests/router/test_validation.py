@@ -52,7 +52,7 @@ BAD_COMPLETION = [
     ({"prompt": [[1], [99_999]]}, "prompt"),
     ({"prompt": [-1]}, "prompt"),
     ({"prompt": [5] * 256}, "prompt"),
-    ({"prompt": ["x"] * 65}, "prompt"),
+    ({"prompt": ["x"] * 2049}, "prompt"),
     ({"prompt": [1, "x"]}, "prompt"),
     ({"prompt": {"text": "x"}}, "prompt"),
     ({"prompt": None}, "prompt"),
