@@ -7,6 +7,7 @@ import grpc
 import httpx
 import pytest
 
+from baton.deploy.plans import DEMO
 from baton.protos.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.e2e.fleet import Fleet, complete
 from tests.e2e.paced import Oracle
@@ -19,7 +20,7 @@ async def test_64_streams_of_mixed_length_on_the_real_engine_answer_as_they_do_a
         (shared if i % 2 else []) + [rng.randrange(300, 1500) for _ in range(rng.choice([1, 7, 40, 130, 300]))]
         for i in range(64)
     ]
-    with Fleet(prefill=1, decode=1) as fleet:
+    with Fleet(prefill=1, decode=1, worker={"model": str(DEMO.parent / "demo-draft")}) as fleet:
         async with httpx.AsyncClient(timeout=120) as client:
             fields = {"temperature": 0, "max_tokens": 12}
             together = await asyncio.gather(*(complete(client, fleet.url, p, **fields) for p in prompts))

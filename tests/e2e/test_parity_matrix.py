@@ -1,6 +1,6 @@
 """Each field of the API gives the same JSON whatever way a request takes: colocated, disaggregated, local prefill.
 
-Real processes, the demo model; one fleet per way, every case asked on each.
+Real processes, the demo model's small sister; one fleet per way, every case asked on each.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import jsonschema
 import openai
 import pytest
 
+from baton.deploy.plans import DEMO
 from tests.e2e.fleet import Fleet
 
 WAYS = {
@@ -89,10 +90,16 @@ CASES |= {
 CASES |= {f"chat-{name}": ("/v1/chat/completions", CHAT | fields) for name, fields in CHATS.items()}
 
 
+DRAFT = str(DEMO.parent / "demo-draft")
+
+
 @pytest.fixture(scope="module")
 def fleets() -> Iterator[dict[str, Fleet]]:
     with contextlib.ExitStack() as stack:
-        yield {way: stack.enter_context(Fleet(1, 1, **settings)) for way, settings in WAYS.items()}
+        yield {
+            way: stack.enter_context(Fleet(1, 1, worker={"model": DRAFT}, **settings))
+            for way, settings in WAYS.items()
+        }
 
 
 def answers(fleets: dict[str, Fleet], path: str, body: dict) -> dict[str, dict]:
