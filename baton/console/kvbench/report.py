@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Console
 
 from baton.console.kvbench import kv, prefix_index, rows
+from baton.console.kvbench.rows import RANDOM
 from baton.console.output import require_place, write_file
 from baton.protos.errors import ConfigError
 
 SMALL_PAGE_BYTES = 32 << 10
-RANDOM = "random-0.5b"
 
 
 def show(

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
+RANDOM = "random-0.5b"  # the name of a model that the benchmark makes itself
+
 
 class Row(msgspec.Struct, frozen=True):
     """One figure. ``peer`` says what it is compared with, ``ratio`` is value over peer, or peer's bound on it.

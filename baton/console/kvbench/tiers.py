@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from baton.console.kvbench import beside
-from baton.console.kvbench.report import RANDOM
-from baton.console.kvbench.rows import Row, median, spread
+from baton.console.kvbench.rows import RANDOM, Row, median, spread
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.sharing import Sharing
