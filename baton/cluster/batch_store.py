@@ -347,7 +347,7 @@ class BatchStore:
         return f"{self._jobs}{job_id}:fence"
 
     def _answers(self, job_id: str) -> tuple[str, str]:
-        """Where the good answers are, and the bad ones."""
+        """Returns the keys of the good answers and of the bad ones."""
         return f"{self._jobs}{job_id}:output", f"{self._jobs}{job_id}:errors"
 
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:

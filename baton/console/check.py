@@ -162,7 +162,7 @@ def _check_text(toml: str) -> list[Finding]:
 
 
 def _check_pools(workers: Values, toml: str) -> list[Finding]:
-    """What each pool's pods get in their environment: its device, and settings of its own."""
+    """Returns what each pool's pods get in their environment: its device, and settings of its own."""
     found = []
     for name, own in workers["pools"].items():
         pool = overlaid(workers["defaults"], own or {})
@@ -175,7 +175,7 @@ def _check_pools(workers: Values, toml: str) -> list[Finding]:
 
 
 def _loaded(toml: str, flags: Values) -> BatonConfig:
-    """As a pod reads it. Raises ConfigError."""
+    """Reads the configuration as a pod reads it. Raises ConfigError."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(toml)
         file.flush()

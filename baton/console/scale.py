@@ -142,5 +142,5 @@ def _scale_of(slots: Iterable[str]) -> Scale:
 
 
 async def _slots(roster: Roster) -> dict[str, WorkerInfo]:
-    """Those that are scaled: pools on other hardware have numbers of their own."""
+    """Returns the workers that are scaled; pools on other hardware have numbers of their own."""
     return {name: entry.info for name, entry in (await roster.refresh()).items() if SLOT.fullmatch(name)}

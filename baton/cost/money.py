@@ -1,4 +1,4 @@
-"""What a million tokens cost: the one definition, for the dashboard, the metrics' rules and the planner.
+"""Defines what a million tokens cost, for the dashboard, the metrics' rules and the planner.
 
 Knows nothing of where prices and counts come from. Dollars and tokens are of the same stretch of time. Input tokens
 (all of the prompts, cached ones too) pay for prefill workers, output tokens for decode workers; over both together,

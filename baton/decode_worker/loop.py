@@ -330,7 +330,7 @@ class DecodeLoop(StepLoop):
         return True
 
     def _shares_may_end(self) -> bool:
-        """Whether pages that others read or fill may still come back in time."""
+        """Returns whether pages that others read or fill may still come back in time."""
         if not len(self.sharing):
             return False
         if self._starving_since is None:

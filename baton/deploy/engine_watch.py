@@ -1,4 +1,4 @@
-"""Whether an engine gets on: asked again and again, it answers between two steps.
+"""Watches whether an engine gets on: asked every second, it answers between two steps.
 
 Knows nothing of health, of slots, or of what is done with one that is stuck.
 """

@@ -94,7 +94,7 @@ def _asked(client: redis.Redis, url: str) -> list[Finding]:
 
 
 def _memory(info: dict[str, object]) -> Finding:
-    """Nothing that must not be lost may be evicted, and there must be room for it."""
+    """Finds whether Redis may evict what must not be lost, and whether there is room for more."""
     policy, most = str(info.get("maxmemory_policy", "")), int(str(info.get("maxmemory", 0)))
     used = int(str(info.get("used_memory", 0)))
     if most and policy != "noeviction":
