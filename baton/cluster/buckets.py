@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-WAIT_S = 0.1
+from baton.cluster.patience import Patience
 
 # KEYS: buckets; ARGV: per bucket capacity, refill per second, cost. Taken from all of them, or from none.
 # -> {1} or {0, milliseconds until there would be enough}
@@ -44,10 +44,10 @@ return 1
 
 
 class Buckets:
-    """``take`` and ``spend`` on ``{namespace}:bucket:NAME``."""
+    """``take`` and ``spend`` on ``{namespace}:bucket:NAME``; ``patience`` bounds what a request waits for Redis."""
 
-    def __init__(self, redis: Redis, namespace: str) -> None:
-        self._redis, self._prefix = redis, f"{{{namespace}}}:bucket:"
+    def __init__(self, redis: Redis, namespace: str, patience: Patience | None = None) -> None:
+        self._redis, self._prefix, self._patience = redis, f"{{{namespace}}}:bucket:", patience or Patience()
         self._take, self._spend = redis.register_script(_TAKE), redis.register_script(_SPEND)
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
@@ -56,8 +56,9 @@ class Buckets:
         for per_min, cost in costs.values():
             args += [per_min, per_min / 60, cost]
         try:
-            async with asyncio.timeout(WAIT_S):
-                taken, wait_ms = await self._take(keys=[self._prefix + k for k in costs], args=args)
+            taken, wait_ms = await self._patience.ask(
+                lambda: self._take(keys=[self._prefix + k for k in costs], args=args)
+            )
         except (TimeoutError, RedisError, OSError):
             return None
         return 0.0 if taken else max(0.001, wait_ms / 1000)

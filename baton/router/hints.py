@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton.cluster.patience import Patience
 from baton.cluster.prefix_index import truncated
 from baton.kv import prefix
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
@@ -26,13 +27,13 @@ class PrefixIndex(Protocol):
 
 
 class PrefixHints:
-    """``hits`` by worker; {} without an index, or when it doesn't answer within ``wait_s``.
+    """``hits`` by worker; {} without an index, or when it is late by the measure of ``patience``.
 
     ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
     """
 
-    def __init__(self, index: PrefixIndex | None, wait_s: float = 0.1, keeps: bool = False) -> None:
-        self._index, self._wait_s, self._keeps = index, wait_s, keeps
+    def __init__(self, index: PrefixIndex | None, patience: Patience | None = None, keeps: bool = False) -> None:
+        self._index, self._patience, self._keeps = index, patience or Patience(), keeps
 
     async def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
@@ -60,10 +61,10 @@ class PrefixHints:
         return found
 
     async def _ask(self, ids: Sequence[str], chain: bytes) -> dict[str, int]:
-        assert self._index is not None
+        index = self._index
+        assert index is not None
         try:
-            async with asyncio.timeout(self._wait_s):
-                return await self._index.longest(ids, chain)
+            return await self._patience.ask(lambda: index.longest(ids, chain))
         except TimeoutError:
             return {}
 

@@ -1,5 +1,6 @@
 """The cluster that end-to-end tests run against: ``deploy.fleet`` with what tests ask of it, and can do to it."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,8 +9,11 @@ import time
 import grpc
 import httpx
 
+from baton.cluster.membership import Entry, Roster, connect
+from baton.cluster.prefix_index import PrefixIndex
 from baton.deploy import fleet
 from baton.deploy.loop_watch import STOOD_STILL
+from baton.kv import prefix
 from baton.protos import convert
 from baton.protos.nouns import PoolSnapshot
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
@@ -97,6 +101,37 @@ class Fleet(fleet.Fleet):
         channel = self._channels.setdefault(address, grpc.insecure_channel(address))
         reply = worker_pb2_grpc.WorkerStub(channel).Snapshot(worker_pb2.SnapshotRequest(), timeout=10)
         return convert.snapshot_from_pb(reply)
+
+    def wait_for_index(self, slot: str, prompt: list[int], tokens: int) -> None:
+        """Until the index tells routers that the slot holds ``tokens`` leading ones of ``prompt``."""
+        wait_for(lambda: asyncio.run(self._indexed(slot, prompt)) >= tokens, UP_S, f"{slot} in the index")
+
+    async def _indexed(self, slot: str, prompt: list[int]) -> int:
+        entry, redis = (await self._roster())[slot], connect(self.config.redis.url)
+        layout = entry.info.layout
+        root = prefix.root(entry.info.fingerprint, layout.fidelity)
+        hashes = prefix.block_hashes(root, tuple(prompt), layout.block_tokens)
+        try:
+            held = await PrefixIndex(redis, self.config.cluster.namespace).longest([slot], hashes)
+            return held.get(slot, 0) * layout.block_tokens
+        finally:
+            await redis.aclose()
+
+    def roster(self) -> dict[str, Entry]:
+        """The workers as Redis has them."""
+        return asyncio.run(self._roster())
+
+    async def _roster(self) -> dict[str, Entry]:
+        redis = connect(self.config.redis.url)
+        try:
+            return dict(await Roster(redis, self.config.cluster.namespace).refresh())
+        finally:
+            await redis.aclose()
+
+    def metric(self, slot: str, name: str) -> float:
+        """A metric of the slot's worker, summed over its labels."""
+        text = httpx.get(f"http://{self.record(slot).metrics_address}/metrics", timeout=30).text
+        return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith((name + "{", name + " ")))
 
     def wait_for_baseline(self, timeout_s: float = 10.0) -> dict[str, PoolSnapshot]:
         """Every pool of every worker, once all are at baseline; fails when they don't get there."""

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from baton.cluster.patience import Patience
 from baton.cluster.prefix_index import truncated
 from baton.kv import prefix
 from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
@@ -59,8 +60,22 @@ async def test_an_index_that_does_not_answer_costs_no_more_than_the_bound():
         async def longest(self, workers, hashes):
             await asyncio.sleep(60)
 
-    asked = PrefixHints(Stuck(), 0.05).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100))
-    assert await asyncio.wait_for(asked, 20) == {}
+    hints = PrefixHints(Stuck(), Patience(0.01))
+    assert await asyncio.wait_for(hints.hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)), 20) == {}
+
+
+async def test_an_index_that_was_late_is_not_asked_by_the_next_requests():
+    asked: list[bytes] = []
+
+    class Stuck:
+        async def longest(self, workers, hashes):
+            asked.append(hashes)
+            await asyncio.Event().wait()
+
+    hints = PrefixHints(Stuck(), Patience(0.01, rest_s=3600))
+    for _ in range(5):
+        assert await hints.hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)) == {}
+    assert len(asked) == 1
 
 
 async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
