@@ -10,14 +10,15 @@ from baton.protos.nouns import StepCurve, StepSample, TransferCurve
 
 def step_features(sample: StepSample) -> tuple[float, float, float, float, float]:
     """What each coefficient of a StepCurve is multiplied with, in its order."""
-    return (1.0, sample.prefill_tokens, sample.prefill_attention, sample.decode_sequences, sample.decode_context)
+    rows = sample.prefill_tokens + sample.draft_tokens  # a draft's row shares its sequence's keys, as a prompt's do
+    return (1.0, rows, sample.prefill_attention, sample.decode_sequences, sample.decode_context)
 
 
 def step_seconds(curve: StepCurve, sample: StepSample) -> float:
     """Seconds of one engine step of that shape (the sample's own ``seconds`` is not looked at)."""
     return (
         curve.fixed
-        + curve.prefill_token * sample.prefill_tokens
+        + curve.prefill_token * (sample.prefill_tokens + sample.draft_tokens)
         + curve.prefill_pair * sample.prefill_attention
         + curve.decode_sequence * sample.decode_sequences
         + curve.decode_context_token * sample.decode_context

@@ -39,6 +39,11 @@ class StepBudget:
         """Whether there is anything to keep to, and enough was seen to do so."""
         return self._curve is not None
 
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a step should take at most; 0 for no limit."""
+        return self._target
+
     def chunk(self, most: int, start: int, sequences: int, context: int) -> int:
         """Prompt tokens, a block at least and ``most`` at most, that follow ``start`` ones in a step.
 

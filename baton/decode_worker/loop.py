@@ -17,7 +17,9 @@ from baton.decode_worker.scheduler import DecodeScheduler, Decoding
 from baton.decode_worker.swap import SwapArea
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
 from baton.engine.isolate import Outcome
-from baton.engine.plan import SequenceStep
+from baton.engine.plan import Sampled, SequenceStep
+from baton.engine.speculate.draft import accepted
+from baton.engine.speculate.drafter import Drafter
 from baton.engine.step_loop import IDLE_WAIT_S, StepLoop, note
 from baton.kv import prefix
 from baton.kv.pool import PageLease
@@ -56,12 +58,14 @@ class DecodeLoop(StepLoop):
         chunk_tokens: int = 512,
         ttl_s: float = 30.0,
         itl_target_s: float = 0.0,
+        drafter: Drafter | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.budget = StepBudget(itl_target_s)
         self.swap = SwapArea.beside(self.memory, self.spec.layout, self.pool.pages) if self.memory else None
-        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget, self.swap)
+        self.drafter = drafter
+        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget, self.swap, drafter)
         self.entropy = entropy
         self.ttl_s = ttl_s
         self.answers: dict[int, Answer] = {}
@@ -82,7 +86,7 @@ class DecodeLoop(StepLoop):
             self._starving_since = None
             outcome = self.compute(plan)
             self._observe(plan.shape(outcome.seconds))
-            for key, sampled in outcome.sampled.items():
+            for key, (sampled, *_) in outcome.sampled.items():
                 self.answers[key].decoding.sequence.tell_ahead(sampled.token_id)
             for item in plan.items:
                 self._advance(item, outcome)
@@ -94,6 +98,9 @@ class DecodeLoop(StepLoop):
         self.budget.observe(sample)
         if self.swap is not None:
             self.swap.observe(sample)
+        if self.drafter is not None:
+            rows = sample.decode_sequences + sample.draft_tokens
+            self.drafter.observe(rows, sample.prefill_tokens, sample.seconds)
 
     def patience(self) -> float:
         """Until the next lease runs out."""
@@ -243,7 +250,10 @@ class DecodeLoop(StepLoop):
         decoding.advance(decoding.sequence.pending)
         self.scheduler.add(decoding)
         self.channel.send(ch.Committed(message.key, message.epoch))
-        self._take_token(message.key, message.first)
+        first = message.first
+        self._take(
+            message.key, (Sampled(message.key, first.token_ids[0], first.logprobs[0] if first.logprobs else None),)
+        )
 
     # ---- after a step ----
 
@@ -253,19 +263,30 @@ class DecodeLoop(StepLoop):
             return
         decoding = self.answers[item.seq].decoding
         decoding.sequence.score(item.start, outcome.scored.get(item.seq, ()))
-        decoding.advance(len(item.tokens))
+        decoding.advance(len(item.tokens) - len(item.verify))
         decoding.sequence.pool(item.start, decoding.sequence.computed, outcome.pooled.get(item.seq))
-        sampled = outcome.sampled.get(item.seq)
-        if sampled is not None:
-            logprobs = () if sampled.logprobs is None else (sampled.logprobs,)
-            self._take_token(item.seq, TokenRun(0, (sampled.token_id,), logprobs))
+        chosen = outcome.sampled.get(item.seq, ())
+        if item.verify:
+            self._take_verified(item, decoding, chosen)
+        elif chosen:
+            self._take(item.seq, chosen)
 
-    def _take_token(self, key: int, chosen: TokenRun) -> None:
-        """The next token of ``key`` joins its sequence and the step's outputs; the last one closes its lease."""
+    def _take_verified(self, item: SequenceStep, decoding: Decoding, chosen: tuple[Sampled, ...]) -> None:
+        """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
+        draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
+        stood = accepted(draft.tokens, [one.token_id for one in chosen[:-1]])
+        if self.drafter is not None and drafts:
+            self.drafter.judge(item.seq, draft, stood)
+            self.log.note_accepted(stood)
+        self._take(item.seq, chosen[: stood + 1], drafts)
+        if item.seq in self.answers:
+            decoding.give_back()
+
+    def _take(self, key: int, chosen: tuple[Sampled, ...], drafts: int = 0) -> None:
+        """The next tokens of ``key`` join its sequence and the step's outputs; the last one closes its lease."""
         answer, now = self.answers[key], self.clock()
         decoding, first = answer.decoding, answer.first_at is None
-        run = decoding.sequence.append(chosen.token_ids[0], chosen.logprobs[0] if chosen.logprobs else None)
-        decoding.chain.append(chosen.token_ids[0])
+        run = decoding.take(chosen, drafts)
         if answer.first_at is None:
             answer.first_at = now
         stations = (*_first_stations(answer, first, now), *_last_stations(answer, run, now))
@@ -296,7 +317,10 @@ class DecodeLoop(StepLoop):
 
     def _end(self, key: int) -> None:
         """Give the pages back; those that may still be written wait for the gate and the streams."""
-        self.scheduler.remove(self.answers.pop(key).decoding)
+        decoding = self.answers.pop(key).decoding
+        self.scheduler.remove(decoding)
+        if self.drafter is not None:
+            self.drafter.end(decoding.sequence)
         self._forget_settled(key)
 
     def _forget_settled(self, key: int) -> None:

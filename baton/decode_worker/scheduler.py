@@ -8,15 +8,19 @@ measured to be cheaper (swap.py), else computed again from its tokens; what stay
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence as Sequence_
 
 from baton.decode_worker.budget import StepBudget
 from baton.decode_worker.swap import SwapArea, Swapped
 from baton.engine.checks import blocks_for, holdable_of
-from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.plan import Sampled, SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
+from baton.engine.speculate.draft import Draft
+from baton.engine.speculate.drafter import Drafter
 from baton.kv.pool import PageLease, PagePool
 from baton.kv.prefix import Chain
 from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import TokenRun
 
 
 class Decoding:
@@ -40,6 +44,37 @@ class Decoding:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
 
+    def take(self, chosen: Sequence_[Sampled], drafts: int = 0) -> TokenRun:
+        """Joins the model's next tokens to the sequence; returns what is told of them.
+
+        All but the last of ``chosen`` are accepted drafts, of ``drafts`` that were verified: their KV is there.
+        What follows the answer's end is left out.
+        """
+        sequence, index, accepted = self.sequence, self.sequence.outputs, len(chosen) - 1
+        for count, one in enumerate(chosen, 1):
+            sequence.take(one.token_id)
+            self.chain.append(one.token_id)
+            if sequence.finish_reason:
+                chosen, accepted = chosen[:count], min(count, accepted)
+                break
+            if count <= accepted:
+                self.advance(1)
+        return TokenRun(
+            output_index=index,
+            token_ids=tuple([one.token_id for one in chosen]),
+            logprobs=tuple([one.logprobs for one in chosen if one.logprobs is not None]),
+            finish_reason=sequence.finish_reason,
+            stop_token_id=sequence.stop_token_id,
+            accepted_drafts=accepted,
+            rejected_drafts=drafts - accepted,
+        )
+
+    def give_back(self) -> None:
+        """Gives back pages that only rejected drafts needed."""
+        needed = blocks_for(len(self.sequence.tokens), self._size)
+        if len(self.pages.pages) > needed:
+            self.pages.shrink(needed)
+
     def restart(self, pages: PageLease) -> None:
         """Begin again on new pages, after the blocks that were found."""
         self.pages, self.sealed = pages, pages.held
@@ -57,6 +92,9 @@ class Decoding:
         return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
 
 
+Share = tuple[Decoding, int, bool]  # who, how many tokens, whether they are a prompt's
+
+
 class DecodeScheduler:
     """``running`` sequences hold pages, in order; ``waiting`` ones were preempted."""
 
@@ -67,8 +105,11 @@ class DecodeScheduler:
         chunk_tokens: int,
         budget: StepBudget | None = None,
         swap: SwapArea | None = None,
+        drafter: Drafter | None = None,
     ):
         self.pool = pool
+        self.drafter = drafter
+        self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
         self.budget = budget or StepBudget()
         self.swap = swap
         self.max_batch = max_batch
@@ -97,12 +138,20 @@ class DecodeScheduler:
             decoding.swapped = None
 
     def plan(self) -> StepPlan:
-        """The next step: one token for each sequence that writes, chunks for those that read."""
+        """The next step: one token for each sequence that writes, and drafts; chunks for those that read."""
         if self.waiting:
             self._resume()
-        items: list[SequenceStep] = []
+        shares = self._shares()
+        if self.drafter is None:
+            return StepPlan(tuple([_step(*share) for share in shares]))
+        self.drafts = self._drafts(self.drafter, shares)
+        return StepPlan(tuple([_step(*share, self.drafts.get(share[0].sequence.seq)) for share in shares]))
+
+    def _shares(self) -> list[Share]:
+        """Who is in the step, in order; their pages are there."""
+        shares: list[Share] = []
         (writers, budget), running, at = self._limits(), self.running, 0
-        while at < len(running) and len(items) < self.max_batch:  # who is preempted meanwhile comes after ``at``
+        while at < len(running) and len(shares) < self.max_batch:  # who is preempted meanwhile comes after ``at``
             decoding = running[at]
             at += 1
             sequence = decoding.sequence
@@ -113,10 +162,31 @@ class DecodeScheduler:
             waits = take == pending and not sequence.ready
             if take == 0 or waits or not self._grow(decoding, take):
                 continue
-            items.append(_step(decoding, take, reading))
+            shares.append((decoding, take, reading))
             budget -= take if reading else 0
             writers -= not reading
-        return StepPlan(tuple(items))
+        return shares
+
+    def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
+        writers = {decoding.sequence.seq: decoding for decoding, _, reading in shares if not reading}
+        if not writers:
+            return {}
+        prompt_tokens = sum(take for _, take, reading in shares if reading)
+        sequences = [decoding.sequence for decoding in writers.values()]
+        found = drafter.plan(sequences, prompt_tokens, self.budget.limit_s)
+        fitting = {seq: self._fitting(writers[seq], draft) for seq, draft in found.items()}
+        return {seq: draft for seq, draft in fitting.items() if draft.tokens}
+
+    def _fitting(self, decoding: Decoding, draft: Draft) -> Draft:
+        """As much of the draft as there are pages for, without taking anybody else's."""
+        end, size = decoding.sequence.computed + 1, self.pool.block_tokens
+        short = blocks_for(end + len(draft.tokens), size) - len(decoding.pages.pages)
+        if short > 0:
+            try:
+                decoding.pages.extend(short, self.growth_reserve)
+            except PoolExhausted:
+                return draft._replace(tokens=draft.tokens[: len(decoding.pages.pages) * size - end])
+        return draft
 
     def starved(self) -> Decoding | None:
         """After an empty plan: the oldest sequence, which found no page; None while a grammar compiles."""
@@ -189,11 +259,14 @@ class DecodeScheduler:
         self.preemptions += 1
 
 
-def _step(decoding: Decoding, take: int, reading: bool) -> SequenceStep:
+def _step(decoding: Decoding, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
     sequence, pages = decoding.sequence, decoding.pages.pages
     start, end = sequence.computed, sequence.computed + take
     tokens = sequence.tokens[start:end]
     sample = sequence.sample_spec() if end == len(sequence.tokens) else None
+    if draft is not None:
+        specs = sequence.verify_specs(draft.tokens)
+        return SequenceStep(sequence.seq, [*tokens, *draft.tokens], start, pages, sample, verify=specs)
     if not reading:
         return SequenceStep(sequence.seq, tokens, start, pages, sample)
     return SequenceStep(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine import rope
-from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program import Program
 from baton.kernels.paged_attention.job import AttentionJob
 from baton.protos.nouns import BLOCK_TOKENS
@@ -36,7 +36,7 @@ class StepBatch(NamedTuple):
 
     ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that what
     an earlier owner left there (a NaN outlives any mask) reaches nobody.
-    ``rows`` are those that need logits, padded: first one for each of the items ``sampled``, then as many for each
+    ``rows`` are those that need logits, padded: first one for each choice of ``sampled``, then as many for each
     of ``scored`` as it has targets.
     """
 
@@ -47,7 +47,7 @@ class StepBatch(NamedTuple):
     slots: tuple[Tensor, ...]
     jobs: dict[int, tuple[AttentionJob, ...]]
     rows: Tensor
-    sampled: tuple[SequenceStep, ...]
+    sampled: tuple[tuple[SequenceStep, SampleSpec], ...]
     scored: tuple[SequenceStep, ...]
     pooled: tuple[tuple[SequenceStep, slice], ...]
 
@@ -74,13 +74,17 @@ class BatchBuilder:
         positions = _concat([np.arange(i.start, i.start + len(i.tokens)) for i in items])
         tokens = _concat([np.asarray(i.tokens, np.int64) for i in items])
         cos, sin = rope.tables(_padded(positions), self._inverse, self._factor, self._dtype)
-        sampled = [(item, end - 1) for item, end in zip(items, ends, strict=True) if item.sample]
+        sampled = [
+            (item, spec, row)
+            for item, end in zip(items, ends, strict=True)
+            for row, spec in enumerate(item.asks, end - 1 - len(item.verify))
+        ]
         scored = [
             (item, np.arange(len(item.targets)) + end - len(item.tokens))
             for item, end in zip(items, ends, strict=True)
             if item.targets
         ]
-        rows = _concat([np.array([row for _, row in sampled], np.int64), *(rows for _, rows in scored)])
+        rows = _concat([np.array([row for *_, row in sampled], np.int64), *(rows for _, rows in scored)])
         return StepBatch(
             _padded(tokens).to(self._device),
             cos.to(self._device),
@@ -89,7 +93,7 @@ class BatchBuilder:
             self._slots(items, positions),
             {window: tuple(self._jobs(items, window)) for window in self._windows},
             _padded(rows).to(self._device),
-            tuple(item for item, _ in sampled),
+            tuple((item, spec) for item, spec, _ in sampled),
             tuple(item for item, _ in scored),
             tuple((i, slice(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True) if i.pool),
         )

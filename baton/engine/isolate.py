@@ -13,9 +13,9 @@ from baton.protos.nouns import TokenLogprobs
 
 
 class Outcome(msgspec.Struct):
-    """What became of a step: a token by sequence where one was sampled, an exception where it failed."""
+    """What became of a step: tokens by sequence where any were sampled, an exception where it failed."""
 
-    sampled: dict[int, Sampled]
+    sampled: dict[int, tuple[Sampled, ...]]
     failed: dict[int, Exception]
     seconds: float
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -36,9 +36,25 @@ def run_isolated(runner: Runner, plan: StepPlan) -> Outcome:
         result = runner.run(plan)
     except Exception as error:
         if len(plan.items) == 1:
-            return Outcome({}, {plan.items[0].seq: error}, 0.0)
+            return _alone(runner, plan.items[0], error)
         return _halves(runner, plan.items)
-    return Outcome({s.seq: s for s in result.sampled}, {}, result.seconds, result.scored, result.pooled)
+    return Outcome(_by_sequence(plan, result.sampled), {}, result.seconds, result.scored, result.pooled)
+
+
+def _by_sequence(plan: StepPlan, sampled: tuple[Sampled, ...]) -> dict[int, tuple[Sampled, ...]]:
+    found, at = dict[int, tuple[Sampled, ...]](), 0
+    for item in plan.items:
+        if item.sample is not None:
+            end = at + 1 + len(item.verify)
+            found[item.seq], at = sampled[at:end], end
+    return found
+
+
+def _alone(runner: Runner, item: SequenceStep, error: Exception) -> Outcome:
+    """A sequence fails for what it is, never for what was drafted for it."""
+    if item.verify:
+        return run_isolated(runner, StepPlan((item.undrafted(),)))
+    return Outcome({}, {item.seq: error}, 0.0)
 
 
 def _halves(runner: Runner, items: tuple[SequenceStep, ...]) -> Outcome:

@@ -37,7 +37,7 @@ class NativeBatch:
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int) -> None:
         items = plan.items
         self._kept: list[Any] = []
-        self.sampled = tuple([item for item in items if item.sample])
+        self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
         self.scored = tuple([item for item in items if item.targets])
         tokens, table, wanted, scores, runs = self._runs(items)
         self.rows = len(tokens)
@@ -50,9 +50,9 @@ class NativeBatch:
         self.choices = np.frombuffer(choices, CHOICE)
         self.addresses = found.buffer_info()[0], _address(structs), rows.buffer_info()[0], _address(choices)
         self.logits, self.loud = self._logits(vocab_size)
-        for row, item in enumerate(self.sampled):
-            if item.sample is not None and not item.sample.plain and row not in self.loud:
-                self._kept += fill(self.choices[row], item.sample, vocab_size)
+        for row, (_, spec) in enumerate(self.sampled):
+            if not spec.plain and row not in self.loud:
+                self._kept += fill(self.choices[row], spec, vocab_size)
 
     def _runs(self, items: Sequence[SequenceStep]) -> tuple[list[int], list[int], list[int], list[int], list[Run]]:
         """All tokens, all block tables, the rows that choose, the rows that are scored, and where each item lies.
@@ -76,6 +76,8 @@ class NativeBatch:
             if last > self.reach:
                 self.reach = last
             if item.sample:
+                if item.verify:
+                    wanted += range(first + count - 1 - len(item.verify), first + count - 1)
                 wanted.append(first + count - 1)
             if item.pool:
                 self.pools = True
@@ -85,12 +87,19 @@ class NativeBatch:
 
     def _logits(self, vocab_size: int) -> tuple[Array, dict[int, int]]:
         """Room for the rows that want logits, and which row of it is whose."""
-        asked = [row for row, item in enumerate(self.sampled) if item.sample and loud(item.sample)]
+        asked = [row for row, (_, spec) in enumerate(self.sampled) if loud(spec)]
         asked += range(len(self.sampled), len(self.wanted))
         logits = np.empty((len(asked), vocab_size), np.float32)
         for at, row in enumerate(asked):
             self.choices[row]["logits"] = logits.ctypes.data + at * logits.strides[0]
         return logits, {row: at for at, row in enumerate(asked)}
+
+
+def _asks(item: SequenceStep) -> tuple[SampleSpec, ...]:
+    """``item.asks``, quicker where there is one, as nearly always."""
+    if item.verify or item.sample is None:
+        return item.asks
+    return (item.sample,)
 
 
 def _within(numbers: list[int], limit: int) -> array[int] | None:

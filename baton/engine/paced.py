@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -79,7 +79,7 @@ class PacedRunner:
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, len(self._rows))
-        sampled = tuple(found for found in map(self._advance, plan.items) if found is not None)
+        sampled = tuple(found for item in plan.items for found in self._advance(item))
         left = self._step_seconds(plan.shape()) - (self._clock() - began)
         if left > 0:
             self._sleep(left)
@@ -87,14 +87,13 @@ class PacedRunner:
         pooled = {item.seq: Pooled.of(self._states(item)) for item in plan.items if item.pool}
         return StepResult(sampled, self._clock() - began, scored, pooled)
 
-    def _advance(self, item: SequenceStep) -> Sampled | None:
+    def _advance(self, item: SequenceStep) -> Iterator[Sampled]:
         self._write(item)
-        if item.sample is None:
-            return None
-        length = item.start + len(item.tokens)
-        digest = xxhash.xxh3_64()
-        _update(digest, self._read(item.pages, length))
-        return choose(item.seq, digest, item.sample, self.spec.vocab_size)
+        known = item.start + len(item.tokens) - len(item.verify)
+        for length, spec in enumerate(item.asks, known):
+            digest = xxhash.xxh3_64()
+            _update(digest, self._read(item.pages, length))
+            yield choose(item.seq, digest, spec, self.spec.vocab_size)
 
     def _states(self, item: SequenceStep) -> NDArray[np.float32]:
         """In place of hidden states: the digest in each token's row, as 16 numbers around 0."""

@@ -22,7 +22,8 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     """How to choose the token that follows a step's last one.
 
     ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position).
-    ``history`` is every token before it, prompt first (borrowed, not copied: don't keep it past the step).
+    ``history`` is every token before it, prompt first (borrowed, not copied: don't keep it past the step); behind a
+    draft it is given only where the sampling is penalised.
     ``banned`` ids can't be chosen now (stop ids before ``min_tokens``, the end of a bad word). ``allowed`` gives
     the only ids that can (see ``masks.py``; it may raise), what is banned already left out.
     """
@@ -50,6 +51,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     tokens before ``start`` is already there. ``sample`` is None while a prompt's last chunk hasn't come.
     ``targets[i]``, the known token at ``start + i + 1``, is to be scored, with ``score_top`` alternatives.
     ``pool``: the last layer's normed hidden states are wanted too.
+    ``verify``: the last tokens are drafts, as many as it has specs. ``sample`` then chooses the token that follows
+    the last known one, and ``verify[i]`` the token that follows draft i.
     """
 
     seq: int
@@ -61,6 +64,22 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     targets: Sequence[int] = ()
     score_top: int = 0
     pool: bool = False
+    verify: tuple[SampleSpec, ...] = ()
+
+    @property
+    def asks(self) -> tuple[SampleSpec, ...]:
+        """How the tokens behind the item's last rows are chosen, one per row, in order."""
+        return () if self.sample is None else (self.sample, *self.verify)
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """The drafted tokens among ``tokens``."""
+        return self.tokens[len(self.tokens) - len(self.verify) :]
+
+    def undrafted(self) -> SequenceStep:
+        """Returns the same step without its drafts."""
+        known = self.tokens[: len(self.tokens) - len(self.verify)]
+        return msgspec.structs.replace(self, tokens=known, verify=())
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +89,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
     def shape(self, seconds: float = 0.0) -> StepSample:
         """The plan's size in the terms of the cost curve."""
-        prefill_tokens = decode = context = 0
+        prefill_tokens = decode = context = drafts = 0
         attention = 0.0
         for item in self.items:
             count = len(item.tokens)
@@ -80,7 +99,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
             else:
                 decode += 1
                 context += item.start + count
-        return StepSample(prefill_tokens, attention, decode, context, seconds)
+                drafts += len(item.verify)
+        return StepSample(prefill_tokens, attention, decode, context, seconds, drafts)
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -104,7 +124,7 @@ class Pooled(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """One entry per item with a ``sample``, in the plan's order. ``seconds`` is the forward pass alone.
+    """One entry per choice that the items ask for, in the plan's order. ``seconds`` is the forward pass alone.
 
     ``scored[seq]`` has the likelihood of each of its item's ``targets``, where there are any; ``pooled[seq]`` what
     its item's hidden states come to, where ``pool`` asks.

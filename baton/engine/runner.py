@@ -159,10 +159,12 @@ class TorchRunner:
         registers = self._interpreter.registers(batch, kv)
         every = registers["logits"]
         logits = every[: len(batch.sampled)]
-        specs = [item.sample for item in batch.sampled if item.sample]
-        found = choose(logits, [item.seq for item in batch.sampled], specs, self._kernels.sample) if specs else ()
+        specs = [spec for _, spec in batch.sampled]
+        found = (
+            choose(logits, [item.seq for item, _ in batch.sampled], specs, self._kernels.sample) if specs else ()
+        )
         place = {id(item): at for at, item in enumerate(plan.items)}
-        order = sorted(range(len(found)), key=lambda row: place[id(batch.sampled[row])])
+        order = sorted(range(len(found)), key=lambda row: place[id(batch.sampled[row][0])])
         scored = dict(_scores(batch.scored, every[len(batch.sampled) :]))
         pooled = {
             item.seq: Pooled.of(self._interpreter.states(registers, rows).float().cpu().numpy())

@@ -5,6 +5,7 @@ Knows nothing of pages' owners, of batches or of time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from typing import Protocol
 
 from baton.engine.masks import Allowed, Mask, completing, only, without
@@ -75,20 +76,40 @@ class Sequence:
         """Whether a token can be chosen now: its grammar, if it has one, is compiled."""
         return self._grammar is None or self._grammar.ready
 
-    def sample_spec(self) -> SampleSpec:
-        """How the token after the last known one is to be chosen."""
+    @property
+    def draft_room(self) -> int:
+        """Most drafts that may follow the last token. 0 where a grammar would have to follow them.
+
+        The token behind the last draft is the model's own and must fit as well.
+        """
+        asked = self.request.sampling
+        if self._grammar is not None:
+            return 0
+        room = min(asked.max_tokens - self.outputs, self._room - len(self.tokens)) - 1
+        return max(0, room if asked.max_drafts is None else min(room, asked.max_drafts))
+
+    def sample_spec(self, drafts: Tokens[int] = ()) -> SampleSpec:
+        """How the token after the last known one, or after ``drafts`` that follow it, is to be chosen."""
         sampling, prompt_tokens = self.request.sampling, self.request.prompt_tokens
+        position, history = len(self.tokens) + len(drafts), self._history(drafts)
         if self._unbound:
-            return SampleSpec(sampling, self.request.choice, len(self.tokens), self.tokens, prompt_tokens)
-        banned = tuple(self._stops) if self.outputs < sampling.min_tokens else ()
+            return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens)
+        banned = tuple(self._stops) if self.outputs + len(drafts) < sampling.min_tokens else ()
         if sampling.bad_words:
-            banned += completing(sampling.bad_words, self.tokens[prompt_tokens:])
+            banned += completing(sampling.bad_words, [*self.tokens[prompt_tokens:], *drafts])
         allowed = self._allowed()
         if allowed is not None:
             allowed, banned = without(allowed, banned), ()
-        return SampleSpec(
-            sampling, self.request.choice, len(self.tokens), self.tokens, prompt_tokens, banned, allowed
-        )
+        return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens, banned, allowed)
+
+    def verify_specs(self, drafts: Tokens[int]) -> tuple[SampleSpec, ...]:
+        """How the token after each of ``drafts`` is to be chosen, if all before it stand."""
+        return tuple([self.sample_spec(drafts[:count]) for count in range(1, len(drafts) + 1)])
+
+    def _history(self, drafts: Tokens[int]) -> Tokens[int]:
+        if not drafts:
+            return self.tokens
+        return [*self.tokens, *drafts] if self.request.sampling.penalised else ()
 
     def targets(self, take: int) -> tuple[int, ...]:
         """Prompt tokens that computing the next ``take`` scores; none unasked, nor after the first output."""

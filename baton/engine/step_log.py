@@ -38,6 +38,10 @@ class StepLog:
         self._seconds.append(sample.seconds)
         self._samples.append(sample)
 
+    def note_accepted(self, tokens: int) -> None:
+        """So many drafts of the last step were accepted: they are tokens, too."""
+        self.tokens_decoded += tokens
+
     @property
     def seconds_p50(self) -> float:
         """Median step time over the last steps; 0 before the first."""

@@ -103,16 +103,15 @@ class StepRunner(ABC):
     def _chosen(self, batch: NativeBatch) -> Iterator[Sampled]:
         tokens = batch.choices["token"].tolist()
         if not batch.loud and (not tokens or min(tokens) >= 0):
-            yield from [Sampled(item.seq, token) for item, token in zip(batch.sampled, tokens, strict=True)]
+            yield from [Sampled(seq, token) for (seq, _), token in zip(batch.sampled, tokens, strict=True)]
             return
         rows = [batch.loud[row] for row in range(len(batch.sampled)) if row in batch.loud]
-        asked = [item for row, item in enumerate(batch.sampled) if row in batch.loud]
-        specs = [item.sample for item in asked if item.sample]
-        seqs = [item.seq for item in asked]
+        asked = [ask for row, ask in enumerate(batch.sampled) if row in batch.loud]
+        seqs, specs = [seq for seq, _ in asked], [spec for _, spec in asked]
         spoken = iter(choose(torch.from_numpy(batch.logits[rows]), seqs, specs, self._draw) if rows else ())
         _require_chosen(batch, tokens)
-        for row, item in enumerate(batch.sampled):
-            yield next(spoken) if row in batch.loud else Sampled(item.seq, tokens[row])
+        for row, (seq, _) in enumerate(batch.sampled):
+            yield next(spoken) if row in batch.loud else Sampled(seq, tokens[row])
 
     def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, Pooled]]:
         """Of the items that ask; the head's norm is applied here, to their rows alone."""
@@ -134,6 +133,6 @@ class StepRunner(ABC):
 
 
 def _require_chosen(batch: NativeBatch, tokens: list[int]) -> None:
-    bad = [item.seq for row, item in enumerate(batch.sampled) if row not in batch.loud and tokens[row] < 0]
+    bad = [seq for row, (seq, _) in enumerate(batch.sampled) if row not in batch.loud and tokens[row] < 0]
     if bad:
         raise BatonError(f"sequences {bad} have no finite logit to choose from")

@@ -43,6 +43,13 @@ class PageLease:
         self._pool._require(blocks, reserve)
         self.pages.extend(self._pool._allocate(blocks))
 
+    def shrink(self, blocks: int) -> None:
+        """Give back the pages behind the first ``blocks``, which hold nothing that is wanted and aren't sealed."""
+        assert not self.closed, "a closed lease has no pages to give back"
+        spare = self.pages[blocks:]
+        del self.pages[blocks:]
+        self._pool._unpin(spare)
+
     def seal(self, index: int, block: bytes) -> bool:
         """Block ``index`` is full and finished: others may find it. False when its hash is cached elsewhere."""
         assert not self.closed, "a closed lease can't seal"

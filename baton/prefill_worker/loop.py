@@ -154,7 +154,7 @@ class PrefillLoop(StepLoop):
     def _finish(self, job: PrefillJob, outcome: Outcome) -> None:
         key, now = job.sequence.seq, self.clock()
         self.scheduler.remove(key)
-        sampled = outcome.sampled[key]
+        (sampled,) = outcome.sampled[key]
         first = job.sequence.append(sampled.token_id, sampled.logprobs)
         started = now if job.started is None else job.started
         stations = (Station("queue", started - job.arrived), Station("prefill", now - started))

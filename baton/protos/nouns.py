@@ -27,7 +27,10 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen, every default filled in. Ranges are checked at the border (router)."""
+    """How the next token is chosen, every default filled in. Ranges are checked at the border (router).
+
+    ``max_drafts``: drafted tokens that one step may verify, 0 for no speculation, None for as many as pay.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -48,6 +51,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
     pooling: str = ""
+    max_drafts: int | None = None
 
     @property
     def penalised(self) -> bool:
@@ -71,13 +75,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Consecutive outputs of one choice; ``output_index`` is the first one's absolute index."""
+    """Consecutive outputs of one choice; ``output_index`` is the first one's absolute index.
+
+    ``accepted_drafts`` of the tokens were drafted; ``rejected_drafts`` more were drafted and are not among them.
+    """
 
     output_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str = ""
     stop_token_id: int | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class Station(msgspec.Struct, frozen=True, array_like=True):
@@ -182,7 +191,10 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before (replay)."""
+    """What an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before (replay).
+
+    ``prediction`` is what the client thinks that the answer will be, for speculation to look in.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -192,6 +204,7 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     adapter_id: str = ""
     tenant_salt: bytes = b""
     priority: int = 0
+    prediction: tuple[int, ...] = ()
 
     @property
     def replayed(self) -> int:
@@ -203,7 +216,8 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     """What one engine step held and how long it took: what cost curves are fitted on.
 
     ``prefill_attention`` is the sum over prefill chunks of new x (context before + new / 2), in token pairs;
-    ``decode_context`` the sum over decoding sequences of the tokens each one reads.
+    ``decode_context`` the sum over decoding sequences of the tokens each one reads. ``draft_tokens`` are rows of
+    decoding sequences beyond their first.
     """
 
     prefill_tokens: int
@@ -211,6 +225,7 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     decode_sequences: int
     decode_context: int
     seconds: float
+    draft_tokens: int = 0
 
 
 class StepCurve(msgspec.Struct, frozen=True, array_like=True):

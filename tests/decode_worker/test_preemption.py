@@ -25,6 +25,7 @@ from baton.engine.grammar import Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.paced import PacedRunner
 from baton.engine.plan import Runner
+from baton.engine.speculate.drafter import Drafter
 from baton.kv.memory import PageMemory
 from baton.kv.pool import PagePool
 from baton.prefill_worker.loop import PrefillLoop
@@ -114,7 +115,7 @@ class Engine:
 class Run:
     """All kinds at once, from admission to the last token, preempted before step ``at``."""
 
-    def __init__(self, engine: Engine, way: Way = Way.KEPT) -> None:
+    def __init__(self, engine: Engine, way: Way = Way.KEPT, drafter: Drafter | None = None) -> None:
         self.engine, self.way = engine, way
         self.memory = PageMemory.create(PAGES, engine.page_bytes)
         engine.runner.bind(self.memory.view(), PAGES)
@@ -130,6 +131,7 @@ class Run:
             entropy=lambda n: next(ids).to_bytes(n, "big"),
             max_batch=64,
             chunk_tokens=CHUNK,
+            drafter=drafter,
         )
         assert self.loop.swap is not None
         self.loop.swap._cheaper = lambda size, tokens: way is Way.SWAPPED  # type: ignore[method-assign]

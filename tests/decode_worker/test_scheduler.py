@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.decode_worker.scheduler import DecodeScheduler, Decoding
 from baton.engine.checks import blocks_for, holdable
+from baton.engine.plan import Sampled
 from baton.engine.sequence import Sequence
 from baton.kv import prefix
 from baton.kv.pool import PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import EngineRequest, Sampling
+from tests.engine.speculate.oracle import Eager, Oracle
 
+VOCAB = 9973
 ROOT = prefix.root("f", "test")
 
 
@@ -91,6 +96,66 @@ def test_newcomers_leave_a_page_for_each_running_sequence() -> None:
     except PoolExhausted:
         return
     raise AssertionError("the reserve was given away")
+
+
+def run_drafted(scheduler: DecodeScheduler, by_seq: dict[int, Decoding], rng: random.Random) -> int:
+    """One step in which any number of each sequence's drafts stand; how many items it had."""
+    plan = scheduler.plan()
+    for item in plan.items:
+        decoding = by_seq[item.seq]
+        assert len(item.pages) * 16 >= item.start + len(item.tokens)
+        assert len(item.verify) <= decoding.sequence.draft_room
+        decoding.advance(len(item.tokens) - len(item.verify))
+        if item.sample is None:
+            continue
+        stood = rng.randint(0, len(item.verify))
+        chosen = [*item.drafts[:stood], rng.randrange(VOCAB)]
+        decoding.take([Sampled(item.seq, token) for token in chosen], len(item.verify))
+        if decoding.sequence.finish_reason:
+            scheduler.remove(decoding)
+        elif item.verify:
+            decoding.give_back()
+            assert len(decoding.pages.pages) <= blocks_for(len(decoding.sequence.tokens))
+    return len(plan.items)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 60)), min_size=1, max_size=8), st.integers(9, 30))
+def test_with_drafts_everything_finishes_and_only_known_tokens_are_findable(
+    sizes: list[tuple[int, int]], pages: int
+) -> None:
+    rng = random.Random(pages)
+    drafter = Eager(Oracle({str(seq): [7] * 100 for seq in range(len(sizes))}, 0.5, VOCAB), most=16)
+    scheduler = DecodeScheduler(PagePool(pages), max_batch=4, chunk_tokens=24, drafter=drafter)
+    by_seq: dict[int, Decoding] = {}
+    waiting = list(enumerate(sizes))
+    for _ in range(3000):
+        if waiting and not scheduler.waiting:
+            try:
+                by_seq[waiting[0][0]] = join(scheduler, waiting[0][0], *waiting[0][1])
+                waiting.pop(0)
+            except PoolExhausted:
+                pass
+        planned = run_drafted(scheduler, by_seq, rng)
+        scheduler.pool.check()
+        if not planned and not waiting:
+            break
+    assert all(d.sequence.finish_reason == "length" for d in by_seq.values())
+    assert all(d.sequence.outputs == d.sequence.request.sampling.max_tokens for d in by_seq.values())
+    assert scheduler.pool.snapshot_counts().leases == 0
+    known = {found for d in by_seq.values() for found in prefix.block_hashes(ROOT, d.sequence.tokens)}
+    assert known.issuperset(scheduler.pool.findable())
+
+
+def test_drafts_take_no_page_that_another_will_need() -> None:
+    drafter = Eager(Oracle({"1": [7] * 100}, 1.0, VOCAB), most=16, seed=3)
+    scheduler = DecodeScheduler(PagePool(4), max_batch=4, chunk_tokens=64, drafter=drafter)
+    by_seq = {1: join(scheduler, 1, 30), 2: join(scheduler, 2, 30)}
+    rng = random.Random(0)
+    for _ in range(2):
+        run_drafted(scheduler, by_seq, rng)
+        assert scheduler.preemptions == 0
+    assert len(by_seq[1].pages.pages) == 2
 
 
 @settings(max_examples=60, deadline=None)

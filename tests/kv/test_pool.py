@@ -173,7 +173,8 @@ def test_our_own_mistakes_are_asserted() -> None:
     with pytest.raises(AssertionError, match="release without hold"):
         lease.release()
     lease.close()
-    for mistake in (lease.hold, lambda: lease.extend(1), lambda: lease.seal(0, b"x")):
+    mistakes = (lease.hold, lambda: lease.extend(1), lambda: lease.shrink(0), lambda: lease.seal(0, b"x"))
+    for mistake in mistakes:
         with pytest.raises(AssertionError, match="closed lease"):
             mistake()
 
@@ -236,6 +237,17 @@ class PoolMachine(RuleBasedStateMachine):
         for page in lease.pages[len(had) :]:
             assert not self._writable_elsewhere(page)
             self.contents.pop(page, None)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def shrink(self, data: st.DataObject) -> None:
+        lease, hashes = data.draw(st.sampled_from(self.open))
+        if not lease.holds:
+            room = self.pool.available
+            keep = data.draw(st.integers(min(len(hashes), len(lease.pages)), len(lease.pages)))
+            gone = len(lease.pages) - keep
+            lease.shrink(keep)
+            assert self.pool.available == room + gone
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())

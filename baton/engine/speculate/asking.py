@@ -1,0 +1,55 @@
+"""Whom to ask for drafts in a step: all whose drafts pay, and of the others as many as cost next to nothing.
+
+Knows nothing of batches, pages or models: times are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from baton.engine.speculate.draft import Text
+
+T = TypeVar("T", bound=Text)
+
+SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
+MOST_SAVED = 4.0  # calls that the time saved up may pay at once
+NEW = 0.1  # weight of the last measurement
+
+
+class Asking:
+    """Remembers what drafts brought to each sequence, and what a call costs."""
+
+    def __init__(self) -> None:
+        self.call_s = 5e-6
+        self._saved_s = 0.0
+        self._brings: dict[int, float] = {}  # accepted tokens per call, faded
+        self._turn = 0
+
+    def chosen(self, texts: Sequence[T], step_s: float) -> list[T]:
+        """Returns who is asked. A step of these ``texts`` takes ``step_s`` and brings a token each."""
+        token_s = step_s / max(1, len(texts))
+        asked = [text for text in texts if self._brings.get(text.seq, 0.0) * token_s > self.call_s]
+        self._saved_s = min(self._saved_s + SHARE * step_s, max(MOST_SAVED * self.call_s, SHARE * step_s))
+        count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
+        if count <= 0:
+            return asked
+        paying = {text.seq for text in asked}
+        others = [text for text in texts if text.seq not in paying]
+        self._saved_s -= count * self.call_s
+        self._turn += count
+        begin = (self._turn - count) % len(others)
+        return asked + (others[begin:] + others[:begin])[:count]
+
+    def took(self, calls: int, seconds: float) -> None:
+        """``calls`` calls took ``seconds``."""
+        self.call_s += NEW * (seconds / calls - self.call_s)
+
+    def brought(self, seq: int, tokens: int) -> None:
+        """A call for ``seq`` brought ``tokens`` tokens."""
+        before = self._brings.get(seq, 0.0)
+        self._brings[seq] = before + NEW * (tokens - before)
+
+    def end(self, seq: int) -> None:
+        """Forgets a sequence."""
+        self._brings.pop(seq, None)

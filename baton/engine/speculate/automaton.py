@@ -1,0 +1,113 @@
+"""A suffix automaton that grows by one token at a time: every substring of what it read, in linear memory.
+
+Knows nothing of requests or of time. Source: Blumer et al., 1985. States lie in flat arrays; only states with
+several ways on, a minority, have a dictionary. Each state remembers an end of its substrings, a late one mostly.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+NONE = -1
+RENEWED = 4  # states above a new one whose end becomes the latest: all would cost more than it brings
+
+
+class SuffixAutomaton:
+    """``tokens`` is what it read. State 0 is the empty string."""
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens: list[int] = []
+        self._length, self._link, self._end = array("i", (0,)), array("i", (NONE,)), array("i", (0,))
+        self._token, self._next = array("i", (NONE,)), array("i", (NONE,))  # the first way on from a state
+        self._more: dict[int, dict[int, int]] = {}  # the others
+        self._last = 0
+        self.earlier = 0, 0  # the longest end of the text that also ends earlier: (where that is, its length)
+        for token in tokens:
+            self.append(token)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def states(self) -> int:
+        """Twice the tokens at most."""
+        return len(self._length)
+
+    def append(self, token: int) -> None:
+        """Reads one more token."""
+        self.tokens.append(token)
+        end, last = len(self.tokens), self._last
+        made, at = self._new(self._length[last] + 1, 0, end), last
+        while at != NONE and self.step(at, token) == NONE:
+            self._lead(at, token, made)
+            at = self._link[at]
+        if at != NONE:
+            self._link[made] = self._split(at, token)
+        self._last, link = made, self._link[made]
+        self.earlier = self._end[link], self._length[link]
+        self._renew(link, end)
+
+    def step(self, state: int, token: int) -> int:
+        """Returns the state of ``state``'s strings with ``token`` behind, or NONE."""
+        if self._token[state] == token:
+            return self._next[state]
+        more = self._more.get(state)
+        return NONE if more is None else more.get(token, NONE)
+
+    def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """Returns (state, length) of the longest substring that ends a match with ``token`` behind.
+
+        The match was ``length`` tokens long, at ``state``.
+        """
+        state, length = self._settled(state, length)
+        while (found := self.step(state, token)) == NONE and state:
+            state = self._link[state]
+            length = self._length[state]
+        return (0, 0) if found == NONE else self._settled(found, length + 1)
+
+    def end(self, state: int) -> int:
+        """Returns a place behind one of the state's substrings."""
+        return self._end[state]
+
+    def _settled(self, state: int, length: int) -> tuple[int, int]:
+        """The match's own state, where states were split since it was found."""
+        while state and self._length[self._link[state]] >= length:
+            state = self._link[state]
+        return state, length
+
+    def _new(self, length: int, link: int, end: int) -> int:
+        self._length.append(length)
+        self._link.append(link)
+        self._end.append(end)
+        self._token.append(NONE)
+        self._next.append(NONE)
+        return len(self._length) - 1
+
+    def _lead(self, state: int, token: int, to: int) -> None:
+        if self._next[state] == NONE or self._token[state] == token:
+            self._token[state], self._next[state] = token, to
+        else:
+            self._more.setdefault(state, {})[token] = to
+
+    def _split(self, at: int, token: int) -> int:
+        """The state whose longest string is ``at``'s with ``token`` behind: made out of a larger one if need be."""
+        found = self.step(at, token)
+        if self._length[found] == self._length[at] + 1:
+            return found
+        part = self._new(self._length[at] + 1, self._link[found], self._end[found])
+        self._token[part], self._next[part] = self._token[found], self._next[found]
+        if found in self._more:
+            self._more[part] = dict(self._more[found])
+        while at != NONE and self.step(at, token) == found:
+            self._lead(at, token, part)
+            at = self._link[at]
+        self._link[found] = part
+        return part
+
+    def _renew(self, state: int, end: int) -> None:
+        for _ in range(RENEWED):
+            if state <= 0:
+                return
+            self._end[state] = end
+            state = self._link[state]

@@ -1,0 +1,141 @@
+"""Speculation of one worker: asks speculators, weighs chances against costs, and learns from each step.
+
+Knows nothing of pages, plans or channels. Time is told, except that of its own calls. Torch-free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from baton.engine.speculate.asking import Asking
+from baton.engine.speculate.chances import Chances, expected
+from baton.engine.speculate.depth import best_depths
+from baton.engine.speculate.draft import MOST_DRAFTS, Draft, Speculator, Text
+from baton.engine.speculate.probe import Probe
+from baton.engine.speculate.row_cost import RowCost
+
+MOST_ROWS = 256  # drafts of one step
+PROMPT_NEW = 0.1  # weight of a step's time per prompt token
+
+
+class Writer(Text, Protocol):
+    """A sequence that gets its next token in this step."""
+
+    @property
+    def draft_room(self) -> int:
+        """Most drafts that may follow its last token."""
+
+
+class Tally(NamedTuple):
+    """Counts since the start; ``seconds`` went into making drafts."""
+
+    proposed: int = 0
+    verified: int = 0
+    accepted: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class _Weighed(NamedTuple):
+    text: Writer
+    draft: Draft
+    chances: list[float]
+
+
+class Drafter:
+    """``plan`` before a step; after it ``observe`` its time and ``judge`` each draft that was verified."""
+
+    def __init__(self, speculators: Sequence[Speculator], clock: Callable[[], float] = time.perf_counter) -> None:
+        self.tally = Tally()
+        self._speculators, self._clock = speculators, clock
+        self._chances, self._costs = Chances(), RowCost()
+        self._asking, self._probe = Asking(), Probe()
+        self._prompt_token_s = 0.0
+        self._probed: int | None = None
+
+    def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
+        """Returns the drafts to verify beside ``writers``' own tokens, by sequence; often none.
+
+        ``prompt_tokens`` are read in the same step, which shouldn't take above ``limit_s`` (0: no limit).
+        """
+        able = [writer for writer in writers if writer.draft_room > 0]
+        if not able or not self._costs.known:
+            return {}
+        seconds = self._costs.seconds(len(writers), MOST_ROWS) + prompt_tokens * self._prompt_token_s
+        weighed = self._weighed(self._asking.chosen(able, float(seconds[0])))
+        if not weighed:
+            return {}
+        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s)
+        self._add_probe(weighed, depths)
+        chosen = {
+            one.text.seq: one.draft._replace(tokens=one.draft.tokens[:depth])
+            for one, depth in zip(weighed, depths, strict=True)
+            if depth
+        }
+        for one in weighed:
+            if one.text.seq not in chosen:
+                self._asking.brought(one.text.seq, 0)
+        return chosen
+
+    def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """A step computed ``rows`` rows of writers, drafts included, and ``prompt_tokens``."""
+        if not prompt_tokens:
+            self._costs.observe(rows, seconds)
+        elif self._costs.known:
+            alone = float(self._costs.seconds(rows, 0)[0]) if rows else 0.0
+            each = max(0.0, seconds - alone) / prompt_tokens
+            self._prompt_token_s += PROMPT_NEW * (each - self._prompt_token_s)
+
+    def judge(self, seq: int, draft: Draft, accepted: int) -> None:
+        """The target accepted the first ``accepted`` of the draft's tokens, all of which were verified."""
+        self._chances.judge(seq, draft, accepted)
+        self._asking.brought(seq, accepted)
+        if self._probed == seq:
+            self._probe.made(accepted == len(draft.tokens))
+            self._probed = None
+        t = self.tally
+        self.tally = t._replace(
+            verified=t.verified + len(draft.tokens), accepted=t.accepted + accepted, steps=t.steps + 1
+        )
+
+    def end(self, text: Text) -> None:
+        """A sequence ended."""
+        self._chances.end(text.seq)
+        self._asking.end(text.seq)
+        for speculator in self._speculators:
+            speculator.end(text)
+
+    def _weighed(self, asked: Sequence[Writer]) -> list[_Weighed]:
+        """Each sequence's most promising draft."""
+        if not asked:
+            return []
+        began = self._clock()
+        found = [best for text in asked if (best := self._best(text)) is not None]
+        took = self._clock() - began
+        self._asking.took(len(asked), took)
+        t = self.tally
+        self.tally = t._replace(proposed=t.proposed + len(found), seconds=t.seconds + took)
+        return found
+
+    def _best(self, text: Writer) -> _Weighed | None:
+        most = min(MOST_DRAFTS, text.draft_room)
+        proposals: Iterable[Draft | None] = (speculator.propose(text, most) for speculator in self._speculators)
+        weighed = [_Weighed(text, draft, self._chances.cumulative(text.seq, draft)) for draft in proposals if draft]
+        return max(weighed, key=lambda one: expected(one.chances), default=None)
+
+    def _add_probe(self, weighed: Sequence[_Weighed], depths: list[int]) -> None:
+        """Lengthens the most promising draft by one, where one is due."""
+        if not self._probe.due():
+            return
+        left = [
+            (one.chances[depth] if depth < len(one.chances) else 0.0, at)
+            for at, (one, depth) in enumerate(zip(weighed, depths, strict=True))
+            if depth < len(one.draft.tokens)
+        ]
+        if left:
+            _, at = max(left)
+            depths[at] += 1
+            self._probed = weighed[at].text.seq
+            self._probe.begun()

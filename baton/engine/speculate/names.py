@@ -1,0 +1,41 @@
+"""Which speculators a name stands for. Knows nothing of what they do.
+
+A new one is a file here with a class that implements ``Speculator``, and a line in ``SPECULATORS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.engine.speculate import prompt_lookup, suffix
+from baton.engine.speculate.draft import Speculator
+from baton.protos.errors import ConfigError
+
+NONE, AUTO = "none", "auto"
+# Each is told the names that it works beside.
+SPECULATORS: dict[str, Callable[[tuple[str, ...]], Speculator]] = {
+    prompt_lookup.NAME: lambda beside: prompt_lookup.PromptLookup(),
+    suffix.NAME: lambda beside: suffix.Suffix(own=prompt_lookup.NAME not in beside),
+}
+AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME)  # what needs no second model
+
+
+def speculator_names(asked: str) -> tuple[str, ...]:
+    """Returns the speculators that ``asked`` names, joined by "+". Raises ConfigError for one that isn't known."""
+    if asked == NONE:
+        return ()
+    if asked == AUTO:
+        return AUTO_NAMES
+    names = tuple(asked.split("+"))
+    for name in names:
+        if name not in SPECULATORS:
+            choices = ", ".join((NONE, AUTO, *SPECULATORS))
+            text = f"speculation {name!r} isn't known; choose from {choices}, or join several by +"
+            raise ConfigError(text, "speculation")
+    return tuple(dict.fromkeys(names))
+
+
+def speculators(asked: str) -> tuple[Speculator, ...]:
+    """Makes the speculators that ``asked`` names; none for "none"."""
+    names = speculator_names(asked)
+    return tuple(SPECULATORS[name](names) for name in names)

@@ -1,0 +1,68 @@
+"""Drafts from the prompt, the answer so far and the client's own prediction: what followed the last tokens before.
+
+Knows nothing of other requests. Source: "inference with reference" (https://arxiv.org/abs/2304.04487) and prompt
+look-up decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.speculate.draft import GRADES, Draft, Text, graded
+from baton.engine.speculate.pairs import PairIndex, following
+
+NAME = "prompt_lookup"
+CATCH_UP = 512  # tokens indexed by one call: a long prompt is read in over some steps, 0.1 ms of each
+NOTHING = -1  # stands between a prediction and the prompt, and is no token
+
+
+class PromptLookup:
+    """Implements ``Speculator``."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        """What followed the longest of the latest matches with the text's end."""
+        if (known := self._known.get(text.seq)) is None:
+            known = self._known[text.seq] = _Known(text)
+        known.catch_up()
+        if (begun := _begun(text, budget)) is not None:
+            return begun
+        if (match := known.index.longest()) is None:
+            return None
+        found = following(known.tokens, match.end, budget)
+        if NOTHING in found:
+            found = found[: found.index(NOTHING)]
+        return Draft(found, NAME, graded(match.length)) if found else None
+
+    def end(self, text: Text) -> None:
+        """Forgets the text."""
+        self._known.pop(text.seq, None)
+
+
+class _Known:
+    """One text's index. The prediction, where there is one, lies before the text in a list of its own."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text.tokens
+        prediction = text.request.prediction
+        self._own = [*prediction, NOTHING, *text.tokens] if prediction else None
+        self._before = len(prediction) + 1 if prediction else 0
+        self.tokens: Sequence[int] = self._text if self._own is None else self._own
+        self.index = PairIndex(self.tokens)
+
+    def catch_up(self) -> None:
+        if self._own is not None:
+            self._own += self._text[len(self._own) - self._before :]
+        self.index.catch_up(CATCH_UP)
+
+
+def _begun(text: Text, budget: int) -> Draft | None:
+    """The prediction's beginning, while the answer is too short for a look-up."""
+    prediction, outputs = text.request.prediction, text.outputs
+    if outputs >= 2 or len(prediction) <= outputs:
+        return None
+    if tuple(text.tokens[len(text.tokens) - outputs :]) != prediction[:outputs]:
+        return None
+    return Draft(prediction[outputs : outputs + budget], NAME, GRADES - 1)

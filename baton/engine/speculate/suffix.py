@@ -1,0 +1,97 @@
+"""Drafts from suffix automata: over each text itself, and over the tenant's recent answers.
+
+Knows nothing of models or costs. Source: "SuffixDecoding" (https://arxiv.org/abs/2411.04975), with the longest
+match's latest continuation in place of counts.
+"""
+
+from __future__ import annotations
+
+from baton.engine.speculate.automaton import SuffixAutomaton
+from baton.engine.speculate.corpus import GAP, Corpus
+from baton.engine.speculate.draft import Draft, Text, graded
+from baton.engine.speculate.pairs import following
+
+NAME = "suffix"
+CATCH_UP = 64  # tokens of its own text read by one call: 0.1 ms
+READ = 16  # tokens of ended answers read by one call
+LEAST = 2  # tokens of a match that counts
+LOOK_BACK = 32  # tokens of a text by which its place in the corpus is found again
+
+
+class Suffix:
+    """Implements ``Speculator``. ``own`` False: each text's own past is left to another (``prompt_lookup``)."""
+
+    def __init__(self, own: bool = True, corpus: Corpus | None = None) -> None:
+        self.corpus = corpus or Corpus()
+        self._own = own
+        self._known: dict[int, _Known] = {}
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        """What followed the longest match with the text's end, in the text or in the tenant's answers."""
+        if self.corpus.waiting:
+            self.corpus.read(READ)
+        if (known := self._known.get(text.seq)) is None:
+            known = self._known[text.seq] = _Known(text)
+        own = known.match() if self._own else NO_MATCH
+        automaton, end, length = max(own, known.place.match(self.corpus, text), key=lambda found: found[2])
+        if automaton is None or length < LEAST:
+            return None
+        found = following(automaton.tokens, end, budget)
+        if GAP in found:
+            found = found[: found.index(GAP)]
+        return Draft(found, NAME, graded(length)) if found else None
+
+    def end(self, text: Text) -> None:
+        """Forgets the text; its answer becomes part of the tenant's corpus."""
+        self._known.pop(text.seq, None)
+        tokens = text.tokens
+        self.corpus.take(_tenant(text), tokens[len(tokens) - text.outputs :])
+
+
+Match = tuple[SuffixAutomaton | None, int, int]  # where, behind which place, how many tokens
+NO_MATCH: Match = (None, 0, 0)
+
+
+class _Known:
+    """What is known of one text: its own automaton, and its place in the tenant's."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._own = SuffixAutomaton()
+        self.place = _Place()
+
+    def match(self) -> Match:
+        """The text's end in its own past, once all of it was read."""
+        own, tokens = self._own, self._text.tokens
+        for at in range(len(own), min(len(tokens), len(own) + CATCH_UP)):
+            own.append(tokens[at])
+        return (own, *own.earlier) if len(own) == len(tokens) else NO_MATCH
+
+
+class _Place:
+    """Where a text's end stands in the younger and the older automaton of its tenant."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[int, int]] = {}
+        self._read = 0
+
+    def match(self, corpus: Corpus, text: Text) -> Match:
+        """The longest of both; walks on by the text's new tokens."""
+        automata, tokens = corpus.automata(_tenant(text)), text.tokens
+        fresh = tokens[max(self._read, len(tokens) - LOOK_BACK) :]
+        states, best = dict[int, tuple[int, int]](), NO_MATCH
+        for automaton in automata:
+            known = self._states.get(id(automaton))
+            state, length = known or (0, 0)
+            for token in fresh if known else tokens[-LOOK_BACK:]:
+                state, length = automaton.follow(state, length, token)
+            states[id(automaton)] = state, length
+            if length >= max(LEAST, best[2]):
+                best = automaton, automaton.end(state), length
+        self._states, self._read = states, len(tokens)
+        return best
+
+
+def _tenant(text: Text) -> bytes:
+    request = text.request
+    return request.tenant_salt + b"/" + request.adapter_id.encode()

@@ -1,0 +1,65 @@
+"""With drafts verified, each kind of answer has the bits that it has without."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.engine.speculate.drafter import Tally
+from tests.decode_worker.test_preemption import (
+    VOCAB,
+    Engine,
+    Run,
+    Told,
+    Way,
+    every,
+    paced,
+    prefilled,
+    real,
+    same,
+    undisturbed,
+)
+from tests.engine.speculate.oracle import Eager, Oracle
+
+
+def drafted(engine: Engine, chance: float, seed: int = 0) -> Eager:
+    """A drafter whose drafts are right by ``chance``."""
+    answers = {name: told.tokens for name, told in undisturbed(engine)[0].items()}
+    return Eager(Oracle(answers, chance, VOCAB, seed), seed=seed)
+
+
+def exactly(found: dict[str, Told], wanted: dict[str, Told]) -> None:
+    for name, told in found.items():
+        assert told == wanted[name], name
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("engine", [paced, real])
+def test_drafts_change_no_bit_of_any_kind_of_answer(engine: object, chance: float) -> None:
+    whole, _ = undisturbed(made := engine())  # type: ignore[operator]
+    drafter = drafted(made, chance)
+    (run := Run(made, drafter=drafter)).local()
+    exactly(run.told(), whole)
+    assert_counts(drafter.tally, chance)
+
+
+def assert_counts(tally: Tally, chance: float) -> None:
+    assert tally.verified > 0
+    assert (tally.accepted > 0) == (chance > 0)
+    assert (tally.accepted < tally.verified) == (chance < 1)
+
+
+@pytest.mark.parametrize("way", Way)
+def test_preemption_between_drafts_changes_no_answer(way: Way) -> None:
+    engine = paced()
+    for at in every(engine)[::3]:
+        run = Run(engine, way, drafted(engine, 0.6, seed=at))
+        run.local(at)
+        same(run.told(), undisturbed(engine)[0], f"drafted, preempted before step {at}: {way.value}")
+
+
+def test_what_was_handed_over_goes_on_with_drafts() -> None:
+    engine = paced()
+    handed = prefilled(engine)
+    (whole := Run(engine)).handed_over(handed)
+    (run := Run(engine, drafter=drafted(engine, 0.7))).handed_over(handed)
+    exactly(run.told(), whole.told())

@@ -1,0 +1,42 @@
+"""A speculator that knows the answers and spoils some of them, and a drafter that takes whatever it gets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from baton.engine.speculate.draft import Draft, Text
+from baton.engine.speculate.drafter import Drafter, Writer
+
+
+class Oracle:
+    """Proposes what the answers will be, each token right by ``chance``; of unknown requests nothing."""
+
+    def __init__(self, answers: Mapping[str, Sequence[int]], chance: float, vocab_size: int, seed: int = 0) -> None:
+        self._answers, self._chance, self._vocab = answers, chance, vocab_size
+        self._rng = random.Random(seed)
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        answer = self._answers.get(text.request.request_id, ())
+        coming = answer[text.outputs : text.outputs + budget]
+        tokens = [t if self._rng.random() < self._chance else (t + 1) % self._vocab for t in coming]
+        return Draft(tokens, "oracle", 0) if tokens else None
+
+    def end(self, text: Text) -> None:
+        """Nothing is remembered."""
+
+
+class Eager(Drafter):
+    """Verifies drafts of random length at each step, whatever that costs."""
+
+    def __init__(self, speculator: Oracle, most: int = 8, seed: int = 0) -> None:
+        super().__init__([speculator])
+        self._speculator, self._most, self._lengths = speculator, most, random.Random(seed)
+
+    def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
+        found = dict[int, Draft]()
+        for writer in writers:
+            budget = min(writer.draft_room, self._lengths.randint(0, self._most))
+            if budget and (draft := self._speculator.propose(writer, budget)) is not None:
+                found[writer.seq] = draft
+        return found

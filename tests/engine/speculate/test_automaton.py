@@ -1,0 +1,59 @@
+"""The suffix automaton beside the obvious way: looking through the whole text."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.speculate.automaton import NONE, SuffixAutomaton
+
+TEXTS = st.lists(st.integers(0, 3), max_size=60)
+
+
+def ends(text: list[int], part: list[int]) -> set[int]:
+    """Behind which places ``part`` occurs."""
+    return {at for at in range(len(part), len(text) + 1) if text[at - len(part) : at] == part}
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.lists(st.integers(0, 4), max_size=8))
+def test_it_accepts_exactly_the_substrings(text: list[int], part: list[int]) -> None:
+    automaton, state = SuffixAutomaton(text), 0
+    for token in part:
+        state = automaton.step(state, token) if state != NONE else NONE
+    assert (state != NONE) == bool(ends(text, part) or not part)
+    assert automaton.states <= max(1, 2 * len(text))
+    if part and state != NONE:
+        assert automaton.end(state) in ends(text, part)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS)
+def test_after_each_token_it_knows_the_longest_end_that_was_there_before(text: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    for count, token in enumerate(text, 1):
+        automaton.append(token)
+        end, length = automaton.earlier
+        part, read = text[count - length : count], text[:count]
+        longest = max((n for n in range(count) if ends(read[:-1], read[count - n :])), default=0)
+        assert length == longest
+        assert not length or end in ends(read[:-1], part)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
+def test_following_a_text_finds_its_longest_known_end_though_the_automaton_grows(
+    text: list[int], asked: list[tuple[int, bool]]
+) -> None:
+    automaton, seen, state, length = SuffixAutomaton(text), list[int](), 0, 0
+    for token, grows in asked:
+        if grows:
+            automaton.append(token)
+        state, length = automaton.follow(state, length, token)
+        seen.append(token)
+        known = max(n for n in range(len(seen) + 1) if n == 0 or ends(automaton.tokens, seen[-n:]))
+        assert length <= known
+        if not any(grown for _, grown in asked):
+            assert length == known
+        if length:
+            assert automaton.end(state) in ends(automaton.tokens, seen[len(seen) - length :])

@@ -1,0 +1,185 @@
+"""How deep to speculate: the best of all choices, from costs and chances that are learned."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.speculate.asking import Asking
+from baton.engine.speculate.chances import Chances, expected
+from baton.engine.speculate.depth import best_depths
+from baton.engine.speculate.draft import Draft, Text
+from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.probe import LAST, Probe
+from baton.engine.speculate.row_cost import RowCost
+from tests.engine.speculate.texts import Written
+
+
+def falling(chances: list[float]) -> list[float]:
+    return list(itertools.accumulate(chances, lambda all_before, one: all_before * one))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(0.0, 1.0), max_size=3).map(falling), min_size=1, max_size=3),
+    st.lists(st.floats(0.0, 1.0), min_size=9, max_size=9),
+    st.integers(0, 2),
+)
+def test_no_other_depths_bring_more_tokens_per_second(
+    chances: list[list[float]], slopes: list[float], others: int
+) -> None:
+    seconds, sequences = 1.0 + np.cumsum([0.0, *slopes]), len(chances) + others
+
+    def rate(depths: tuple[int, ...]) -> float:
+        tokens = sequences + sum(sum(one[:depth]) for one, depth in zip(chances, depths, strict=True))
+        return tokens / float(seconds[sum(depths)])
+
+    best = max(map(rate, itertools.product(*(range(len(one) + 1) for one in chances))))
+    assert rate(tuple(best_depths(chances, sequences, seconds))) == pytest.approx(best)
+
+
+def test_a_step_that_should_be_short_holds_fewer_drafts() -> None:
+    seconds = np.linspace(1.0, 2.0, 11)
+    assert best_depths([[1.0] * 10], 1, seconds) == [10]
+    assert best_depths([[1.0] * 10], 1, seconds, limit_s=1.35) == [3]
+    assert best_depths([[1.0] * 10], 1, seconds, limit_s=0.5) == [0]
+
+
+def machine(rows: int, speed: float = 1.0) -> float:
+    """A step's seconds: free up to four rows, then dear."""
+    return speed * 1e-3 * (10 + 2 * max(0, rows - 4))
+
+
+def test_costs_are_learned_between_and_beyond_what_was_seen() -> None:
+    costs, rng = RowCost(), random.Random(2)
+    for _ in range(400):
+        rows = rng.choice([1, 2, 4, 8, 12, 16])
+        costs.observe(rows, machine(rows) * rng.uniform(0.97, 1.03))
+    found = costs.seconds(1, 19)
+    assert found[[0, 3, 7, 11, 15]] == pytest.approx([machine(r) for r in (1, 4, 8, 12, 16)], rel=0.05)
+    assert (np.diff(found) >= 0).all()
+    assert found[19] > machine(16)
+
+
+def test_costs_follow_a_machine_that_slows_down_whatever_rows_it_runs() -> None:
+    costs = RowCost()
+    for _ in range(50):
+        for rows in (1, 8):
+            costs.observe(rows, machine(rows))
+    for _ in range(300):
+        costs.observe(8, machine(8, speed=2.0))
+    assert costs.seconds(1, 7)[[0, 7]] == pytest.approx([machine(1, 2.0), machine(8, 2.0)], rel=0.15)
+
+
+def test_a_hiccup_makes_no_number_of_rows_untouchable() -> None:
+    costs = RowCost()
+    for _ in range(20):
+        costs.observe(1, machine(1))
+        costs.observe(3, machine(3))
+    costs.observe(2, 50 * machine(2))
+    assert costs.seconds(1, 1)[1] < 1.3 * machine(2)
+
+
+def judged(chances: Chances, seq: int, rate: float, count: int, rng: random.Random, grade: int = 0) -> None:
+    for _ in range(count):
+        draft = Draft([1] * 4, "x", grade)
+        chances.judge(seq, draft, next((at for at in range(4) if rng.random() >= rate), 4))
+
+
+def test_chances_are_those_of_what_was_accepted() -> None:
+    chances, rng = Chances(), random.Random(3)
+    judged(chances, 1, 0.8, 400, rng)
+    judged(chances, 2, 0.1, 400, rng, grade=5)
+    assert chances.cumulative(1, Draft([1] * 3, "x", 0)) == pytest.approx([0.8, 0.64, 0.51], abs=0.15)
+    assert expected(chances.cumulative(2, Draft([1] * 3, "x", 5))) < 0.3
+    assert chances.cumulative(3, Draft([1], "x", 0)) == pytest.approx([0.8], abs=0.15)  # as others of its kind
+
+
+def test_a_sequence_has_chances_of_its_own() -> None:
+    chances, rng = Chances(), random.Random(4)
+    judged(chances, 1, 0.95, 60, rng)
+    judged(chances, 2, 0.0, 12, rng)
+    assert chances.cumulative(1, Draft([1], "x", 0))[0] > 0.75
+    assert chances.cumulative(2, Draft([1], "x", 0))[0] < 0.2
+    chances.end(2)
+    assert chances.cumulative(2, Draft([1], "x", 0))[0] > 0.2
+
+
+def test_probes_become_seldom_while_they_bring_nothing() -> None:
+    probe, made = Probe(), 0
+    for _ in range(10_000):
+        if probe.due():
+            probe.begun()
+            probe.made(False)
+            made += 1
+    assert made < 30
+    for _ in range(LAST):
+        probe.due()
+    probe.begun()
+    probe.made(True)
+    assert not probe.due()
+
+
+def test_asking_those_who_bring_nothing_costs_next_to_nothing() -> None:
+    asking, texts = Asking(), [Written(seq, [1]) for seq in range(64)]
+    for _ in range(50):
+        asking.took(10, 10 * 50e-6)
+    asked = sum(len(asking.chosen(texts, 10e-3)) for _ in range(1000))
+    assert asked * 50e-6 < 0.01 * 1000 * 10e-3
+    assert asked > 0
+    for _ in range(20):
+        asking.brought(5, 3)
+    assert all(texts[5] in asking.chosen(texts, 10e-3) for _ in range(10))
+
+
+class Right:
+    """Proposes ones; the model of these tests writes ones where ``right``."""
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        return Draft([1] * budget, "right", 0)
+
+    def end(self, text: Text) -> None:
+        """Nothing is remembered."""
+
+
+def driven(sequences: int, chance: float, steps: int, seed: int = 0) -> tuple[float, float]:
+    """Tokens per second with speculation on a modelled machine, over those without; the last steps' mean depth."""
+    drafter, rng, clock = Drafter([Right()]), random.Random(seed), 0.0
+    texts, tokens, depth = [Written(seq, [1]) for seq in range(sequences)], 0, 0.0
+    for step in range(steps):
+        drafts = drafter.plan(texts)
+        rows = sequences + sum(len(draft.tokens) for draft in drafts.values())
+        took = machine(rows) * rng.uniform(0.95, 1.05)
+        clock += took
+        drafter.observe(rows, 0, took)
+        for seq, draft in drafts.items():
+            stood = next((at for at in range(len(draft.tokens)) if rng.random() >= chance), len(draft.tokens))
+            drafter.judge(seq, draft, stood)
+            tokens += stood
+        tokens += sequences
+        if step >= steps // 2:
+            depth += (rows - sequences) / sequences / (steps - steps // 2)
+    return tokens / clock / (sequences / machine(sequences)), depth
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+def test_what_is_never_accepted_costs_next_to_nothing(sequences: int) -> None:
+    gain, depth = driven(sequences, 0.0, 1500)
+    assert gain > 0.98
+    assert sequences < 4 or depth < 0.05
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("chance", [0.6, 0.9])
+def test_the_learned_depth_is_nearly_as_good_as_the_best(sequences: int, chance: float) -> None:
+    gain, _ = driven(sequences, chance, 1500)
+    best = max(
+        sum(chance**at for at in range(depth + 1)) * machine(sequences) / machine(sequences * (depth + 1))
+        for depth in range(17)
+    )
+    assert gain > 0.9 * best

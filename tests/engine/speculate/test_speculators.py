@@ -1,0 +1,142 @@
+"""What is proposed by look-up and by suffix: the continuation of what stood there before, and nobody else's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.speculate.corpus import Corpus
+from baton.engine.speculate.draft import GRADES, Speculator, accepted, graded
+from baton.engine.speculate.names import AUTO, NONE, SPECULATORS, speculators
+from baton.engine.speculate.pairs import PairIndex
+from baton.engine.speculate.prompt_lookup import PromptLookup
+from baton.engine.speculate.suffix import Suffix
+from baton.protos.errors import ConfigError
+from tests.engine.speculate.texts import Written
+
+
+def settled(speculator: Speculator, text: Written, budget: int = 4) -> list[int]:
+    """What is proposed once a long text was read in."""
+    for _ in range(200):
+        draft = speculator.propose(text, budget)
+    return list(draft.tokens) if draft else []
+
+
+@pytest.mark.parametrize("name", SPECULATORS)
+def test_what_followed_the_last_tokens_is_proposed(name: str) -> None:
+    (speculator,) = speculators(name)
+    assert settled(speculator, Written(1, [5, 6, 7, 8, 9, 1, 2, 5, 6])) == [7, 8, 9, 1]
+
+
+@pytest.mark.parametrize("name", SPECULATORS)
+def test_the_longest_match_wins(name: str) -> None:
+    (speculator,) = speculators(name)
+    assert settled(speculator, Written(1, [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3]), 1) == [4]
+
+
+@pytest.mark.parametrize("name", SPECULATORS)
+def test_a_text_that_repeats_itself_goes_on_repeating(name: str) -> None:
+    (speculator,) = speculators(name)
+    assert settled(speculator, Written(1, [9, 1, 2, 3, 1, 2, 3, 1, 2]), 7) == [3, 1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", SPECULATORS)
+def test_nothing_is_proposed_for_what_is_new(name: str) -> None:
+    (speculator,) = speculators(name)
+    assert settled(speculator, Written(1, list(range(40)))) == []
+    assert settled(speculator, Written(2, [3])) == []
+
+
+@pytest.mark.parametrize("name", SPECULATORS)
+def test_a_text_half_way_is_seen_as_one_known_from_its_start(name: str) -> None:
+    rng = random.Random(4)
+    tokens = rng.choices(range(6), k=700)
+    (early,), (late,) = speculators(name), speculators(name)
+    text = Written(1, tokens[:300])
+    for token in tokens[300:]:
+        early.propose(text, 4)
+        text.tokens.append(token)
+    assert settled(early, text) == settled(late, Written(1, tokens))
+
+
+def test_a_prediction_is_looked_in_from_the_answers_first_token() -> None:
+    predicted = (50, 51, 52, 53, 54)
+    text = Written(1, [1, 2, 3], prompt=3, prediction=predicted)
+    lookup = PromptLookup()
+    assert settled(lookup, text, 3) == [50, 51, 52]
+    text.tokens += [50, 51]
+    assert settled(lookup, text, 3) == [52, 53, 54]
+    text.tokens += [99, 52, 53]
+    assert settled(lookup, text, 3) == [54]
+    (other := Written(2, [1, 2, 3], prompt=3, prediction=predicted)).tokens.append(7)
+    assert settled(lookup, other, 3) == []
+
+
+def answered(speculator: Suffix, answer: list[int], tenant: bytes = b"") -> None:
+    speculator.end(Written(99, [1, 2, *answer], prompt=2, tenant=tenant))
+    speculator.corpus.read(len(answer) + 1)
+
+
+def test_another_answer_of_the_same_tenant_is_looked_in() -> None:
+    suffix = Suffix()
+    answered(suffix, [10, 11, 12, 13], tenant=b"a")
+    assert settled(suffix, Written(1, [7, 10, 11], tenant=b"a")) == [12, 13]
+    assert settled(suffix, Written(2, [7, 10, 11], tenant=b"b")) == []
+    assert settled(suffix, Written(3, [7, 1, 2], tenant=b"a")) == []  # a prompt is nobody else's
+
+
+def test_the_corpus_keeps_its_ceiling_and_the_latest_answers() -> None:
+    corpus, rng = Corpus(half=200, most=900), random.Random(1)
+    for tenant in range(12):
+        for _ in range(30):
+            corpus.take(b"%d" % tenant, rng.choices(range(1000), k=25))
+            corpus.read(26)
+            assert corpus.tokens <= 900 + 26
+    assert corpus.automata(b"11")
+    assert not corpus.automata(b"0")
+    assert sum(len(part) for part in corpus.automata(b"11")) <= 400
+
+
+def test_more_than_can_wait_is_dropped() -> None:
+    corpus = Corpus()
+    for _ in range(100):
+        corpus.take(b"", range(1000))
+    assert corpus.tokens < 40_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=3, max_size=50))
+def test_a_pair_index_matches_what_is_really_there(tokens: list[int]) -> None:
+    index = PairIndex(tokens)
+    index.catch_up(len(tokens))
+    match = index.longest()
+    there = any(tokens[at - 2 : at] == tokens[-2:] for at in range(2, len(tokens)))
+    assert (match is not None) == there
+    if match:
+        assert match.length >= 2
+        assert tokens[match.end - match.length : match.end] == tokens[len(tokens) - match.length :]
+        assert match.end < len(tokens)
+
+
+def test_longer_matches_have_higher_grades() -> None:
+    grades = [graded(length) for length in range(2, 60)]
+    assert grades == sorted(grades)
+    assert (grades[0], grades[-1]) == (0, GRADES - 1)
+
+
+def test_drafts_stand_up_to_the_first_that_is_wrong() -> None:
+    assert accepted([1, 2, 3], [1, 2, 3]) == 3
+    assert accepted([1, 2, 3], [1, 9, 3]) == 1
+    assert accepted([1, 2, 3], []) == 0
+
+
+def test_names_are_joined_and_unknown_ones_list_the_choices() -> None:
+    assert speculators(NONE) == ()
+    assert len(speculators(AUTO)) == 2
+    assert len(speculators("suffix+prompt_lookup+suffix")) == 2
+    with pytest.raises(ConfigError, match="none, auto, prompt_lookup, suffix") as found:
+        speculators("suffix+magic")
+    assert found.value.param == "speculation"
