@@ -31,8 +31,16 @@ async def test_a_watcher_hears_what_is_asked_from_now_on(server: RedisServer, re
     monkeypatch.setattr(scaling, "LOOK_S", 0.02)
     heard: asyncio.Queue[Scale] = asyncio.Queue()
     await ask(redis, "n", Scale(9, 9))
+    looked = asyncio.Event()
+
+    async def look(*words) -> Scale | None:
+        found = await read(*words)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(scaling, "read", look)
     watching = asyncio.create_task(scaling.watch_scale(server.url, "n", heard.put))
-    await asyncio.sleep(0.2)
+    await asyncio.wait_for(looked.wait(), 30)
     await ask(redis, "n", Scale(2, 3))
     async with asyncio.timeout(20):
         assert await heard.get() == Scale(2, 3, 2)

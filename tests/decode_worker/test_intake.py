@@ -177,7 +177,7 @@ class Live:
         self.queue.put_nowait(frame)
 
     async def reply(self) -> Frame:
-        return frames.decode(await asyncio.wait_for(anext(self.replies), 5))
+        return frames.decode(await asyncio.wait_for(anext(self.replies), 30))
 
     async def ask(self, frame: bytes) -> Frame:
         self.send(frame)
@@ -429,6 +429,12 @@ async def test_a_late_frame_after_the_commit_is_refused(rig: Rig) -> None:
     assert rig.written() == before
 
 
+async def turns() -> None:
+    """Of the loop, so many that whatever was sent has been read."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answer(rig: Rig) -> None:
     rig.commits = False
     lease, live = rig.admit(1, 16), Live(rig)
@@ -436,7 +442,7 @@ async def test_nothing_is_written_between_the_commit_frame_and_the_engines_answe
     await live.ask(lease.block(0))
     live.send(lease.commit())
     waiting = asyncio.ensure_future(live.reply())
-    await asyncio.sleep(0.01)
+    await turns()
     assert (await rig.refusal(lease.open(), lease.block(0))).label == "already_committed"
     rig.intake.rearm(1, 2)
     assert refused([await waiting]).label == "stale_epoch"
@@ -451,7 +457,7 @@ async def test_a_request_that_ends_with_its_first_token_is_still_acknowledged(ri
     await live.ask(lease.block(0))
     live.send(lease.commit())
     waiting = asyncio.ensure_future(live.reply())
-    await asyncio.sleep(0.01)
+    await turns()
     rig.intake.on_committed(1, 1)
     rig.intake.close(1)
     assert (await waiting).subject == Kind.COMMIT
@@ -550,7 +556,7 @@ async def test_the_engines_refusal_of_a_commit_reaches_the_sender(rig: Rig) -> N
     await live.ask(lease.block(0))
     live.send(lease.commit())
     waiting = asyncio.ensure_future(live.reply())
-    await asyncio.sleep(0.01)
+    await turns()
     rig.intake.close(1, BatonError("the sequence failed", "x"))
     assert refused([await waiting]).message == "the sequence failed"
 

@@ -24,7 +24,7 @@ async def with_heir(process: asyncio.subprocess.Process) -> AsyncIterator[asynci
     assert process.stdout is not None
     heir = int(await process.stdout.readline())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             yield process
     finally:
         os.kill(heir, signal.SIGKILL)
@@ -90,7 +90,7 @@ async def test_a_child_is_started_when_the_machine_can_again(
     monkeypatch.setattr(Child, "start", refuses_the_second)
     monkeypatch.setattr(children, "BACKOFF_S", (0.01, 0.01))
     keeping = asyncio.create_task(child.keep(notes.put_nowait, started))
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), 30)
     assert await notes.get() == "ended with code 7"
     assert "temporarily unavailable" in await notes.get()
     keeping.cancel()

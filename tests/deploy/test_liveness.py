@@ -25,20 +25,20 @@ async def test_it_is_touched_while_the_worker_serves_and_no_longer(tmp_path: Pat
     try:
         for _ in range(3):
             asked.clear()
-            await asyncio.wait_for(asked.wait(), 10)
+            await asyncio.wait_for(asked.wait(), 30)
         assert not file.exists()
         await health.set("", OF.SERVING)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not file.exists():
                 await asyncio.sleep(0.001)
         await health.enter_graceful_shutdown()
         for _ in range(2):  # a touch may have been under way
             asked.clear()
-            await asyncio.wait_for(asked.wait(), 10)
+            await asyncio.wait_for(asked.wait(), 30)
         file.unlink()
         for _ in range(3):
             asked.clear()
-            await asyncio.wait_for(asked.wait(), 10)
+            await asyncio.wait_for(asked.wait(), 30)
         assert not file.exists()
     finally:
         beating.cancel()

@@ -25,7 +25,7 @@ def serving() -> Iterator[int]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(30)
 
 
 def scrape(port: int) -> str:

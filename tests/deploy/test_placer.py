@@ -191,7 +191,7 @@ def _started(command, env, log: Path, stack: contextlib.ExitStack) -> subprocess
 
 def _reachable(url: str) -> int:
     with contextlib.suppress(httpx.HTTPError):
-        lines = httpx.get(f"{url}/metrics", timeout=5).text.splitlines()
+        lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
         return round(sum(float(line.split()[-1]) for line in lines if line.startswith("baton_workers{")))
     return 0
 

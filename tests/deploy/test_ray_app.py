@@ -74,8 +74,8 @@ def test_a_killed_ray_leaves_hosts_that_the_next_ray_adopts_and_ends(
     assert set(before) == {"prefill-0", "decode-0"}
     raylet = next(pid for pid in session_members(first.process.pid) if name_of(pid) == "raylet")
     os.kill(raylet, signal.SIGKILL)
-    assert first.process.wait(10) == 1, "whoever started it starts the next one"
-    deadline = time.monotonic() + 30
+    assert first.process.wait(60) == 1, "whoever started it starts the next one"
+    deadline = time.monotonic() + 60
     while any(name_of(pid).startswith("ray::Worker") for pid in session_members(first.process.pid)):
         assert time.monotonic() < deadline, "an actor that nobody can reach supervises a slot still"
         time.sleep(0.1)

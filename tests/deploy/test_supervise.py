@@ -138,7 +138,7 @@ def test_stopping_while_a_host_is_started_leaves_no_process(
 
     monkeypatch.setattr(HostSupervisor, "_spawn", slowly)
     supervisor = supervise(plan())
-    assert spawning.wait(5)
+    assert spawning.wait(30)
     supervisor.stop(0.0)
     until(supervisor, "ended")
     assert session_members(pids[0]) == []

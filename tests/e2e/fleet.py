@@ -133,7 +133,7 @@ class Fleet(fleet.Fleet):
         text = httpx.get(f"http://{self.record(slot).metrics_address}/metrics", timeout=30).text
         return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith((name + "{", name + " ")))
 
-    def wait_for_baseline(self, timeout_s: float = 10.0) -> dict[str, PoolSnapshot]:
+    def wait_for_baseline(self, timeout_s: float = 30.0) -> dict[str, PoolSnapshot]:
         """Every pool of every worker, once all are at baseline; fails when they don't get there."""
         found: dict[str, PoolSnapshot] = {}
 

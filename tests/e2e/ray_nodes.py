@@ -121,7 +121,7 @@ class Nodes:
     async def until(self, workers: int, what: str) -> float:
         """Seconds until the router reaches exactly ``workers``."""
         begun = time.monotonic()
-        async with httpx.AsyncClient(timeout=5) as client:
+        async with httpx.AsyncClient(timeout=30) as client:
             while time.monotonic() - begun < UP_S:
                 assert self.serve is not None and self.serve.poll() is None, self.log()  # noqa: PT018
                 with contextlib.suppress(httpx.HTTPError):

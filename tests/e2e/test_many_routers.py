@@ -33,15 +33,22 @@ async def explained(fleet: Fleet, key: str, request_id: str) -> dict:
         return found.json() if found.status_code == 200 else {}
 
 
+async def over(fleet: Fleet, key: str, request_id: str) -> dict:
+    """What a process, whichever is asked, says of a request that is over; it hears of it soon."""
+    while (record := await explained(fleet, key, request_id)).get("state") != "over":
+        await asyncio.sleep(0.05)
+    return record
+
+
 async def test_any_process_explains_any_request(fleet):
     running, keys = fleet
     answers = await asyncio.gather(*(ask(running, keys["boss"]) for _ in range(12)))
     ids = [answer.json()["id"] for answer in answers]
-    await asyncio.sleep(0.6)
     for _ in range(3):
-        records = await asyncio.gather(*(explained(running, keys["boss"], i) for i in ids))
-        assert all(record.get("state") == "over" for record in records)
-    assert len({record["router"] for record in records}) == 2
+        records = await asyncio.gather(*(over(running, keys["boss"], i) for i in ids))
+    while len({record["router"] for record in records}) < 2:  # the kernel may have picked the same for all twelve
+        another = (await ask(running, keys["boss"])).json()["id"]
+        records.append(await over(running, keys["boss"], another))
 
 
 async def test_a_rate_is_one_for_all_processes(fleet):
@@ -54,15 +61,17 @@ async def test_a_rate_is_one_for_all_processes(fleet):
 
 
 def total(fleet: Fleet) -> float:
-    lines = httpx.get(fleet.url + "/metrics", timeout=5).text.splitlines()
+    lines = httpx.get(fleet.url + "/metrics", timeout=30).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("baton_requests_total{"))
 
 
 def test_metrics_are_those_of_both_and_a_killed_process_comes_back(fleet):
     running, keys = fleet
     before = total(running)
-    assert {total(running) for _ in range(10)} == {before}
-    assert before >= 18
+    asked = [asyncio.run(ask(running, keys["boss"])).status_code for _ in range(8)]
+    assert asked == [200] * 8
+    wait_for(lambda: total(running) == before + 8, what="the eight being counted")
+    assert {total(running) for _ in range(10)} == {before + 8}
     children = Path(f"/proc/{running.router.pid}/task/{running.router.pid}/children").read_text().split()
     assert len(children) == 2
     os.kill(int(children[0]), signal.SIGKILL)
@@ -71,5 +80,5 @@ def test_metrics_are_those_of_both_and_a_killed_process_comes_back(fleet):
         now = Path(f"/proc/{running.router.pid}/task/{running.router.pid}/children").read_text().split()
         return len(now) == 2 and children[0] not in now
 
-    wait_for(back, 20, "the second process")
-    wait_for(lambda: asyncio.run(ask(running, keys["boss"])).status_code == 200, 20, "an answer")
+    wait_for(back, what="the second process")
+    wait_for(lambda: asyncio.run(ask(running, keys["boss"])).status_code == 200, what="an answer")

@@ -19,7 +19,7 @@ WAYS = [
 
 def fetched_blocks(fleet: Fleet) -> float:
     """What prefill-0 took from others, by its own metric."""
-    text = httpx.get(f"http://{fleet.record('prefill-0').metrics_address}/metrics", timeout=5).text
+    text = httpx.get(f"http://{fleet.record('prefill-0').metrics_address}/metrics", timeout=30).text
     return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith("baton_kv_fetched_blocks_total{"))
 
 

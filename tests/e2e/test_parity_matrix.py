@@ -177,7 +177,7 @@ async def test_a_batch_is_answered_by_the_cluster_with_what_a_call_answers(fleet
         batch = await client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while (batch := await client.batches.retrieve(batch.id)).status != "completed":
                 await asyncio.sleep(0.1)
         answered = (await client.files.content(batch.output_file_id)).text.splitlines()

@@ -56,19 +56,19 @@ class Upgraded(Fleet):
         self.router_command = command
         self.start_router()
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: _is_ready(url), 60, "the next router")
+        wait_for(lambda: _is_ready(url), what="the next router")
         self.url, self.port = url, port
-        wait_for(self.answers, 60, "the next router reaching every worker")
-        wait_for(lambda: was not in asked(), 60, "the last request of the first router having begun")
+        wait_for(self.answers, what="the next router reaching every worker")
+        wait_for(lambda: was not in asked(), what="the last request of the first router having begun")
         assert before is not None
         before.terminate()
-        assert before.wait(30) == 0
+        assert before.wait(60) == 0
 
     def upgrade(self, slot: str, command: tuple[str, ...]) -> None:
         """As a StatefulSet does it: ready again before the next one goes."""
         before = self.record(slot).incarnation
         self.replace(slot, command)
-        self.wait_for_return(slot, before, 60)
+        self.wait_for_return(slot, before)
 
     async def builds(self) -> dict[str, str]:
         """slot -> build, as everybody reads it in Redis."""
@@ -81,7 +81,7 @@ class Upgraded(Fleet):
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(url + "/ready", timeout=2).status_code == 200
+        return httpx.get(url + "/ready", timeout=30).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -169,10 +169,10 @@ async def test_a_worker_two_versions_apart_is_refused_by_name_and_the_others_ser
     with Fleet(1, 2, worker={"device": f"paced:{profile}"}) as running:
         oracle, prompt = Oracle(profile), list(range(2, 120))
         running.replace("decode-1", other_build.command("1.7", "7.0.0", HOST))
-        wait_for(lambda: "(baton 7.0.0) 1.7" in running.log("router", 20000), 30, "a refusal by the worker")
+        wait_for(lambda: "(baton 7.0.0) 1.7" in running.log("router", 20000), what="a refusal by the worker")
         running.replace("prefill-0", other_build.command("1.7", "7.0.0", HOST))
         said = "prefill-0 (baton 7.0.0) speaks protocol 1.7"
-        wait_for(lambda: said in running.log("router", 20000), 30, "a refusal by the router")
+        wait_for(lambda: said in running.log("router", 20000), what="a refusal by the router")
         assert running.reachable() == 1
         async with httpx.AsyncClient(timeout=30) as http:
             ids = await complete(http, running.url, prompt, max_tokens=8, temperature=0)

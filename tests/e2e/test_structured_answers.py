@@ -105,7 +105,7 @@ async def test_a_killed_decode_worker_changes_no_structured_answer(tmp_path: Pat
             before = fleet.record(slot).incarnation
             await asyncio.to_thread(fleet.kill, slot, part)
             assert await asking == unbroken
-            await asyncio.to_thread(wait_for, partial(back, fleet, slot, before), 30, f"{slot} being back")
+            await asyncio.to_thread(wait_for, partial(back, fleet, slot, before), what=f"{slot} being back")
         fleet.wait_for_baseline()
 
 

@@ -22,7 +22,7 @@ def ask(fleet: Fleet, prompt: list[int]) -> tuple[list[int], int]:
 
 def tier_blocks(fleet: Fleet, slot: str, tier: str) -> float:
     """What the worker says its tier holds."""
-    text = httpx.get(f"http://{fleet.record(slot).metrics_address}/metrics", timeout=5).text
+    text = httpx.get(f"http://{fleet.record(slot).metrics_address}/metrics", timeout=30).text
     lines = (x for x in text.splitlines() if x.startswith("baton_kv_tier_blocks{") and f'tier="{tier}"' in x)
     return sum(float(x.split()[-1]) for x in lines)
 
@@ -44,7 +44,7 @@ def test_what_the_device_evicted_is_found_in_the_tiers_also_after_a_kill(tmp_pat
         for number, prompt in enumerate(prompts, 1):
             assert ask(fleet, prompt) == (oracle.answer(prompt, 4), 0)
             wanted = number * (PROMPT // 16)
-            wait_for(lambda wanted=wanted: tier_blocks(fleet, slot, "disk") >= wanted, 10, "write-back")
+            wait_for(lambda wanted=wanted: tier_blocks(fleet, slot, "disk") >= wanted, what="write-back")
         for prompt in prompts:
             assert ask(fleet, prompt) == (oracle.answer(prompt, 4), PROMPT // 16 * 16)
 

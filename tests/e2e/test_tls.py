@@ -120,11 +120,10 @@ def test_renewed_certificates_are_taken_up_by_every_port_without_a_restart(autho
         for port in ports:
             wait_for(
                 lambda port=port: shown_certificate(port, papers_of(ours, port.role)) != before[port.name],
-                10,
-                f"{port.name} with a new certificate",
+                what=f"{port.name} with a new certificate",
             )
         wait_for(
-            lambda: all(end > ends[name] for name, end in certificate_ends(fleet, ours).items()), 10, "new ends"
+            lambda: all(end > ends[name] for name, end in certificate_ends(fleet, ours).items()), what="new ends"
         )
         gone = fleet.record("decode-0").incarnation
         fleet.kill("decode-0", "io")  # whoever connects to its successor shows the new certificate

@@ -32,7 +32,7 @@ def content(block: bytes) -> bytes:
 class Sharer:
     """Engine and I/O side, joined by the event loop."""
 
-    def __init__(self, pages: int = 64, stall_s: float = 0.2) -> None:
+    def __init__(self, pages: int = 64, stall_s: float = 0.6) -> None:
         self.memory = PageMemory.create(pages, PAGE)
         self.pool = PagePool(pages)
         self.sharing = Sharing(self.pool)

@@ -136,7 +136,7 @@ async def transport(receiver: Receiver) -> AsyncIterator[Transport]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0.001)
 
@@ -203,7 +203,7 @@ async def test_bytes_in_flight_stay_within_the_window(receiver: Receiver, transp
     await settle()
     assert handoff.shipped_blocks == max(1, pages), "one page at least may always be on its way"
     receiver.open.set()
-    assert (await asyncio.wait_for(running, 5)).shipped_blocks == BLOCKS
+    assert (await asyncio.wait_for(running, 30)).shipped_blocks == BLOCKS
 
 
 async def test_times_are_the_senders_own(receiver: Receiver, transport: Transport) -> None:
@@ -256,7 +256,7 @@ async def test_a_refusal_interrupts_a_sender_that_waits_for_its_engine(
 ) -> None:
     receiver.refuse_at = 1
     with pytest.raises(StaleEpoch):
-        await asyncio.wait_for(Source().handoff(transport).run(), 5)
+        await asyncio.wait_for(Source().handoff(transport).run(), 30)
 
 
 async def test_a_cancelled_handoff_closes_its_stream_and_reads_no_page_again(
@@ -300,14 +300,14 @@ async def test_a_receiver_that_ends_early_is_a_lost_worker(transport: LoopbackTr
 
     transport.receivers["d0"] = lambda line: Leaving(Receiver(), line)
     with pytest.raises(WorkerLost, match="ended the handoff early"):
-        await asyncio.wait_for(Source().handoff(transport).run(), 5)
+        await asyncio.wait_for(Source().handoff(transport).run(), 30)
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:1"])
 async def test_nobody_at_the_address_is_a_lost_worker(address: str) -> None:
     transport: Transport = LoopbackTransport() if address == "nowhere" else GrpcTransport()
     with pytest.raises(WorkerLost):
-        await asyncio.wait_for(Source().handoff(transport, address).run(), 5)
+        await asyncio.wait_for(Source().handoff(transport, address).run(), 30)
     await transport.close()
 
 
@@ -329,7 +329,7 @@ async def test_an_answer_that_fits_nothing_is_refused(transport: LoopbackTranspo
 
     transport.receivers["d0"] = lambda line: Babbling(Receiver(), line)
     with pytest.raises(CorruptFrame):
-        await asyncio.wait_for(Source().handoff(transport).run(), 5)
+        await asyncio.wait_for(Source().handoff(transport).run(), 30)
 
 
 # ---- against the real receiver -------------------------------------------------------------------------
@@ -385,7 +385,7 @@ async def test_a_prompt_arrives_byte_for_byte(decode: tuple[Decode, Transport, s
     handoff = source.handoff(transport, address)
     handoff.ship(source.blocks)
     handoff.commit(FIRST, 32)
-    await asyncio.wait_for(handoff.run(), 10)
+    await asyncio.wait_for(handoff.run(), 30)
     assert there.received() == [bytes(source.memory.page(block.page)) for block in source.blocks]
     assert there.told[0] == ReceiveOpened(7, 1)
     assert there.told[-2:] == [Commit(7, 1, FIRST, 32), ReceiveClosed(7, 1)]
@@ -403,7 +403,7 @@ async def test_a_lease_that_ends_midway_is_heard_at_once(decode: tuple[Decode, T
     there.intake.close(7)
     assert there.told[-1] == ReceiveClosed(7, 1)
     with pytest.raises(LeaseUnknown):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
 
 
 async def test_a_sender_that_is_cancelled_lets_go_of_the_receivers_pages(
@@ -431,12 +431,12 @@ async def test_a_second_prefill_finishes_what_the_first_began(
     await until(lambda: there.intake.received_blocks == 4)
     there.intake.rearm(7, 2)
     with pytest.raises(StaleEpoch):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
     sender = Sender("p1", "m", FINGERPRINT, LAYOUT)
     second = Handoff(transport, source.memory, sender, Destination(address, LEASE, 2, "r", BLOCKS, 13), Clock())
     second.ship(source.blocks[4:])
     second.commit(FIRST, 0)
-    await asyncio.wait_for(second.run(), 10)
+    await asyncio.wait_for(second.run(), 30)
     assert there.received() == [bytes(source.memory.page(block.page)) for block in source.blocks]
 
 
@@ -470,7 +470,7 @@ async def test_a_stream_that_breaks_at_our_end_alone_is_not_waited_for(monkeypat
     handoff = source.handoff(stream)
     handoff.ship(source.blocks)
     with pytest.raises(WorkerLost, match="no buffer space"):
-        await asyncio.wait_for(handoff.run(), 5)
+        await asyncio.wait_for(handoff.run(), 30)
     assert stream.closed
 
 

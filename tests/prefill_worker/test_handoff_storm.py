@@ -181,7 +181,7 @@ async def test_a_storm_of_handoffs_leaves_no_wrong_page_and_no_page_behind(storm
         await asyncio.gather(*(storm.request(batch * 16 + number) for number in range(16)))
         storm.decode.pool.check()
     pool = storm.decode.pool
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while pool.snapshot_counts().quarantined:
             await asyncio.sleep(0.001)
     counts = pool.snapshot_counts()

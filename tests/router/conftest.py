@@ -174,7 +174,7 @@ class Clients:
 
     def __init__(self, address: RouterAddress) -> None:
         self.address = address
-        self.http = httpx.AsyncClient(base_url=address.url, timeout=10, verify=False)  # reading CAs takes 25 ms
+        self.http = httpx.AsyncClient(base_url=address.url, timeout=60, verify=False)  # reading CAs takes 25 ms
         self.channel = grpc.aio.insecure_channel(f"{address.host}:{address.grpc_port}")
 
     @functools.cached_property

@@ -383,7 +383,7 @@ class Cluster:
         return left
 
 
-async def until(done, seconds: float = 2.0, what=lambda: "") -> None:
+async def until(done, seconds: float = 30.0, what=lambda: "") -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"never happened: {what()}"
@@ -408,7 +408,7 @@ async def cluster(
     max_queue: int = 100,
     local_max: int = 4,
     index: FakeIndex | None = None,
-    settings: DispatchSettings = DispatchSettings(worker_wait_s=0.3, full_wait_s=0.05),
+    settings: DispatchSettings = DispatchSettings(worker_wait_s=2.0, full_wait_s=0.05),
     max_inflight_bytes: int = 1 << 30,
     prepare: Callable[[Cluster], object] = lambda cluster: None,
     **fields,

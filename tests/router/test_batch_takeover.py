@@ -23,7 +23,7 @@ from baton.router.catalog import ModelCatalog
 from baton.router.server import make_frontend
 
 LINES = 1200
-LEASE_S = 0.3
+LEASE_S = 1.0
 JOB = Job("batch_1", "acme", "/v1/completions", "file-1", "24h", LINES, 1)
 
 

@@ -49,7 +49,7 @@ class Bench:
         )
 
     async def ended(self, batch_id: str):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (batch := await self.openai.batches.retrieve(batch_id)).status not in ENDS:
                 await asyncio.sleep(0.02)
         return batch
@@ -113,18 +113,18 @@ async def test_each_endpoint_has_its_batches(bench, endpoint, body) -> None:
 
 
 async def test_a_job_goes_on_where_another_router_left_it(bench, fake) -> None:
-    fake.pace_s = 0.01
-    batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 30)
+    fake.pace_s = 0.02
+    batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 60)
     async with bench.lane("one").running():
         while (await bench.store.job(batch.id)).completed < 5:
             await asyncio.sleep(0.01)
     before = (await bench.store.job(batch.id)).completed
-    assert before < 30
+    assert before < 60
     async with bench.lane("two").running():
         done = await bench.ended(batch.id)
-    assert done.request_counts.completed == 30
-    assert len(await bench.lines(done.output_file_id)) == 30
-    assert len(fake.requests) <= 30 + 8  # only what was in flight is asked again
+    assert done.request_counts.completed == 60
+    assert len(await bench.lines(done.output_file_id)) == 60
+    assert len(fake.requests) <= 60 + 8  # only what was in flight is asked again
 
 
 async def test_two_lanes_never_have_one_job(bench, fake) -> None:
@@ -145,7 +145,7 @@ async def test_the_lane_waits_while_somebody_waits(bench, fake) -> None:
 
 
 async def test_a_cancelled_batch_keeps_what_it_had(bench, fake) -> None:
-    fake.pace_s = 0.01
+    fake.pace_s = 0.03
     batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 60)
     async with bench.lane().running():
         while not fake.requests:

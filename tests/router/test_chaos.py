@@ -42,7 +42,7 @@ async def one(c, rng: random.Random, i: int) -> str:
     if rng.random() < 0.25:
         asyncio.get_running_loop().call_later(rng.random() * 0.3, stream.cancel, "client_gone")
     try:
-        ids = await asyncio.wait_for(collect(stream), 10)
+        ids = await asyncio.wait_for(collect(stream), 30)
     except Cancelled:
         return "cancelled"
     except BatonError as error:

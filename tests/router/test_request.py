@@ -165,7 +165,7 @@ async def test_what_is_held_goes_out_by_itself():
     await turns()
     await behind.push(0, 1)
     await behind.push(1, 3)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while found != [1, 2]:
             await asyncio.sleep(0.005)
     reading.cancel()

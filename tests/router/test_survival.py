@@ -13,7 +13,7 @@ from baton.router.dispatch import DispatchSettings
 from tests.router.fake_workers import answer_of, cluster, collect, until
 
 PROMPT, SHORT = tuple(range(40)), (1, 2, 3)
-SOON = DispatchSettings(worker_wait_s=3.0, full_wait_s=0.05, stall_s=0.2)
+SOON = DispatchSettings(worker_wait_s=3.0, full_wait_s=0.05, stall_s=0.5)
 
 
 async def _begin(c, count: int = 1, **fields) -> tuple[list, list[list[int]]]:

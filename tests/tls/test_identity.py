@@ -54,7 +54,7 @@ async def greeted(port: int, client: ssl.SSLContext | None, name: str = "worker.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname=name_or_none)
     try:
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), 30)
     finally:
         writer.close()
 

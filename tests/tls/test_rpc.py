@@ -60,11 +60,11 @@ async def outcome(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
     call = getattr(stub(channel), method)
     try:
         if request is None:
-            await call(timeout=5).read()
+            await call(timeout=30).read()
         elif method == "Fetch":
-            await call(request(), timeout=5).read()
+            await call(request(), timeout=30).read()
         else:
-            await call(request(), timeout=5)
+            await call(request(), timeout=30)
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -81,21 +81,21 @@ async def test_each_call_is_for_its_roles_alone(port: str, caplog: pytest.LogCap
 async def test_the_error_of_a_refused_role_is_typed_and_says_whose_call_it_is(port: str) -> None:
     async with Dialer(identity("worker")).channel(port) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match=r"it takes one for router\.baton\.internal") as raised:
-            await stubs.PrefillWorkerStub(channel).Prefill(w.PrefillRequest(), timeout=5)
+            await stubs.PrefillWorkerStub(channel).Prefill(w.PrefillRequest(), timeout=30)
     assert dict(raised.value.trailing_metadata() or ()).get("baton-error-bin")
 
 
 async def test_a_server_without_the_name_of_its_role_is_left_with_the_cause(port: str) -> None:
     async with Dialer(identity("router")).channel(port, role="router") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await stubs.WorkerStub(channel).Describe(w.DescribeRequest(), timeout=5)
+            await stubs.WorkerStub(channel).Describe(w.DescribeRequest(), timeout=30)
     assert "router.baton.internal" in handshake_failure(raised.value) or "Verification" in str(raised.value)
 
 
 async def test_a_server_of_a_strangers_ca_is_left_with_the_cause(port: str) -> None:
     async with Dialer(identity("router", ca="stranger")).channel(port) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await stubs.WorkerStub(channel).Describe(w.DescribeRequest(), timeout=5)
+            await stubs.WorkerStub(channel).Describe(w.DescribeRequest(), timeout=30)
     assert "unable to get local issuer certificate" in handshake_failure(raised.value)
 
 

@@ -99,7 +99,7 @@ class Pod:
             with grpc.insecure_channel(f"{self.address}:{asked['grpc']['port']}") as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 try:
-                    return stub.Check(health_pb2.HealthCheckRequest(), timeout=2).status == 1
+                    return stub.Check(health_pb2.HealthCheckRequest(), timeout=30).status == 1
                 except grpc.RpcError:
                     return False
         if "tcpSocket" in asked:
@@ -112,7 +112,7 @@ class Pod:
         get = asked["httpGet"]
         url = f"{get['scheme'].lower()}://{self.address}:{self.port(get['port'])}{get['path']}"
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(url, timeout=2, verify=False).status_code == 200
+            return httpx.get(url, timeout=30, verify=False).status_code == 200
         return False
 
     def succeeds(self, probe: str) -> bool:

@@ -114,7 +114,7 @@ class Cards(Pair):
         handoff = self.handoff()
         handoff.ship(self.ship(*range(BLOCKS)))
         handoff.commit(FIRST, 0)
-        await asyncio.wait_for(handoff.run(), 10)
+        await asyncio.wait_for(handoff.run(), 30)
 
 
 class LateCopies:

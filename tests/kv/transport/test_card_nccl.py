@@ -132,7 +132,7 @@ async def test_a_sender_without_room_on_its_card_hangs_up(card: Driver, monkeypa
     monkeypatch.setattr(card, "allocate", failing(FULL))
     with pytest.raises(ConfigError, match="out of memory"):
         await transport.connect(f"127.0.0.1:{port}/{port}")
-    await asyncio.wait_for(hung_up.wait(), 5)
+    await asyncio.wait_for(hung_up.wait(), 30)
     await transport.close()
     server.close()
     pair.ours.close()

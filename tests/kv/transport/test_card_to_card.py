@@ -118,7 +118,7 @@ async def test_a_byte_flipped_in_the_ring_is_refused_and_counts_for_nothing(
     handoff = pair.handoff()
     handoff.ship(pair.ship(*range(BLOCKS)))
     with pytest.raises(CorruptFrame, match="was damaged on the way") as refusal:
-        await asyncio.wait_for(handoff.run(), 10)
+        await asyncio.wait_for(handoff.run(), 30)
     assert refusal.value.param == "checksum"
     assert not any(isinstance(said, BlocksReceived) for said in pair.told)
     await pair.end()
@@ -147,7 +147,7 @@ async def test_blocks_that_are_bridged_go_by_the_host_and_are_said_to_lie_where_
     handoff = Handoff(pair.rig.transport, pair.source, Sender("p0", "m", FINGERPRINT, LAYOUT), to, clock, plan=plan)
     handoff.ship(pair.ship(*range(BLOCKS)))
     handoff.commit(FIRST, 0)
-    await asyncio.wait_for(handoff.run(), 10)
+    await asyncio.wait_for(handoff.run(), 30)
     for index, got in enumerate(pair.arrived()):
         page, converted = (
             memoryview(bytearray(theirs.page_bytes)),

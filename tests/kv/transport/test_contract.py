@@ -120,7 +120,7 @@ def test_every_transport_has_a_rig() -> None:
 
 
 async def answer(stream: HandoffStream) -> bytes:
-    raw = await asyncio.wait_for(stream.receive(), 10)
+    raw = await asyncio.wait_for(stream.receive(), 30)
     assert raw is not None
     return bytes(frames.decode(raw).body)
 
@@ -215,7 +215,7 @@ async def test_the_receiver_may_end_the_stream(rig: Rigged) -> None:
     assert await stream.receive() is None
     assert await stream.receive() is None
     with pytest.raises(WorkerLost):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await send_for_ever(stream)
     await stream.close()
 
@@ -281,7 +281,7 @@ async def test_a_receiver_that_crashes_is_a_lost_worker(rig: Rigged) -> None:
     stream = await rig.connect()
     await stream.send(note(b"one"))
     with pytest.raises(WorkerLost):
-        await asyncio.wait_for(read_to_the_end(stream), 5)
+        await asyncio.wait_for(read_to_the_end(stream), 30)
     await stream.close()
     assert rig.peer.ended.is_set()
 
@@ -294,7 +294,7 @@ async def test_nobody_at_the_address_is_a_lost_worker(rig: Rigged, address: str)
         await stream.receive()
 
     with pytest.raises(WorkerLost):
-        await asyncio.wait_for(call(), 5)
+        await asyncio.wait_for(call(), 30)
 
 
 async def test_a_receiver_that_goes_away_is_a_lost_worker(rig: Rigged) -> None:
@@ -303,7 +303,7 @@ async def test_a_receiver_that_goes_away_is_a_lost_worker(rig: Rigged) -> None:
     assert await answer(stream) == b"one"
     await rig.stop()
     with pytest.raises(WorkerLost):
-        await asyncio.wait_for(read_to_the_end(stream), 5)
+        await asyncio.wait_for(read_to_the_end(stream), 30)
     await stream.close()
     await asyncio.wait_for(rig.peer.ended.wait(), 20)
 
@@ -344,7 +344,7 @@ def test_a_sender_that_resets_its_connection_is_noticed_under_uvloop(
         while not peer.got:
             await asyncio.sleep(0.001)
         await stream.close()
-        await asyncio.wait_for(peer.ended.wait(), 10)
+        await asyncio.wait_for(peer.ended.wait(), 30)
         await made.transport.close()
         await made.stop()
 

@@ -101,7 +101,7 @@ async def test_many_times_the_rings_size_goes_through_it_and_nothing_is_left(car
         await stream.send(Frame(Kind.COMMIT))
 
     sending = asyncio.ensure_future(send())
-    raw = await asyncio.wait_for(stream.receive(), 10)
+    raw = await asyncio.wait_for(stream.receive(), 30)
     assert raw is not None
     assert frames.decode(raw).subject == Kind.COMMIT
     await sending

@@ -96,7 +96,7 @@ async def gathering(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 
 async def failure(running: asyncio.Future[Any]) -> BatonError:
     with pytest.raises(BatonError) as caught:
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 30)
     return caught.value
 
 
@@ -123,7 +123,7 @@ async def test_a_block_counts_when_its_last_part_is_in_and_not_before(gathering:
     assert not any(isinstance(message, Commit) for message in gathering.told)
     second.ship(gathering.ship(1, 0, 1, 2, 4))
     second.commit(FIRST, 0)
-    await asyncio.wait_for(asyncio.gather(*running), 10)
+    await asyncio.wait_for(asyncio.gather(*running), 30)
     gathering.check()
 
 
@@ -159,7 +159,7 @@ async def test_a_sender_of_all_heads_can_take_over_from_shards(gathering: Gather
     )  # fmt: skip
     whole.ship([ShipBlock(n, n, HASHES[n], 16) for n in range(BLOCKS)])
     whole.commit(FIRST, 0)
-    await asyncio.wait_for(whole.run(), 10)
+    await asyncio.wait_for(whole.run(), 30)
     pages = [bytes(gathering.memory.page(BLOCKS - 1 - n)) for n in range(BLOCKS)]
     assert pages == [bytes(source.page(n)) for n in range(BLOCKS)]
 

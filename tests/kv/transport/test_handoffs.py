@@ -116,7 +116,7 @@ class Pair:
         handoff = self.handoff()
         handoff.ship(self.ship(*range(BLOCKS)))
         handoff.commit(FIRST, 0)
-        await asyncio.wait_for(handoff.run(), 10)
+        await asyncio.wait_for(handoff.run(), 30)
         assert self.arrived() == self.sent()
 
     async def end(self) -> None:
@@ -130,7 +130,7 @@ class Pair:
         assert (counts.leased, counts.quarantined, counts.leases) == (0, 0, 0), "pages leaked"
 
 
-async def until(true: Callable[[], bool], within_s: float = 5) -> None:
+async def until(true: Callable[[], bool], within_s: float = 30) -> None:
     async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.001)
@@ -138,7 +138,7 @@ async def until(true: Callable[[], bool], within_s: float = 5) -> None:
 
 async def error_of(stream: HandoffStream) -> BatonError:
     """The typed error that a stream ends in."""
-    while (raw := await asyncio.wait_for(stream.receive(), 5)) is not None:
+    while (raw := await asyncio.wait_for(stream.receive(), 30)) is not None:
         frame = frames.decode(raw)
         if frame.kind is Kind.ERROR:
             return control.decode_error(frame.body)
@@ -196,7 +196,7 @@ async def test_a_receiver_that_aborts_at_any_step_is_heard_at_once(pair: Pair, s
     pair.intake.close(1)
     assert pair.told[-1] == ReceiveClosed(1, 1)
     with pytest.raises(BatonError) as caught:
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
     assert caught.value.label == "lease_unknown"
 
 
@@ -207,7 +207,7 @@ async def test_a_receiver_that_dies_is_a_lost_worker_and_lets_go_of_its_pages(pa
     await until(lambda: pair.intake.received_blocks == 2)
     await pair.rig.stop()
     with pytest.raises(BatonError) as caught:
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
     assert caught.value.label == "worker_lost"
     await until(lambda: pair.told[-1] == ReceiveClosed(1, 1))
 
@@ -243,7 +243,7 @@ async def test_another_layout_is_refused_before_any_byte_moves(pair: Pair) -> No
     handoff = pair.handoff(layout=layout_for("bfloat16", 2, 2, 32))
     handoff.ship(pair.ship(0))
     with pytest.raises(BatonError, match="dtype: sender 'bfloat16', receiver 'float32'"):
-        await asyncio.wait_for(handoff.run(), 5)
+        await asyncio.wait_for(handoff.run(), 30)
     assert not pair.told
     assert not any(any(pair.memory.page(page)) for page in pair.lease.pages)
 
@@ -294,7 +294,7 @@ async def test_a_receiver_that_is_slow_slows_only_its_own_sender(pair: Pair, tmp
     waiting = stuck.handoff()
     waiting.ship(stuck.ship(*range(BLOCKS)))
     running = asyncio.ensure_future(waiting.run())
-    await asyncio.wait_for(pair.whole(), 5)
+    await asyncio.wait_for(pair.whole(), 30)
     assert not running.done()
     running.cancel()
     await asyncio.wait({running})
@@ -343,7 +343,7 @@ async def test_a_receiver_that_differs_gets_its_own_kind_of_page(kind: str, name
     blocks = [msgspec.structs.replace(b, hash=b"ours" * 8) for b in pair.ship(*range(BLOCKS))]
     handoff.ship(blocks)
     handoff.commit(FIRST, 0)
-    report = await asyncio.wait_for(handoff.run(), 10)
+    report = await asyncio.wait_for(handoff.run(), 30)
     assert report.shipped_bytes == BLOCKS * made.unit
     for index, got in enumerate(pair.arrived()):
         page = memoryview(bytearray(theirs.page_bytes))

@@ -50,7 +50,7 @@ async def test_blocks_that_overtake_the_opening_of_their_handoff_wait_for_it(
         handoff._frame_bytes = LAYOUT.page_bytes  # a frame a block: they take all lanes
         handoff.ship(pair.ship(*range(BLOCKS)))
         handoff.commit(FIRST, 0)
-        await asyncio.wait_for(handoff.run(), 10)
+        await asyncio.wait_for(handoff.run(), 30)
         assert lane_0_is_read_last[0].kind is Kind.BLOCK
         assert pair.arrived() == pair.sent()
         assert not pair.intake.refusals
@@ -69,7 +69,7 @@ async def connected(
 
 async def answer(sock: socket.socket) -> Frame:
     loop, data = asyncio.get_running_loop(), b""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(data) < HEADER_BYTES or len(data) < HEADER_BYTES + frames.body_bytes(data):
             data += await loop.sock_recv(sock, 1)
     return frames.decode(data)

@@ -147,7 +147,7 @@ async def test_what_the_receiver_has_already_is_not_sent(tmp_path: Path) -> None
     first = sizes.handoff(held=2)
     first.ship(sizes.ship()[4:9])  # blocks 2 and 3 of the receiver's, and half of its block 4
     running = asyncio.ensure_future(first.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while sizes.intake.received_blocks < 2:
             await asyncio.sleep(0.001)
     running.cancel()
@@ -157,7 +157,7 @@ async def test_what_the_receiver_has_already_is_not_sent(tmp_path: Path) -> None
     second = sizes.handoff(2, (2, 3))
     second.ship(sizes.ship()[8:])
     second.commit(TokenRun(0, (42,)), 0)
-    report = await asyncio.wait_for(second.run(), 10)
+    report = await asyncio.wait_for(second.run(), 30)
     assert report.shipped_blocks == sizes.wanted - 4
     found, sent = sizes.runs(sizes.memory, sizes.pages, theirs), sizes.runs(sizes.source, sizes.order, ours)
     assert found[4:] == sent[4:]
@@ -170,5 +170,5 @@ async def test_hashes_of_our_own_chain_are_refused(tmp_path: Path) -> None:
     handoff = sizes.handoff(hashes=prefix.chain(sizes.root, range(TOKENS))[: sizes.wanted])
     handoff.ship(sizes.ship())
     with pytest.raises(BatonError, match="it is of other tokens"):
-        await asyncio.wait_for(handoff.run(), 10)
+        await asyncio.wait_for(handoff.run(), 30)
     await sizes.end()

@@ -90,7 +90,7 @@ async def test_a_peer_that_never_shakes_hands_is_dropped(receiver, monkeypatch, 
     server, address = receiver()
     host, port = tcp.split(address)
     reader, writer = await asyncio.open_connection(host, port)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), 30) == b""
     assert "no handshake within 0.1 s" in caplog.text
     writer.close()
     server.close()
@@ -101,7 +101,7 @@ async def test_connections_in_their_handshake_end_with_the_server(receiver) -> N
     with socket.create_connection(tcp.split(address)) as visitor:
         await asyncio.sleep(0.05)
         server.close()
-        visitor.settimeout(5)
+        visitor.settimeout(30)
         assert visitor.recv(1) == b""
 
 

@@ -47,7 +47,7 @@ async def opened(pair: Pair, address: str = "") -> HandoffStream:
     """A stream that was opened, and greeted: the greeting comes before the acknowledgement."""
     stream = await pair.rig.transport.connect(address or pair.rig.address)
     await stream.send(pair.opening())
-    raw = await asyncio.wait_for(stream.receive(), 5)
+    raw = await asyncio.wait_for(stream.receive(), 30)
     assert raw is not None
     assert frames.decode(raw).kind is Kind.ACK
     return stream
@@ -89,7 +89,7 @@ async def test_checksums_follow_once_the_receiver_has_said_that_it_reads_them(
     first = await pair.rig.transport.connect(pair.rig.address)
     await first.send(pair.opening())
     await first.send(*bare(pair, 0, 1))  # nothing was read yet
-    await asyncio.wait_for(first.receive(), 5)
+    await asyncio.wait_for(first.receive(), 30)
     await first.send(*bare(pair, 2))
     await until(lambda: pair.intake.received_blocks == 3)
     assert [frame.trailing for frame in written if frame.kind is Kind.BLOCK] == [False, True]
@@ -128,9 +128,9 @@ async def test_blocks_of_every_size_come_whole(unit: int, count: int) -> None:
     pages = [source.page(number) for number in range(count)]
     table = tuple(Block(number, HASHES) for number in range(count))
     for _ in range(3):
-        await asyncio.wait_for(stream.receive(), 5)
+        await asyncio.wait_for(stream.receive(), 30)
         await stream.send(Frame(Kind.BLOCK, unit=unit, blocks=table), pages)
-    await asyncio.wait_for(stream.receive(), 5)
+    await asyncio.wait_for(stream.receive(), 30)
     for frame, blocks, checksums in got:
         assert blocks == [bytes(page) for page in pages]
         assert checksums == [block.checksum for block in frame.blocks] == [frames.checksum(page) for page in pages]
@@ -151,7 +151,7 @@ async def test_a_receiver_of_the_first_version_gets_its_own_frames() -> None:
         handoff.ship(pair.ship(index))
         await until(lambda index=index: len(there.pages) > index)
     handoff.commit(FIRST, 0)
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 30)
     assert [there.pages[index] for index in range(BLOCKS)] == pair.sent()
     assert not there.refused
     assert there.kinds == [first_version.OPEN, *[first_version.BLOCK] * BLOCKS, first_version.COMMIT]
@@ -181,7 +181,7 @@ async def test_frames_of_the_second_version_are_refused_by_a_receiver_of_the_fir
     await stream.send(pair.opening())
     await stream.send(*bare(pair, 0))
     with contextlib.suppress(Exception):
-        while await asyncio.wait_for(stream.receive(), 5) is not None:
+        while await asyncio.wait_for(stream.receive(), 30) is not None:
             pass
     assert "damaged" in str(there.refused[0])
     assert not there.pages

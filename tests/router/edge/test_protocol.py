@@ -125,7 +125,7 @@ async def test_a_head_that_does_not_come_is_408_and_a_silent_connection_is_close
 
 
 async def test_a_body_that_trickles_is_408_and_its_application_hears_of_it() -> None:
-    async with listening(header_timeout_s=0.05, min_body_rate=1e6) as connect:
+    async with listening(header_timeout_s=0.5, min_body_rate=1e6) as connect:
         line = await connect()
         await line.say(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
         assert await line.status() == 408
@@ -134,7 +134,7 @@ async def test_a_body_that_trickles_is_408_and_its_application_hears_of_it() -> 
 
 
 async def test_an_idle_connection_is_closed_after_its_time_and_not_before_it_is_used_again() -> None:
-    async with listening(keep_alive_s=0.2, header_timeout_s=30) as connect:
+    async with listening(keep_alive_s=0.6, header_timeout_s=30) as connect:
         line = await connect()
         for _ in range(2):
             await line.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -143,7 +143,7 @@ async def test_an_idle_connection_is_closed_after_its_time_and_not_before_it_is_
 
 
 async def test_who_was_answered_early_and_sends_no_end_is_closed() -> None:
-    async with listening(header_timeout_s=0.05) as connect:
+    async with listening(header_timeout_s=0.5) as connect:
         line = await connect()
         await line.say(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nabc")
         assert await line.status() == 200
