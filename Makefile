@@ -32,7 +32,7 @@ soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, gangs, a no
 	@$(BIN)/pytest -m soak --timeout 3600 -s tests/e2e/test_ray_nodes.py tests/e2e/test_ray_pools.py $(ARGS)
 
 check: $(STAMP) proto-check
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.deploy.dashboards --check
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.dashboards --check
 	@$(BIN)/python -m baton.kernels.cuda.table --check  # no nvcc: what is recorded is of these sources
 
 fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster beside clients that hang on every port; make soak sends 10^6
@@ -61,7 +61,7 @@ helm-check: $(STAMP)  ## the chart by the real Helm engine: every profile and Ku
 	@$(BIN)/pytest -m "" --timeout 600 tests/deploy/helm $(ARGS)
 
 dashboards: $(STAMP)  ## write what is generated from the metrics: Grafana, alert rules, docs/metrics.md
-	@$(BIN)/python -m baton.deploy.dashboards
+	@$(BIN)/python -m baton.dashboards
 
 reference: $(STAMP)  ## write what is generated from the code: docs/configuration.md, docs/fields.md, the chart's schema
 	@$(BIN)/python docs/configuration.py && $(BIN)/python docs/fields.py && $(BIN)/python deploy/helm/schema.py

@@ -6,7 +6,7 @@ TRACE is Mooncake's format: one JSON object per line with ``input_length`` (toke
 of 512 tokens, equal ids for equal prefixes). Only block ids are replayed, one request after the other, no KV. A
 page of the pool is one such block. Hits are input tokens of leading blocks that are found.
 
-    pool   kv.pool.PagePool: open, seal, close
+    pool   kv.pages.pool.PagePool: open, seal, close
     lru    a dict in order of last use, a request's tail older than its head; no code in common with the pool
     best   Belady's rule (drop what is needed last), which nobody can follow online: an upper bound in practice
 """
@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from baton.console.kvbench.rows import Row, table
-from baton.kv.pool import PagePool
+from baton.console.bench.kv.rows import Row, table
+from baton.kv.pages.pool import PagePool
 
 TRACE_BLOCK_TOKENS = 512
 CAPACITIES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000)

@@ -26,8 +26,8 @@ from typing import Any
 
 import httpx
 
-from baton.console.routerbench.cluster import PROFILE
-from baton.deploy.fleet import Fleet
+from baton.console.bench.router.cluster import PROFILE
+from baton.launch.fleet import Fleet
 
 CLASSES = (
     {"name": "short", "max_tokens": 1024, "slo_ttft_s": 1.0, "slo_tpot_s": 0.08},

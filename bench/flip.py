@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from baton.deploy.fleet import Fleet
+from baton.launch.fleet import Fleet
 from bench.paced_load import Answered, Arrival, drive
 
 PROFILE = """

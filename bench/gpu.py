@@ -22,7 +22,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from baton.engine.gpu import require
+from baton.engine.backends.cuda.gpu import require
 from baton.kernels.abi.build import BuildError
 from baton.kernels.cuda.library import Device, device
 from baton.protos.errors import ConfigError

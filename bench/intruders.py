@@ -17,9 +17,9 @@ from typing import NamedTuple
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.kv.transport import frames
-from baton.kv.transport.frames import Block, Frame, Kind
-from baton.kv.transport.sending import hello
+from baton.kv.wire import frames
+from baton.kv.wire.frames import Block, Frame, Kind
+from baton.kv.wire.sending import hello
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.tls.authority import Authority
 

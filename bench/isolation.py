@@ -35,7 +35,7 @@ def spin():
     while True:
         pass
 threading.Thread(target=spin, daemon=True).start()
-from baton.deploy.worker_host import main
+from baton.worker.host import main
 sys.exit(main())
 """
 
@@ -52,7 +52,7 @@ def launch(folder: Path, slot: str, busy: bool) -> subprocess.Popen[bytes]:
         "slot_dir": str(folder),
         "metrics": False,
     }
-    host = ["-c", SPIN] if busy else ["-m", "baton.deploy.worker_host"]
+    host = ["-c", SPIN] if busy else ["-m", "baton.worker.host"]
     return subprocess.Popen([sys.executable, *host, "--spec", json.dumps(spec)], start_new_session=True)
 
 

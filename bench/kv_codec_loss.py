@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from baton.console.kvbench.rows import Row, table, to_json
+from baton.console.bench.kv.rows import Row, table, to_json
 from tests.e2e.fleet import Fleet
 
 TEXT = (

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from baton.cluster.config import BatonConfig
-from baton.console.livehandoffs import Handed, handoff, overhead, undisturbed, until_up
-from baton.console.liveprofile import Asker, connected, decode_link
+from baton.console.bench.livehandoffs import Handed, handoff, overhead, undisturbed, until_up
+from baton.console.planning.liveprofile import Asker, connected, decode_link
 from baton.cost.profiles import Overhead
-from baton.deploy.fleet import Fleet
-from baton.planner.costs import WorkerCosts
+from baton.launch.fleet import Fleet
+from baton.planner.costs.worker import WorkerCosts
 from baton.protos.errors import NoWorker
 from bench.paced_load import Answered, Arrival, drive
 

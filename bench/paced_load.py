@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.deploy.fleet import Fleet
+from baton.launch.fleet import Fleet
 
 WAIT_S = 180.0
 VOCAB = 32000

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import worker_costs
+from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import chosen_of
 from baton.planner.score import Slo
+from baton.planner.simulator.cluster import Scenario, SimSettings
 from baton.planner.sweep import at_ratio, ratio_name, simulate, sweep
-from baton.planner.traces import Trace, read_trace
+from baton.planner.traces.trace import Trace, read_trace
 
 TARGET, WANT = 0.03, 0.9
 

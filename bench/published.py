@@ -36,11 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
-from baton.planner.costs import WorkerCosts
-from baton.planner.flight import Flight
+from baton.planner.costs.worker import WorkerCosts
 from baton.planner.score import Slo, score, tpot, ttft
-from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.flight import Flight
+from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.nouns import TransferCurve
 
 DATA = Path(__file__).parent / "data" / "published.toml"

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from baton.console.kvbench.rows import Row, table, to_json
+from baton.console.bench.kv.rows import Row, table, to_json
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.protos.nouns import BLOCK_TOKENS

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.cost.curves import decode_seconds
 from baton.cost.profiles import PacedProfile
-from baton.prefill_worker.scheduler import AGING_TOKENS_PER_S
+from baton.prefill_worker.engine.scheduler import AGING_TOKENS_PER_S
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
 from baton.router.policies import Candidate, Decision
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from baton.console.routerbench.report import FIGURES, show
+from baton.console.bench.router.report import FIGURES, show
 
 if __name__ == "__main__":
     sys.exit(show(tuple(sys.argv[1:]) or FIGURES, rounds=3, requests=20_000, seconds=10.0, json_file=None))

@@ -26,17 +26,17 @@ import msgspec
 
 from baton.cluster.config import WorkerConfig
 from baton.cluster.membership import Entry, Roster, connect
-from baton.console.enginebench.start import write_checkpoint
+from baton.console.bench.engine.start import write_checkpoint
+from baton.controller.pressure import Workers
 from baton.cost.profiles import Overhead
-from baton.deploy.fleet import Fleet
-from baton.deploy.plans import DEMO
-from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
-from baton.planner.costs import WorkerCosts, from_curve
-from baton.planner.flight import Flight
-from baton.planner.pressure import Workers
+from baton.launch.fleet import Fleet
+from baton.launch.plans import DEMO
+from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import tpot, ttft
-from baton.planner.shared_cores import Sharing
-from baton.planner.traces import Trace, TraceRequest
+from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.simulator.flight import Flight
+from baton.planner.simulator.shared_cores import Sharing
+from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import StartupError
 from baton.protos.nouns import BLOCK_TOKENS, TransferCurve
 from bench import sim_vs_paced

@@ -31,14 +31,14 @@ from pathlib import Path
 import msgspec
 
 from baton.cluster.config import WorkerConfig
+from baton.controller.pressure import BURSTS, Workers, capacity
 from baton.cost.profiles import Overhead, load_profile
-from baton.deploy.fleet import Fleet
-from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
-from baton.planner.costs import WorkerCosts, from_paced
+from baton.launch.fleet import Fleet
+from baton.planner.costs.worker import WorkerCosts, from_paced
 from baton.planner.figures import percentile
-from baton.planner.pressure import BURSTS, Workers, capacity
 from baton.planner.score import tpot, ttft
-from baton.planner.traces import Trace, TraceRequest
+from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.nouns import BLOCK_TOKENS
 from bench.own_time import own_time
 from bench.paced_load import Answered, Arrival, drive

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import torch
 from rich.console import Console
 
-from baton.console.enginebench.models import SIZES, random_runner
-from baton.console.enginebench.report import SCHEMES
-from baton.console.enginebench.step import Workload
-from baton.console.kvbench.rows import Row, table
-from baton.engine.native_runner import NativeRunner
-from baton.engine.step_ops import StepOps
+from baton.console.bench.engine.models import SIZES, random_runner
+from baton.console.bench.engine.report import SCHEMES
+from baton.console.bench.engine.step import Workload
+from baton.console.bench.kv.rows import Row, table
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.native.step_ops import StepOps
 
 NAMESPACE = "baton::"
 

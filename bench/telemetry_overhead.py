@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 import msgspec
 from rich.console import Console
 
-from baton.console.kvbench.rows import Row, interval, median, spread, table
-from baton.console.routerbench.cluster import PROFILE
-from baton.console.routerbench.load import closed_loop, request
-from baton.deploy.fleet import Fleet
-from baton.deploy.plans import DEMO
+from baton.console.bench.kv.rows import Row, interval, median, spread, table
+from baton.console.bench.router.cluster import PROFILE
+from baton.console.bench.router.load import closed_loop, request
+from baton.launch.fleet import Fleet
+from baton.launch.plans import DEMO
 
 TARGET = 0.98
 SCRAPE_S = 5.0

@@ -29,13 +29,13 @@ from rich.table import Table
 from baton.cluster.config import RouterConfig
 from baton.cluster.prefix_index import truncated
 from baton.cluster.telemetry import RouterMetrics
-from baton.kv.prefix import block_hashes
+from baton.kv.layout.prefix import block_hashes
 from baton.protos.nouns import Sampling
-from baton.router.catalog import ModelEntry
-from baton.router.generation import Ask, Frontend, Generation
-from baton.router.live import LiveStats
-from baton.router.request import ChoiceStream, Summary
+from baton.router.answer.call import Ask, Frontend, Generation
+from baton.router.observe.live import LiveStats
+from baton.router.request.request import ChoiceStream, Summary
 from baton.router.server import make_frontend
+from baton.router.text.catalog import ModelEntry
 
 PIECES = (1, 7, 8)  # tokens
 STATIONS = ("queue", "ttft", "prefill_queue", "prefill", "transfer", "first_decode", "decode")

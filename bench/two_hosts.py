@@ -25,9 +25,9 @@ import msgspec
 
 from baton.cluster.membership import Roster, connect
 from baton.cost.profiles import load_profile
-from baton.deploy.processes import end_sessions, kill_session
-from baton.deploy.redis_server import RedisServer
-from baton.engine.paced import paced_answer
+from baton.engine.backends.paced.runner import paced_answer
+from baton.launch.redis_server import RedisServer
+from baton.process.processes import end_sessions, kill_session
 from baton.protos.nouns import Sampling, WorkerInfo
 from baton.tls.authority import Authority
 from bench.intruders import DOMAIN, Papers, Port, Visit, table, visit, visitors

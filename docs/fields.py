@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from baton.router.batch_api import BatchBody
-from baton.router.embeddings_api import EmbeddingsBody
-from baton.router.foreign_fields import HARMLESS_AT, reason, refusal
-from baton.router.request_body import RequestBody
-from baton.router.responses_schemas import Reasoning, ResponsesBody, TextOptions
-from baton.router.schemas import ChatBody, CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody
-from baton.router.structured import NvExt, ResponseFormat, StructuredOutputs
+from baton.router.api.batch.routes import BatchBody
+from baton.router.api.foreign_fields import HARMLESS_AT, reason, refusal
+from baton.router.api.openai.embeddings import EmbeddingsBody
+from baton.router.api.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody
+from baton.router.api.openai.structured import NvExt, ResponseFormat, StructuredOutputs
+from baton.router.api.request_body import RequestBody
+from baton.router.api.responses.schemas import Reasoning, ResponsesBody, TextOptions
 
 ROOT = Path(__file__).parents[1]
 FILE = Path(__file__).with_name("fields.md")

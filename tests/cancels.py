@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from baton.kv.memory import PageMemory
-from baton.kv.pool import PagePool
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PagePool
 
 PATIENCE_S = 20.0
 TICKS = 20  # in which work ends that waits for nobody else

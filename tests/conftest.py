@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.membership import connect
-from baton.deploy.redis_server import RedisServer
+from baton.launch.redis_server import RedisServer
 from tests import seeds
 
 

@@ -8,10 +8,10 @@ import pytest
 
 TORCH_FREE = (
     "baton.router", "baton.cost", "baton.cluster", "baton.protos", "baton.prefill_worker", "baton.decode_worker",
-    "baton.kv", "baton.console", "baton.deploy", "baton.planner",
+    "baton.kv", "baton.console", "baton.launch", "baton.planner",
 )  # fmt: skip
 TORCH_FREE_ENGINE = (
-    "baton.engine.sequence", "baton.engine.plan", "baton.engine.sharing", "baton.engine.paced", "baton.engine.load",
+    "baton.engine.sequence", "baton.engine.plan", "baton.engine.sharing", "baton.engine.backends.paced.runner", "baton.engine.load",
 )  # fmt: skip
 
 PROBE = """

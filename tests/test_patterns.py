@@ -147,5 +147,5 @@ def test_the_walk_finds_what_backtracks(pattern: str, says: str) -> None:
 
 def test_the_walk_sees_the_patterns_of_the_borders() -> None:
     seen = {where.rpartition(":")[0] for _, where, _ in FOUND}
-    assert {"baton/protos/grammar.py", "baton/router/tools.py", "baton/router/keys.py"} <= seen
+    assert {"baton/protos/grammar.py", "baton/router/api/openai/tools.py", "baton/router/access/keys.py"} <= seen
     assert len(FOUND) > 20

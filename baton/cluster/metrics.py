@@ -1,7 +1,7 @@
 """Every metric of the cluster, defined once: name, type, unit, help, labels. Torch-free, and free of any client.
 
 Knows nothing of who observes what, nor of Prometheus' library: ``telemetry`` makes instruments of these, and
-``deploy.dashboards`` the Grafana dashboard, the alert rules and a table of them. Label values are bounded:
+``dashboards`` the Grafana dashboard, the alert rules and a table of them. Label values are bounded:
 roles, worker ids, models, classes, stations, outcomes and the labels of the error tree. ``vllm`` is the name
 that dashboards made for vLLM ask for, shown besides ours where ``telemetry.vllm_names`` is set.
 """

@@ -11,7 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from baton.console import certs, diagnosis, planning, ratio, scale, single
+from baton.console.cluster import ratio, scale
+from baton.console.planning import register as planning
+from baton.console.run import single
+from baton.console.setup import certs, diagnosis
 from baton.protos.errors import BatonError
 
 app = typer.Typer(
@@ -57,7 +60,7 @@ def serve(
     config: Annotated[str | None, _flag("A baton.toml; default: ./baton.toml if there is one")] = None,
 ) -> None:
     """Bring up a router, workers, Redis and Ray; Ctrl-C takes all of it down."""
-    from baton.console.serve import run
+    from baton.console.run.serve import run
 
     router = {
         "host": host, "port": port, "grpc_port": grpc_port, "insecure": insecure, "keys_file": keys,
@@ -86,7 +89,7 @@ def workers(
     namespace: Annotated[str, typer.Option(help="The cluster's namespace; default: of the one cluster here")] = "",
 ) -> None:
     """Show the workers of a running cluster."""
-    from baton.console.workers import show_workers
+    from baton.console.cluster.workers import show_workers
 
     raise typer.Exit(_guarded(lambda: show_workers(redis, namespace)))
 
@@ -99,7 +102,7 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="The record itself")] = False,
 ) -> None:
     """Show why a request went where it went, and what was predicted against what was seen."""
-    from baton.console.explain import show
+    from baton.console.cluster.explain import show
 
     raise typer.Exit(_guarded(lambda: show(request_id, url, key, json)))
 
@@ -113,7 +116,7 @@ def top(
     json: Annotated[bool, typer.Option("--json", help="The snapshot itself, once")] = False,
 ) -> None:
     """Watch the cluster in the terminal: pools, queues, classes, recent requests, advice."""
-    from baton.console.top import run
+    from baton.console.cluster.top import run
 
     raise typer.Exit(_guarded(lambda: run(url, key, every, once, json)))
 
@@ -136,7 +139,7 @@ def keys_add(
     file: _KeysFile = None,
 ) -> None:
     """Make a key and show it, once."""
-    from baton.console.keys import add
+    from baton.console.setup.keys import add
 
     fields = {
         "name": name, "requests_per_min": rpm, "tokens_per_min": tpm, "weight": weight, "priority": priority,
@@ -148,7 +151,7 @@ def keys_add(
 @keys_app.command("list")
 def keys_list(file: _KeysFile = None) -> None:
     """Show every key, but for the keys themselves."""
-    from baton.console.keys import show
+    from baton.console.setup.keys import show
 
     raise typer.Exit(_guarded(lambda: show(file)))
 
@@ -156,7 +159,7 @@ def keys_list(file: _KeysFile = None) -> None:
 @keys_app.command("revoke")
 def keys_revoke(key_id: Annotated[str, typer.Argument(help="Its id")], file: _KeysFile = None) -> None:
     """Close a key for good; routers notice within a second."""
-    from baton.console.keys import revoke
+    from baton.console.setup.keys import revoke
 
     raise typer.Exit(_guarded(lambda: revoke(file, key_id)))
 
@@ -177,7 +180,7 @@ def bench_kv(
     ] = None,
 ) -> None:
     """How fast KV gets from worker to worker, by every transport, beside what the machine can do at all."""
-    from baton.console.kvbench.report import show
+    from baton.console.bench.kv.report import show
 
     raise typer.Exit(_guarded(lambda: show(rounds, mib << 20, page_kib << 10, json, plot, tier_model)))
 
@@ -193,7 +196,7 @@ def bench_router(
     seconds: Annotated[float, typer.Option(min=1, help="Of each load, for goodput")] = 10.0,
 ) -> None:
     """What the router adds to a request, and how much it carries, before workers whose forward pass is free."""
-    from baton.console.routerbench.report import FIGURES, show
+    from baton.console.bench.router.report import FIGURES, show
 
     chosen = tuple(figure or FIGURES)
     if unknown := set(chosen) - set(FIGURES):
@@ -213,7 +216,7 @@ def bench_engine(
     part: Annotated[list[str] | None, _flag("linear, attention, step or start; may be given again (all)")] = None,
 ) -> None:
     """The CPU engine's attention, decode and prompt rates, beside what memory gives in the same round."""
-    from baton.console.enginebench.report import PARTS, SCHEMES, show
+    from baton.console.bench.engine.report import PARTS, SCHEMES, show
 
     chosen, batches, parts = tuple(scheme or SCHEMES), tuple(batch or (1, 4, 16)), tuple(part or PARTS)
     raise typer.Exit(

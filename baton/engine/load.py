@@ -53,7 +53,7 @@ def load_runner(config: EngineConfig) -> Runner:
     """Load the checkpoint. Raises CheckpointError (naming the file) or ConfigError (naming the setting)."""
     _require_known(config)
     os.environ.setdefault(*QUIET_THREADS)
-    return import_module("baton.engine.runner").load(config)
+    return import_module("baton.engine.backends.torch.runner").load(config)
 
 
 def _require_known(config: EngineConfig) -> None:

@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 
 from baton.kernels.cuda.library import on_shim
-from baton.kv.cuda_driver import Driver, driver
-from baton.kv.transport.moving import Broken, Done, Join, Joined, Leave, Left, Move, Serve, ToMover
+from baton.kv.memory.cuda_driver import Driver, driver
+from baton.kv.wire.moving import Broken, Done, Join, Joined, Leave, Left, Move, Serve, ToMover
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import SharedPages
 

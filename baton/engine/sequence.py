@@ -14,7 +14,7 @@ from baton.protos.nouns import EngineRequest, TokenLogprobs, TokenRun
 
 
 class Grammar(Protocol):
-    """Where an answer stands in its grammar; ``engine.grammar.GrammarState`` is the real one."""
+    """Where an answer stands in its grammar; ``engine.grammar.running.GrammarState`` is the real one."""
 
     @property
     def ready(self) -> bool:

@@ -7,7 +7,7 @@ comes after its last read or write; if that process dies, so does this one.
 
 from __future__ import annotations
 
-from baton.kv.pool import PageLease, PagePool
+from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import PoolExhausted
 

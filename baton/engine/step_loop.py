@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from baton.engine.grammar import COMPILE_WAIT_S, Grammars
+from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
 from baton.engine.isolate import Outcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import Sequence
 from baton.engine.sharing import Sharing
 from baton.engine.step_log import StepLog
-from baton.kv.pool import PagePool
+from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError
 from baton.protos.nouns import EngineRequest, PoolSnapshot
@@ -28,7 +28,7 @@ IDLE_WAIT_S = 5.0
 
 
 class Channel(Protocol):
-    """The engine's end of the local channel (kv/channel.py)."""
+    """The engine's end of the local channel (worker/channel.py)."""
 
     def send(self, message: Any) -> None:
         """Queue a message; never blocks."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.engine.plan import Mirror, Runner, SequenceStep, StepPlan, StepResult, mirror_of
-from baton.kv.layout import in_pages_of
+from baton.kv.layout.page import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
 
 MOST_LANDING = 8192

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.planner.costs import WorkerCosts, worker_costs
+from baton.planner.costs.roofline_name import is_roofline, parse
+from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.plan import Plan
-from baton.planner.roofline_name import is_roofline, parse
 from baton.protos.errors import ConfigError
 
 LEAST = 2  # workers a ratio needs

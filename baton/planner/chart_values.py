@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from baton.planner.cluster_sim import Scenario
-from baton.planner.costs import WorkerCosts
+from baton.planner.costs.worker import WorkerCosts
+from baton.planner.simulator.cluster import Scenario
 
 Values = dict[str, Any]
 

@@ -11,12 +11,12 @@ import msgspec
 
 from baton.cost.money import per_million
 from baton.planner.chart_values import chart_values
-from baton.planner.cluster_sim import Scenario
-from baton.planner.flight import Flight
 from baton.planner.reach import Headroom, headroom, least_that_works
 from baton.planner.score import Score, Slo, by_class, is_good, score
+from baton.planner.simulator.cluster import Scenario
+from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import Flights, Ratio, Sweep, at_ratio
-from baton.planner.traces import Trace
+from baton.planner.traces.trace import Trace
 
 SECONDS_PER_HOUR = 3600.0
 MATTERS = 0.01  # attainments that lie closer are decided by latency

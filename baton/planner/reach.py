@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from baton.planner.cluster_sim import ClusterSim, Scenario
-from baton.planner.costs import WorkerCosts
-from baton.planner.flight import Flight
+from baton.planner.costs.worker import WorkerCosts
 from baton.planner.score import Slo, is_good, tpot, ttft
+from baton.planner.simulator.cluster import ClusterSim, Scenario
+from baton.planner.simulator.flight import Flight
 from baton.planner.sweep import Ratio, at_ratio, simulate, why
-from baton.planner.trace_stats import cached_tokens
-from baton.planner.traces import Trace
+from baton.planner.traces.stats import cached_tokens
+from baton.planner.traces.trace import Trace
 
 MOST_WORKERS = 256
 MOST_LOAD = 64.0

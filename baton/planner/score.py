@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from baton.planner.figures import Figures, figures
-from baton.planner.flight import Flight
+from baton.planner.simulator.flight import Flight
 
 
 class Slo(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import (
+from baton.planner.costs.model_shape import ModelShape
+from baton.planner.costs.worker import (
     USABLE_MEMORY,
     Accelerator,
     accelerators,
@@ -22,11 +22,11 @@ from baton.planner.costs import (
     lacks,
     roofline,
 )
-from baton.planner.model_shape import ModelShape
 from baton.planner.reach import best_of_about, least_that_works, least_workers
 from baton.planner.score import Slo
+from baton.planner.simulator.cluster import Scenario, SimSettings
 from baton.planner.sweep import Ratio
-from baton.planner.traces import Trace
+from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
 
 CHUNK = 2048

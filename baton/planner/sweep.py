@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.planner.cluster_sim import ClusterSim, Scenario
-from baton.planner.flight import Flight
 from baton.planner.score import Score, Slo, is_good, score
-from baton.planner.traces import Trace
+from baton.planner.simulator.cluster import ClusterSim, Scenario
+from baton.planner.simulator.flight import Flight
+from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
 
 PLATEAU = 0.02  # ratios whose goodput is within this share of the best one's

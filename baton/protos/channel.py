@@ -1,4 +1,4 @@
-"""Messages between a worker's two processes, over one local channel (see ``baton/kv/channel.py`` for framing).
+"""Messages between a worker's two processes, over one local channel (see ``baton/worker/channel.py`` for framing).
 
 The engine process owns the page pool, the leases and the step loop; the I/O process owns gRPC, the
 handoff streams and the metrics. ``key`` is the I/O process's own number for one request. Nothing here

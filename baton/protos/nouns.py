@@ -110,7 +110,7 @@ class LayerGroup(msgspec.Struct, frozen=True):
 class KvLayout(msgspec.Struct, frozen=True):
     """How one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers).
 
-    A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout.py).
+    A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout/page.py).
     """
 
     dtype: str
@@ -137,7 +137,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
 
     ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); workers with
-    one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages (kv/memory.py).
+    one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages (kv/memory/host_pages.py).
     """
 
     worker_id: str

@@ -13,21 +13,21 @@ from typing import Protocol, runtime_checkable
 from prometheus_client import CollectorRegistry
 
 from baton.cluster.telemetry import RouterMetrics
-from baton.router.admission import Admission
-from baton.router.decisions import DecisionLog, RecordStore
-from baton.router.dispatch import Dispatcher, DispatchSettings
-from baton.router.hints import PrefixHints, PrefixIndex
-from baton.router.links import Connect, Links, connect
-from baton.router.links import connect as plain_connect
-from baton.router.live import LiveStats
-from baton.router.placing import Placer
+from baton.router.dispatch.admission import Admission
+from baton.router.dispatch.affinity import Sessions
+from baton.router.dispatch.dispatcher import Dispatcher, DispatchSettings
+from baton.router.dispatch.placing import Placer
+from baton.router.dispatch.prefix_hints import PrefixHints, PrefixIndex
+from baton.router.dispatch.role_control import RoleControl
+from baton.router.dispatch.throttle import Throttle
+from baton.router.dispatch.view import ClusterView, Roster, ViewSettings
+from baton.router.observe.decisions import DecisionLog, RecordStore
+from baton.router.observe.live import LiveStats
 from baton.router.policies import load_policy
-from baton.router.request import RouterRequest, Summary
-from baton.router.roles import RoleControl
-from baton.router.sessions import Sessions
-from baton.router.tagging import ClassLike, ContextClasses
-from baton.router.throttle import Throttle
-from baton.router.view import ClusterView, Roster, ViewSettings
+from baton.router.request.context_class import ClassLike, ContextClasses
+from baton.router.request.request import RouterRequest, Summary
+from baton.router.workers.connections import Connect, Links, connect
+from baton.router.workers.connections import connect as plain_connect
 from baton.tls.rpc import PLAIN, Dialer
 
 

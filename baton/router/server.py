@@ -31,26 +31,26 @@ from baton.cluster.hosts import LOOPBACK
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
-from baton.router import reasoning_parsers, tool_parsers
-from baton.router.app import make_app
-from baton.router.border import GrpcBorder
-from baton.router.catalog import ModelCatalog
-from baton.router.decisions import DecisionLog
+from baton.router.access.gate import Gate
+from baton.router.answer.call import Exposition, Formats, Frontend
+from baton.router.answer.validate import Limits
+from baton.router.api.app import make_app
+from baton.router.api.border import GrpcBorder
+from baton.router.api.grpc.service import InferenceService
+from baton.router.api.open_inference.grpc import OpenInferenceService
+from baton.router.dispatch.role_control import RoleControl
 from baton.router.edge.acceptor import Acceptor
 from baton.router.edge.census import Census, EdgeLimits, Place
 from baton.router.edge.origins import LoopbackOnly, with_cors
 from baton.router.edge.protocol import BoundedHttp
-from baton.router.gate import Gate
-from baton.router.generation import Exposition, Formats, Frontend
-from baton.router.grpc_api import InferenceService
-from baton.router.open_inference_grpc import OpenInferenceService
-from baton.router.overview import Overview
-from baton.router.recorder import TraceRecorder
-from baton.router.request import Serving
-from baton.router.roles import RoleControl
-from baton.router.tagging import ContextClasses
-from baton.router.tallies import Tallies
-from baton.router.validate import Limits
+from baton.router.observe.decisions import DecisionLog
+from baton.router.observe.overview import Overview
+from baton.router.observe.recorder import TraceRecorder
+from baton.router.observe.tallies import Tallies
+from baton.router.request.context_class import ContextClasses
+from baton.router.request.request import Serving
+from baton.router.text import reasoning_parsers, tool_parsers
+from baton.router.text.catalog import ModelCatalog
 from baton.tls.identity import Identity
 from baton.tls.rpc import NameGuard, add_port
 

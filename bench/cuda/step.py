@@ -1,6 +1,6 @@
 """A whole decode step of an 8B Llama with random weights, and a prompt's chunk, by launches and by graph.
 
-Knows nothing of the ops beneath. The step is the engine's own (engine/cuda_runner.py): what is timed is what a
+Knows nothing of the ops beneath. The step is the engine's own (engine/backends/cuda/runner.py): what is timed is what a
 worker runs, the plan's copy, the choice of tokens and the rows that go back to the host's pages included.
 """
 
@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from baton.engine import program as p
-from baton.engine.cuda_runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
-from baton.engine.native_batch import NativeBatch
+from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
+from baton.engine.program import ops as p
 from baton.kernels.cuda.library import Device
 from baton.kernels.linear.packed import PackedWeight
-from baton.kv.layout import layout_for
+from baton.kv.layout.page import layout_for
 from baton.protos.nouns import LayerGroup, Sampling
 from bench.cuda.clock import Call, launched
 from bench.cuda.rows import Ceilings, Row, Sample, absent, rated, versus

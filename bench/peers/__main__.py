@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from baton.console.enginebench.step import PROMPT
-from baton.console.kvbench.rows import Row, median, paired, spread, table
+from baton.console.bench.engine.step import PROMPT
+from baton.console.bench.kv.rows import Row, median, paired, spread, table
 from bench.peers import results
 from bench.peers.environments import HOME
 from bench.peers.random_gguf import folder_of

@@ -28,9 +28,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from baton.console.kvbench.rows import Row, median, paired, spread, table, to_json
-from baton.deploy.fleet import Fleet
-from baton.deploy.ports import HOST, free_ports
+from baton.console.bench.kv.rows import Row, median, paired, spread, table, to_json
+from baton.launch.fleet import Fleet
+from baton.launch.ports import HOST, free_ports
 from baton.protos.nouns import BLOCK_TOKENS
 from bench.peers.environments import HOME, server
 from bench.peers.random_gguf import NAME, folder_of

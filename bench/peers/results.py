@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.console.enginebench.step import PROMPT
-from baton.console.kvbench.rows import Row, commit, to_json
+from baton.console.bench.engine.step import PROMPT
+from baton.console.bench.kv.rows import Row, commit, to_json
 
 Rows = list[dict[str, Any]]
 

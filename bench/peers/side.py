@@ -11,12 +11,12 @@ import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
-from baton.console.enginebench.memory import MemoryRead
-from baton.console.enginebench.models import random_runner
-from baton.console.enginebench.step import CONTEXT, PROMPT, STEPS, Workload
+from baton.console.bench.engine.memory import MemoryRead
+from baton.console.bench.engine.models import random_runner
+from baton.console.bench.engine.step import CONTEXT, PROMPT, STEPS, Workload
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig
-from baton.engine.native_runner import NativeRunner
-from baton.engine.runner import load
 from baton.protos.errors import ConfigError
 from bench.peers.environments import python_of
 from bench.peers.random_gguf import NAME

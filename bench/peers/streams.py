@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from baton.deploy.ports import HOST
+from baton.launch.ports import HOST
 
 VOCABULARY = 31000
 STREAM_PROMPT, STREAM_TOKENS = 128, 1024

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.enginebench.step import Workload
-from baton.console.kvbench.rows import Row, commit
+from baton.console.bench.engine.step import Workload
+from baton.console.bench.kv.rows import Row, commit
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig
-from baton.engine.native_runner import NativeRunner
-from baton.engine.runner import load
 from baton.kernels.abi import native
 from bench.peers import random_gguf, results
 from bench.peers.streams import Load, Seen, run

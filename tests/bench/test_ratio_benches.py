@@ -7,11 +7,11 @@ import pytest
 
 from baton.cluster.config import WorkerConfig
 from baton.cost.profiles import Overhead
-from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
-from baton.planner.costs import from_curve, from_paced
+from baton.planner.costs.worker import from_curve, from_paced
 from baton.planner.score import Slo, tpot, ttft
+from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
 from baton.planner.sweep import ratio_name
-from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.nouns import StepCurve, TransferCurve
 from bench import flip, rerole, sim_vs_cpu, sim_vs_paced
 from bench.own_time import ANSWER, PROMPT, split

@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.membership import LEASE_S, Entry, Member, Roster, end_task
-from baton.deploy.redis_server import RedisServer
+from baton.launch.redis_server import RedisServer
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 
 

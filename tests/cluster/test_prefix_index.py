@@ -9,8 +9,8 @@ from redis.exceptions import RedisError
 
 from baton.cluster.membership import connect
 from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher, index_key
-from baton.deploy.redis_server import RedisServer
-from baton.kv import prefix
+from baton.kv.layout import prefix
+from baton.launch.redis_server import RedisServer
 
 CHAIN = [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(9000)]
 

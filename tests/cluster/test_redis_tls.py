@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from baton.cluster.config import load_config
 from baton.cluster.membership import Member, Roster, connect
 from baton.cluster.redis_url import shown
-from baton.deploy.redis_server import RedisServer, check_redis
+from baton.launch.redis_server import RedisServer, check_redis
 from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
 from bench.tls_front import Front

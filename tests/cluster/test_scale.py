@@ -6,8 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.scale import BY_CONFIG, Scale, ask, begin, forget_scale, key, read
-from baton.deploy import scaling
-from baton.deploy.redis_server import RedisServer
+from baton.launch import scaling
+from baton.launch.redis_server import RedisServer
 from baton.protos.errors import ConfigError
 
 

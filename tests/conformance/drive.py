@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-from baton.engine.grammar import Grammars, GrammarState
+from baton.engine.grammar.running import Grammars, GrammarState
 from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
 from baton.engine.sequence import Sequence
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs

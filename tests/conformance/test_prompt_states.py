@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.checkpoint import Checkpoint
-from baton.engine.config import ModelConfig
+from baton.engine.backends.torch.runner import TorchRunner
+from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import Runner
-from baton.engine.runner import TorchRunner
+from baton.engine.program.config import ModelConfig
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make, prompts, reference
 from tests.conformance.drive import Driver

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.intake import Intake
-from baton.decode_worker.service import DecodeService
-from baton.decode_worker.shell import DecodeShell
-from baton.kv.filling import NOTHING
-from baton.kv.memory import PageMemory
+from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.service import DecodeService
+from baton.decode_worker.io.shell import DecodeShell
+from baton.kv.exchange.filling import NOTHING
+from baton.kv.memory.host_pages import PageMemory
 from baton.protos import channel as ch
 from baton.protos.nouns import PROTOCOL, TokenRun
 from baton.protos.v1 import common_pb2 as c

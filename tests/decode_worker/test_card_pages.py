@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-from baton.engine.paced import PacedRunner, rows_after
+from baton.engine.backends.cuda.resident import Resident
+from baton.engine.backends.paced.runner import PacedRunner, rows_after
 from baton.engine.plan import StepPlan, StepResult
-from baton.engine.resident import Resident
 from baton.engine.wide_pages import WideMirror
 from baton.protos import channel as ch
-from tests.decode_worker.test_loop import KV, MODEL, Bench, answer, prompt_of
+from tests.decode_worker.engine.test_loop import KV, MODEL, Bench, answer, prompt_of
 
 PAGE = 16 * KV
 
 
 class Mirror:
-    """As engine/page_share.py, without a driver."""
+    """As engine/backends/cuda/page_share.py, without a driver."""
 
     def __init__(self, resident: Resident) -> None:
         self.opened, self.landed = resident.opened, resident.landed
 
 
 class CardRunner(PacedRunner):
-    """Computes on the card's pages, and keeps them as engine/cuda_runner.py does."""
+    """Computes on the card's pages, and keeps them as engine/backends/cuda/runner.py does."""
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         self.card = memoryview(bytearray(b"\xee" * (pages * PAGE)))

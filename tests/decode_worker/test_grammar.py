@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.engine.grammar import Grammars
+from baton.engine.grammar.running import Grammars
 from baton.grammars.server import Child
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
-from tests.decode_worker.test_loop import Bench
+from tests.decode_worker.engine.test_loop import Bench
 
 
 def admit(key: int, spec: str | None, emitted: bytes = b"", seed: int = 7) -> ch.Admit:

@@ -20,15 +20,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.decode_worker.loop import DecodeLoop
-from baton.engine.grammar import Grammars
+from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.backends.paced.runner import PacedRunner
+from baton.engine.grammar.running import Grammars
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.paced import PacedRunner
 from baton.engine.plan import Runner
 from baton.engine.speculate.drafter import Drafter
-from baton.kv.memory import PageMemory
-from baton.kv.pool import PagePool
-from baton.prefill_worker.loop import PrefillLoop
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PagePool
+from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Grammar, Sampling, TokenLogprobs
 

@@ -16,7 +16,7 @@ MANIFESTS, VALUES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M)
 
 def rendered(values: dict) -> list[dict]:
     """As `helm install baton … -n llm` would."""
-    from baton.console.check import CHART
+    from baton.console.setup.check import CHART
 
     helm_python = pytest.importorskip("helm_python")
     texts = helm_python.Chart.load(CHART).render(values, name="baton", namespace="llm")
@@ -24,7 +24,7 @@ def rendered(values: dict) -> list[dict]:
 
 
 def production() -> dict:
-    from baton.console.check import overlaid
+    from baton.console.setup.check import overlaid
 
     return overlaid(profile("values-h100.yaml"), yaml.safe_load(VALUES))
 
@@ -35,8 +35,8 @@ def test_the_production_values_give_valid_manifests() -> None:
 
 
 def test_the_product_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
-    from baton.console.check import CHART, check_files
-    from baton.console.findings import exit_code
+    from baton.console.setup.check import CHART, check_files
+    from baton.console.setup.findings import exit_code
 
     (tmp_path / "production.yaml").write_text(VALUES)
     found = check_files([str(CHART / "values-h100.yaml"), str(tmp_path / "production.yaml")], None)

@@ -1,4 +1,4 @@
-"""The cluster that end-to-end tests run against: ``deploy.fleet`` with what tests ask of it, and can do to it."""
+"""The cluster that end-to-end tests run against: ``launch.fleet`` with what tests ask of it, and can do to it."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ import httpx
 
 from baton.cluster.membership import Entry, Roster, connect
 from baton.cluster.prefix_index import PrefixIndex
-from baton.deploy import fleet
-from baton.deploy.loop_watch import STOOD_STILL
-from baton.kv import prefix
+from baton.kv.layout import prefix
+from baton.launch import fleet
+from baton.process.loop_watch import STOOD_STILL
 from baton.protos import convert
 from baton.protos.nouns import PoolSnapshot
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc

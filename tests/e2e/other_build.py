@@ -30,7 +30,7 @@ def become(protocol: str, build: str) -> None:
     """Before anything else of ours is imported."""
     version.PROTOCOL = protocol
     version.product_version = lambda: build
-    from baton.kv.transport import frames
+    from baton.kv.wire import frames
     from baton.protos import nouns
 
     frames.NEWEST = 1 if _minor(protocol) < 1 else frames.NEWEST

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from baton.cost.profiles import load_profile
-from baton.engine.paced import paced_answer
+from baton.engine.backends.paced.runner import paced_answer
 from baton.protos.nouns import Sampling
 
 SLOW = """

@@ -19,10 +19,10 @@ from typing import Any
 
 import httpx
 
-from baton.deploy.processes import kill_session, session_members
-from baton.deploy.redis_server import RedisServer
-from baton.deploy.slots import holders
-from baton.deploy.supervise import child_environment
+from baton.launch.redis_server import RedisServer
+from baton.launch.supervise import child_environment
+from baton.process.processes import kill_session, session_members
+from baton.worker.slots import holders
 from tests.e2e.fleet import complete
 from tests.e2e.paced import Oracle, slow_profile
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from baton.deploy import supervise
+from baton.launch import supervise
 from tests.e2e import watched_host
 from tests.e2e.fleet import Fleet
 from tests.e2e.paced import Oracle, slow_profile

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.console.workers import links_table
+from baton.console.cluster.workers import links_table
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 

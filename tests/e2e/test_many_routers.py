@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.router.keys import add_key
+from baton.router.access.keys import add_key
 from tests.e2e.fleet import Fleet, wait_for
 
 

@@ -15,8 +15,8 @@ import grpc
 import httpx
 import pytest
 
-from baton.console.workers import show_workers
-from baton.deploy import supervise
+from baton.console.cluster.workers import show_workers
+from baton.launch import supervise
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 from tests.e2e.fleet import Fleet, wait_for
 from tests.e2e.migration import KINDS, Damage, Heard, ask, damage, drawn, kill_under, report

@@ -13,7 +13,7 @@ import jsonschema
 import openai
 import pytest
 
-from baton.deploy.plans import DEMO
+from baton.launch.plans import DEMO
 from tests.e2e.fleet import Fleet
 
 WAYS = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.deploy.slots import holders
+from baton.worker.slots import holders
 from tests.e2e.ray_nodes import UP_S, Load, Nodes, only_right, ray_nodes
 
 pytestmark = pytest.mark.soak

@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from baton.cluster.membership import Roster, connect
-from baton.deploy.ports import free_ports
+from baton.launch.ports import free_ports
 from baton.protos.version import PROTOCOL, product_version
 from tests.e2e import other_build
 from tests.e2e.fleet import Fleet, complete, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
 PREVIOUS = os.environ.get("BATON_PREVIOUS", "")
-HOST, ROUTER = "baton.deploy.worker_host", "baton.deploy.router_host"
+HOST, ROUTER = "baton.worker.host", "baton.router_host.main"
 OLD_BUILD = "0.0.9"
 ASKING = 6
 MAX_TOKENS = 40

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from baton.cluster.scale import Scale
-from baton.deploy.scaling import watch_scale
+from baton.launch.scaling import watch_scale
 from tests.e2e.fleet import Fleet, complete
 from tests.e2e.paced import slow_profile
 from tests.e2e.test_serve import Serving

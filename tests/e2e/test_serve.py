@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.plans import DEMO
-from baton.deploy.processes import wait_exit
+from baton.launch.plans import DEMO
+from baton.process.processes import wait_exit
 
 PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", "--port", "0", "--grpc-port", "0")
 

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from baton.decode_worker import arrival
-from baton.deploy import worker_host
-from baton.deploy.slots import Slot
-from baton.deploy.worker_spec import load_spec
-from baton.kv.channel import IoChannel
+from baton.decode_worker.io import arrival
+from baton.worker import host as worker_host
+from baton.worker.channel import IoChannel
+from baton.worker.slots import Slot
+from baton.worker.spec import load_spec
 
 COMMAND = (sys.executable, "-m", "tests.e2e.watched_host")
 STEPS = {

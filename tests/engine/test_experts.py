@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.checkpoint import Checkpoint
-from baton.engine.config import ModelConfig
-from baton.engine.cuda_load import wide_experts
+from baton.engine.backends.cuda.load import wide_experts
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.runner import TorchRunner
+from baton.engine.backends.work import work_of
+from baton.engine.checkpoints.safetensors import Checkpoint
+from baton.engine.checkpoints.weights import load_weights
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
-from baton.engine.native_runner import NativeRunner
-from baton.engine.program import Linear, SwiGlu
-from baton.engine.runner import TorchRunner
-from baton.engine.weights import load_weights
-from baton.engine.work import work_of
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Linear, SwiGlu
 from baton.kernels.abi import native
 from baton.kernels.linear.packed import PackedWeight
 from baton.protos.errors import CheckpointError

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.engine.config import ModelConfig
-from baton.engine.interpreter import _BINDERS
+from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
-from baton.engine.program import Op, PagedAttention, Program, RopeAppend
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Op, PagedAttention, Program, RopeAppend
 
 SIZES = {
     "vocab_size": 100,

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine import weights as loading
-from baton.engine.config import ModelConfig
+from baton.engine.checkpoints import weights as loading
+from baton.engine.checkpoints.weights import HEAD, load_weights
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.engine.program.config import ModelConfig
 from baton.engine.quant import in_checkpoints, on_load
-from baton.engine.weights import HEAD, load_weights
 from baton.kernels.linear.packed import W4, W8, PackedWeight
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.protos.nouns import Sampling

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton.engine.paced import PacedRunner, paced_answer
+from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.wide_pages import WidePages, widened
 from baton.protos.errors import ConfigError

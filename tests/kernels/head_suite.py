@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.native_batch import fill
+from baton.engine.backends.native.batch import fill
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import choose
 from baton.kernels.abi.native import I32, I64, P, declare

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine import cuda_trial as trials
-from baton.engine import program as p
-from baton.engine import rope
-from baton.engine.native_program import NativeProgram
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.native.program import NativeProgram
+from baton.engine.program import ops as p
+from baton.engine.program import rope
 from baton.kernels.abi.native import I32, P
 from baton.kernels.step import structs
-from baton.kv.layout import layout_for
+from baton.kv.layout.page import layout_for
 from baton.protos.nouns import LayerGroup
 
 REGISTERS = ("x", "delta", "down")
@@ -43,7 +43,7 @@ class Shape:
 
 
 def llama(s: Shape) -> p.Program:
-    """What engine/decoder.py makes of such a model."""
+    """What engine/program/decoder.py makes of such a model."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (VOCAB, s.hidden),

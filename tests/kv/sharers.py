@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.engine.sharing import Sharing
-from baton.kv.filling import Filler
-from baton.kv.memory import PageMemory
-from baton.kv.pool import PagePool
-from baton.kv.source import BlockSource
+from baton.kv.exchange.filling import Filler
+from baton.kv.exchange.source import BlockSource
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import KvLayout, LayerGroup
 

@@ -14,15 +14,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from baton.deploy.worker_control import WorkerShell
-from baton.kv.fetch import BlockFetcher
-from baton.kv.source import FetchedPage
+from baton.kv.exchange.fetch import BlockFetcher
+from baton.kv.exchange.source import FetchedPage
 from baton.kv.tiers.slab import copying as slab_copying
 from baton.kv.tiers.stack import BESIDE_DECODE
 from baton.kv.transport.auto import AutoTransport
 from baton.protos.channel import Commit
 from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.worker.control import WorkerShell
 from tests.cancels import ALL, TWICE, Gate, Play, Scenario, enumerate_cancels
 from tests.kv.sharers import LAYOUT, Sharer, chain, settle
 from tests.kv.tiers.test_writeback import CHAIN, Tiered

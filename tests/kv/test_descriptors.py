@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.kv.channel import EngineChannel, IoChannel
-from baton.kv.memory import PageMemory
+from baton.kv.memory.host_pages import PageMemory
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.memory import host_slab
 from baton.kv.tiers.stack import Tier, Tiers
 from baton.kv.transport.auto import AutoTransport
 from baton.protos.errors import ConfigError, WorkerLost
 from baton.protos.nouns import WorkerInfo
+from baton.worker.channel import EngineChannel, IoChannel
 from tests.kv.sharers import LAYOUT, PAGE
 from tests.kv.transport.rigs import RIGS
 from tests.kv.transport.test_contract import Peer, Rigged, answer

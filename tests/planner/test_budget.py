@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from baton.planner.budget import Budget, of_widths, spend
-from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import WorkerCosts, worker_costs
+from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo
+from baton.planner.simulator.cluster import Scenario, SimSettings
 from baton.planner.sweep import sweep
-from baton.planner.traces import read_trace
+from baton.planner.traces.trace import read_trace
 from baton.protos.errors import ConfigError
 
 TRACE = read_trace(str(Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl")).between(0, 15)

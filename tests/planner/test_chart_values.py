@@ -8,12 +8,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from baton.console.check import CHART, overlaid
 from baton.console.main import app
+from baton.console.setup.check import CHART, overlaid
 from baton.planner.chart_values import chart_values
-from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import worker_costs
-from baton.planner.traces import Trace
+from baton.planner.costs.worker import worker_costs
+from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.traces.trace import Trace
 from tests.deploy.helm.charts import render_text
 
 pytest.importorskip("helm_python")

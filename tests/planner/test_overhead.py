@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from baton.cost.profiles import Overhead, load_profile
-from baton.planner.cluster_sim import ClusterSim, Scenario, SimSettings
-from baton.planner.costs import WorkerCosts, worker_costs
-from baton.planner.paced_file import to_toml
+from baton.planner.costs.paced_file import to_toml
+from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.score import tpot, ttft
-from baton.planner.traces import Trace, TraceRequest
+from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
+from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import ConfigError
 from bench.sim_vs_paced import profile_text
 

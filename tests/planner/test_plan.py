@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.console.main import app
-from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import worker_costs
+from baton.planner.costs.worker import worker_costs
 from baton.planner.plan import Plan, plan
 from baton.planner.score import Slo, by_class, is_good
+from baton.planner.simulator.cluster import Scenario, SimSettings
 from baton.planner.sweep import Flights, Sweep, at_ratio, simulate, sweep, why
-from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 from baton.protos.errors import ConfigError
 
 MOONCAKE = Path(__file__).parents[1] / "data" / "mooncake_conversation_400.jsonl"

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.planner.cluster_sim import Scenario, SimSettings
-from baton.planner.costs import worker_costs
+from baton.planner.costs.worker import worker_costs
 from baton.planner.reach import Headroom, alone, headroom, highest_load, least_that_works, least_workers
 from baton.planner.score import Slo
+from baton.planner.simulator.cluster import Scenario, SimSettings
 from baton.planner.sweep import Ratio, at_ratio, simulate
-from baton.planner.traces import Trace, TraceRequest, read_trace
+from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 
 AZURE = read_trace(str(Path(__file__).parents[1] / "data" / "azure_2023_conversation_300.csv"))
 COSTS = worker_costs("roofline:llama-3-8b@h100")

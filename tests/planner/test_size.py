@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 
 from baton.cluster.config import WorkerConfig
 from baton.console.main import app
-from baton.planner.costs import accelerators, at_precision
-from baton.planner.model_shape import model_shape
+from baton.planner.costs.model_shape import model_shape
+from baton.planner.costs.worker import accelerators, at_precision
 from baton.planner.score import Slo
 from baton.planner.size import FORMS, Question, memory, size
-from baton.planner.traces import Trace, read_trace
+from baton.planner.traces.trace import Trace, read_trace
 from baton.protos.errors import ConfigError
 
 AZURE = Path(__file__).parents[1] / "data" / "azure_2023_conversation_300.csv"

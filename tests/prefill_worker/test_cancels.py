@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from baton.prefill_worker.handoff import Sender
-from baton.prefill_worker.service import PrefillCall, PrefillService
+from baton.prefill_worker.io.handoff import Sender
+from baton.prefill_worker.io.service import PrefillCall, PrefillService
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling
 from tests.cancels import ALL, TWICE, Play, enumerate_cancels

@@ -12,16 +12,17 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from baton.decode_worker.intake import Intake
-from baton.kv import prefix
-from baton.kv.layout import layout_for
-from baton.kv.memory import PageMemory
-from baton.kv.pool import PageLease, PagePool
-from baton.kv.transport import frames, shm, tcp
-from baton.kv.transport.base import Line, Sink, Transport
-from baton.kv.transport.frames import Frame
+from baton.decode_worker.io.intake import Intake
+from baton.kv.layout import prefix
+from baton.kv.layout.page import layout_for
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PageLease, PagePool
+from baton.kv.transport import shm, tcp
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
-from baton.prefill_worker.handoff import Destination, Handoff, Sender
+from baton.kv.wire import frames
+from baton.kv.wire.base import Line, Sink, Transport
+from baton.kv.wire.frames import Frame
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
 from baton.protos.channel import Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError, PoolExhausted
 from baton.protos.nouns import TokenRun

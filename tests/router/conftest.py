@@ -20,10 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
-from baton.router.catalog import ModelCatalog
-from baton.router.request import ChoiceStream, RouterRequest, ServedModel, Summary
+from baton.router.request.request import ChoiceStream, RouterRequest, ServedModel, Summary
 from baton.router.server import RouterAddress, make_frontend, running_router
-from baton.router.tokenizer import HfTokenizer
+from baton.router.text.catalog import ModelCatalog
+from baton.router.text.tokenizer import HfTokenizer
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 EOS = 1

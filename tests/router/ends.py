@@ -1,6 +1,6 @@
 """Choices that are over, as a meter tells of them."""
 
-from baton.router.live import Ended
+from baton.router.observe.live import Ended
 
 
 def ended(**fields) -> Ended:

@@ -35,9 +35,9 @@ from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.compose import dispatching
-from baton.router.dispatch import Dispatcher, DispatchSettings
-from baton.router.request import ChoiceStream, RouterRequest
-from baton.router.tagging import ContextClass
+from baton.router.dispatch.dispatcher import Dispatcher, DispatchSettings
+from baton.router.request.context_class import ContextClass
+from baton.router.request.request import ChoiceStream, RouterRequest
 
 LAYOUT = KvLayout("bytes", (), 256, "bytes")
 

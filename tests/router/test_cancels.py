@@ -30,7 +30,12 @@ async def test_an_open_that_fails_at_any_line_leaves_nothing_behind() -> None:
     async with cluster() as c:
         c.d[0].hold_tokens.clear()
         failed = 0
-        for fault in each_line("router/dispatch.py", "router/choice.py", "router/ticket.py", but=("_start",)):
+        for fault in each_line(
+            "router/dispatch/dispatcher.py",
+            "router/dispatch/choice_run.py",
+            "router/dispatch/ticket.py",
+            but=("_start",),
+        ):
             streams = []
             with fault:
                 streams = c.open(PROMPT, n=2)

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from baton.router.choice import ChoiceRun
+from baton.router.dispatch.choice_run import ChoiceRun
 from tests.router.fake_workers import Cluster, cluster, collect
 
 PROMPT = tuple(range(40))

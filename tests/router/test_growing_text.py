@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.router.detokenize import StopStrings
-from baton.router.reasoning_parsers import think
-from baton.router.tool_parsers import hermes, llama3, mistral
+from baton.router.text.detokenize import StopStrings
+from baton.router.text.reasoning_parsers import think
+from baton.router.text.tool_parsers import hermes, llama3, mistral
 
 CHARACTERS, MOST_KEPT = 6000, 200
 READERS = {

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from baton.cluster.config import RouterConfig
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import CorruptFrame, PoolExhausted
-from baton.router.catalog import ModelCatalog
-from baton.router.decisions import KEPT_REQUESTS
+from baton.router.dispatch.affinity import KEPT_SESSIONS
+from baton.router.dispatch.throttle import Throttle
+from baton.router.observe.decisions import KEPT_REQUESTS
 from baton.router.server import make_frontend, running_router
-from baton.router.sessions import KEPT_SESSIONS
-from baton.router.throttle import Throttle
+from baton.router.text.catalog import ModelCatalog
 from tests.growth import grown, sizes
 from tests.router.fake_workers import Cluster, FakeWorker, cluster
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.disconnect import until_disconnect
+from baton.router.api.disconnect import until_disconnect
 from tests.cancels import ALL, TWICE, Play, enumerate_cancels
 from tests.router.fake_workers import answer_of, cluster, collect
 

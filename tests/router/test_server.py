@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.cluster.config import RouterConfig
 from baton.router import server
-from baton.router.sse import EventStream
+from baton.router.api.sse import EventStream
 
 
 async def test_a_client_that_takes_nothing_of_its_answer_is_cut_off_and_its_request_ends(

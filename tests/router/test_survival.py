@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from baton.protos.errors import InvalidRequest, RequestBlamed
-from baton.router import link
-from baton.router.dispatch import DispatchSettings
+from baton.router.dispatch.dispatcher import DispatchSettings
+from baton.router.workers import link
 from tests.router.fake_workers import answer_of, cluster, collect, until
 
 PROMPT, SHORT = tuple(range(40)), (1, 2, 3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton.protos.errors import ContextTooLong, InvalidRequest
-from baton.router.catalog import ModelEntry
-from baton.router.schemas import CompletionBody, parse_body
-from baton.router.validate import check_ask, check_prompt, resolve_sampling
+from baton.router.answer.validate import check_ask, check_prompt, resolve_sampling
+from baton.router.api.openai.schemas import CompletionBody, parse_body
+from baton.router.text.catalog import ModelEntry
 
 ENTRY = ModelEntry("tiny", max_model_len=100, vocab_size=300, defaults={"temperature": 0.6, "top_k": 20})
 BAD_COMMON = [

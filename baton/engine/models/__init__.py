@@ -8,8 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from baton.engine.config import ModelConfig
-from baton.engine.program import Program
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Program
 
 
 def architectures() -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.engine.config import ModelConfig
-from baton.engine.decoder import Decoder
-from baton.engine.program import Program
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.ops import Program
 
 MAX_POSITION = 2048
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.engine.config import ModelConfig
-from baton.engine.decoder import Decoder
-from baton.engine.expert_layers import ExpertLayers
 from baton.engine.models.mistral import KV_HEADS, MAX_POSITION
-from baton.engine.program import Program
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.expert_layers import ExpertLayers
+from baton.engine.program.ops import Program
 
 PARTS = ("w1", "w3", "w2")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from baton.engine.config import ModelConfig
-from baton.engine.decoder import Decoder
 from baton.engine.models.qwen2 import KV_HEADS, MAX_POSITION, windowed
-from baton.engine.program import Program
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.ops import Program
 
 HEAD_DIM = 128
 

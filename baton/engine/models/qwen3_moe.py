@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.engine.config import ModelConfig
-from baton.engine.decoder import Decoder
-from baton.engine.expert_layers import ExpertLayers
 from baton.engine.models.qwen2 import MAX_POSITION, WINDOW
-from baton.engine.program import Program
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.expert_layers import ExpertLayers
+from baton.engine.program.ops import Program
 
 KV_HEADS = 4
 PARTS = ("gate_proj", "up_proj", "down_proj")

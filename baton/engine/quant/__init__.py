@@ -15,7 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.program.config import ModelConfig
 from baton.kernels.linear.integers import Integers, Scaled
 from baton.protos.errors import ConfigError
 

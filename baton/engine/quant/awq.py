@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.program.config import ModelConfig
 from baton.engine.quant import Reader, Tensors
 from baton.engine.quant.gptq import integers, unpack
 from baton.kernels.linear.integers import Integers

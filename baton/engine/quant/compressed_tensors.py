@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.program.config import ModelConfig
 from baton.engine.quant import Reader, Tensors
 from baton.engine.quant.gptq import unpack
 from baton.kernels.linear.integers import Integers, Scaled

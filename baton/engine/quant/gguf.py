@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.program.config import ModelConfig
 from baton.kernels.linear.integers import Integers
 from baton.protos.errors import CheckpointError
 

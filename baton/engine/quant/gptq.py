@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.program.config import ModelConfig
 from baton.engine.quant import Reader, Tensors
 from baton.kernels.linear.integers import Integers
 from baton.kernels.linear.packed import quantize

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import xxhash
 
-from baton.kv import copying
+from baton.kv.memory import copying
 
 log = logging.getLogger("baton.kv")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.kv.memory import PageMemory
+from baton.kv.memory.host_pages import PageMemory
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.stack import BATCH, Tiers
 from baton.protos import channel as ch

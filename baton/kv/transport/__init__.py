@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:
-    from baton.kv.memory import PageMemory
-    from baton.kv.transport.base import Transport
+    from baton.kv.memory.host_pages import PageMemory
+    from baton.kv.wire.base import Transport
     from baton.tls.identity import Identity, TlsFiles
 
 IN_PROCESS = {"loopback"}

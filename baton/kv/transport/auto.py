@@ -19,10 +19,10 @@ import grpc.aio
 import msgspec
 
 from baton.kv import transport as transports
-from baton.kv.memory import PageMemory
-from baton.kv.transport import by_card, preflight
-from baton.kv.transport.base import HandoffStream, Transport, Watched
-from baton.kv.transport.preflight import Measured
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire import by_card, preflight
+from baton.kv.wire.base import HandoffStream, Transport, Watched
+from baton.kv.wire.preflight import Measured
 from baton.protos import convert, version
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLayout, KvLink, WorkerInfo

@@ -6,7 +6,7 @@ pages, hashes what lies there and gives the room back (fetching.py). Who may tal
 kernel names the peer's user; the address names the receiver's card, and a sender on another one refuses before it
 connects.
 
-Where an engine shares its pages on the card (kv/device_pages.py), they are what is copied from and to, by one
+Where an engine shares its pages on the card (kv/memory/device_pages.py), they are what is copied from and to, by one
 launch a frame that hashes what it stores, on a stream of its own beside the engine's: a sender reads blocks there
 that its engine said are resident, a receiver brings the host's pages up to date behind them. Each end does so by
 itself, the frames are the same; ``auto`` takes this way where both do. Not run on a GPU.
@@ -21,17 +21,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.kv import copying
-from baton.kv.cuda_driver import driver
-from baton.kv.device_pages import DevicePages
-from baton.kv.memory import PageMemory
-from baton.kv.transport import frames, shm
-from baton.kv.transport.base import Accept, HandoffStream, Transport
-from baton.kv.transport.fetching import GIVEN_BACK, SHARED, CudaIpcServer
-from baton.kv.transport.frames import RESIDENT, Frame, Kind
-from baton.kv.transport.receiving import SocketServer
-from baton.kv.transport.ring import Ring
-from baton.kv.transport.sending import Lane, SocketStream, SocketTransport, hello
+from baton.kv.memory import copying
+from baton.kv.memory.cuda_driver import driver
+from baton.kv.memory.device_pages import DevicePages
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import shm
+from baton.kv.wire import frames
+from baton.kv.wire.base import Accept, HandoffStream, Transport
+from baton.kv.wire.frames import RESIDENT, Frame, Kind
+from baton.kv.wire.receiving import SocketServer
+from baton.kv.wire.ring import Ring
+from baton.kv.wire.ring_fetch import GIVEN_BACK, SHARED, CudaIpcServer
+from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 RING_BYTES = 32 << 20

@@ -16,9 +16,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.kv.memory import PageMemory
-from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver, message
-from baton.kv.transport.frames import WITH_BLOCKS, Frame
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver, message
+from baton.kv.wire.frames import WITH_BLOCKS, Frame
 from baton.protos.errors import WorkerLost
 from baton.protos.rpc import heed_cancel
 from baton.tls.identity import Identity

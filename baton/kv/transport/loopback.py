@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from baton.kv.transport.base import Accept, HandoffStream, QueuedLine, deliver, message
-from baton.kv.transport.frames import Frame
+from baton.kv.wire.base import Accept, HandoffStream, QueuedLine, deliver, message
+from baton.kv.wire.frames import Frame
 from baton.protos.errors import WorkerLost
 
 _QUEUED_FRAMES = 4

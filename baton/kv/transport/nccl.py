@@ -23,16 +23,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton.kv.device_pages import DevicePages
-from baton.kv.memory import PageMemory
-from baton.kv.transport import frames, tcp
-from baton.kv.transport.base import Accept, HandoffStream, Transport, sealed
-from baton.kv.transport.channels import HALF_BYTES, READY, STREAM_ID, Channel, parts
-from baton.kv.transport.collective import NcclServer
-from baton.kv.transport.frames import RESIDENT, Frame, Kind
-from baton.kv.transport.moving import Join, MoverClient, borrow, give_back
-from baton.kv.transport.receiving import SocketServer
-from baton.kv.transport.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
+from baton.kv.memory.device_pages import DevicePages
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import tcp
+from baton.kv.wire import frames
+from baton.kv.wire.base import Accept, HandoffStream, Transport, sealed
+from baton.kv.wire.channels import HALF_BYTES, READY, STREAM_ID, Channel, parts
+from baton.kv.wire.collective import NcclServer
+from baton.kv.wire.frames import RESIDENT, Frame, Kind
+from baton.kv.wire.moving import Join, MoverClient, borrow, give_back
+from baton.kv.wire.receiving import SocketServer
+from baton.kv.wire.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
 from baton.protos.errors import ConfigError, WorkerLost
 
 CONNECT_S = 5.0

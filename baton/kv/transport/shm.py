@@ -19,12 +19,12 @@ import socket
 import struct
 from pathlib import Path
 
-from baton.kv import copying
-from baton.kv.memory import PageMemory
-from baton.kv.transport.base import Accept, HandoffStream, Transport
-from baton.kv.transport.frames import Frame
-from baton.kv.transport.receiving import Session, SocketServer
-from baton.kv.transport.sending import ANCHOR, Lane, SocketStream, SocketTransport, hello
+from baton.kv.memory import copying
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire.base import Accept, HandoffStream, Transport
+from baton.kv.wire.frames import Frame
+from baton.kv.wire.receiving import Session, SocketServer
+from baton.kv.wire.sending import ANCHOR, Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid

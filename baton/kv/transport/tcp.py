@@ -11,13 +11,13 @@ import ipaddress
 import os
 import socket
 
-from baton.kv.memory import PageMemory
-from baton.kv.transport import frames
-from baton.kv.transport.base import Accept, HandoffStream, Transport
-from baton.kv.transport.poller import Poller
-from baton.kv.transport.receiving import SocketServer
-from baton.kv.transport.secured import dial_securely
-from baton.kv.transport.sending import Lane, SocketStream, SocketTransport, hello
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire import frames
+from baton.kv.wire.base import Accept, HandoffStream, Transport
+from baton.kv.wire.poller import Poller
+from baton.kv.wire.receiving import SocketServer
+from baton.kv.wire.secured import dial_securely
+from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, WorkerLost
 from baton.tls.identity import Identity
 

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.router.openai_errors import plain_error
+from baton.router.api.errors import plain_error
 
 PROBES = frozenset({"/health", "/ready"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})

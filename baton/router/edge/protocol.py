@@ -13,8 +13,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from baton.router.api.errors import plain_error
 from baton.router.edge.census import Census, Phase, Place
-from baton.router.openai_errors import plain_error
 
 SLICE = 32 << 10  # bytes fed to the parser at once: by so much at most is a head noticed too late
 PIPELINED = 32  # requests that may wait for the answer before theirs; no client of ours sends a second one early

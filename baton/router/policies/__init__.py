@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from baton.kv.bridge import can_ship
+from baton.kv.layout.bridge import can_ship
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
 

@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from baton.deploy.processes import kill_session
 from baton.kernels.abi import build, native
+from baton.process.processes import kill_session
 from tests.deploy.helm.charts import ROOT, Manifest, one, render
 
 NET, BRIDGE, REDIS = "10.231.79", "baton-br", 16379

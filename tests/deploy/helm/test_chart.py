@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 import yaml
 
-from baton.deploy.liveness import alive_file
-from baton.deploy.slots import Slot
+from baton.process.liveness import alive_file
+from baton.worker.slots import Slot
 from tests.deploy.helm.charts import (
     CHART,
     EXTRAS,
@@ -87,7 +87,7 @@ def test_a_generated_api_key_opens_the_router(tmp_path) -> None:
     import base64
     import time
 
-    from baton.router.keys import KeyRing
+    from baton.router.access.keys import KeyRing
 
     data = one(render(), "Secret", "demo-baton-keys")["data"]
     (tmp_path / "keys.json").write_bytes(base64.b64decode(data["keys.json"]))

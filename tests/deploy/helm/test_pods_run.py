@@ -22,9 +22,9 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.deploy.ports import free_ports
-from baton.deploy.redis_server import find_server
 from baton.kernels.abi import build, native
+from baton.launch.ports import free_ports
+from baton.launch.redis_server import find_server
 from tests.deploy.helm.charts import ROOT, Manifest, one, profile, render
 
 pytest.importorskip("helm_python")

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.deploy.redis_server import find_server
+from baton.launch.redis_server import find_server
 from tests.deploy.helm.charts import Manifest, one
 from tests.deploy.helm.pods import BRIDGE, HOST, IP, NET, PASSWORD, REDIS, TOKEN, Pod, Release, run
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.config import ModelConfig
+from baton.engine.checkpoints.weights import Loaded, load_weights
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
 from baton.engine.quant.gguf import gguf_name
-from baton.engine.weights import Loaded, load_weights
 from baton.kernels.linear.packed import BF16, W4, W8, PackedWeight
 from baton.protos.errors import CheckpointError, ConfigError
 from tests.engine.quant import forms

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton.engine import cuda_trial as trials
-from baton.engine import program as p
-from baton.engine.cuda_runner import CudaRunner
-from baton.engine.native_runner import NativeRunner
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.cuda.runner import CudaRunner
+from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.engine.program import ops as p
 from baton.kernels.cuda import build
 from baton.kernels.cuda.library import Device
 from baton.kernels.paged_attention.stored import read_layer

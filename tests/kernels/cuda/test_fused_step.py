@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine import cuda_trial as trials
-from baton.engine import program as p
-from baton.engine.cuda_runner import PLAIN, CudaRunner
-from baton.engine.native_batch import NativeBatch
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.cuda.runner import PLAIN, CudaRunner
+from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.plan import StepPlan
+from baton.engine.program import ops as p
 from baton.kernels.abi import native
 from baton.kernels.cuda import on_gpu
 from baton.kernels.cuda.library import Device

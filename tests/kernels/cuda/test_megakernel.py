@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import torch
 
-from baton.engine import cuda_trial as trials
-from baton.engine import program as p
-from baton.engine.cuda_load import on_kernels
-from baton.engine.cuda_runner import AT_ONCE, BY_GRAPH, CudaRunner
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.cuda.load import on_kernels
+from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, CudaRunner
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import StepPlan
+from baton.engine.program import ops as p
 from baton.kernels.abi import native
 from baton.kernels.cuda import build, shim
 from baton.kernels.cuda.library import Device

@@ -22,7 +22,7 @@ from baton.kernels.linear.reference import quantize_rows
 from baton.kernels.paged_attention.native import append
 from baton.kernels.rms_norm.reference import normed
 from baton.kernels.step.structs import KV_TYPES
-from baton.kv.codecs import CODECS, compress, expand, from_float32
+from baton.kv.layout.codecs import CODECS, compress, expand, from_float32
 from tests.kernels import attention_suite, kv_copy_suite, rows_suite
 from tests.kernels.compilers import needs_compiler
 from tests.kernels.mutants import is_caught
@@ -160,7 +160,7 @@ def verified(library: ctypes.CDLL) -> None:
 
 
 def wire_codecs(library: ctypes.CDLL) -> None:
-    """Bit for bit what kv/codecs.py makes of the same pages, there and back."""
+    """Bit for bit what kv/layout/codecs.py makes of the same pages, there and back."""
     for head_dim, rows in ((8, 40), (128, 70), (512, 9), (20, 33)):
         values = torch.randn(3, rows, head_dim)
         values[1, 2] = 0

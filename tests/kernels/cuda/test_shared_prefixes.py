@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine import cuda_load
-from baton.engine import cuda_trial as trials
-from baton.engine.cuda_runner import BY_GRAPH, PLAIN, CudaRunner
-from baton.engine.native_runner import NativeRunner
+from baton.engine.backends.cuda import load as cuda_load
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.cuda.runner import BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import Device

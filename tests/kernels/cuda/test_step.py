@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine import cuda_trial as trials
-from baton.engine import program as p
-from baton.engine.cuda_runner import BY_GRAPH, PLAIN, CudaRunner
-from baton.engine.native_batch import NativeBatch
-from baton.engine.native_runner import NativeRunner
+from baton.engine.backends.cuda import trial as trials
+from baton.engine.backends.cuda.runner import BY_GRAPH, PLAIN, CudaRunner
+from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import StepPlan
+from baton.engine.program import ops as p
 from baton.kernels.abi import native
 from baton.kernels.cuda.library import Device, DeviceError
 from baton.protos.errors import BatonError

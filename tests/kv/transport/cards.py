@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from baton.kernels.cuda import build, on_gpu
-from baton.kv import cuda_driver, device_copy, device_pages
-from baton.kv.cuda_driver import Driver
-from baton.kv.device_pages import DevicePages
-from baton.kv.memory import PageMemory
+from baton.kv.memory import cuda_driver, device_copy, device_pages
+from baton.kv.memory.cuda_driver import Driver
+from baton.kv.memory.device_pages import DevicePages
+from baton.kv.memory.host_pages import PageMemory
 from baton.protos.channel import BlocksReceived, ShipBlock
 from baton.protos.nouns import KvLayout, SharedPages
 from tests.kernels.compilers import needs_compiler

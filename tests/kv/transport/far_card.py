@@ -14,10 +14,10 @@ from typing import Any
 
 import xxhash
 
-from baton.decode_worker.intake import Intake
+from baton.decode_worker.io.intake import Intake
 from baton.kernels.cuda import on_gpu
-from baton.kv import cuda_driver, device_copy
-from baton.kv.memory import PageMemory
+from baton.kv.memory import cuda_driver, device_copy
+from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import cuda_ipc
 from baton.protos.channel import BlocksReceived, Commit
 from tests.kv.transport.cards import Shared, kernels

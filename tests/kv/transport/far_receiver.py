@@ -9,9 +9,10 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from baton.kv.transport import frames, nccl
-from baton.kv.transport.base import Line
-from baton.kv.transport.frames import Frame
+from baton.kv.transport import nccl
+from baton.kv.wire import frames
+from baton.kv.wire.base import Line
+from baton.kv.wire.frames import Frame
 from baton.protos.errors import BatonError
 
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import grpc.aio
 import pytest
 
-from baton.kv import cuda_driver
-from baton.kv.memory import PageMemory
+from baton.kv.memory import cuda_driver
+from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import cuda_ipc, nccl, shm, tcp
-from baton.kv.transport.base import Accept, Transport
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.transport.loopback import LoopbackTransport
-from baton.kv.transport.moving import MoverClient
+from baton.kv.wire.base import Accept, Transport
+from baton.kv.wire.moving import MoverClient
 from baton.tls.rpc import WORKER_CALLS, Dialer, NameGuard, add_port, names_for
 from tests.tls.papers import identity
 

@@ -15,17 +15,18 @@ import grpc.aio
 import msgspec
 import pytest
 
-from baton.decode_worker.intake import Intake
+from baton.decode_worker.io.intake import Intake
 from baton.kv import transport as transports
-from baton.kv.layout import layout_for
-from baton.kv.memory import PageMemory
-from baton.kv.transport import frames, preflight, shm, tcp
+from baton.kv.layout.page import layout_for
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import shm, tcp
 from baton.kv.transport.auto import AGAIN_S, AutoTransport, pick
-from baton.kv.transport.base import HandoffStream
-from baton.kv.transport.frames import Block, Frame, Kind
 from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
-from baton.kv.transport.preflight import Measured
-from baton.kv.transport.receiving import SocketServer
+from baton.kv.wire import frames, preflight
+from baton.kv.wire.base import HandoffStream
+from baton.kv.wire.frames import Block, Frame, Kind
+from baton.kv.wire.preflight import Measured
+from baton.kv.wire.receiving import SocketServer
 from baton.protos.errors import ConfigError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLink, WorkerInfo
 from tests.kv.transport.test_handoffs import until
@@ -410,7 +411,7 @@ async def test_a_layout_is_known_before_any_way_is_measured(house: House, monkey
         await measured.wait()
         return await measure(*arguments)
 
-    monkeypatch.setattr("baton.kv.transport.preflight.measure", later)
+    monkeypatch.setattr("baton.kv.wire.preflight.measure", later)
     auto = house.auto()
     connecting = asyncio.ensure_future(auto.connect(house.grpc))
     assert await asyncio.wait_for(auto.layout(house.grpc), 30) == house.info.layout

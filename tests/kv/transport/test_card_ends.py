@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.kv.cuda_driver import Driver
-from baton.kv.memory import PageMemory
+from baton.kv.memory.cuda_driver import Driver
+from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import cuda_ipc
 from baton.kv.transport.cuda_ipc import CudaIpcTransport
-from baton.kv.transport.fetching import IpcSession, Scratch
-from baton.kv.transport.frames import NO_HASH, Block, Frame, Kind
-from baton.kv.transport.ring import Ring
+from baton.kv.wire.frames import NO_HASH, Block, Frame, Kind
+from baton.kv.wire.ring import Ring
+from baton.kv.wire.ring_fetch import IpcSession, Scratch
 from baton.protos.channel import BlocksReceived, ReceiveClosed
 from baton.protos.errors import ConfigError, WorkerLost
 from tests.kv.transport.cards import Cards, LateCopies, known
@@ -178,7 +178,7 @@ async def test_a_sender_whose_card_fails_has_lost_its_stream(
         monkeypatch.setattr(pair.ours._cuda, "upload", lambda *arguments: broken(0))
     else:
         monkeypatch.setattr(pair.ours.pages.copier, "_copy", lambda *arguments: 700)
-    monkeypatch.setattr("baton.prefill_worker.handoff.LAST_WORDS_S", 0.0)
+    monkeypatch.setattr("baton.prefill_worker.io.handoff.LAST_WORDS_S", 0.0)
     handoff = pair.handoff()
     handoff.ship(pair.ship(*range(BLOCKS)))
     with pytest.raises(WorkerLost, match="an illegal address"):

@@ -12,11 +12,12 @@ import pytest
 
 from baton.engine import mover
 from baton.kernels.cuda.library import SIMT_ENV
-from baton.kv.cuda_driver import Driver
-from baton.kv.transport import channels, nccl
-from baton.kv.transport.moving import Join, Left, MoverClient
-from baton.kv.transport.poller import Poller
-from baton.kv.transport.sending import Lane
+from baton.kv.memory.cuda_driver import Driver
+from baton.kv.transport import nccl
+from baton.kv.wire import channels
+from baton.kv.wire.moving import Join, Left, MoverClient
+from baton.kv.wire.poller import Poller
+from baton.kv.wire.sending import Lane
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from baton.protos.nouns import SharedPages
 from tests.kv.transport.cards import Cards, known, take_card

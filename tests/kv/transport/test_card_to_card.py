@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from baton.kv.bridge import bridge, codec_of, land
-from baton.kv.cuda_driver import Driver
-from baton.kv.transport import cuda_ipc, frames
+from baton.kv.layout.bridge import bridge, codec_of, land
+from baton.kv.memory.cuda_driver import Driver
+from baton.kv.transport import cuda_ipc
 from baton.kv.transport.cuda_ipc import CudaIpcTransport, IpcStream
-from baton.kv.transport.frames import Frame
-from baton.prefill_worker.handoff import Destination, Handoff, Sender, Wire
+from baton.kv.wire import frames
+from baton.kv.wire.frames import Frame
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, Wire
 from baton.protos.channel import BlocksReceived
 from baton.protos.errors import CorruptFrame
 from tests.kv.transport.cards import Cards, known, take_card

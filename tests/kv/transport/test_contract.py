@@ -13,10 +13,11 @@ import msgspec
 import pytest
 import uvloop
 
-from baton.kv.memory import PageMemory
-from baton.kv.transport import frames, names
-from baton.kv.transport.base import HandoffStream, Line, Transport
-from baton.kv.transport.frames import Block, Frame, Kind
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import names
+from baton.kv.wire import frames
+from baton.kv.wire.base import HandoffStream, Line, Transport
+from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, WorkerLost
 from tests.kv.transport.rigs import RIGS
 

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kv import cuda_driver
-from baton.kv.cuda_driver import Driver
-from baton.kv.memory import PageMemory
-from baton.kv.transport import cuda_ipc, frames
+from baton.kv.memory import cuda_driver
+from baton.kv.memory.cuda_driver import Driver
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import cuda_ipc
 from baton.kv.transport import sender as transport_named
-from baton.kv.transport.base import Line
 from baton.kv.transport.cuda_ipc import CudaIpcTransport, Ring
-from baton.kv.transport.frames import Block, Frame, Kind
+from baton.kv.wire import frames
+from baton.kv.wire.base import Line
+from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from tests.kv.transport.rigs import required_driver, stand_in_driver
 
@@ -48,7 +49,7 @@ def test_without_a_driver_both_ends_are_refused_by_name(monkeypatch: pytest.Monk
 
 
 def test_a_driver_without_a_card_says_so_in_its_own_words() -> None:
-    code = f"from baton.kv.cuda_driver import Driver; Driver({required_driver()!r})"
+    code = f"from baton.kv.memory.cuda_driver import Driver; Driver({required_driver()!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"STAND_IN_NO_CARD": "1"}, capture_output=True, text=True, check=False,
         cwd=Path(__file__).resolve().parents[3],

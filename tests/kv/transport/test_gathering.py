@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.decode_worker.intake import Intake
-from baton.kv.bridge import bridge, shard_of, wire_layout
-from baton.kv.layout import layout_for
-from baton.kv.memory import PageMemory
-from baton.prefill_worker.handoff import Destination, Handoff, Sender, Wire
+from baton.decode_worker.io.intake import Intake
+from baton.kv.layout.bridge import bridge, shard_of, wire_layout
+from baton.kv.layout.page import layout_for
+from baton.kv.memory.host_pages import PageMemory
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, Wire
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenRun

@@ -13,17 +13,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.decode_worker.intake import Intake
-from baton.kv import prefix
-from baton.kv.bridge import bridge, codec_of, land, with_codec
-from baton.kv.layout import layout_for
-from baton.kv.memory import PageMemory
-from baton.kv.pool import PageLease, PagePool
-from baton.kv.transport import control, frames
-from baton.kv.transport.base import HandoffStream, Sink
-from baton.kv.transport.frames import Block, Frame, Kind
+from baton.decode_worker.io.intake import Intake
+from baton.kv.layout import prefix
+from baton.kv.layout.bridge import bridge, codec_of, land, with_codec
+from baton.kv.layout.page import layout_for
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.transport.nccl import NcclTransport
-from baton.prefill_worker.handoff import Destination, Handoff, Sender, Wire
+from baton.kv.wire import control, frames
+from baton.kv.wire.base import HandoffStream, Sink
+from baton.kv.wire.frames import Block, Frame, Kind
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, Wire
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import KvLayout, TokenRun

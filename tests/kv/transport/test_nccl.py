@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.kv.memory import PageMemory
-from baton.kv.transport import frames, nccl
-from baton.kv.transport.base import HandoffStream
-from baton.kv.transport.frames import Block, Frame, Kind
-from baton.kv.transport.moving import Broken, Move, MoverClient
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import nccl
+from baton.kv.wire import frames
+from baton.kv.wire.base import HandoffStream
+from baton.kv.wire.frames import Block, Frame, Kind
+from baton.kv.wire.moving import Broken, Move, MoverClient
 from baton.protos.errors import WorkerLost
 from tests.kv.transport.rigs import MOVER
 from tests.kv.transport.test_contract import Peer, answer
@@ -109,7 +110,7 @@ async def test_a_stream_that_is_closed_with_bytes_in_flight_leaves_nothing_behin
 async def test_a_channel_that_nobody_uses_for_long_is_left(near: Near, monkeypatch: pytest.MonkeyPatch) -> None:
     await near.shipped(0)
     old = near.channels
-    monkeypatch.setattr("baton.kv.transport.collective.IDLE_S", -1.0)
+    monkeypatch.setattr("baton.kv.wire.collective.IDLE_S", -1.0)
     await near.shipped(1)
     assert near.channels.isdisjoint(old)
     assert near.peer.blocks == [bytes(near.memory.page(n)) for n in (0, 1)]

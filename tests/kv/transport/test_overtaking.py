@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.kv.transport import control, frames, inlet, tcp
-from baton.kv.transport.frames import HEADER_BYTES, Frame, Kind
-from baton.kv.transport.inlet import Inlet
-from baton.kv.transport.sending import hello
+from baton.kv.transport import tcp
+from baton.kv.wire import control, frames, inlet
+from baton.kv.wire.frames import HEADER_BYTES, Frame, Kind
+from baton.kv.wire.inlet import Inlet
+from baton.kv.wire.sending import hello
 from tests.kv.transport.rigs import Rig
 from tests.kv.transport.test_handoffs import BLOCKS, FIRST, LAYOUT, LEASE, Pair, admitted, until
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.decode_worker.intake import Intake
-from baton.kv import prefix
-from baton.kv.bridge import bridge, land, run_of, runs_of, with_codec
-from baton.kv.layout import in_pages_of, layout_for
-from baton.kv.memory import PageMemory
-from baton.kv.repaging import Repaging
-from baton.prefill_worker.handoff import Destination, Handoff, Sender
-from baton.prefill_worker.wire import Wire
+from baton.decode_worker.io.intake import Intake
+from baton.kv.layout import prefix
+from baton.kv.layout.bridge import bridge, land, run_of, runs_of, with_codec
+from baton.kv.layout.page import in_pages_of, layout_for
+from baton.kv.layout.repaging import Repaging
+from baton.kv.memory.host_pages import PageMemory
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
+from baton.prefill_worker.io.wire import Wire
 from baton.protos.channel import Commit, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import KvLayout, TokenRun

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.kv.memory import PageMemory
-from baton.kv.transport import control, frames, tcp
-from baton.kv.transport.base import HandoffStream
-from baton.kv.transport.frames import Block, Frame, Kind
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import tcp
+from baton.kv.wire import control, frames
+from baton.kv.wire.base import HandoffStream
+from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.channel import BlocksReceived, Commit
 from baton.protos.errors import CorruptFrame
 from tests.kv.transport import first_version

@@ -12,15 +12,16 @@ import grpc.aio
 import msgspec
 import pytest
 
-from baton.kv.bridge import bridge
-from baton.kv.layout import layout_for
-from baton.kv.memory import PageMemory
-from baton.kv.transport import control, frames, tcp
+from baton.kv.layout.bridge import bridge
+from baton.kv.layout.page import layout_for
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import tcp
 from baton.kv.transport.auto import AutoTransport
-from baton.kv.transport.frames import Frame, Kind
 from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
-from baton.kv.transport.preflight import Measured
-from baton.kv.transport.sending import HELLO, MAGIC, VERSION
+from baton.kv.wire import control, frames
+from baton.kv.wire.frames import Frame, Kind
+from baton.kv.wire.preflight import Measured
+from baton.kv.wire.sending import HELLO, MAGIC, VERSION
 from baton.protos import convert
 from baton.protos.errors import LayoutMismatch
 from baton.protos.nouns import KvLink, TokenRun, WorkerInfo
@@ -80,7 +81,7 @@ async def test_to_a_worker_that_offers_nothing_else_kv_goes_the_portable_way(
     async def describe(at: str) -> WorkerInfo:
         return older(info)
 
-    monkeypatch.setattr("baton.kv.transport.preflight.measure", measured)
+    monkeypatch.setattr("baton.kv.wire.preflight.measure", measured)
     auto = AutoTransport(
         PageMemory.create(1, 64), asyncio.get_running_loop().time, report=lambda *what: told.append(what),
         describe=describe,

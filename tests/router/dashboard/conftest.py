@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.routerbench.cluster import BenchCluster
-from baton.router.keys import add_key
+from baton.console.bench.router.cluster import BenchCluster
+from baton.router.access.keys import add_key
 from tests.router.dashboard.watched import CLASSES, Watched
 
 

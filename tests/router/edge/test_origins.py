@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from baton.cluster.config import RouterConfig
+from baton.router.api.errors import json_response
 from baton.router.edge.origins import host_of, is_loopback
-from baton.router.openai_errors import json_response
 from baton.router.server import for_pages
 
 PAGE = "https://app.example"

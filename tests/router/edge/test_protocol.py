@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from baton.cluster.config import RouterConfig
 from baton.router import server
+from baton.router.api.errors import json_response
 from baton.router.edge import census
-from baton.router.openai_errors import json_response
 
 Ask = Callable[..., object]
 

@@ -1,0 +1,116 @@
+"""Linear layers as a share of this machine's ceilings in the same round: memory for one row, dot products for many.
+
+Knows nothing of models. A matrix-vector product walks through copies that together are larger than the caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from baton.console.bench.engine.memory import MemoryRead, seconds
+from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I32, I64
+from baton.kernels.linear.cpu import ARGUMENTS, prepared
+from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
+
+FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
+    "bf16": pack_bf16,
+    "W8A8": lambda weight: quantize(weight, 8, 0),
+    "W4A8 g128": lambda weight: quantize(weight, 4, 128),
+    "W4A8 g32": lambda weight: quantize(weight, 4, 32),
+}
+SIZE = 2048  # inputs and outputs
+COLD_BYTES = 160 << 20
+DECODE_TARGET = 0.8
+MANY = (16, 512)
+MANY_TARGETS = {("W4A8 g128", 16): 0.8, ("W4A8 g128", 512): 0.9}
+REPEATS = {16: 24, 512: 4}
+PIECES = 64
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """Per form: one row beside memory, many rows beside dot products."""
+    for name, form in FORMS.items():
+        weight = form(torch.randn(SIZE, SIZE))
+        yield _one(name, weight, rounds)
+        if Dots(name != "bf16", 1).rate():
+            yield from (_many(name, weight, m, rounds) for m in MANY)
+
+
+class Dots:
+    """``operations`` from registers: as many as the product beside it has, as exposed to what interrupts."""
+
+    def __init__(self, int8: bool, operations: int) -> None:
+        self._call, self._int8 = native.function("ceiling_dots", I32, I32, I64, result=I64), int8
+        round_of_all = self._call(int8, PIECES, 1)  # 0 where the CPU has no such instruction
+        self.rounds = max(1, operations // round_of_all) if round_of_all else 1
+
+    def rate(self) -> float:
+        """Operations per second, once; 0 without the instruction."""
+        found: list[int] = []
+        elapsed = seconds(lambda: found.append(self._call(self._int8, PIECES, self.rounds)))
+        return found[0] / elapsed
+
+
+def _one(name: str, weight: PackedWeight, rounds: int) -> Row:
+    memory = MemoryRead()
+    copies = [_copy(weight) for _ in range(-(-COLD_BYTES // weight.nbytes))]
+    x, out, function = torch.randn(1, SIZE), torch.empty(1, SIZE), native.function("linear", *ARGUMENTS)
+    calls = [prepared(function, x, copy, out) for copy in copies]
+
+    def pass_through() -> None:
+        for call in calls:
+            call()
+
+    size = sum(copy.nbytes for copy in copies)
+    return _row(
+        f"linear, {name}, 1 row",
+        rounds,
+        memory.rate,
+        lambda: size / seconds(pass_through),
+        "memory read",
+        DECODE_TARGET,
+    )
+
+
+def _many(name: str, weight: PackedWeight, m: int, rounds: int) -> Row:
+    x, repeats = torch.randn(m, SIZE), REPEATS[m]
+    operations = 2 * m * SIZE * SIZE
+    call = prepared(native.function("linear", *ARGUMENTS), x, weight, torch.empty(m, SIZE))
+
+    def rate() -> float:
+        return operations / min(seconds(call) for _ in range(repeats))
+
+    dots = Dots(name != "bf16", operations)
+
+    def peak() -> float:
+        return max(dots.rate() for _ in range(repeats))
+
+    return _row(f"linear, {name}, {m} rows", rounds, peak, rate, "dot products", MANY_TARGETS.get((name, m), 0.0))
+
+
+def _row(
+    name: str, rounds: int, peer: Callable[[], float], own: Callable[[], float], what: str, target: float
+) -> Row:
+    pairs = [(own(), peer()) for _ in range(rounds + 1)][1:]
+    values, ceilings = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    unit = "GB/s" if what == "memory read" else "Gop/s"
+    return Row(
+        name,
+        median(values) / 1e9,
+        unit,
+        peer=f"{what}, {median(ceilings) / 1e9:.3g} {unit}",
+        ratio=paired(values, ceilings),
+        spread=spread(values),
+        target=target,
+    )
+
+
+def _copy(weight: PackedWeight) -> PackedWeight:
+    scales = None if weight.scales is None else weight.scales.clone()
+    return dataclasses.replace(weight, data=weight.data.clone(), scales=scales)

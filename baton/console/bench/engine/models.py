@@ -1,0 +1,56 @@
+"""Llamas of random weights, in memory: speed doesn't depend on what weights say. Knows nothing of measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.runner import KV_DTYPES
+from baton.engine.models import program_for
+from baton.engine.plan import ModelSpec
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Linear, LmHead, Program
+from baton.engine.quant import on_load
+from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kv.layout.page import layout_for
+
+SIZES: dict[str, dict[str, Any]] = {
+    "150M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
+             "num_key_value_heads": 4, "vocab_size": 32000},
+    "0.5B": {"hidden_size": 1280, "intermediate_size": 3456, "num_hidden_layers": 24, "num_attention_heads": 20,
+             "num_key_value_heads": 4, "vocab_size": 32000},
+}  # fmt: skip
+CONTEXT = 8192
+
+
+def random_runner(size: str, scheme: str, kv: str) -> tuple[NativeRunner, int]:
+    """A bound-to-nothing runner, and the bytes of weights that one decode step reads."""
+    fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | SIZES[size]
+    program = program_for(ModelConfig(Path("random"), fields, ()))
+    torch.manual_seed(0)
+    weights, read = _weights(program, scheme)
+    layout = layout_for(KV_DTYPES[kv], program.groups)
+    return NativeRunner(ModelSpec("random", layout, CONTEXT, program.vocab_size, ()), program, weights), read
+
+
+def _weights(program: Program, scheme: str) -> tuple[dict[str, Any], int]:
+    linear = {op.weight for op in program.ops if isinstance(op, Linear)}
+    head = next(op.weight for op in program.ops if isinstance(op, LmHead))
+    found: dict[str, Any] = {}
+    for weight in program.weights:
+        shape = (sum(part[0] for part in weight.shapes), *weight.shapes[0][1:])
+        value: Any = torch.randn(shape) * 0.02 if len(shape) == 2 else torch.ones(shape)
+        if weight.name in linear or weight.name == head:
+            value = _packed(value, scheme, weight.name == head)
+        found[weight.name] = value.bfloat16() if isinstance(value, torch.Tensor) and value.dim() == 2 else value
+    return found, sum(weight.nbytes for weight in found.values() if isinstance(weight, PackedWeight))
+
+
+def _packed(value: torch.Tensor, scheme: str, head: bool) -> PackedWeight:
+    if scheme == "bf16":
+        return pack_bf16(value)
+    module = on_load(scheme)
+    return module.pack_head(value) if head else module.pack(value)

@@ -1,0 +1,88 @@
+"""What checksums cost each side of a handoff: the same handoff with and without one side's, in turn, many times.
+
+Knows nothing of throughput's rows. A round is three handoffs between the same two processes: both sides hash; the
+sender looks its checksums up instead; the receiver takes what it is told. Their order turns from round to round. A
+cost is the median over rounds of the difference within one, with the interval that holds the true median in 95 of
+100 runs: other work on the machine makes the interval wide, it hardly moves the figure.
+
+The target is of the handoff's time, on the wall clock. Beside it stands the CPU time that the side's process spent
+more, as a share of the busier process's: less of it than of wall time is noise, and a side that has time to spare
+(shm's sender only hashes, while the receiver copies) spends more of it than shows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from baton.console.bench.kv import setting
+from baton.console.bench.kv.rows import Row, interval, median
+
+if TYPE_CHECKING:
+    from baton.console.bench.kv.kv import Bench
+
+TARGETS = {"shm": 0.12, "tcp": 0.12, "grpc": 0.05}
+ROUNDS = 8  # for each of the other rows'
+SIDES = ("sender", "receiver")
+
+
+class Took(NamedTuple):
+    """Seconds of one handoff: wall, and each process's CPU."""
+
+    wall: float
+    sender: float
+    receiver: float
+
+
+async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
+    """Both sides of every transport, by CPU time and by wall."""
+    known = setting.known_checksums(bench.memory, bench.page_bytes)
+    made: list[Row] = []
+    for name in names:
+        await _took(bench, name)
+        found = [await _round(bench, name, number, known) for number in range(ROUNDS * rounds)]
+        for side in SIDES:
+            made += [_by_wall(name, side, found), _by_cpu(name, side, found)]
+    return made
+
+
+async def _round(bench: Bench, name: str, number: int, known: setting.Known) -> dict[str, Took]:
+    """By the side that did not hash; "" where both did."""
+    kinds = ("", *SIDES)
+    turned = kinds[number % 3 :] + kinds[: number % 3]
+    return {without: await _without(without, bench, name, known) for without in turned}
+
+
+async def _without(side: str, bench: Bench, name: str, known: setting.Known) -> Took:
+    if side == "receiver":
+        bench.ask("skip")
+        try:
+            return await _took(bench, name)
+        finally:
+            bench.ask("hash")
+    if side == "sender":
+        with setting.looked_up(known):
+            return await _took(bench, name)
+    return await _took(bench, name)
+
+
+async def _took(bench: Bench, name: str) -> Took:
+    theirs, ours = bench.receiver_cpu(), time.process_time()
+    wall = await bench.handoff(name, bench.pages)
+    return Took(wall, time.process_time() - ours, bench.receiver_cpu() - theirs)
+
+
+def _by_wall(name: str, side: str, found: list[dict[str, Took]]) -> Row:
+    shares = [1 - took[side].wall / took[""].wall for took in found]
+    return _row(f"{name}: checksums at the {side}", shares, "the handoff's time", TARGETS[name])
+
+
+def _by_cpu(name: str, side: str, found: list[dict[str, Took]]) -> Row:
+    at = 1 + SIDES.index(side)
+    shares = [(took[""][at] - took[side][at]) / max(took[""].sender, took[""].receiver) for took in found]
+    return _row(f"{name}: checksums at the {side}, CPU time", shares, "the busier side's CPU time", 0.0)
+
+
+def _row(name: str, shares: list[float], peer: str, target: float) -> Row:
+    share, (low, high) = median(shares), interval(shares)
+    return Row(name, share * 100, "%", peer, share, target=target, ceiling=True, low=low * 100, high=high * 100)

@@ -1,0 +1,102 @@
+"""How much of a transfer shows after a prompt's last chunk, when chunks come at a prefill's pace.
+
+Knows nothing of throughput's rows. The chunks are announced by a thread of their own, as an engine process does: a
+sender that keeps the event loop busy must not slow the prefill that it is measured against. Two paces: that of a
+fast GPU (45k tokens/s of 128 KB each, 5.9 GB/s), and, because no transport can hide what its link can't carry, the
+share PACE of what the transport was just measured to carry.
+
+What shipping layer by layer would gain is modelled: the last chunk's bytes are announced in LAYER_GROUPS parts,
+evenly over the time that it computes. A part is some of the blocks here, and would be some layers of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from baton.console.bench.kv import setting
+from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.kv.transport.auto import AUTO
+from baton.prefill_worker.io.handoff import Handoff
+from baton.protos.nouns import TokenRun
+
+if TYPE_CHECKING:
+    from baton.console.bench.kv.kv import Bench
+
+TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
+PACE = 0.8
+TARGET = 1.2
+LAYER_GROUPS = 8
+
+
+async def exposed(bench: Bench, name: str, bytes_per_s: float, parts: int = 1) -> float:
+    """Seconds from the moment that the last chunk was due (in ``parts``) until the receiver had taken over."""
+    chunk, count = setting.chunk_counts(bench.pages)
+    handoff = bench.new_handoff(name, count)
+    running = asyncio.ensure_future(handoff.run())
+    every_s = chunk * bench.page_bytes / bytes_per_s
+    loop = asyncio.get_running_loop()
+    producing = threading.Thread(target=_produce, args=(loop, bench, handoff, every_s, parts))
+    producing.start()
+    report = await running
+    producing.join()
+    return report.exposed_s
+
+
+def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, every_s: float, parts: int) -> None:
+    chunk, count = setting.chunk_counts(bench.pages)
+    due, last = time.perf_counter(), count - chunk
+    cuts = [last + chunk * part // parts for part in range(parts + 1)]
+    for first, end in [*((at, at + chunk) for at in range(0, last, chunk)), *pairwise(cuts)]:
+        due += every_s * (end - first) / chunk
+        time.sleep(max(0.0, due - time.perf_counter()))
+        loop.call_soon_threadsafe(handoff.ship, list(bench.blocks(range(first, end))))
+    loop.call_soon_threadsafe(handoff.commit, TokenRun(0, (1,)), 0, due)
+
+
+async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
+    """Both paces, each beside one chunk's shipping alone in the same round.
+
+    The target of the fast pace is for what workers use, ``auto``, and for whatever carries that much: the others'
+    rows say how far they fall behind, and are judged at a pace that they carry.
+    """
+    made: list[Row] = []
+    for name in names:
+        found = await _measured(bench, name, rounds)
+        begin = f"auto ({bench.picked})" if name == AUTO else name
+        shown, grouped = f"{begin}: exposed after the last chunk at", f"last chunk left in {LAYER_GROUPS} groups"
+        rate, fast = median(found["rate"]), float(TOKENS_PER_S * BYTES_PER_TOKEN)
+        carried = "" if rate > fast else f", {rate / 1e9:.1f} of {fast / 1e9:.1f} GB/s carried"
+        judged = name == AUTO or not carried
+        made += [
+            _row(f"{shown} {TOKENS_PER_S} tok/s", found, "fast", TARGET * judged, carried),
+            _row(f"{shown} {PACE:.0%} of what it carries", found, "own", TARGET),
+            _row(f"{begin}: the same, if the {grouped} of layers (modelled)", found, "layered"),
+        ]
+    return made
+
+
+async def _measured(bench: Bench, name: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round, and the bytes per second that the transport carries unpaced; the first warms up."""
+    chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
+    took: dict[str, list[float]] = {"rate": [], "alone": [], "fast": [], "own": [], "layered": []}
+    for number in range(rounds + 1):
+        took["rate"].append(bench.pages * bench.page_bytes / await bench.handoff(name, bench.pages))
+        own = PACE * median(took["rate"])
+        alone = await bench.handoff(name, chunk)
+        at_fast = await exposed(bench, name, fast)
+        at_own = await exposed(bench, name, own)
+        layered = await exposed(bench, name, own, LAYER_GROUPS)
+        if number:
+            for key, seconds in (("alone", alone), ("fast", at_fast), ("own", at_own), ("layered", layered)):
+                took[key].append(seconds)
+    return took
+
+
+def _row(name: str, found: dict[str, list[float]], key: str, target: float = 0.0, note: str = "") -> Row:
+    ratio = paired(found[key], found["alone"])
+    peer = f"one chunk's shipping{note}"
+    return Row(name, median(found[key]) * 1e3, "ms", peer, ratio, spread(found[key]), target, ceiling=True)

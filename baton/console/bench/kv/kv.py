@@ -1,0 +1,256 @@
+"""The sending process of the benchmark: handoffs over each transport, and their bare peers, in turn, in one run.
+
+Knows nothing of clusters. Every round measures each thing once, so that a slow moment of the machine hits all
+alike; ratios are taken within a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import uvloop
+
+from baton.console.bench.kv import checksums, exposed, setting
+from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.kv.transport import sender as transport_named
+from baton.kv.transport.auto import AUTO, AutoTransport
+from baton.kv.transport.grpc import CHANNEL_OPTIONS, keep_freed_buffers
+from baton.kv.wire.base import Transport
+from baton.prefill_worker.io.handoff import FRAME_BYTES, Destination, Handoff, Sender
+from baton.protos.channel import ShipBlock
+from baton.protos.nouns import KvLink, TokenRun, WorkerInfo
+
+TRANSPORTS = ("shm", "tcp", "grpc")
+TARGETS = {"shm": ("memcpy", 0.6), "tcp": ("bare recv_into", 0.7), "grpc": ("best bare gRPC stream", 0.8)}
+FIXED_ROUNDS = 40
+
+
+class Bench:
+    """One receiver process, and everything that is sent to it."""
+
+    def __init__(self, page_bytes: int, total_bytes: int) -> None:
+        self.page_bytes, self.pages = page_bytes, total_bytes // page_bytes
+        self.memory = setting.source(page_bytes, self.pages)
+        self._copy = memoryview(bytearray(len(self.memory.view())))
+        self._layout, self._hashes = setting.layout(page_bytes), setting.hashes(self.pages)
+        self._transports: dict[str, Transport] = {}
+        self._messages: list[bytes] = []
+        self._certs = tempfile.TemporaryDirectory(prefix="bkt-")
+        self._identity = setting.identity(Path(self._certs.name))
+        arguments = [str(page_bytes), str(self.pages), self._certs.name]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "baton.console.bench.kv.receiver", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self.picked = ""  # by auto
+        self.addresses: dict[str, str] = json.loads(self._process.stdout.readline())
+        keep_freed_buffers()
+
+    async def close(self) -> None:
+        """End the receiver."""
+        for transport in self._transports.values():
+            await transport.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._certs.cleanup()
+
+    def receiver_cpu(self) -> float:
+        """The receiver's CPU seconds so far."""
+        return self.ask("cpu")
+
+    def ask(self, line: str) -> float:
+        """Have the receiver do what ``line`` says (receiver.py); its CPU seconds so far."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    # ---- ours ------------------------------------------------------------------------------------------
+
+    async def handoff(self, name: str, count: int) -> float:
+        """Seconds of a whole handoff of ``count`` blocks that are all ready."""
+        handoff = self.new_handoff(name, count)
+        handoff.ship(self.blocks(range(count)))
+        handoff.commit(TokenRun(0, (1,)), 0)
+        begun = time.perf_counter()
+        await handoff.run()
+        return time.perf_counter() - begun
+
+    def new_handoff(self, name: str, count: int) -> Handoff:
+        """To the receiver by ``name``: feed it."""
+        if name not in self._transports:
+            self._transports[name] = self._transport(name)
+        sender = Sender("bench", "m", setting.FINGERPRINT, self._layout)
+        address = self.addresses["grpc" if name == AUTO else name]
+        to = Destination(address, setting.lease(count), 1, "r", count, 16)
+        return Handoff(self._transports[name], self.memory, sender, to, time.perf_counter)
+
+    def _transport(self, name: str) -> Transport:
+        if name == AUTO:
+            return AutoTransport(
+                self.memory, time.perf_counter, report=self._on_pick, describe=self._describe, host_id="here"
+            )
+        known, identity = ("tcp", self._identity) if name == setting.TLS else (name, None)
+        return transport_named(known, self.memory, identity)
+
+    async def _describe(self, address: str) -> WorkerInfo:
+        """What a decode worker in the receiver's place would say."""
+        offered = {name: self.addresses[name] for name in ("shm", "tcp")}
+        return WorkerInfo(
+            "bench", "i", "decode", address, "m", setting.FINGERPRINT, self._layout, 1, 256, (), self.pages,
+            host_id="here", data_addresses=offered,
+        )  # fmt: skip
+
+    def _on_pick(self, link: KvLink, reason: str) -> None:
+        self.picked = link.transport
+
+    def blocks(self, numbers: range) -> Iterator[ShipBlock]:
+        """As the engine announces them."""
+        return (ShipBlock(number, number, self._hashes[number], 16) for number in numbers)
+
+    # ---- peers -----------------------------------------------------------------------------------------
+
+    def memcpy(self) -> float:
+        """Seconds to copy as many cold bytes once, by one thread."""
+        begun = time.perf_counter()
+        self._copy[:] = self.memory.view()
+        return time.perf_counter() - begun
+
+    def bare_tcp(self) -> float:
+        """Seconds of a blocking ``sendall`` until the receiver's blocking ``recv_into`` has all."""
+        host, port = self.addresses["bare tcp"].split(":")
+        with socket.create_connection((host, int(port))) as sock:
+            begun = time.perf_counter()
+            sock.sendall(self.memory.view())
+            sock.recv(1)
+            return time.perf_counter() - begun
+
+    def messages(self) -> list[bytes]:
+        """As many bytes in messages of the size of our frames."""
+        if not self._messages:
+            view, size = self.memory.view(), max(FRAME_BYTES, self.page_bytes)
+            self._messages = [bytes(view[at : at + size]) for at in range(0, len(view), size)]
+        return self._messages
+
+    async def bare_aio(self) -> float:
+        """Seconds of a raw stream of ready-made messages, asyncio on both sides."""
+        messages = self.messages()
+        async with grpc.aio.insecure_channel(self.addresses["grpc"], options=CHANNEL_OPTIONS) as channel:
+            await channel.channel_ready()
+            call = channel.stream_unary(f"/{setting.BARE}/Drop")()
+            begun = time.perf_counter()
+            for message in messages:
+                await call.write(message)
+            await call.done_writing()
+            await call
+            return time.perf_counter() - begun
+
+    def bare_sync(self) -> float:
+        """The same with threads on both sides."""
+        messages = self.messages()
+        with grpc.insecure_channel(self.addresses["bare grpc"], options=CHANNEL_OPTIONS) as channel:
+            grpc.channel_ready_future(channel).result(5)
+            begun = time.perf_counter()
+            channel.stream_unary(f"/{setting.BARE}/Drop")(iter(messages))
+            return time.perf_counter() - begun
+
+    async def round_trips(self, count: int) -> list[float]:
+        """Seconds of gRPC unary round trips on a warm channel."""
+        took = []
+        async with grpc.aio.insecure_channel(self.addresses["grpc"], options=CHANNEL_OPTIONS) as channel:
+            echo = channel.unary_unary(f"/{setting.BARE}/Echo")
+            for _ in range(count + 5):
+                begun = time.perf_counter()
+                await echo(b"x" * 64)
+                took.append(time.perf_counter() - begun)
+        return took[5:]
+
+
+def run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -> list[Row]:
+    """Everything, as rows."""
+    return uvloop.run(_run(rounds, total_bytes, page_bytes, small_page_bytes))
+
+
+async def _run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -> list[Row]:
+    rows: list[Row] = []
+    costs: list[Row] = []
+    for size, label in ((page_bytes, ""), (small_page_bytes, f", {small_page_bytes >> 10} KiB pages")):
+        bench = Bench(size, total_bytes)
+        rows += await _throughput(bench, rounds, label)
+        if label:
+            rows += await _fixed_cost(bench)
+        else:
+            rows += await exposed.rows(bench, (AUTO, *TRANSPORTS), rounds)
+            costs = await checksums.rows(bench, TRANSPORTS, rounds)
+        await bench.close()
+    return [*rows, *costs]
+
+
+async def _throughput(bench: Bench, rounds: int, label: str) -> list[Row]:
+    took: dict[str, list[float]] = defaultdict(list)
+    cpu: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds + 1):  # the first warms up: page tables, TCP windows, allocators
+        for name in TRANSPORTS:
+            before, mine = bench.receiver_cpu(), time.process_time()
+            seconds = await bench.handoff(name, bench.pages)
+            cpu[name].append(max(bench.receiver_cpu() - before, time.process_time() - mine))
+            took[name].append(seconds)
+        took[setting.TLS].append(await bench.handoff(setting.TLS, bench.pages))
+        took["memcpy"].append(bench.memcpy())
+        took["bare recv_into"].append(await asyncio.to_thread(bench.bare_tcp))
+        took["bare gRPC, asyncio"].append(await bench.bare_aio())
+        took["bare gRPC, threads"].append(await asyncio.to_thread(bench.bare_sync))
+        if not number:
+            took.clear()
+            cpu.clear()
+    took["best bare gRPC stream"] = min(took["bare gRPC, asyncio"], took["bare gRPC, threads"], key=median)
+    return _throughput_rows(took, cpu, bench.page_bytes * bench.pages, label)
+
+
+def _throughput_rows(took: dict[str, list[float]], cpu: dict[str, list[float]], size: int, label: str) -> list[Row]:
+    rows = []
+    for name in TRANSPORTS:
+        peer, target = TARGETS[name]
+        ratio = paired(took[peer], took[name])
+        rate = size / median(took[name]) / 1e9
+        rows.append(
+            Row(f"{name} handoff{label}", rate, "GB/s", peer, ratio, spread(took[name]), 0 if label else target)
+        )
+        busier = size / median(cpu[name]) / 1e9
+        rows.append(Row(f"{name} handoff{label}, by the busier side's CPU time", busier, "GB/s"))
+    with_tls, plain = took[setting.TLS], took["tcp"]
+    rate = size / median(with_tls) / 1e9
+    rows.append(
+        Row(f"tcp handoff with TLS{label}", rate, "GB/s", "tcp handoff", paired(plain, with_tls), spread(with_tls))
+    )
+    peers = ("memcpy", "bare recv_into", "bare gRPC, asyncio", "bare gRPC, threads")
+    return rows + [
+        Row(peer + label, size / median(took[peer]) / 1e9, "GB/s", spread=spread(took[peer])) for peer in peers
+    ]
+
+
+async def _fixed_cost(bench: Bench) -> list[Row]:
+    trips = [t * 1e3 for t in await bench.round_trips(FIXED_ROUNDS)]
+    rows = [Row("gRPC round trip, p50", median(trips), "ms", spread=spread(trips))]
+    for name in TRANSPORTS:
+        took = [1e3 * await bench.handoff(name, 1) for _ in range(FIXED_ROUNDS + 5)][5:]
+        above = median(took) - median(trips)
+        rows.append(
+            Row(f"{name} handoff of 1 block, p50 above a round trip", above, "ms", spread=spread(took), target=3.0,
+                ceiling=True)
+        )  # fmt: skip
+    return rows

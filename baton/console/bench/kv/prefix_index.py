@@ -1,0 +1,101 @@
+"""The prefix index at full size: a 128k-token prompt, 64 workers, 10^6 blocks held, one round trip.
+
+Every worker holds a different length of the prompt's chain (binary search at its longest); "nobody" asks for a
+prompt that no worker has seen. Runs its own private server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+from redis.asyncio import Redis
+
+from baton.cluster.membership import connect
+from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher
+from baton.console.bench.kv.rows import Row, median, spread
+from baton.kv.layout import prefix
+from baton.launch.redis_server import RedisServer, find_server
+
+WORKERS, BLOCKS, HELD = 64, 8192, 1_000_000
+TARGET_MS = 2.0
+
+
+def rows(questions: int = 300) -> list[Row]:
+    """The look-up when all workers hold some and when nobody does; hashing and a bare round trip beside it."""
+    with tempfile.TemporaryDirectory(prefix="bi-") as folder:
+        server = RedisServer(Path(folder)).start()
+        try:
+            return [*uvloop.run(_measure(server.url, questions)), _hashing()]
+        finally:
+            server.stop()
+
+
+async def _measure(url: str, questions: int) -> list[Row]:
+    redis = connect(url)
+    try:
+        chain = [hashlib.sha256(i.to_bytes(4, "little")).digest() for i in range(BLOCKS)]
+        held = await _fill(redis, chain, random.Random(64))
+        index, names = PrefixIndex(redis, "bench"), list(held)
+        assert await index.longest(names, chain) == held, "the index gave a wrong answer"
+        some = [await _timed(index, names, chain) for _ in range(questions)]
+        none = [await _timed(index, names, chain[::-1]) for _ in range(questions)]
+        bare = [await _ping(redis) for _ in range(questions)]
+    finally:
+        await redis.aclose()
+    return [
+        Row(
+            f"index look-up p50 ({find_server().name})",
+            median(some) * 1e3,
+            "ms",
+            spread=_middle_half(some),
+            target=TARGET_MS,
+            ceiling=True,
+        ),
+        Row("index look-up p99", sorted(some)[len(some) * 99 // 100] * 1e3, "ms"),
+        Row("index look-up p50, nobody holds it", median(none) * 1e3, "ms", spread=_middle_half(none)),
+        Row("bare round trip to the index p50", median(bare) * 1e3, "ms", spread=_middle_half(bare)),
+    ]
+
+
+def _middle_half(times: Sequence[float]) -> float:
+    """The spread without the quarter at either end."""
+    quarter = len(times) // 4
+    return spread(sorted(times)[quarter : len(times) - quarter])
+
+
+async def _fill(redis: Redis, chain: Sequence[bytes], rng: random.Random) -> dict[str, int]:
+    """Each worker's share of HELD blocks: some of the chain, the rest its own."""
+    held = {f"w{i}": rng.randrange(1, BLOCKS) for i in range(WORKERS)}
+    for name, blocks in held.items():
+        publisher = PrefixPublisher(redis, "bench", name, "i", ttl_s=600)
+        publisher.publish([*chain[:blocks], *(rng.randbytes(32) for _ in range(HELD // WORKERS - blocks))], [])
+        await publisher.flush()
+    return held
+
+
+async def _timed(index: PrefixIndex, names: Sequence[str], chain: Sequence[bytes]) -> float:
+    began = time.perf_counter()
+    await index.longest(names, chain)
+    return time.perf_counter() - began
+
+
+async def _ping(redis: Redis) -> float:
+    began = time.perf_counter()
+    await redis.ping()
+    return time.perf_counter() - began
+
+
+def _hashing() -> Row:
+    """The chain of the same prompt, hashed."""
+    tokens, root, times = list(range(16 * BLOCKS)), prefix.root("f", "bf16"), []
+    for _ in range(5):
+        began = time.perf_counter()
+        prefix.block_hashes(root, tokens)
+        times.append(time.perf_counter() - began)
+    return Row(f"hashing {16 * BLOCKS:,} tokens", median(times) * 1e3, "ms", spread=spread(times))

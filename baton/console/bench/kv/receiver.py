@@ -1,0 +1,152 @@
+"""The other process of the benchmark: a decode worker's intake behind every transport, and the bare peers.
+
+Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with one:
+its CPU seconds so far. After the line "skip" it hashes no blocks, until the line "hash". It ends with its stdin.
+
+    python -m baton.console.bench.kv.receiver PAGE_BYTES PAGES [CERTS]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvloop
+
+from baton.console.bench.kv import setting
+from baton.decode_worker.io.intake import Intake
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.transport import shm, tcp
+from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
+from baton.protos.channel import Commit, ReceiveClosed
+
+
+class Receiver:
+    """Pages, an intake that always has a lease for each number of blocks, and an engine that commits at once."""
+
+    def __init__(self, page_bytes: int, pages: int) -> None:
+        self.memory = PageMemory.create(pages, page_bytes)
+        setting.touch(self.memory.view())
+        layout = setting.layout(page_bytes)
+        self.intake = Intake(self.memory, layout, setting.FINGERPRINT, self._tell)
+        self._hashes = setting.hashes(pages)
+        for count in {1, *setting.chunk_counts(pages), pages}:
+            self._admit(count)
+
+    def _admit(self, count: int) -> None:
+        self.intake.register(count, setting.lease(count), 1, range(count), self._hashes[:count], 0)
+
+    def _tell(self, message: Any) -> None:
+        if isinstance(message, Commit):
+            self.intake.on_committed(message.key, message.epoch)
+        elif isinstance(message, ReceiveClosed):
+            self.intake.close(message.key)
+            self._admit(message.key)
+
+
+async def serve(page_bytes: int, pages: int, certs: Path | None) -> None:
+    """Until stdin ends; with ``certs`` there is a port with TLS too."""
+    receiver = Receiver(page_bytes, pages)
+    with tempfile.TemporaryDirectory(prefix="bkv-") as folder:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((handoff_handler(receiver.intake.accept), bare_aio()))
+        addresses = {"grpc": f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"}
+        await server.start()
+        data, addresses["tcp"] = tcp.listen("127.0.0.1", receiver.intake.accept)
+        listening = [data]
+        if certs is not None:
+            identity = setting.identity(certs)
+            secured, addresses[setting.TLS] = tcp.listen("127.0.0.1", receiver.intake.accept, identity=identity)
+            listening.append(secured)
+        local, addresses["shm"] = shm.listen(f"{folder}/kv", receiver.intake.accept)
+        addresses["bare tcp"] = bare_tcp(receiver.memory.view())
+        threads, addresses["bare grpc"] = bare_sync()
+        print(json.dumps(addresses), flush=True)
+        await _answer_until_the_end()
+        for server_socket in listening:
+            server_socket.close()
+        local.close()
+        threads.stop(0)
+        await server.stop(0)
+
+
+def bare_tcp(view: memoryview) -> str:
+    """A thread that fills ``view`` with blocking ``recv_into`` again and again, one byte back for each filling."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def fill() -> None:
+        while True:
+            peer, _ = listening.accept()
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            got = 0
+            while count := peer.recv_into(view[got:]):
+                got += count
+                if got == len(view):
+                    got = 0
+                    peer.send(b"!")
+
+    threading.Thread(target=fill, daemon=True).start()
+    return f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def bare_aio() -> grpc.GenericRpcHandler:
+    """A raw stream on an asyncio server that reads and drops; one answer at the end. And a unary round trip."""
+
+    async def drop(messages: AsyncIterator[bytes], context: Any) -> bytes:
+        async for _ in messages:
+            pass
+        return b"!"
+
+    async def echo(message: bytes, context: Any) -> bytes:
+        return message
+
+    return grpc.method_handlers_generic_handler(
+        setting.BARE,
+        {"Drop": grpc.stream_unary_rpc_method_handler(drop), "Echo": grpc.unary_unary_rpc_method_handler(echo)},
+    )
+
+
+def bare_sync() -> tuple[grpc.Server, str]:
+    """The same on a server with threads."""
+
+    def drop(messages: Iterator[bytes], context: Any) -> bytes:
+        for _ in messages:
+            pass
+        return b"!"
+
+    server = grpc.server(ThreadPoolExecutor(2), options=SERVER_OPTIONS)
+    methods = {"Drop": grpc.stream_unary_rpc_method_handler(drop)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(setting.BARE, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def _answer_until_the_end() -> None:
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(os.dup(0), "rb"))
+    with ExitStack() as skipping:
+        while line := await lines.readline():
+            if (said := line.strip()) == b"skip":
+                skipping.enter_context(setting.skipped())
+            elif said == b"hash":
+                skipping.close()
+            print(json.dumps(time.process_time()), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None))

@@ -1,0 +1,41 @@
+"""Run the benchmark and show what it says: a table, and files when asked for. Knows nothing of measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from baton.console.bench.kv import kv, prefix_index, rows
+from baton.console.bench.kv.rows import RANDOM
+from baton.console.output import require_place, write_file
+from baton.protos.errors import ConfigError
+
+SMALL_PAGE_BYTES = 32 << 10
+
+
+def show(
+    rounds: int,
+    total_bytes: int,
+    page_bytes: int,
+    json_file: str | None,
+    plot_file: str | None,
+    tier_model: str | None = None,
+) -> int:
+    """Measure, print, write. Raises ConfigError for sizes that don't fit each other."""
+    if total_bytes % page_bytes or page_bytes % SMALL_PAGE_BYTES:
+        raise ConfigError("--mib must be a multiple of --page-kib, and that one of 32", "page_kib")
+    require_place(json_file, plot_file)
+    if tier_model and tier_model != RANDOM and not Path(tier_model).is_dir():
+        raise ConfigError(f"--tier-model {tier_model}: no such directory; {RANDOM} makes a model", "tier_model")
+    found = [*kv.run(rounds, total_bytes, page_bytes, SMALL_PAGE_BYTES), *prefix_index.rows()]
+    if tier_model:
+        from baton.console.bench.kv import tiers  # loads torch
+
+        found += tiers.rows(tier_model, rounds=rounds)
+    Console(highlight=False, width=150).print(rows.table(found))
+    if json_file:
+        write_file(json_file, rows.to_json(found).encode() + b"\n")
+    if plot_file:
+        rows.plot(found, plot_file)
+    return 0

@@ -1,0 +1,123 @@
+"""What both processes of the benchmark agree on. Knows nothing of how anything is measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton.kernels.kv_copy.cpu import copy_only
+from baton.kv.layout.page import layout_for
+from baton.kv.memory import copying
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire import frames
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+from baton.tls.authority import Authority
+from baton.tls.identity import Identity, TlsFiles
+
+FINGERPRINT = "f" * 64
+BARE = "baton.bench.Bare"
+TLS = "tcp, TLS"  # the transport tcp between ends that have certificates
+CHUNKS = 8  # of the paced prefill, in one handoff
+BIG_BYTES = 16 << 10  # what is hashed at this size is a block
+
+
+def layout(page_bytes: int) -> KvLayout:
+    """Pages of ``page_bytes`` that hold nothing in particular."""
+    return layout_for("bytes", 1, page_bytes // (2 * BLOCK_TOKENS), 1)
+
+
+def hashes(count: int) -> list[bytes]:
+    """A stand-in for the chain hashes of ``count`` blocks."""
+    return [number.to_bytes(frames.HASH_BYTES, "little") for number in range(count)]
+
+
+def lease(count: int) -> bytes:
+    """The lease of a handoff of ``count`` blocks."""
+    return count.to_bytes(frames.LEASE_BYTES, "little")
+
+
+def chunk_counts(pages: int) -> list[int]:
+    """Blocks of one chunk, and of the whole paced prompt."""
+    return [max(1, pages // CHUNKS), max(1, pages // CHUNKS) * CHUNKS]
+
+
+def identity(folder: Path) -> Identity:
+    """A worker's, of a CA that is made in ``folder`` unless it is there: what both ends show each other."""
+    Authority(folder).make(("worker",))
+    files = TlsFiles(str(folder / "worker.crt"), str(folder / "worker.key"), str(folder / "ca.crt"))
+    return Identity(files, "the bench")
+
+
+def source(page_bytes: int, pages: int) -> PageMemory:
+    """Pages full of random bytes, each beginning with its place."""
+    memory = PageMemory.create(pages, page_bytes)
+    view, noise = memory.view(), os.urandom(1 << 20)
+    for at in range(0, len(view), len(noise)):
+        view[at : at + len(noise)] = noise[: len(view) - at]
+        view[at : at + 8] = at.to_bytes(8, "little")
+    return memory
+
+
+def touch(view: memoryview) -> None:
+    """Have the kernel give every page of memory now, as a worker's are after its first minutes."""
+    for at in range(0, len(view), 4096):
+        view[at] = 1
+
+
+Known = dict[int, int]
+"""Checksums of whole pages that never change, by their address."""
+
+
+def known_checksums(memory: PageMemory, page_bytes: int) -> Known:
+    """Of every page of ``memory``."""
+    pages = [memory.page(number) for number in range(len(memory.view()) // page_bytes)]
+    return dict(zip(map(copying.address, pages), copying.checksums(pages), strict=True))
+
+
+@contextmanager
+def looked_up(known: Known) -> Iterator[None]:
+    """The sender's cost taken away: checksums are what is ``known``, and where pages are copied they only are."""
+    plain = copying.kv_copy
+
+    def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
+        if dst is not None:
+            copy_only(dst, src, size)
+        return [known[address] for address in src]
+
+    copying.kv_copy = copied
+    try:
+        yield
+    finally:
+        copying.kv_copy = plain
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """The receiver's cost taken away: blocks are neither hashed nor compared. Headers still are."""
+    plain = (copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks)
+
+    class Nothing:
+        def update(self, data: frames.Bytes) -> None:
+            """Not looked at."""
+
+        def reset(self) -> None:
+            """Nothing to forget."""
+
+        def intdigest(self) -> int:
+            return 0
+
+    def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
+        assert dst is not None, "a receiver never asks for checksums alone"
+        copy_only(dst, src, size)
+        return [0] * len(src)
+
+    copying.kv_copy = copied
+    frames.checksum = lambda data: 0 if len(data) >= BIG_BYTES else plain[1](data)
+    frames.digest = Nothing
+    frames.check_blocks = lambda frame, checksums: None
+    try:
+        yield
+    finally:
+        copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks = plain

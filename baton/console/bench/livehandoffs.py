@@ -1,0 +1,142 @@
+"""Handoffs between two live workers, one after another: what processes and messages take beside steps and bytes.
+
+Knows nothing of routers' HTTP: a request begins with its Admit. Only on an idle cluster is it what it is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from baton.cluster.membership import Roster
+from baton.cost.profiles import Overhead
+from baton.planner.figures import percentile
+from baton.protos.errors import NoWorker
+from baton.protos.nouns import TransferCurve, WorkerInfo
+from baton.protos.v1 import worker_pb2 as w
+from baton.router.workers.connections import Links
+from baton.router.workers.decode_session import Lease
+from baton.router.workers.link import DecodeLink, Link
+
+LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
+TIMES = 2
+CONNECT_S = 10.0
+LOOK_S = 0.02
+Told = Callable[[str], None]
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """One prompt. Seconds until it was admitted, until its first token came back, and of them read or queued."""
+
+    tokens: int
+    size: int
+    admitted_s: float
+    answered_s: float
+    read_s: float
+
+
+class Prompts(Protocol):
+    """Who makes prompts up."""
+
+    salt: bytes
+    longest: int
+
+    def tokens(self, count: int) -> list[int]:
+        """Any ids."""
+
+    def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
+        """A request of them."""
+
+
+async def handoffs(links: Links, decode: DecodeLink, prompts: Prompts, told: Told) -> list[Handed]:
+    """Prompts of several lengths, read by a prefill worker for ``decode``; none where there is none."""
+    reader = next((k for k in links if k.info.role == "prefill" and k.info.state == "ready"), None)
+    if reader is None:
+        told("no prefill worker: transfers are not measured")
+        return []
+    await until_up(reader)
+    found: list[Handed] = []
+    for length in (n for n in LENGTHS if n <= prompts.longest):
+        found += [await handoff(links, reader.info.worker_id, decode, prompts, length) for _ in range(TIMES)]
+        told(f"{length} prompt tokens handed over: {found[-1].size} bytes")
+    return found
+
+
+async def handoff(links: Links, reader: str, decode: DecodeLink, prompts: Prompts, length: int) -> Handed:
+    """One of ``length`` tokens, read by ``reader``."""
+    prompt = prompts.tokens(length)
+    since = time.monotonic()
+    async with decode.admit(prompts.admit(prompt, 1, local=False), _drop, lambda: "retry") as lease:
+        admitted = time.monotonic()
+        request = _prefill(prompts, prompt, lease, decode.info)
+        reply = await links.prefill(reader).prefill(request, None)
+        answered = time.monotonic()
+        await lease.ended
+    read = sum(s.seconds for s in reply.stations if s.name in ("queue", "prefill"))
+    return Handed(length, reply.shipped_bytes, admitted - since, answered - since, read)
+
+
+def overhead(handed: Sequence[Handed], transfer: TransferCurve, chunk_tokens: int) -> Overhead:
+    """A request's own is the way of Admit and Admitted; what else isn't reading or transfer is the handoff's.
+
+    Of prompts of one chunk: nothing of their transfer hides behind reading. The first of each length isn't
+    counted where there is a second: connections are made with it.
+    """
+    known, again = set[int](), list[Handed]()
+    for one in handed:
+        if one.tokens <= chunk_tokens and one.tokens in known:
+            again.append(one)
+        known.add(one.tokens)
+    found = again or handed
+    if not found:
+        return Overhead()
+    trip = undisturbed([h.admitted_s for h in found])
+    rest = [h.answered_s - h.read_s - trip - transfer.fixed - transfer.per_byte * h.size for h in found]
+    return Overhead(request=trip, handoff=max(0.0, undisturbed(rest)))
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """The lower quartile: whatever else a machine does only adds."""
+    return percentile(sorted(seconds), 0.25)
+
+
+def transfer_curve(roster: Roster) -> TransferCurve:
+    """The mean of what prefill workers fitted to their own handoffs."""
+    found = [e.load.transfer_curve for e in roster.snapshot().values() if e.load.transfer_curve is not None]
+    if not found:
+        return TransferCurve(0.0, 0.0)
+    count = len(found)
+    return TransferCurve(sum(c.fixed for c in found) / count, sum(c.per_byte for c in found) / count)
+
+
+async def until_up(link: Link) -> None:
+    """Wait for it. Raises NoWorker when it takes too long."""
+    deadline = time.monotonic() + CONNECT_S
+    while not link.up:
+        if time.monotonic() > deadline:
+            raise NoWorker(f"{link.info.worker_id} can't be reached at {link.info.address}")
+        await asyncio.sleep(LOOK_S)
+
+
+def _prefill(prompts: Prompts, prompt: list[int], lease: Lease, to: WorkerInfo) -> w.PrefillRequest:
+    return w.PrefillRequest(
+        request_id=lease.request_id,
+        model_id=to.model_id,
+        lease=lease.lease,
+        epoch=lease.epoch,
+        decode_address=to.address,
+        decode_incarnation=to.incarnation,
+        token_ids=prompt,
+        prompt_tokens=len(prompt),
+        held_blocks=lease.held_blocks,
+        sampling=prompts.admit(prompt, 1, local=False).sampling,
+        tenant_salt=prompts.salt,
+    )
+
+
+def _drop(output: w.RequestTokens) -> None:
+    """Its tokens are of no interest."""

@@ -1,0 +1,86 @@
+"""A running router, asked by a command: one JSON call, its refusal as the error it stands for.
+
+Knows nothing of what is asked or of how an answer is shown.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.cluster.config import BatonConfig
+from baton.console.cluster.workers import local_config
+from baton.process.security import probing_context
+from baton.protos.errors import (
+    BatonError,
+    ConfigError,
+    Forbidden,
+    InvalidRequest,
+    RequestUnknown,
+    Unauthenticated,
+    Unavailable,
+)
+
+TIMEOUT_S = 5.0
+_REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 404: RequestUnknown}
+
+
+class Router(msgspec.Struct, frozen=True):
+    """Where one answers. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
+
+    url: str
+    key: str = ""
+    context: ssl.SSLContext | None = None
+
+    def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Its answer. Raises ConfigError where none comes, else what it refuses with."""
+        headers = {"content-type": "application/json"}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self.url.rstrip("/") + path, data, headers, method=method)
+            with urllib.request.urlopen(request, timeout=timeout_s, context=self.context) as response:
+                found: dict[str, Any] = json.load(response)
+                return found
+        except urllib.error.HTTPError as error:
+            raise refusal(error) from None
+        except http.client.HTTPException:
+            raise ConfigError(f"what answers at {self.url} speaks no HTTP/1.1; pass --url", "url") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"no router answers at {self.url} ({error}); pass --url", "url") from None
+
+
+def router(url: str | None, key: str) -> Router:
+    """The one that was named, or that of the one cluster on this machine. Raises ConfigError: none, or several."""
+    if url:
+        return Router(url, key)
+    config = local_config(Path(tempfile.gettempdir()))
+    return Router(url_of(config), key, probing_context(config))
+
+
+def refusal(error: urllib.error.HTTPError) -> BatonError:
+    """What the router said, as an error of ours."""
+    try:
+        message = json.load(error)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"the router answered HTTP {error.code}"
+    kind = InvalidRequest if 400 <= error.code < 500 else Unavailable
+    return _REFUSALS.get(error.code, kind)(message)
+
+
+def url_of(config: BatonConfig) -> str:
+    """Where its router answers, from this machine."""
+    listens, scheme = config.router, "https" if config.tls.enabled else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(listens.host, listens.host)
+    return f"{scheme}://{host}:{listens.port}"

@@ -1,0 +1,83 @@
+"""``baton explain ID``: a request's record, as a page to read.
+
+Knows nothing of policies; it shows what the router wrote down.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.console.cluster.asking import router
+
+
+def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
+    """Ask the router, print. Raises RequestUnknown, ConfigError."""
+    path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explain"
+    record = router(url, key).call("GET", path)
+    console = Console(highlight=False, width=140)
+    if as_json:
+        print(json.dumps(record, indent=1))
+    else:
+        page(record, console)
+    return 0
+
+
+def page(record: dict[str, Any], console: Console) -> None:
+    """Who, then for each choice: every placement with its candidates, then predicted against observed."""
+    who = f"{record['request_id']}: {record['model']}, {record['prompt_tokens']} prompt tokens"
+    tenant = f", tenant {record['tenant']}" if record["tenant"] else ""
+    session = f", session {record['session']}" if record.get("session") else ""
+    console.print(f"[bold]{who}[/], class {record['context_class']}{tenant}{session}, {record['state']}")
+    for choice in record["choices"]:
+        end = choice["error"] or choice["finish_reason"] or "running"
+        console.print(
+            f"\nchoice {choice['choice']}: {choice['completion_tokens']} tokens, {choice['cached_tokens']} cached, "
+            f"attempt {choice['attempts']}, {end}"
+        )
+        for placement in choice["placements"]:
+            console.print(_candidates(placement))
+        if choice["predicted_against_observed"]:
+            console.print(_compared(choice["predicted_against_observed"]))
+
+
+def _candidates(placement: dict[str, Any]) -> Table:
+    """The option taken first, then the roads not taken."""
+    title = f"after {placement['at_s']:.4f} s ({placement['waited_s']:.4f} s queued), by {placement['policy']}"
+    if placement.get("weights"):
+        title += f", on {placement['weights']}"
+    if placement["left_for"]:
+        title += f"; left for {placement['left_for']}"
+    table = Table(box=None, title=title, title_justify="left")
+    options = [placement["taken"], *placement["not_taken"]]
+    terms = list(dict.fromkeys(term for option in options for term in option["terms"]))
+    for column in ("", "way", "prefill", "decode", "cached", *terms, "cost"):
+        table.add_column(column, no_wrap=True)
+    for at, option in enumerate(options):
+        values = [f"{option['terms'][t]:.4f}" if t in option["terms"] else "" for t in terms]
+        table.add_row(
+            "" if at else "taken",
+            option["way"],
+            option["prefill"],
+            option["decode"],
+            str(option["cached_tokens"]),
+            *values,
+            f"{option['cost']:.4f}",
+        )
+    if placement["not_listed"]:
+        table.add_row("", f"and {placement['not_listed']} more")
+    return table
+
+
+def _compared(compared: dict[str, dict[str, float | None]]) -> Table:
+    table = Table(box=None)
+    for column in ("seconds", "predicted", "observed"):
+        table.add_column(column, no_wrap=True)
+    for name, row in compared.items():
+        shown = ["" if row[k] is None else f"{row[k]:.4f}" for k in ("predicted_s", "observed_s")]
+        table.add_row(name, *shown)
+    return table

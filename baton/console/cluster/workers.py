@@ -1,0 +1,159 @@
+"""``baton workers``: who is in a running cluster, and how busy.
+
+Knows nothing of routers; it reads the membership in Redis as a router does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pydantic
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from baton.cluster.config import BatonConfig, ClusterConfig
+from baton.cluster.departures import Departure, Departures
+from baton.cluster.membership import Entry, Roster, connect
+from baton.launch.redis_server import check_redis
+from baton.protos import version
+from baton.protos.errors import ConfigError, NoWorker
+from baton.protos.nouns import WorkerInfo
+
+RUN_DIR = "BATON_CLUSTER__RUN_DIR"
+COLUMNS = (
+    "worker",
+    "role",
+    "state",
+    "model",
+    "version",
+    "address",
+    "running",
+    "waiting",
+    "pages free",
+    "cached",
+    "beat",
+)
+
+
+def show_workers(redis_url: str | None, namespace: str) -> int:
+    """Print the table. Without a URL it is of the one cluster that runs on this machine."""
+    url, namespace = meeting_place(redis_url, namespace)
+    console, (entries, departed) = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
+    if departed:
+        console.print(departed_table(departed, time.time()))
+    if not entries:
+        raise NoWorker(f"no worker is in the namespace {namespace!r} of this Redis; is --namespace right?")
+    console.print(table(entries))
+    if (links := links_table(entries)) is not None:
+        console.print(links)
+    return 0
+
+
+def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
+    """Redis and namespace: those that were named, else as ``local_config``. Raises ConfigError: none answers."""
+    if redis_url:
+        check_redis(redis_url)
+        return redis_url, namespace or ClusterConfig().namespace
+    config = local_config(Path(tempfile.gettempdir()))
+    return config.redis.url, namespace or config.cluster.namespace
+
+
+def local_config(folder: Path) -> BatonConfig:
+    """The config of the cluster that runs on this machine: where the environment says (a pod's router), else in a
+    folder of ``folder``. Which it is goes to stderr. Raises ConfigError where none or several run.
+    """
+    named = os.environ.get(RUN_DIR)
+    found = _running([Path(named, "config.json")] if named else sorted(folder.glob("baton-*/config.json")))
+    if not found:
+        where = f"in {named}, as {RUN_DIR} says" if named else f"in {folder}/baton-*"
+        raise ConfigError(
+            f"no cluster runs {where}: start one with `baton serve`, or name one elsewhere: --url URL or --redis "
+            f"URL, as `--help` says, and {RUN_DIR}=DIR one that was started with --run-dir DIR",
+            "redis.url",
+        )
+    listed = "; ".join(f"{RUN_DIR}={run_dir} ({_described(config)})" for run_dir, config in found.items())
+    if len(found) > 1:
+        raise ConfigError(f"{len(found)} clusters run on this machine, say which in the environment: {listed}", "")
+    Console(stderr=True, highlight=False).print(f"[dim]cluster: {escape(listed)}[/]", soft_wrap=True)
+    return next(iter(found.values()))
+
+
+def _running(files: Sequence[Path]) -> dict[str, BatonConfig]:
+    """Run directory -> config of those whose Redis answers."""
+    found = {}
+    for path in files:
+        try:
+            config = BatonConfig.model_validate_json(path.read_bytes())
+            check_redis(config.redis.url)
+        except (OSError, pydantic.ValidationError, ConfigError):
+            continue  # of a run that is over
+        found[str(path.parent)] = config
+    return found
+
+
+def _described(config: BatonConfig) -> str:
+    model = config.worker.model_name or Path(config.worker.model).name or config.worker.device
+    return f"{model}, router on port {config.router.port}"
+
+
+def table(entries: dict[str, Entry]) -> Table:
+    """One row per worker, by id."""
+    shown = Table(box=None)
+    for column in COLUMNS:
+        shown.add_column(column, no_wrap=True)
+    for name, (info, load, age) in sorted(entries.items()):
+        counts = (load.running, load.waiting, load.free_pages, load.cached_pages)
+        shown.add_row(
+            name,
+            info.role,
+            info.state,
+            info.model_id,
+            version_of(info),
+            info.address,
+            *map(str, counts),
+            f"{age:.1f} s ago",
+        )
+    return shown
+
+
+def version_of(info: WorkerInfo) -> str:
+    """Its build, and the protocol where that is not ours; in red where the two of us would refuse each other."""
+    build = escape(info.version or "?")
+    if info.protocol == version.PROTOCOL:
+        return build
+    said = f"{build}, protocol {escape(info.protocol)}"
+    return said if version.runs_with(info.protocol) else f"[red]{said}: refused[/]"
+
+
+def links_table(entries: dict[str, Entry]) -> Table | None:
+    """How KV gets from worker to worker, one row per measured pair; None before the first."""
+    shown = Table("KV from", "to", "by", "GB/s", "fixed", "note", box=None)
+    for name, (_, load, _age) in sorted(entries.items()):
+        for link in sorted(load.kv_links, key=lambda link: link.peer):
+            note = f"[yellow]fallback: {escape(link.fallback)}[/]" if link.fallback else ""
+            speed, fixed = f"{link.bytes_per_s / 1e9:.2f}", f"{link.fixed_s * 1e3:.2f} ms"
+            shown.add_row(name, link.peer, link.transport, speed, fixed, note)
+    return shown if shown.row_count else None
+
+
+def departed_table(departed: Sequence[Departure], now: float) -> Table:
+    """Who left in the last hour and what of, one row per incarnation, newest first."""
+    shown = Table("left", "role", "cause", "what happened", "when", box=None)
+    for gone in departed:
+        cause = gone.cause if gone.cause == "drained" else f"[red]{escape(gone.cause)}[/]"
+        shown.add_row(gone.worker_id, gone.role, cause, escape(gone.detail), f"{now - gone.at:.0f} s ago")
+    return shown
+
+
+async def _look(url: str, namespace: str) -> tuple[dict[str, Entry], tuple[Departure, ...]]:
+    client = connect(url)
+    try:
+        return await Roster(client, namespace).refresh(), await Departures(client, namespace).recent()
+    finally:
+        await client.aclose()

@@ -1,0 +1,199 @@
+"""``baton profile measure``: what a live worker costs, measured through its own gRPC as a router would use it.
+
+Prompts of several lengths, alone and together; batches of answers over short and long contexts; handoffs of several
+sizes. Times are the workers' own (stations) or those at which tokens come, over many steps. A salt of its own keeps
+its blocks apart from every tenant's. Knows nothing of how a curve is fitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from statistics import median
+
+import msgspec
+
+from baton.cluster.config import BatonConfig
+from baton.cluster.membership import Roster, connect
+from baton.console.bench.livehandoffs import handoffs, overhead, transfer_curve, until_up
+from baton.planner.costs.measured import Point, fit
+from baton.planner.costs.worker import WorkerCosts, from_curve
+from baton.process.security import router_dialer
+from baton.protos.convert import sampling_to_pb
+from baton.protos.errors import NoWorker
+from baton.protos.nouns import BLOCK_TOKENS, Sampling, WorkerInfo
+from baton.protos.v1 import worker_pb2 as w
+from baton.router.workers.connections import Links
+from baton.router.workers.link import DecodeLink
+
+LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
+TOGETHER = ((64, 4), (64, 8), (256, 4))
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 1024, 4096)
+STEPS = 40
+REPEATS = 3
+BEATS, BEAT_S = 4, 0.5  # of the workers' memberships: then Redis has what they learned
+Told = Callable[[str], None]
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What was found: the points, what they make, and the worker's own limits."""
+
+    points: tuple[Point, ...]
+    costs: WorkerCosts
+    info: WorkerInfo
+    chunk_tokens: int
+    transfers: int
+
+
+async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> Measured:
+    """Of decode worker ``slot`` ("" takes the least busy). Raises NoWorker and what the worker raises."""
+    async with connected(config) as (links, roster):
+        link = await decode_link(links, roster, slot)
+        chunk = config.worker.prefill_chunk_tokens
+        bench = Asker(link, chunk, told)
+        points = [*await bench.prompts(repeats), *await bench.answers()]
+        handed = await handoffs(links, link, bench, told)
+        await asyncio.sleep(BEAT_S * BEATS)
+        await roster.refresh()
+        curve, transfer = fit(points), transfer_curve(roster)
+    info = link.info
+    costs = from_curve(
+        f"{info.model_id} on {info.device}, measured through worker {info.worker_id}",
+        curve,
+        info.pages * BLOCK_TOKENS,
+        max(1, info.layout.page_bytes // BLOCK_TOKENS),
+        transfer,
+        overhead(handed, transfer, chunk),
+    )
+    return Measured(tuple(points), costs, info, chunk, len(handed))
+
+
+class Asker:
+    """Requests to one decode worker, on its local way."""
+
+    def __init__(self, link: DecodeLink, chunk_tokens: int, told: Told = lambda line: None) -> None:
+        self.salt = os.urandom(16)
+        self._link, self._chunk, self._told = link, chunk_tokens, told
+        self._rng, self._serial = random.Random(0), itertools.count()
+        self.longest = min(link.info.max_model_len, link.info.pages * BLOCK_TOKENS // 2) - STEPS - 1
+
+    def tokens(self, count: int) -> list[int]:
+        """Any ids."""
+        return [self._rng.randrange(self._link.info.vocab_size) for _ in range(count)]
+
+    async def prompts(self, repeats: int) -> list[Point]:
+        """Prefill over length, alone, and over batch."""
+        points = []
+        for length, count in (*((n, 1) for n in LENGTHS), *TOGETHER):
+            if length * count > self.longest:
+                continue
+            seconds = median([await self._read(length, count) for _ in range(repeats)])
+            total = length * count
+            pairs = count * length * length / 2
+            point = Point(
+                f"{count} x {length} prompt tokens", -(-total // self._chunk), total, pairs, 0, 0, seconds
+            )
+            self._told(f"{point.what}: {seconds * 1e3:.1f} ms")
+            points.append(point)
+        return points
+
+    async def answers(self) -> list[Point]:
+        """Decode over batch and context."""
+        points = []
+        for context, batch in itertools.product(CONTEXTS, BATCHES):
+            private = batch * (STEPS + 2 * BLOCK_TOKENS)
+            if context > self.longest or batch > self._link.info.max_batch or private > self.longest:
+                continue
+            seconds = await self._step(context, batch)
+            if seconds is None:
+                continue
+            read = batch * (context + STEPS / 2)
+            point = Point(f"{batch} answers over {context} tokens", 1, 0, 0, batch, read, seconds)
+            self._told(f"{point.what}: {seconds * 1e3:.2f} ms a step")
+            points.append(point)
+        return points
+
+    async def _read(self, length: int, count: int) -> float:
+        """Seconds from the first prompt's admission to the last one's first token, by the worker's clock."""
+        prompts = [self.tokens(length) for _ in range(count)]
+        heard = await asyncio.gather(*(self.ask(prompt, 1) for prompt in prompts))
+        return max(h.prefill_s for h in heard)
+
+    async def _step(self, context: int, batch: int) -> float | None:
+        """Seconds of one step while all of the batch write; None where they never did."""
+        stem = self.tokens(context - BLOCK_TOKENS)
+        await self.ask([*stem, *self.tokens(1)], 1)  # from now on the stem is cached
+        prompts = [[*stem, *self.tokens(BLOCK_TOKENS)] for _ in range(batch)]
+        heard = await asyncio.gather(*(self.ask(prompt, STEPS * 2) for prompt in prompts))
+        since, until = max(h.times[0] for h in heard), min(h.times[-1] for h in heard)
+        steps = [[t for t in h.times if since <= t <= until] for h in heard]
+        shortest = min(steps, key=len)
+        if len(shortest) < STEPS // 2:
+            return None
+        return (shortest[-1] - shortest[0]) / (len(shortest) - 1)
+
+    async def ask(self, prompt: list[int], outputs: int) -> _Heard:
+        """One request, to its end."""
+        heard = _Heard()
+        async with self._link.admit(self.admit(prompt, outputs, local=True), heard.take, lambda: "retry") as lease:
+            await lease.ended
+        return heard
+
+    def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
+        """Greedy, to its full length."""
+        return w.Admit(
+            request_id=f"profile-{self.salt.hex()[:8]}-{next(self._serial)}",
+            model_id=self._link.info.model_id,
+            token_ids=prompt,
+            prompt_tokens=len(prompt),
+            sampling=sampling_to_pb(Sampling(temperature=0.0, max_tokens=outputs, ignore_eos=True)),
+            tenant_salt=self.salt,
+            local=local,
+        )
+
+
+class _Heard:
+    """One answer: when each token came (tokens of one frame share their time out), and how long the prompt took."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.prefill_s = 0.0
+
+    def take(self, output: w.RequestTokens) -> None:
+        """Some more of it."""
+        now, count = time.monotonic(), len(output.run.token_ids)
+        last = self.times[-1] if self.times else now
+        self.times += [last + (now - last) * (i + 1) / count for i in range(count)]
+        self.prefill_s += sum(s.seconds for s in output.stations if s.name == "prefill")
+
+
+@asynccontextmanager
+async def connected(config: BatonConfig) -> AsyncIterator[tuple[Links, Roster]]:
+    """Links to every worker of the cluster, as a router has them."""
+    redis = connect(config.redis.url)
+    links = Links(f"profile-{os.getpid()}", lambda: None, random.Random(), dialer=router_dialer(config))
+    try:
+        async with Roster(redis, config.cluster.namespace) as roster:
+            links.sync({name: entry.info for name, entry in roster.snapshot().items()})
+            yield links, roster
+    finally:
+        await links.close()
+        await redis.aclose()
+
+
+async def decode_link(links: Links, roster: Roster, slot: str) -> DecodeLink:
+    busy = {name: entry.load.running + entry.load.waiting for name, entry in roster.snapshot().items()}
+    wanted = [
+        k for k in links if isinstance(k, DecodeLink) and k.info.state == "ready" and slot in ("", k.info.worker_id)
+    ]
+    if not wanted:
+        raise NoWorker(f"no ready decode worker {slot or 'at all'}; `baton workers` shows them")
+    chosen = min(wanted, key=lambda k: busy.get(k.info.worker_id, 0))
+    await until_up(chosen)
+    return chosen

@@ -1,0 +1,228 @@
+"""`baton sim` over a trace and `baton plan`: flags in, tables, JSON, plot and Helm values out.
+
+Knows nothing of how it is simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from baton.console.output import guarded, require_place, write_file, write_json
+from baton.protos.errors import ConfigError
+
+TraceFlag = Annotated[str, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")]
+ProfileFlag = Annotated[
+    str,
+    typer.Option(
+        help="roofline:MODEL@GPU (more: roofline:MODEL@GPUxN,quantization=int8,kv_cache_dtype=int8), a folder of "
+        "operator timings, or a paced profile; per worker"
+    ),
+]
+SpeedFlag = Annotated[float, typer.Option(min=0.001, help="Replay the trace this much faster")]
+FromFlag = Annotated[float, typer.Option("--from", min=0.0, help="Seconds into the trace to begin at")]
+SecondsFlag = Annotated[float, typer.Option(min=0.0, help="Seconds of the trace to take; 0: all")]
+TtftFlag = Annotated[float, typer.Option("--ttft", min=0.001, help="SLO: seconds to the first token")]
+TpotFlag = Annotated[float, typer.Option("--tpot", min=0.0001, help="SLO: seconds per token after it")]
+JsonFlag = Annotated[str | None, typer.Option("--json", help="Write the result there; - prints it")]
+PolicyFlag = Annotated[str, typer.Option(help="Routing policy")]
+SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
+
+
+def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Any:
+    """The part of the trace that was asked for."""
+    from baton.planner.traces.trace import read_trace
+
+    whole = read_trace(trace, skip_bad)
+    part = whole.between(start, start + seconds if seconds else float("inf"))
+    if len(part.requests) < 2:
+        raise ConfigError(f"{trace} has {len(part.requests)} requests from second {start:g} on; take more", "trace")
+    return part.faster(speed)
+
+
+def simulate_command(
+    trace: str, profile: str, decode_profile: str | None, json: str | None, slo: tuple[float, float],
+    part: tuple[float, float, float], pools: Sequence[str] = (), failures: Sequence[str] = (), **cluster: Any,
+) -> int:  # fmt: skip
+    """One ratio over a trace."""
+    from baton.planner.costs.worker import worker_costs
+    from baton.planner.score import Slo
+    from baton.planner.simulator.cluster import Scenario, SimSettings
+    from baton.planner.simulator.faults import parse_failure, parse_pool
+    from baton.planner.sweep import simulate, why
+
+    settings = SimSettings(**cluster)
+    costs = worker_costs(profile, settings.prefill_chunk)
+    decode = worker_costs(decode_profile, settings.prefill_chunk) if decode_profile else costs
+    load_from = load(trace, *part, skip_bad=False)
+    began = time.process_time()
+    more = [parse_pool(text, settings.prefill_chunk) for text in pools]
+    deaths = [parse_failure(text) for text in failures]
+    found = simulate(Scenario(settings, costs, decode, load_from, more, deaths), Slo(*slo))
+    took = time.process_time() - began
+    result = {"trace": load_from.source, "profile": costs.about, "cpu_seconds": took}
+    if write_json(json, result | {"result": msgspec.to_builtins(found)}):
+        return 0
+    out, s = Console(highlight=False), found.score
+    out.print(
+        f"{found.name}, {costs.about}: {s.requests:,} requests, {s.requests / took:,.0f} simulated per CPU second"
+    )
+    table = Table("", "mean", "median", "p90", "p99")
+    for name, f in (("TTFT s", s.ttft), ("TPOT ms", _scaled(s.tpot, 1e3)), ("latency s", s.latency)):
+        table.add_row(name, *(f"{getattr(f, x):.2f}" for x in ("mean", "median", "p90", "p99")))
+    out.print(table)
+    out.print(f"every SLO met by {s.attainment:.1%} ({s.goodput:.2f}/s); {why(found)}")
+    out.print(f"prefix hits {found.hit_rate:.1%} of prompt tokens")
+    if found.deaths:
+        out.print(f"{found.deaths} deaths: {found.moved} answers moved, {found.read_again} prompts read again")
+    return 0
+
+
+def _scaled(f: Any, by: float) -> Any:
+    return type(f)(*(getattr(f, name) * by for name in f.__struct_fields__))
+
+
+def plan_command(
+    trace: TraceFlag,
+    profile: ProfileFlag,
+    workers: Annotated[int, typer.Option(min=0, help="Budget: workers to divide between prefill and decode")] = 0,
+    accelerators: Annotated[int, typer.Option(min=0, help="Budget: accelerators")] = 0,
+    dollars: Annotated[float, typer.Option(min=0.0, help="Budget: $ per hour; needs --price")] = 0.0,
+    watts: Annotated[float, typer.Option(min=0.0, help="Budget: watts of accelerators")] = 0.0,
+    widths: Annotated[
+        str, typer.Option(help="Accelerators per worker to try, as 1,2,4; of a roofline profile")
+    ] = "",
+    decode_profile: Annotated[str | None, typer.Option(help="Of decode workers, if another")] = None,
+    ttft: TtftFlag = 10.0,
+    tpot: TpotFlag = 0.1,
+    want: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of requests that must meet the SLOs")] = 0.9,
+    price: Annotated[float | None, typer.Option(min=0.0, help="$ per accelerator and hour")] = None,
+    classes: Annotated[
+        str, typer.Option(help="name=most prompt tokens, …")
+    ] = "short=2048,medium=16384,long=1000000",
+    speed: SpeedFlag = 1.0,
+    start: FromFlag = 0.0,
+    seconds: SecondsFlag = 0.0,
+    window: Annotated[float, typer.Option(min=1.0, help="Seconds per window of the bootstrap")] = 60.0,
+    policy: PolicyFlag = "cost",
+    seed: SeedFlag = 0,
+    hypothetical: Annotated[
+        bool,
+        typer.Option(help="Plan for another engine: workers that Baton's can't be, and no values for the chart"),
+    ] = False,
+    plot: Annotated[str | None, typer.Option(help="Draw the dial into this .png or .svg")] = None,
+    helm: Annotated[str | None, typer.Option(help="Write the chart's values there")] = None,
+    json: JsonFlag = None,
+) -> None:
+    """Sweep every prefill:decode ratio over your traffic; the best one, how sure that is, and what it costs."""
+    from baton.planner.budget import Budget, of_widths, require_runnable, spend
+    from baton.planner.costs.worker import worker_costs
+    from baton.planner.plan import plan
+    from baton.planner.score import Slo
+    from baton.planner.simulator.cluster import Scenario, SimSettings
+    from baton.planner.sweep import sweep
+
+    def run() -> int:
+        slo, limits = Slo(ttft, tpot), _classes(classes)
+        require_place(json, plot, helm)
+        budget, profiles = Budget(workers, accelerators, dollars, watts, price), of_widths(profile, _widths(widths))
+        if decode_profile and not budget.workers:
+            raise ConfigError("with a decode profile of its own the budget is --workers", "decode_profile")
+        if helm and hypothetical:
+            raise ConfigError("--helm writes values for Baton's engine: leave --hypothetical out", "helm")
+        writes = worker_costs(decode_profile) if decode_profile else None
+        if writes and not hypothetical:
+            require_runnable(writes)
+        part = load(trace, speed, start, seconds, skip_bad=False)
+        told = Console(stderr=True, highlight=False)
+
+        def planned(reads: Any, count: int) -> Any:
+            settings = SimSettings(0, count, policy=policy, seed=seed)
+            scenario = Scenario(settings, reads, writes or reads, part)
+            found, flights = sweep(
+                count, scenario, slo, window,
+                lambda r: told.print(f"{r.name}: {r.score.attainment:.1%} meet the SLOs", style="dim"),
+            )  # fmt: skip
+            return plan(found, flights, scenario, slo, want, limits, price)
+
+        answer, tried = spend(budget, profiles, planned, hypothetical)
+        if plot:
+            from baton.planner.plot import draw
+
+            draw(answer, plot)
+        if helm:
+            write_file(helm, answer.helm.encode())
+        if not write_json(json, msgspec.to_builtins(answer) | {"tried": msgspec.to_builtins(tried)}):
+            _show(answer)
+            if len(tried) > 1:
+                _show_tried(tried)
+        return 0
+
+    raise typer.Exit(guarded(run))
+
+
+def _classes(text: str) -> dict[str, int]:
+    try:
+        return {name: int(most) for name, most in (item.split("=") for item in text.split(","))}
+    except ValueError as error:
+        raise ConfigError(f"--classes {text!r}: write name=tokens,name=tokens", "classes") from error
+
+
+def _widths(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise ConfigError(f"--widths {text!r}: write numbers of accelerators, as 2,4,8", "widths") from error
+
+
+def _show_tried(tried: Any) -> None:
+    table = Table("per worker", "workers", "best ratio", "SLOs met", "goodput/s", "")
+    for t in tried:
+        found = (t.ratio, f"{t.attainment:.1%}", f"{t.goodput:.2f}") if t.ratio else ("", "", "")
+        table.add_row(t.profile.rpartition("@")[2], str(t.workers), *found, t.reason)
+    Console(highlight=False).print(table)
+
+
+def _show(answer: Any) -> None:
+    out, found = Console(highlight=False), answer.sweep
+    table = Table("ratio", "SLOs met", "TTFT s", "p99", "TPOT ms", "P steps", "D steps", "hits")
+    for r in (*found.ratios, found.colocated):
+        s = r.score
+        low, high = found.plateau
+        mark = "bold" if r == answer.chosen else ("green" if r.prefill and low <= r.prefill <= high else None)
+        table.add_row(
+            r.name, f"{s.attainment:.1%}", f"{s.ttft.mean:.2f}", f"{s.ttft.p99:.2f}", f"{s.tpot.mean * 1e3:.1f}",
+            f"{r.prefill_busy:.0%}", f"{r.decode_busy:.0%}", f"{r.hit_rate:.0%}", style=mark,
+        )  # fmt: skip
+    out.print(table)
+    low, high = found.interval
+    answered = "answer" if answer.met else "no answer; the best of these"
+    out.print(
+        f"{answered}: {answer.chosen.name} on {answer.accelerators} accelerators,"
+        f" {answer.chosen.score.goodput:.2f} good requests/s"
+    )
+    out.print(f"best split {found.best.name}; over resampled windows 90% lie in {low}P to {high}P")
+    for verdict in answer.classes:
+        word = "disaggregate" if verdict.disaggregate else "don't disaggregate"
+        out.print(f"{verdict.name} ({verdict.requests:,} requests): {word}: {verdict.reason}")
+    for line in answer.advice:
+        out.print(line)
+    if answer.price is not None:
+        p = answer.price
+        apart = f" (input {_dollars(p.per_million_input)}, output {_dollars(p.per_million_output)})"
+        out.print(
+            f"${p.per_hour:.2f} per hour: {_dollars(p.per_million)} per 1M tokens"
+            f"{apart if p.per_million_input is not None else ''},"
+            f" {_dollars(p.per_million_good)} per 1M of requests within the SLOs"
+        )
+    out.print(answer.helm, end="", markup=False)
+
+
+def _dollars(value: float | None) -> str:
+    return "-" if value is None else f"${value:.2f}"

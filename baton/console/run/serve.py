@@ -1,0 +1,110 @@
+"""``baton serve``: bring a cluster up, show each step, wait for Ctrl-C, take it down.
+
+Knows nothing of the parts; ``launch.local`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from baton.cluster.config import BatonConfig, load_config
+from baton.console.setup.certs import ensure
+from baton.engine.backends.cuda.gpu import Probe, probe, require, settled
+from baton.launch.local import LocalCluster
+
+INTERRUPTED = 130
+
+
+class Progress:
+    """A line per step, with the seconds since the start."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._start = time.monotonic()
+
+    def __call__(self, part: str, what: str) -> None:
+        seconds = time.monotonic() - self._start
+        self._console.print(f"[dim]{seconds:6.1f} s[/]  [bold]{part:<10}[/] {escape(what)}", soft_wrap=True)
+
+
+def run(config_path: str | None, flags: Mapping[str, Mapping[str, Any]]) -> int:
+    """Serve until SIGINT or SIGTERM; the exit code. Raises StartupError and its kin."""
+    config = on_this_machine(load_config(config_path, flags))
+    return asyncio.run(_serve(config, Console(highlight=False)))
+
+
+def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
+    """``worker.device`` auto settled, cuda looked for, where workers are started here. Raises ConfigError."""
+    if config.ray.address:
+        return config  # each worker's own machine says
+    device = settled(config.worker.device, ask)
+    if config.worker.device == "cuda":
+        require(ask=ask)
+    return config.model_copy(update={"worker": config.worker.model_copy(update={"device": device})})
+
+
+async def _serve(config: BatonConfig, console: Console) -> int:
+    progress = Progress(console)
+    ensure(config, progress)
+    cluster = LocalCluster(config, progress)
+    progress("logs", str(cluster.files.logs))
+    work = asyncio.create_task(_stay_up(cluster, console))
+    _on_signals(work, cluster, console)
+    try:
+        await work
+    except asyncio.CancelledError:
+        progress("stopped", "no process is left")
+    return 0
+
+
+async def _stay_up(cluster: LocalCluster, console: Console) -> None:
+    async with cluster:
+        console.print(f"\n{welcome(cluster)}\n", markup=False, soft_wrap=True)
+        await asyncio.Event().wait()  # until a signal cancels us
+
+
+def welcome(cluster: LocalCluster) -> str:
+    """The URL and a command to try."""
+    router, trust = cluster.config.router, _certificates(cluster.config)
+    body = json.dumps(
+        {"model": cluster.name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}
+    )
+    return (
+        f"Serving {cluster.name} at {cluster.url} (REST) and {router.host}:{router.grpc_port} (gRPC). Try:\n\n"
+        f"  curl {trust}{cluster.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        "Ctrl-C stops it."
+    )
+
+
+def _certificates(config: BatonConfig) -> str:
+    """Options with which curl trusts the router, and shows a certificate where one is asked for."""
+    if not config.tls.dir:
+        return ""
+    own = f" --cert {config.tls.dir}/client.crt --key {config.tls.dir}/client.key" if config.tls.client_ca else ""
+    return f"--cacert {config.tls.dir}/ca.crt{own} "
+
+
+def _on_signals(work: asyncio.Task[None], cluster: LocalCluster, console: Console) -> None:
+    """The first signal takes the cluster down in order, the second one at once."""
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            cluster.kill()
+            os._exit(INTERRUPTED)
+        asked = True
+        console.print("stopping …")
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)

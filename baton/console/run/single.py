@@ -1,0 +1,71 @@
+"""``baton router`` and ``baton worker``: one part of a cluster, by baton.toml and the environment.
+
+Knows nothing of the parts; ``launch.single`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+Guard = Callable[[Callable[[], int]], int]
+ROLES = ("prefill", "decode")
+_Config = Annotated[str | None, typer.Option(help="A baton.toml; default: ./baton.toml if there is one")]
+
+
+def register(app: typer.Typer, guarded: Guard) -> None:
+    """Add them to the `baton` command."""
+
+    @app.command()
+    def router(
+        config: _Config = None,
+        host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1)")] = None,
+        port: Annotated[int | None, typer.Option(help="REST port (8000)")] = None,
+        grpc_port: Annotated[int | None, typer.Option(help="gRPC port (8001)")] = None,
+        redis: Annotated[str | None, typer.Option(help="The cluster's Redis, redis://…")] = None,
+    ) -> None:
+        """Run a router alone, as a pod does; SIGTERM drains it."""
+        from baton.cluster.config import load_config
+        from baton.launch.single import run_router
+
+        flags: dict[str, dict[str, Any]] = {
+            "router": {"host": host, "port": port, "grpc_port": grpc_port},
+            "redis": {"url": redis},
+        }
+        raise typer.Exit(guarded(lambda: run_router(load_config(config, flags))))
+
+    @app.command()
+    def worker(
+        role: Annotated[str, typer.Option(help="prefill or decode")],
+        config: _Config = None,
+        slot: Annotated[str, typer.Option(help="Its name in the cluster; default: this host's name")] = "",
+        host: Annotated[str | None, typer.Option(help="Address to listen on and to advertise")] = None,
+        port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one")] = None,
+        redis: Annotated[str | None, typer.Option(help="The cluster's Redis, redis://…")] = None,
+    ) -> None:
+        """Run one worker alone, as a pod does; SIGTERM drains it."""
+        from baton.cluster.config import load_config
+        from baton.launch.single import run_worker
+
+        if role not in ROLES:
+            raise typer.BadParameter(f"--role {role}: choose of {', '.join(ROLES)}")
+        flags: dict[str, dict[str, Any]] = {"worker": {"host": host, "port": port}, "redis": {"url": redis}}
+        raise typer.Exit(guarded(lambda: run_worker(load_config(config, flags), role, slot)))
+
+    @app.command()
+    def place(config: _Config = None) -> None:
+        """Fill a running Ray cluster with workers and keep it so; they stay when this ends."""
+        from baton.cluster.config import load_config
+        from baton.launch.ray.placer import run_placer
+
+        raise typer.Exit(guarded(lambda: run_placer(load_config(config), config or "")))
+
+    @app.command()
+    def drain(config: _Config = None) -> None:
+        """End the workers of this host in order: what a pod runs before it stops."""
+        from baton.cluster.config import load_config
+        from baton.launch.single import drain_workers
+
+        raise typer.Exit(guarded(lambda: drain_workers(load_config(config))))

@@ -1,0 +1,219 @@
+"""``baton check -f FILE``: is this baton.toml, or are these values of the Helm chart, right? Nothing is started.
+
+Knows nothing of machines (``baton doctor`` does). Values are rendered by the real Helm engine where
+``helm-python-sdk`` is installed, and what comes out is checked as the product would read it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import baton
+from baton.cluster.config import BatonConfig, load_config
+from baton.console.setup.findings import Finding
+from baton.launch.plans import is_paced, resolve_model
+from baton.protos.errors import BatonError, ConfigError
+
+CHART = Path(baton.__file__).resolve().parents[1] / "deploy" / "helm" / "baton"
+Values = dict[str, Any]
+
+
+def check_files(files: Sequence[str], chart: str | None) -> list[Finding]:
+    """One finding per thing looked at. Raises ConfigError for files that can't be read."""
+    if not files:
+        raise ConfigError("name a file: baton check -f baton.toml, or -f values.yaml", "file")
+    kinds = {Path(file).suffix for file in files}
+    if kinds <= {".yaml", ".yml"}:
+        return check_values([read_values(file) for file in files], Path(chart) if chart else CHART)
+    if len(files) > 1 or kinds != {".toml"}:
+        raise ConfigError("give one baton.toml, or values files (.yaml) that are laid over one another", "file")
+    return check_toml(files[0])
+
+
+def check_toml(file: str) -> list[Finding]:
+    """What the product would make of it, here and now: the environment counts as well."""
+    try:
+        config = load_config(file)
+    except BatonError as error:
+        return [Finding(error.param or "config", "fail", error.message, _remedy(error))]
+    given = sorted(name for name in os.environ if re.fullmatch(r"BATON_[A-Z]+__[A-Z_]+", name))
+    said = f"every key is known; {len(given)} of them from the environment" if given else "every key is known"
+    return [Finding("config", "ok", said), *names_of(config), *files_of(config), *_model(config)]
+
+
+def names_of(config: BatonConfig) -> list[Finding]:
+    """Names that stand for a file of ours: policy, transport, parsers."""
+    from baton.kv.transport import check_name
+    from baton.router.policies import load_policy
+    from baton.router.text import reasoning_parsers, tool_parsers
+
+    checks = {
+        "router.policy": lambda: load_policy(config.router.policy),
+        "router.tool_parser": lambda: tool_parsers.load(config.router.tool_parser),
+        "router.reasoning_parser": lambda: reasoning_parsers.load(config.router.reasoning_parser),
+        "worker.kv_transport": lambda: check_name(config.worker.kv_transport),
+    }
+    return [_tried(key, check) for key, check in checks.items()]
+
+
+def files_of(config: BatonConfig) -> list[Finding]:
+    """Files that the config names and that must be here."""
+    named = {
+        "router.keys_file": config.router.keys_file,
+        **{
+            f"tls.{key}": getattr(config.tls, key)
+            for key in ("dir", "cert", "key", "ca", "public_cert", "client_ca")
+        },
+        "redis.ca": config.redis.ca,
+    }
+    found = []
+    for key, path in named.items():
+        if path and os.access(Path(path).expanduser(), os.R_OK):
+            found.append(Finding(key, "ok", path))
+        elif path:
+            what = "can't be read" if Path(path).expanduser().exists() else "no such file"
+            remedy = "`baton keys add TENANT` makes one" if key == "router.keys_file" else "`baton certs make DIR`"
+            found.append(Finding(key, "fail", f"{path}: {what}", remedy))
+    return found
+
+
+def _model(config: BatonConfig) -> list[Finding]:
+    if is_paced(config):
+        return [Finding("worker.model", "ok", f"none is needed: {config.worker.device}")]
+    return [_tried("worker.model", lambda: resolve_model(config))]
+
+
+def _tried(key: str, check: Any) -> Finding:
+    try:
+        found = check()
+    except BatonError as error:
+        return Finding(key, "fail", error.message, _remedy(error))
+    return Finding(key, "ok", found if isinstance(found, str) else "known")
+
+
+def _remedy(error: BatonError) -> str:
+    """Messages of ours end with it; nothing is said twice."""
+    return "" if ":" in error.message or ";" in error.message else "docs/configuration.md has every key"
+
+
+# ---- values of the chart -----------------------------------------------------------------------------------
+
+
+def read_values(file: str) -> Values:
+    """Raises ConfigError."""
+    try:
+        found = yaml.safe_load(Path(file).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: {error}", "file") from None
+    if not isinstance(found or {}, dict):
+        raise ConfigError(f"{file}: values are a map of keys, this is a {type(found).__name__}", "file")
+    return found or {}
+
+
+def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
+    """As ``helm install -f A -f B`` would see them."""
+    values: Values = {}
+    for layer in layers:
+        values = overlaid(values, layer)
+    try:
+        import helm_python
+    except ImportError:
+        skipped = Finding("chart", "skip", "helm-python-sdk is not installed: only `config` was checked")
+        return [skipped, *_check_sections(values.get("config") or {})]
+    if not (chart / "Chart.yaml").is_file():
+        raise ConfigError(f"{chart} is no chart: name it with --chart DIR", "chart")
+    try:
+        loaded = helm_python.Chart.load(chart)
+        rendered = loaded.render(values, name="check", namespace="check")
+    except helm_python.errors.HelmError as error:
+        return [Finding(key, "fail", text) for key, text in refusals(str(error))]
+    objects = [m for n, t in rendered.items() if not n.endswith(".txt") for m in yaml.safe_load_all(t) if m]
+    kinds = sorted({m["kind"] for m in objects})
+    said = Finding("chart", "ok", f"renders {len(objects)} objects: {', '.join(kinds)}")
+    toml = next(m["data"]["baton.toml"] for m in objects if m["kind"] == "ConfigMap" and "baton.toml" in m["data"])
+    whole = loaded.merge_values(values)
+    return [said, *_check_text(toml), *_check_pools(whole["workers"], toml), *_advice(whole)]
+
+
+def refusals(text: str) -> list[tuple[str, str]]:
+    """(key, what is wrong) of the engine's message: the schema's lines, or what a template refused."""
+    lines = re.findall(r"- at '([^']*)': (.+)", text)
+    if lines:
+        return [(path.strip("/").replace("/", ".") or "values", what) for path, what in lines]
+    found = re.search(r"values: (.+)", text)
+    said = found[1].strip() if found else text.strip().splitlines()[-1]
+    key = re.match(r"[A-Za-z][\w.-]*", said)
+    return [(key[0].rstrip(".") if key else "values", said)]
+
+
+def _check_text(toml: str) -> list[Finding]:
+    try:
+        config = _loaded(toml, {})
+    except BatonError as error:
+        return [Finding(f"config.{error.param}", "fail", error.message)]
+    return [Finding("config", "ok", "the rendered baton.toml is right"), *names_of(config)]
+
+
+def _check_pools(workers: Values, toml: str) -> list[Finding]:
+    """Returns what each pool's pods get in their environment: its device, and settings of its own."""
+    found = []
+    for name, own in workers["pools"].items():
+        pool = overlaid(workers["defaults"], own or {})
+        try:
+            _loaded(toml, {"worker": {"device": pool["device"], **pool["settings"]}})
+        except BatonError as error:
+            key = (error.param or "").removeprefix("worker.")
+            found.append(Finding(f"workers.pools.{name}.settings.{key}", "fail", error.message))
+    return found
+
+
+def _loaded(toml: str, flags: Values) -> BatonConfig:
+    """Reads the configuration as a pod reads it. Raises ConfigError."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(toml)
+        file.flush()
+        return load_config(file.name, flags)
+
+
+def _check_sections(sections: Values) -> list[Finding]:
+    try:
+        load_config(None, sections, Path("/nonexistent"))
+    except BatonError as error:
+        return [Finding(f"config.{error.param}", "fail", error.message)]
+    return [Finding("config", "ok", "every key is known")]
+
+
+def _advice(values: Values) -> list[Finding]:
+    """What is allowed, and seldom wanted in production."""
+    found = []
+    if not values["auth"]["enabled"]:
+        found.append(Finding("auth.enabled", "warn", "anybody who reaches the router may use it", "enable auth"))
+    if values["tls"]["mode"] == "off":
+        text = "router, workers and Redis speak plaintext to one another"
+        found.append(Finding("tls.mode", "warn", text, "certManager with an Issuer that has a CA"))
+    if not values["networkPolicy"]["enabled"]:
+        text = "every pod of the cluster reaches workers' KV ports"
+        found.append(
+            Finding("networkPolicy.enabled", "warn", text, "enable it where the network plugin enforces it")
+        )
+    if values["router"]["replicas"] < 2 and not values["router"]["autoscaling"]["enabled"]:
+        found.append(
+            Finding("router.replicas", "warn", "one router: an upgrade or a lost node is an outage", "2 or more")
+        )
+    return found
+
+
+def overlaid(below: Values, above: Values) -> Values:
+    """Maps merge, all else is replaced; null takes a key away, as in Helm."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = overlaid(merged[key], value) if both else value
+    return merged

@@ -1,0 +1,171 @@
+"""What the kernel and its devices offer: clock, memory, limits, network interfaces, GPUs, compilers.
+
+Knows nothing of Redis, Ray or transports. Everything is read from /proc, /sys and system calls; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from pathlib import Path
+
+from baton.cluster.config import BatonConfig
+from baton.console.setup.findings import Finding
+from baton.engine.backends.cuda.gpu import Probe, probe, require
+from baton.kernels.abi import build, native
+from baton.launch.single import usable_cores
+from baton.protos.errors import ConfigError
+
+TIME_ERROR, STA_UNSYNC = 5, 0x0040
+MIB, GIB = 1 << 20, 1 << 30
+WANTED_FILES = 65_536
+WANTED_MTU = 1500
+SYS = Path("/sys")
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2), as far as it is read; the rest is room."""
+
+    _fields_ = [
+        ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("room", ctypes.c_byte * 256),
+    ]  # fmt: skip
+
+
+def clock() -> Finding:
+    """Whether somebody keeps the clock right; certificates and traces depend on it, requests don't."""
+    timex = _Timex()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        return Finding("clock", "skip", f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    if state == TIME_ERROR or timex.status & STA_UNSYNC:
+        return Finding("clock", "warn", "nobody says that it is synchronized", "run chrony or systemd-timesyncd")
+    return Finding("clock", "ok", f"synchronized, at most {timex.maxerror / 1e3:.0f} ms off")
+
+
+def cores(config: BatonConfig) -> Finding:
+    """Cores for the workers that the config starts on one machine."""
+    have, workers = usable_cores(), config.cluster.decode + config.cluster.readers
+    said = f"{have} usable of {os.cpu_count()}, ISA {native.isa()}"
+    if config.worker.device == "cpu" and have < workers:
+        remedy = "fewer workers (--prefill, --decode, --colocated), or more cores"
+        return Finding("cpu", "warn", f"{said}, for {workers} workers on this machine", remedy)
+    return Finding("cpu", "ok", said)
+
+
+def memory(config: BatonConfig) -> Finding:
+    """Room for the pages of every worker on one machine, and something for weights."""
+    available = _meminfo()["MemAvailable"]
+    workers = config.cluster.decode + config.cluster.readers
+    wanted = workers * (config.worker.kv_memory_bytes + config.worker.host_tier_bytes)
+    said = f"{available / GIB:.1f} GiB available, KV of {workers} workers takes {wanted / GIB:.1f}"
+    if config.worker.device != "cuda" and wanted > 0.8 * available:
+        return Finding("memory", "fail", said, "lower worker.kv_memory_bytes or worker.host_tier_bytes")
+    return Finding("memory", "ok", said)
+
+
+def huge_pages() -> Finding:
+    """KV pages lie in a memfd, whose huge pages have a switch of their own."""
+    folder = SYS / "kernel/mm/transparent_hugepage"
+    chosen = {name: _chosen(folder / name) for name in ("enabled", "shmem_enabled")}
+    if not any(chosen.values()):
+        return Finding("huge pages", "skip", "this kernel has no transparent huge pages")
+    said = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    if chosen["enabled"] == "never" or chosen["shmem_enabled"] in ("never", "deny"):
+        remedy = f"echo advise > {folder}/shmem_enabled (as root): attention over long contexts misses the TLB less"
+        return Finding("huge pages", "warn", said, remedy)
+    return Finding("huge pages", "ok", said)
+
+
+def limits(config: BatonConfig) -> list[Finding]:
+    """Files and locked memory."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = f"{_limit(files[0])} open files (may be raised to {_limit(files[1])})"
+    found = [Finding("nofile", "ok", said)]
+    if files[1] != resource.RLIM_INFINITY and files[1] < WANTED_FILES:
+        remedy = f"ulimit -n {WANTED_FILES}, LimitNOFILE= of the unit; each stream of an answer is a connection"
+        found = [Finding("nofile", "warn", said, remedy)]
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    said = f"{_limit(locked, mib=True)} may be locked"
+    if (
+        config.worker.device == "cuda"
+        and locked != resource.RLIM_INFINITY
+        and locked < config.worker.kv_memory_bytes
+    ):
+        remedy = "ulimit -l unlimited, LimitMEMLOCK=infinity: pages that a GPU copies from are pinned"
+        return [*found, Finding("memlock", "warn", said, remedy)]
+    return [*found, Finding("memlock", "ok", said)]
+
+
+def mtu() -> Finding:
+    """Of every interface that is up; they should agree along a path, which only a test across hosts shows."""
+    up = {}
+    for folder in sorted(SYS.glob("class/net/*")):
+        if folder.name != "lo" and _text(folder / "operstate") in ("up", "unknown"):
+            up[folder.name] = int(_text(folder / "mtu") or 0)
+    if not up:
+        return Finding("mtu", "skip", "no interface but loopback is up")
+    said = ", ".join(f"{name} {size}" for name, size in up.items())
+    if min(up.values()) < WANTED_MTU:
+        remedy = "raise it (an overlay network takes 50 bytes): KV goes in small packets otherwise"
+        return Finding("mtu", "warn", said, remedy)
+    return Finding("mtu", "ok", said + ("" if max(up.values()) > WANTED_MTU else "; 9000 is better between hosts"))
+
+
+def compiler() -> Finding:
+    """Native kernels: built ahead, or a compiler to build them with."""
+    try:
+        path = build.built(native.isa()) if native.isa() != native.REFERENCE else None
+    except build.BuildError as error:
+        remedy = (
+            f"install g++, or set {build.PREBUILT_ENV} to libraries built elsewhere; without, a CPU worker is slow"
+        )
+        return Finding("kernels", "warn", str(error).splitlines()[0], remedy)
+    return Finding("kernels", "ok", str(path) if path else "the references, as BATON_ISA asks")
+
+
+def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
+    """Whether the GPU here will do, by the same questions that a worker asks at its start."""
+    device = config.worker.device
+    try:
+        found = require(ask=ask)
+    except ConfigError as error:
+        what, _, remedy = error.message.removeprefix("device cuda: ").rpartition("; ")
+        if device == "cuda":
+            return Finding("gpu", "fail", what, remedy)
+        return Finding("gpu", "skip", f"{what}; {'the CPU serves' if device == 'auto' else 'none is asked for'}")
+    release = ".".join(map(str, found.driver))
+    said = f"{found.name}, {found.memory_bytes / GIB:.0f} GiB, a driver for CUDA {release}"
+    if device not in ("cuda", "auto"):
+        return Finding("gpu", "ok", f"{said}; none is asked for")
+    way = config.worker.kv_transport
+    if way in ("shm", "tcp", "grpc"):
+        return Finding("gpu", "ok", f"{said}; KV leaves by the host's pages (worker.kv_transport is {way})")
+    if found.exclusive:
+        what = f"{said}, and one process at a time may use it: no handoff goes from card to card"
+        return Finding("gpu", "warn", what, "nvidia-smi -c DEFAULT, or kv_transport = shm")
+    return Finding("gpu", "ok", f"{said}; KV goes from card to card: cuda_ipc on one, nccl between two")
+
+
+def _meminfo() -> dict[str, int]:
+    pairs = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name: int(value.split()[0]) << 10 for name, value in pairs}
+
+
+def _chosen(path: Path) -> str:
+    """The word in brackets."""
+    return _text(path).partition("[")[2].partition("]")[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _limit(value: int, mib: bool = False) -> str:
+    if value == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{value / MIB:g} MiB" if mib else str(value)

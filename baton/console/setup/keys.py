@@ -1,0 +1,53 @@
+"""``baton keys add|list|revoke``: the file that `router.keys_file` names.
+
+Knows nothing of routers; a running one reads the file again when it changes.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.cluster.config import load_config
+from baton.router.access.keys import add_key, read_keys, revoke_key
+
+DEFAULT = "keys.json"
+COLUMNS = ("id", "tenant", "name", "state", "requests/min", "tokens/min", "weight", "priority", "models", "admin")
+
+
+def add(file: str | None, tenant: str, fields: dict[str, Any]) -> int:
+    """The key alone goes to stdout, so that a script can take it."""
+    path = keys_path(file)
+    print(add_key(path, tenant, time.time(), **fields))
+    told = f"a key of {tenant}, kept in {path} as a hash; it isn't shown again. Serve with --keys {path}"
+    Console(stderr=True, highlight=False).print(told, soft_wrap=True)
+    return 0
+
+
+def show(file: str | None) -> int:
+    """One row per key."""
+    table = Table(box=None)
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=True)
+    for key in read_keys(keys_path(file)):
+        limits = [str(rate) if rate else "any" for rate in (key.requests_per_min, key.tokens_per_min)]
+        row = [key.id, key.tenant, key.name, "revoked" if key.revoked else "open", *limits, f"{key.weight:g}"]
+        table.add_row(*row, str(key.priority), ", ".join(key.models) or "all", "yes" if key.admin else "")
+    Console(highlight=False, width=140).print(table)
+    return 0
+
+
+def revoke(file: str | None, key_id: str) -> int:
+    """It stays in the list."""
+    found = revoke_key(keys_path(file), key_id)
+    Console(highlight=False).print(f"{found.id} of {found.tenant} is revoked")
+    return 0
+
+
+def keys_path(file: str | None) -> Path:
+    """What was named, else what the config here names, else keys.json."""
+    return Path(file or load_config().router.keys_file or DEFAULT).resolve()

@@ -1,0 +1,89 @@
+"""The ratio dial: recent requests simulated on every ratio of a cluster, as a process of its own.
+
+    python -m baton.controller.dial < DialQuestion.json > DialAnswer.json
+
+Knows nothing of where the requests or curves come from. It runs beside a router, so it lowers its own priority. A
+cached prefix is taken as not there at all: its tokens are neither read nor held, so decode's pages look emptier.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from baton.cluster.advice import RatioPoint
+from baton.cluster.traffic import Served
+from baton.controller.pressure import Workers
+from baton.planner.costs.worker import WorkerCosts, from_curve
+from baton.planner.score import Slo
+from baton.planner.simulator.cluster import Scenario, SimSettings
+from baton.planner.sweep import sweep
+from baton.planner.traces.trace import Trace, TraceRequest
+from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
+
+MOST_REQUESTS = 1500
+LEAST_REQUESTS = 20
+WINDOW_S = 15.0
+NICE = 19
+
+
+class DialQuestion(msgspec.Struct, frozen=True):
+    """``workers`` in all, what one costs, and the requests, by arrival."""
+
+    workers: int
+    costs: Workers
+    transfer: TransferCurve
+    kv_bytes_per_token: int
+    served: tuple[Served, ...]
+
+
+class DialAnswer(msgspec.Struct, frozen=True):
+    """Goodput of every ratio, the best one, its interval and plateau in prefill workers."""
+
+    points: tuple[RatioPoint, ...]
+    best: tuple[int, int]
+    interval: tuple[int, int]
+    plateau: tuple[int, int]
+
+
+def answer(asked: DialQuestion) -> DialAnswer | None:
+    """None where there is too little to say anything."""
+    trace = trace_of(asked.served)
+    if len(trace.requests) < LEAST_REQUESTS or trace.duration <= 0 or asked.workers < 2:
+        return None
+    costs = asked.costs
+    settings = SimSettings(1, asked.workers - 1, max_batch=costs.max_batch, prefill_chunk=costs.chunk_tokens)
+    slo = Slo(costs.ttft_s, costs.tpot_s)
+    reader, writer = (_worker(asked, curve) for curve in (costs.prefill, costs.decode))
+    found, _ = sweep(asked.workers, Scenario(settings, reader, writer, trace), slo, WINDOW_S)
+    points = tuple(
+        RatioPoint(r.prefill, r.decode, r.score.goodput, r.score.attainment, r.score.ttft.p99, r.score.tpot.p99)
+        for r in found.ratios
+    )
+    return DialAnswer(points, (found.best.prefill, found.best.decode), found.interval, found.plateau)
+
+
+def trace_of(served: tuple[Served, ...]) -> Trace:
+    """The last of them, as the simulator takes them."""
+    kept = sorted(served, key=lambda s: s.at)[-MOST_REQUESTS:]
+    first = kept[0].at if kept else 0.0
+    requests = (TraceRequest(s.at - first, max(1, s.input_tokens - s.cached_tokens), s.output_tokens) for s in kept)
+    return Trace("recent traffic", tuple(requests))
+
+
+def _worker(asked: DialQuestion, curve: StepCurve) -> WorkerCosts:
+    kv_tokens = max(asked.costs.kv_tokens, BLOCK_TOKENS)
+    return from_curve("a live worker", curve, kv_tokens, asked.kv_bytes_per_token, asked.transfer)
+
+
+def main() -> None:
+    """Read the question, write the answer (null for none)."""
+    os.nice(NICE)
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=DialQuestion)
+    sys.stdout.buffer.write(msgspec.json.encode(answer(asked)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Runs controller.dial as a process beside the router: asked now and then, its last answer kept.
+
+Knows nothing of what is asked. A simulation holds a core for seconds, which a router's event loop must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+
+import msgspec
+
+from baton.controller.dial import LEAST_REQUESTS, DialAnswer, DialQuestion
+from baton.launch.supervise import child_environment
+from baton.process.children import python
+
+log = logging.getLogger("baton.controller")
+
+TIMEOUT_S = 60.0
+
+
+class Dial:
+    """``answer`` is the last one; ``ask`` starts a simulation when the last began ``every_s`` ago. 0: never."""
+
+    def __init__(self, every_s: float) -> None:
+        self.answer: DialAnswer | None = None
+        self._every_s = every_s
+        self._asked_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, asked: DialQuestion, now: float) -> None:
+        """Unless it is too early, one runs, or there is too little to simulate."""
+        early = now - self._asked_at < self._every_s
+        runs = self._task is not None and not self._task.done()
+        if self._every_s and not early and not runs and len(asked.served) >= LEAST_REQUESTS:
+            self._asked_at = now
+            self._task = asyncio.create_task(self._simulate(asked), name="ratio dial")
+
+    async def close(self) -> None:
+        """End what runs."""
+        if self._task is not None:
+            if self._process is not None:
+                self._process.kill()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _simulate(self, asked: DialQuestion) -> None:
+        try:
+            said = await asyncio.to_thread(self._answered, msgspec.json.encode(asked))
+            self.answer = msgspec.json.decode(said, type=DialAnswer | None)
+        except (subprocess.TimeoutExpired, msgspec.MsgspecError, OSError) as error:
+            log.warning("the ratio dial could not be simulated: %r", error)
+
+    def _answered(self, question: bytes) -> bytes:
+        """On a thread, by vfork: the event loop's own way would fork a process that holds gRPC's threads."""
+        command, pipe, quiet = python("baton.controller.dial"), subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=child_environment()) as process:
+            self._process = process
+            try:
+                return process.communicate(question, TIMEOUT_S)[0]
+            finally:
+                process.kill()

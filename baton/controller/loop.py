@@ -1,0 +1,289 @@
+"""The ratio's controller: one of the routers looks every few seconds, decides, and turns workers or only says so.
+
+Where turning roles can't help, it asks for more workers, or fewer. Knows nothing of how a decision is made
+(controller/ratio_decision and controller/replica_decision, pure), how a worker changes (router/dispatch/role_control) or comes (controller/replicas). It
+holds the leader's lease; its history starts anew with a new leader, who waits a cool-down first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from baton.cluster.advice import Advice, AdviceStore, Change, Pin, TwinError
+from baton.cluster.config import BatonConfig
+from baton.cluster.lease import Lease
+from baton.cluster.membership import Entry
+from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.traffic import Slice, TrafficStore
+from baton.controller import observation as observe
+from baton.controller.advice import advice_of, joined, kinds_of, slos
+from baton.controller.dial import DialAnswer, DialQuestion
+from baton.controller.dial_process import Dial
+from baton.controller.metrics import ControlMetrics
+from baton.controller.pressure import Demand, Workers
+from baton.controller.ratio_decision import ControlSettings, Decision, History, Look, decide
+from baton.controller.replica_decision import ReplicaDecision, decide_replicas
+from baton.controller.replicas import SLOT, ReplicaControl
+from baton.controller.twin_error import twin_error
+from baton.protos.errors import BatonError
+from baton.protos.rpc import heed_cancel
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.dispatch.role_control import RoleChange, RoleControl
+from baton.router.observe.traffic import TrafficMeter
+
+log = logging.getLogger("baton.controller")
+
+LEASE_INTERVALS = 3.0
+LONGER = 6.0  # windows over which the shapes of answers are taken
+TWIN_S = 60.0
+KEPT_LOOKS = 120
+CHANGE_S = 30.0  # a worker that drains for longer is held by an operator, or stuck: it isn't waited for
+NUMBERS = re.compile(r"[\d.]+")
+
+
+class Members(Protocol):
+    """cluster.membership.Roster, or one that sees it."""
+
+    def snapshot(self) -> Mapping[str, Entry]:
+        """Now, without waiting."""
+
+
+class Controller:
+    """``run`` it in every router; one of them leads. ``wall_clock`` in seconds since 1970."""
+
+    def __init__(
+        self,
+        config: BatonConfig,
+        members: Members,
+        roles: RoleControl,
+        traffic: TrafficStore,
+        store: AdviceStore,
+        lease: Lease,
+        replicas: ReplicaControl,
+        metrics: ControlMetrics,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._config, self._members, self._roles = config.controller, members, roles
+        self._replicas, self._metrics = replicas, metrics
+        self._traffic, self._store, self._lease, self._clock = traffic, store, lease, wall_clock
+        self._chunk_tokens = config.worker.prefill_chunk_tokens
+        self._ttft_s, self._tpot_s = slos(config)
+        self._settings = ControlSettings(
+            **{k: getattr(self._config, k) for k in ControlSettings.__struct_fields__ if hasattr(self._config, k)}
+        )
+        self._history = History()
+        self._dial = Dial(self._config.dial_s)
+        self._said = ""
+        self._leads = False
+        self._draining: dict[str, float] = {}  # slot -> since when
+        self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_LOOKS)  # at a look, predicted TPOT
+
+    async def run(self) -> None:
+        """Look again and again, while leading, until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self._config.interval_s)
+                try:
+                    await self._turn()
+                except (BatonError, RedisError, OSError) as error:
+                    log.warning("no decision this time: %s", error)
+                except Exception:  # a router without a controller serves on, but nobody would know
+                    log.exception("the controller failed at a look")
+                heed_cancel()
+        finally:
+            await self._dial.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._lease.leave()
+
+    async def _turn(self) -> None:
+        leads = await self._lease.hold()
+        if leads and not self._leads:
+            self._history = History(changed_at=self._clock())  # an earlier leader may just have changed something
+            self._replicas.lead(self._clock())
+        elif self._leads and not leads:
+            self._metrics.left()
+        self._leads = leads
+        if leads:
+            await self.look()
+
+    async def look(self) -> Advice:
+        """One look: decide, tell, and act where that is wanted."""
+        at, mode = self._clock(), await self._store.mode() or self._config.mode
+        pin = await self._store.pinned()
+        longer = await self._traffic.recent(at - LONGER * self._config.window_s)
+        members = self._members.snapshot()
+        workers = [observe.Seen(e.info, e.load) for e in members.values()]
+        looked = self._looked(at, workers, longer, pin)
+        decision, self._history = decide(looked, self._history, self._settings)
+        replicas = ReplicaDecision("hold", 0, 0)
+        if len({w.info.model_id for w in workers}) > 1:
+            text = f"{len({w.info.model_id for w in workers})} models share the cluster: roles are turned by hand"
+            decision = Decision("hold", looked.prefill, looked.decode, text, withheld="several models")
+        elif self._config.most_workers:
+            replicas = await self._replicated(looked, decision, members)
+            decision = msgspec.structs.replace(decision, reason=joined(decision.reason, replicas.reason))
+        dialled = self._dialled(looked, workers, longer)
+        advice = advice_of(at, "pinned" if pin else mode, looked, decision, dialled)
+        await self._store.put(advice)
+        self._metrics.looked(advice, kinds_of(decision, replicas, mode))
+        await self._act(looked, decision, replicas, mode)
+        return advice
+
+    async def _replicated(self, looked: Look, decision: Decision, members: Mapping[str, Entry]) -> ReplicaDecision:
+        """What the look means for the number of workers; and what became of the last change of it."""
+        control = self._replicas
+        placed, news = await control.placed(looked.at, members)
+        if news is not None:
+            await self._note(news)
+        found, control.history = decide_replicas(looked, decision, placed, control.history, control.settings)
+        return found
+
+    def _looked(self, at: float, workers: list[observe.Seen], longer: list[Slice], pin: Pin | None) -> Look:
+        now = [s for s in longer if s.at > at - self._config.window_s]
+        asked = observe.demand(now, longer)
+        known = observe.costs(workers, self._chunk_tokens, self._ttft_s, self._tpot_s)
+        prefill, decode = self._roles.usable()
+        there = observe.backlog(workers, [], at)
+        if known is not None and there.running:
+            self._steps.append((at, observe.predicted_tpot(there, known, decode, asked.context)))
+        return Look(
+            at=at,
+            prefill=prefill,
+            decode=decode,
+            demand=asked,
+            backlog=observe.backlog(workers, now, at),
+            workers=known,
+            twin=self._twin(at, asked, known, prefill, decode, longer),
+            pin=pin,
+            pending=self._is_changing(at, workers),
+            strayed=_strayed(workers, "decode" if prefill else "prefill") if not (prefill and decode) else 0,
+        )
+
+    def _is_changing(self, at: float, workers: list[observe.Seen]) -> bool:
+        leaving = {w.info.worker_id for w in workers if w.info.state == "draining"}
+        self._draining = {slot: self._draining.get(slot, at) for slot in leaving}
+        return any(at - since < CHANGE_S + self._config.grace_s for since in self._draining.values())
+
+    def _twin(
+        self, at: float, asked: Demand, known: Workers | None, prefill: int, decode: int, longer: list[Slice]
+    ) -> TwinError:
+        """Of answers since the last change: predictions are made for a cluster that stays as it is."""
+        since = max(at - TWIN_S, self._history.changed_at)
+        lately = [s for s in longer if s.at - s.seconds >= since]
+        rates: tuple[float | None, float | None] = (None, None)
+        if known is not None and observe.covered(lately) > TWIN_S / 2:
+            steady = observe.demand(lately, longer)
+            rates = observe.predicted_rate(steady, known, prefill, decode), observe.observed_rate(lately)
+        twins = (t for s in lately for t in s.twins)
+        steps = [step for when, step in self._steps if when >= since]
+        return twin_error(twins, self._ttft_s, self._tpot_s, self._config.error_bound, *rates, steps)
+
+    def _dialled(self, looked: Look, workers: list[observe.Seen], longer: list[Slice]) -> DialAnswer | None:
+        """The last simulated dial; a new simulation begins when it is due."""
+        if looked.workers is not None and workers:
+            layout = workers[0].info.layout
+            asked = DialQuestion(
+                looked.prefill + looked.decode,
+                looked.workers,
+                observe.transfer(workers),
+                layout.page_bytes // observe.BLOCK_TOKENS,
+                tuple(s for one in longer for s in one.served),
+            )
+            self._dial.ask(asked, looked.at)
+        return self._dial.answer
+
+    # ---- acting --------------------------------------------------------------------------------------
+
+    async def _act(self, looked: Look, decision: Decision, replicas: ReplicaDecision, mode: str) -> None:
+        before = looked.prefill, looked.decode
+        after = decision.prefill, decision.decode
+        if replicas.kind != "hold" and mode == "auto":
+            await self._note(await self._replicas.ask(looked.at, before, replicas))
+            return
+        if decision.kind == "hold" or mode != "auto":
+            kind = "hold" if decision.kind == replicas.kind == "hold" else "advise"
+            after = replicas.after if replicas.kind != "hold" else after
+            await self._note_once(Change(looked.at, kind, before, after, decision.reason))
+            return
+        by = decision.prefill - looked.prefill
+        role = "prefill" if by > 0 else "decode"
+        names = self._roles.least_busy(role, abs(by))
+        log.info("%d:%d -> %d:%d (%s): %s", *before, *after, ", ".join(names), decision.reason)
+        change = Change(looked.at, "rerole", before, after, decision.reason, tuple(names))
+        try:
+            made = await self._roles.move(names, role, self._config.grace_s)
+        except BatonError as error:
+            self._history = self._history.changed(self._clock(), by, self._config.cooldown_s)
+            await self._note(msgspec.structs.replace(change, kind="failed", reason=f"{change.reason}; {error}"))
+            return
+        seconds = _longest(made)
+        self._history = self._history.changed(self._clock(), by, seconds)
+        await self._note(msgspec.structs.replace(change, seconds=seconds))
+
+    async def _note_once(self, change: Change) -> None:
+        """A reason that differs from the last one in its numbers alone is no news for the timeline."""
+        said = NUMBERS.sub("#", f"{change.kind} {change.before} {change.reason}")
+        starting = not self._said and not any(change.before)  # workers that are yet to come are no news either
+        if said != self._said and not starting:
+            await self._note(change)
+
+    async def _note(self, change: Change) -> None:
+        self._said = NUMBERS.sub("#", f"{change.kind} {change.before} {change.reason}")
+        if change.kind == "failed":
+            self._metrics.failed()
+        await self._store.note(change)
+
+
+@asynccontextmanager
+async def controlling(
+    config: BatonConfig,
+    redis: Redis,
+    router_id: str,
+    dispatcher: Dispatcher,
+    members: Members,
+    store: AdviceStore,
+    metrics: RouterMetrics,
+) -> AsyncIterator[None]:
+    """This router tells of its traffic and stands for leader while the block runs; neither where it is off."""
+    if config.controller.mode == "off" or dispatcher.roles is None:
+        yield
+        return
+    namespace = config.cluster.namespace
+    traffic, log_ = TrafficStore(redis, namespace), dispatcher.decisions
+    log_.watcher = meter = TrafficMeter(router_id, log_, time.time)
+    lease = Lease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
+    replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, time.time)
+    controller = Controller(config, members, dispatcher.roles, traffic, store, lease, replicas, figures, time.time)
+    tasks = [
+        asyncio.create_task(meter.run(traffic.push), name="traffic"),
+        asyncio.create_task(controller.run(), name="controller"),
+    ]
+    try:
+        yield
+    finally:
+        log_.watcher = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _strayed(workers: list[observe.Seen], role: str) -> int:
+    """Ready workers that play another role than ``role``, for which they were planned."""
+    planned = (w.info for w in workers if SLOT.fullmatch(w.info.worker_id) and w.info.state == "ready")
+    return sum(info.role != role and info.worker_id.startswith(role + "-") for info in planned)
+
+
+def _longest(changes: list[RoleChange]) -> float:
+    return max((c.seconds for c in changes), default=0.0)

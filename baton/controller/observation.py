@@ -1,0 +1,171 @@
+"""From traffic slices and the membership to what ``control`` looks at: demand, backlog, one worker's costs. Pure.
+
+Knows nothing of Redis or of who reads the slices. Arrivals say how much comes; answers that ended say how much of
+it is found in caches and how long answers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+import msgspec
+
+from baton.cluster.traffic import ClassTraffic, Slice, by_class
+from baton.controller.pressure import BURSTS, Backlog, Demand, Workers, capacity, pressure
+from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
+
+__all__ = [
+    "BLOCK_TOKENS", "Seen", "backlog", "costs", "covered", "demand", "fullness", "observed_rate", "predicted_rate",
+    "predicted_tpot", "transfer",
+]  # fmt: skip
+
+FRESH_S = 3.0  # older than this, a router's word on its queue is of the past
+ENOUGH = 16  # answers whose shape is believed
+TAKEN = 0.75  # share of decode's seats or pages from which on newcomers wait for them
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One worker, as the membership has it."""
+
+    info: WorkerInfo
+    load: WorkerLoad
+
+
+def demand(now: Sequence[Slice], longer: Sequence[Slice]) -> Demand:
+    """Of the slices that count as present; where few answers ended in them, shapes are those of ``longer``."""
+    seconds = covered(now)
+    present, shapes, total = by_class(now), by_class(longer), Demand(0.0, 0.0, 0.0, 0.0, 0.0)
+    lately = _sum(present.values())
+    whole = lately if lately.ended >= ENOUGH else _sum(shapes.values())
+    context = whole.context_tokens / whole.output_tokens if whole.output_tokens else 0.0
+    for name, traffic in present.items():
+        known = traffic if traffic.ended >= ENOUGH else shapes.get(name, whole)
+        shape = known if known.ended else whole
+        missed = 1.0 - shape.cached_tokens / shape.prompt_tokens if shape.prompt_tokens else 1.0
+        uncached = traffic.arrived_tokens * missed
+        read = max(1.0, shape.prompt_tokens - shape.cached_tokens)
+        pairs = shape.pairs / read if shape.pairs else traffic.arrived_tokens / max(1, traffic.arrived) / 2
+        outputs = shape.output_tokens / shape.ended if shape.ended else 0.0
+        total = Demand(
+            total.prefill_tokens + uncached / seconds,
+            total.pairs + uncached * pairs / seconds,
+            total.answers + traffic.arrived / seconds,
+            total.output_tokens + traffic.arrived * outputs / seconds,
+            context,
+        )
+    return total
+
+
+def backlog(workers: Sequence[Seen], now: Sequence[Slice], at: float) -> Backlog:
+    """What is there. What waits in routers is counted to the role that it waits for, as far as one can tell."""
+    readers = [w.load for w in workers if w.info.role == "prefill"]
+    writers = [w.load for w in workers if w.info.role == "decode"]
+    last = {s.router: s for s in now if at - s.at < FRESH_S}.values()
+    waiting, tokens = sum(s.waiting for s in last), float(sum(s.waiting_tokens for s in last))
+    unread = sum(r.waiting_tokens for r in readers)
+    running, preempted = sum(w.running for w in writers), sum(w.waiting for w in writers)
+    if _decode_is_full([w for w in workers if w.info.role == "decode"], bool(unread)):
+        return Backlog(float(unread), running, preempted + waiting)
+    return Backlog(unread + tokens, running, preempted)
+
+
+def _decode_is_full(writers: Sequence[Seen], reading: bool) -> bool:
+    """Whether newcomers wait for decode: most seats write, or pages are taken while nothing is read.
+
+    A seat is also taken while its prompt is read; those are prefill's to free.
+    """
+    seats = sum(w.info.max_batch for w in writers)
+    pages = sum(w.info.pages for w in writers)
+    writing = sum(w.load.running + w.load.waiting for w in writers)
+    leased = sum(w.load.leased_pages for w in writers)
+    return writing >= TAKEN * max(1, seats) or (not reading and bool(writing) and leased >= TAKEN * max(1, pages))
+
+
+def fullness(one: Seen, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon_s: float) -> float | None:
+    """How full one worker is, as ``pressure`` says of its role: of its last seconds, and of what waits there now.
+
+    A decode worker that reads prompts itself is as much fuller as that takes. None before it knows its costs.
+    """
+    known, load = costs([one], chunk_tokens, ttft_s, tpot_s), one.load
+    if known is None:
+        return None
+    if one.info.role == "prefill":
+        return (load.busy + known.prompt_seconds(load.waiting_tokens, 0.0) / horizon_s) / BURSTS
+    context = load.leased_pages * BLOCK_TOKENS / max(1, load.running)
+    writes = Demand(0.0, 0.0, 0.0, load.decode_tokens_per_s, context)
+    there = Backlog(0.0, load.running, load.waiting)
+    return pressure(writes, there, known, 0, 1, horizon_s).decode + known.prompt_seconds(
+        load.prefill_tokens_per_s, 0.0
+    )
+
+
+def costs(workers: Sequence[Seen], chunk_tokens: int, ttft_s: float, tpot_s: float) -> Workers | None:
+    """One worker of each role, as the mean of what they measured themselves; None before they did."""
+    reader, writer = _curve(workers, "prefill"), _curve(workers, "decode")
+    if reader is None or writer is None:
+        return None
+    infos = [w.info for w in workers]
+    return Workers(
+        reader,
+        writer,
+        chunk_tokens,
+        min(i.max_batch for i in infos),
+        min(i.pages for i in infos) * BLOCK_TOKENS,
+        ttft_s,
+        tpot_s,
+    )
+
+
+def transfer(workers: Iterable[Seen]) -> TransferCurve:
+    """The mean of the measured ones."""
+    found = [w.load.transfer_curve for w in workers if w.load.transfer_curve is not None]
+    if not found:
+        return TransferCurve(1e-3, 0.0)
+    return TransferCurve(fmean(c.fixed for c in found), fmean(c.per_byte for c in found))
+
+
+def predicted_tpot(there: Backlog, workers: Workers, decode: int, context: float) -> float:
+    """Seconds per token with what is on decode workers now: beyond their seats, sequences take turns."""
+    sequences = max(1.0, (there.running + there.waiting) / max(1, decode))
+    seated = min(sequences, float(workers.max_batch))
+    return workers.step_seconds(seated, max(1.0, context)) * sequences / seated
+
+
+def predicted_rate(asked: Demand, workers: Workers, prefill: int, decode: int) -> float:
+    """Output tokens per second of such a cluster: what is asked for, or what its fuller role lets through."""
+    if not asked.answers:
+        return 0.0
+    reads = workers.prompt_seconds(asked.prefill_tokens, asked.pairs) / asked.answers
+    readable = prefill / reads if reads else float("inf")
+    outputs = asked.output_tokens / asked.answers
+    return min(asked.answers * outputs, readable * outputs, decode * capacity(workers, max(1.0, asked.context)))
+
+
+def observed_rate(slices: Sequence[Slice]) -> float:
+    """Output tokens per second of answers that ended."""
+    return _sum(by_class(slices).values()).output_tokens / covered(slices)
+
+
+def covered(slices: Sequence[Slice]) -> float:
+    """Seconds that the slices cover: those of the router that told the most."""
+    seconds: dict[str, float] = {}
+    for one in slices:
+        seconds[one.router] = seconds.get(one.router, 0.0) + one.seconds
+    return max(max(seconds.values(), default=0.0), 1e-3)
+
+
+def _curve(workers: Sequence[Seen], role: str) -> StepCurve | None:
+    """Of the workers that play the role; of any, where those have yet to compute."""
+    own = [w.load.step_curve for w in workers if w.info.role == role and w.load.step_curve is not None]
+    found = own or [w.load.step_curve for w in workers if w.load.step_curve is not None]
+    if not found:
+        return None
+    return StepCurve(*(fmean(getattr(c, name) for c in found) for name in StepCurve.__struct_fields__))
+
+
+def _sum(classes: Iterable[ClassTraffic]) -> ClassTraffic:
+    total = ClassTraffic()
+    for traffic in classes:
+        total.add(traffic)
+    return total

@@ -1,0 +1,248 @@
+"""Which ratio next, and why: one look at the cluster in, one decision out. Pure; time and history are passed in.
+
+Knows nothing of workers' names, of Redis or of how a change is made. The rules, in the order in which they speak:
+
+1. A change under way: hold. Where nobody plays a role that a worker was planned for, one turns back, unless pinned.
+   A pin, no traffic, no cost curves, or a role that can't be measured: hold.
+2. Below ``high`` the present ratio carries the load: hold. Being right isn't worth a change; being full is.
+3. The best ratio has the least pressure on its fuller role; of those within ``NEAR``, the closest to the present.
+4. A change must pay: the worker-seconds that are short over ``horizon_s`` against ``change_s`` per moved worker.
+5. It must be asked for ``confirm`` looks in a row (one, where the load is twice what the ratio carries), not sooner
+   than ``cooldown_s`` after the last, and twice as clearly when it turns the last one back. Where the load is twice
+   what is carried, twice as many workers may change at once, and going on the same way waits half as long.
+6. If the twin is off by more than ``error_bound``, its advice is withheld: only measured queues may move a worker,
+   one at a time, from a role that is idle to one with more work waiting than its SLO allows.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.cluster.advice import Pin, TwinError
+from baton.controller.pressure import Backlog, Demand, Pressure, Workers, every_ratio
+
+FAR_OFF = 2.0  # of pressure: no second look is needed
+IDLE = 0.5
+TURN_BACK_S = 60.0
+NEAR = 0.05
+
+
+class ControlSettings(msgspec.Struct, frozen=True):
+    """Seconds, shares, counts; see the rules above."""
+
+    high: float = 0.85
+    least_gain: float = 0.10
+    confirm: int = 2
+    cooldown_s: float = 10.0
+    change_s: float = 2.0
+    horizon_s: float = 30.0
+    most_moves: int = 2
+    error_bound: float = 0.5
+    least_samples: int = 16
+
+
+class Look(msgspec.Struct, frozen=True):
+    """The cluster at ``at`` (any clock). ``workers`` None: no cost curve is known. ``pending``: a change runs.
+
+    ``strayed``: workers that were planned for the role that nobody plays now, where there is one.
+    """
+
+    at: float
+    prefill: int
+    decode: int
+    demand: Demand
+    backlog: Backlog
+    workers: Workers | None
+    twin: TwinError = TwinError()
+    pin: Pin | None = None
+    pending: bool = False
+    strayed: int = 0
+
+
+class History(msgspec.Struct, frozen=True):
+    """What earlier looks left. ``wanted``: the direction asked for last (+1: more prefill), how often in a row."""
+
+    wanted: int = 0
+    times: int = 0
+    changed_at: float = float("-inf")
+    changed_by: int = 0
+    change_s: float = 0.0  # mean of what changes took, once one was seen
+
+    def changed(self, at: float, by: int, seconds: float) -> History:
+        """A change of ``by`` prefill workers was made, in ``seconds``."""
+        mean = seconds if not self.change_s else 0.7 * self.change_s + 0.3 * seconds
+        return History(0, 0, at, 1 if by > 0 else -1, mean)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """``kind``: "hold" or "rerole" (to ``prefill``:``decode``). ``best`` is where it heads, None when withheld.
+
+    ``withheld``: why there is no advice. ``table``: pressure by ratio, from few to many prefill workers.
+    """
+
+    kind: str
+    prefill: int
+    decode: int
+    reason: str
+    best: tuple[int, int] | None = None
+    withheld: str = ""
+    now: Pressure | None = None
+    table: tuple[Pressure, ...] = ()
+
+
+def decide(look: Look, history: History, settings: ControlSettings) -> tuple[Decision, History]:
+    """What to do now, and what to remember."""
+    count, idle = look.prefill + look.decode, history_of(history, 0)
+    if look.pending:
+        return _hold(look, "a change is under way"), idle
+    if look.strayed and count > 1:
+        return _turn_back(look, history, settings)
+    if count < 2 or look.decode < 1:
+        return _hold(look, f"{count} worker{'' if count == 1 else 's'} can be given work: there is no choice"), idle
+    if look.workers is None:
+        return _hold(look, "no cost curves yet: workers have not computed enough", withheld="no cost curves"), idle
+    if look.prefill < 1:
+        return _hold(look, "no prefill worker is here: there is no ratio to turn"), idle
+    if not look.demand.answers and not _queued(look.backlog):
+        return _hold(look, "no traffic"), idle
+    table = every_ratio(look.demand, look.backlog, look.workers, count, settings.horizon_s)
+    now, best = table[look.prefill - 1], _best(table, look.prefill)
+    withheld = _withheld(look.twin, settings)
+    found = Decision("hold", look.prefill, look.decode, "", None if withheld else _pair(best), withheld, now, table)
+    if look.pin is not None:
+        return _said(found, _pinned(look.pin)), idle
+    if withheld:
+        return _by_queues(found, look, look.workers, history, settings)
+    return _by_twin(found, best, now, look, history, settings)
+
+
+def history_of(history: History, wanted: int) -> History:
+    """``history`` after a look that wants ``wanted``."""
+    times = history.times + 1 if wanted and wanted == history.wanted else int(bool(wanted))
+    return msgspec.structs.replace(history, wanted=wanted, times=times)
+
+
+def _turn_back(look: Look, history: History, settings: ControlSettings) -> tuple[Decision, History]:
+    """A role that nobody plays is no ratio to weigh: prompts hold up answers, or there are no answers."""
+    by = 1 if look.prefill < 1 else -1
+    why = f"no {'prefill' if by > 0 else 'decode'} worker is left, and {look.strayed} were planned as such"
+    found = Decision("hold", look.prefill, look.decode, why)
+    if look.pin is not None:
+        return _said(found, f"{_pinned(look.pin)}; {why}"), history_of(history, 0)
+    history = history_of(history, by)
+    if (wait := _not_yet(look, history, settings, 1.0, 1.0)) is not None:
+        return _said(found, f"{why}; {wait}"), history
+    return _move(found, look, by, f"{why}: one turns back"), history
+
+
+def _by_twin(
+    found: Decision, best: Pressure, now: Pressure, look: Look, history: History, settings: ControlSettings
+) -> tuple[Decision, History]:
+    by = best.prefill_workers - look.prefill
+    says = f"prefill {now.prefill:.0%} full, decode {now.decode:.0%}"
+    if by == 0:
+        return _said(found, f"{says}: no ratio is better"), history_of(history, 0)
+    if now.worst < settings.high:
+        return _said(found, f"{says}: enough room"), history_of(history, 0)
+    gain = (now.worst - best.worst) / now.worst
+    short = settings.horizon_s * lacking(now, best)
+    cost = abs(by) * (history.change_s or settings.change_s)
+    then = f"{best.prefill_workers}:{best.decode_workers} would be {best.worst:.0%}"
+    if gain < settings.least_gain or short < cost:
+        reason = f"{says}, {then}: gains {short:.1f} worker-seconds, costs {cost:.1f}"
+        return _said(found, reason), history_of(history, 0)
+    history = history_of(history, 1 if by > 0 else -1)
+    if (wait := _not_yet(look, history, settings, now.worst, gain)) is not None:
+        return _said(found, f"{says}, {then}; {wait}"), history
+    most = settings.most_moves * (2 if now.worst >= FAR_OFF else 1)
+    step = max(-most, min(most, by))
+    reason = f"{says}; {then}: gains {short:.1f} worker-seconds in {settings.horizon_s:g} s, costs {cost:.1f}"
+    return _move(found, look, step, reason), history
+
+
+def _by_queues(
+    found: Decision, look: Look, workers: Workers, history: History, settings: ControlSettings
+) -> tuple[Decision, History]:
+    """Without the twin's word: queues longer than the SLO, beside a role that has next to nothing to do."""
+    queued = workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / max(look.prefill, 1)
+    seats = (look.backlog.running + look.backlog.waiting) / (workers.max_batch * look.decode)
+    by = 0
+    if queued > workers.ttft_s and seats < IDLE and not look.backlog.waiting and look.decode > 1:
+        by, why = 1, f"prompts wait {queued:.1f} s for prefill, and decode is {seats:.0%} taken"
+    elif seats > 1.0 and queued < IDLE * workers.ttft_s and look.prefill > 1:
+        by, why = -1, f"decode is {seats:.0%} taken, and prompts wait {queued:.1f} s"
+    history = history_of(history, by)
+    if not by:
+        return _said(found, f"no advice: {found.withheld}"), history
+    if (wait := _not_yet(look, history, settings, 1.0, 1.0)) is not None:
+        return _said(found, f"{why}; {wait}"), history
+    return _move(found, look, by, f"by the queues alone ({found.withheld}): {why}"), history
+
+
+def _not_yet(look: Look, history: History, settings: ControlSettings, worst: float, gain: float) -> str | None:
+    """Why not now, though it would be better."""
+    since = look.at - history.changed_at
+    goes_on = worst >= FAR_OFF and history.wanted == history.changed_by
+    cooldown = settings.cooldown_s / 2 if goes_on else settings.cooldown_s
+    if since < cooldown:
+        return f"{cooldown - since:.0f} s of cool-down left"
+    turns = history.wanted == -history.changed_by and since < TURN_BACK_S
+    if turns and gain < 2 * settings.least_gain:
+        return "it would turn the last change back for too little"
+    needed = settings.confirm * (2 if turns else 1) if worst < FAR_OFF else 1
+    if history.times < needed:
+        return f"seen {history.times} of {needed} times"
+    return None
+
+
+def lacking(now: Pressure, best: Pressure) -> float:
+    """Workers' worth of work that is not done now and would be then."""
+    over, left = _over(now), _over(best)
+    # Between "high" and full, what is short is what bursts will find taken.
+    room = (now.worst - best.worst) * (now.prefill_workers + now.decode_workers) / 4
+    return max(over - left, min(room, 1.0))
+
+
+def _over(of: Pressure) -> float:
+    """Workers' worth of work beyond what the roles can do."""
+    return max(0.0, of.prefill - 1.0) * of.prefill_workers + max(0.0, of.decode - 1.0) * of.decode_workers
+
+
+def _best(table: tuple[Pressure, ...], prefill: int) -> Pressure:
+    least = min(p.worst for p in table)
+    alike = [p for p in table if p.worst <= least * (1 + NEAR)]
+    return min(alike, key=lambda p: (abs(p.prefill_workers - prefill), p.worst))
+
+
+def _withheld(twin: TwinError, settings: ControlSettings) -> str:
+    if twin.samples < settings.least_samples:
+        return ""  # nothing to hold against it yet: curves are the workers' own measurements
+    if twin.worst is not None and twin.worst > settings.error_bound:
+        return f"the twin is off by {twin.worst:.0%}, its bound is {settings.error_bound:.0%}"
+    return ""
+
+
+def _queued(backlog: Backlog) -> bool:
+    return bool(backlog.prefill_tokens or backlog.running or backlog.waiting)
+
+
+def _pinned(pin: Pin) -> str:
+    return f"pinned at {pin.prefill}:{pin.decode} by {pin.by or 'an operator'}"
+
+
+def _pair(of: Pressure) -> tuple[int, int]:
+    return of.prefill_workers, of.decode_workers
+
+
+def _hold(look: Look, reason: str, withheld: str = "") -> Decision:
+    return Decision("hold", look.prefill, look.decode, reason, None, withheld)
+
+
+def _said(found: Decision, reason: str) -> Decision:
+    return msgspec.structs.replace(found, reason=reason)
+
+
+def _move(found: Decision, look: Look, by: int, reason: str) -> Decision:
+    return msgspec.structs.replace(
+        found, kind="rerole", prefill=look.prefill + by, decode=look.decode - by, reason=reason
+    )

@@ -1,0 +1,272 @@
+"""Whether to add or remove workers, once turning roles can't help: one look in, one decision out. Pure.
+
+Knows nothing of Redis, of Ray, or of whether there is room. The rules, in the order in which they speak:
+
+1. Bounds: without ``most_workers`` nothing is ever added or removed. A pin or an operator's own numbers hold it.
+2. What was asked for and isn't here yet (or not gone yet) is waited for; roles may turn meanwhile.
+3. Roles first: while another ratio of the same workers carries the load, nobody is added.
+4. Add, by as few workers as bring the fuller role below ``high``, if the best ratio is at ``high`` or above, they
+   pay for their start within ``payback_s``, and ``scale_confirm`` looks in a row say so.
+5. Remove one, if without it both roles stay below ``low`` and nothing waits, for ``scale_down_looks`` looks in a
+   row; not within ``payback_s`` of a change: what was dear to start isn't thrown away at once.
+6. If the twin's advice is withheld, nothing is removed, and one is added only for queues that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.controller.pressure import Pressure, every_ratio, pressure
+from baton.controller.ratio_decision import Decision, Look, lacking
+
+
+class ReplicaSettings(msgspec.Struct, frozen=True):
+    """Counts, shares of fullness, seconds; see the rules above."""
+
+    least_workers: int = 2
+    most_workers: int = 0
+    high: float = 0.85
+    low: float = 0.5
+    horizon_s: float = 30.0
+    most_moves: int = 2
+    scale_confirm: int = 3
+    scale_down_looks: int = 12
+    scale_cooldown_s: float = 60.0
+    payback_s: float = 300.0
+    start_s: float = 60.0
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """Slots by the role that they were planned as, as they were asked for last.
+
+    ``last_prefill`` and ``last_decode`` are the roles that the last slot of each kind plays now, the one that goes
+    when there is to be one less; empty when it isn't here. ``awaited``: slots that are to come or to go still.
+    """
+
+    prefill: int
+    decode: int
+    last_prefill: str = ""
+    last_decode: str = ""
+    awaited: tuple[str, ...] = ()
+
+    @property
+    def workers(self) -> int:
+        """Of both kinds."""
+        return self.prefill + self.decode
+
+
+class ReplicaHistory(msgspec.Struct, frozen=True):
+    """``wanted``: +1 more, -1 fewer, and how often in a row. ``start_s``: mean of what starts took, once seen.
+
+    ``by_operator``: the last change was somebody else's; ``failed_at``: when what was asked for did not come.
+    """
+
+    wanted: int = 0
+    times: int = 0
+    changed_at: float = float("-inf")
+    by_operator: bool = False
+    failed_at: float = float("-inf")
+    start_s: float = 0.0
+
+    def changed(self, at: float, by_operator: bool = False) -> ReplicaHistory:
+        """Other numbers were asked for."""
+        return msgspec.structs.replace(self, wanted=0, times=0, changed_at=at, by_operator=by_operator)
+
+    def started(self, seconds: float) -> ReplicaHistory:
+        """What was asked for came, after so long."""
+        mean = 0.7 * self.start_s + 0.3 * seconds if self.start_s else seconds
+        return msgspec.structs.replace(self, start_s=mean)
+
+    def failed(self, at: float) -> ReplicaHistory:
+        """What was asked for did not come."""
+        return msgspec.structs.replace(self, wanted=0, times=0, failed_at=at)
+
+
+class ReplicaDecision(msgspec.Struct, frozen=True):
+    """``kind``: "hold", "add" or "remove", to ``prefill`` and ``decode`` slots; ``reason`` may be empty on a hold.
+
+    ``after`` is the ratio of roles that is expected once it is so.
+    """
+
+    kind: str
+    prefill: int
+    decode: int
+    reason: str = ""
+    after: tuple[int, int] = (0, 0)
+
+
+def decide_replicas(
+    look: Look, decided: Decision, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+) -> tuple[ReplicaDecision, ReplicaHistory]:
+    """What to ask for now, and what to remember. ``decided`` is what the same look means for roles."""
+    calm = _seen(history, 0)
+    if not settings.most_workers or look.pin is not None or look.prefill < 1 or look.decode < 1:
+        return _hold(placed), calm
+    if placed.awaited:
+        return _hold(placed, f"waiting for {', '.join(placed.awaited)}"), calm
+    if placed.workers < settings.least_workers:
+        return _enough(look, placed, history, settings)
+    if look.workers is None or look.pending or decided.kind != "hold":
+        return _hold(placed), calm
+    if decided.withheld:
+        return _by_queues(look, decided, placed, history, settings)
+    table = decided.table or every_ratio(
+        look.demand, look.backlog, look.workers, look.prefill + look.decode, settings.horizon_s
+    )
+    best = min(table, key=lambda p: p.worst)
+    if best.worst >= settings.high:
+        return _more(look, best, placed, history, settings)
+    return _fewer(look, placed, history, settings)
+
+
+# ---- more --------------------------------------------------------------------------------------------------
+
+
+def _enough(
+    look: Look, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+) -> tuple[ReplicaDecision, ReplicaHistory]:
+    """As many as there must be at least; where nothing else says of which kind, evenly."""
+    history, count = _seen(history, 1), settings.least_workers - placed.workers
+    if wait := _not_yet(look, history, 1, settings):
+        return _hold(placed, f"there are fewer than {settings.least_workers} workers; {wait}"), history
+    prefill = max(0, min(count, (look.prefill + look.decode + count) // 2 - look.prefill))
+    wider = Pressure(look.prefill + prefill, look.decode + count - prefill, 0.0, 0.0)
+    return _asked(look, placed, wider, f"no fewer than {settings.least_workers} workers"), history
+
+
+def _more(
+    look: Look, best: Pressure, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+) -> tuple[ReplicaDecision, ReplicaHistory]:
+    full = f"every ratio of {look.prefill + look.decode} workers is at least {best.worst:.0%} full"
+    room = min(settings.most_moves, settings.most_workers - placed.workers)
+    if room < 1:
+        return _hold(placed, f"{full}, and there may be no more than {settings.most_workers} workers"), _seen(
+            history, 0
+        )
+    wider = _fewest(look, room, settings)
+    count = wider.prefill_workers + wider.decode_workers - look.prefill - look.decode
+    gain = settings.payback_s * lacking(best, wider)
+    cost = count * (history.start_s or settings.start_s)
+    then = f"{wider.prefill_workers}:{wider.decode_workers} would be {wider.worst:.0%}"
+    priced = f"gains {gain:.0f} worker-seconds in {settings.payback_s:g} s, costs {cost:.0f}"
+    if gain < cost:
+        return _hold(placed, f"{full}; {then}: {priced}"), _seen(history, 0)
+    history = _seen(history, 1)
+    if wait := _not_yet(look, history, settings.scale_confirm, settings):
+        return _hold(placed, f"{full}; {then}; {wait}"), history
+    return _asked(look, placed, wider, f"{full}; {then}: {priced}"), history
+
+
+def _fewest(look: Look, room: int, settings: ReplicaSettings) -> Pressure:
+    """The ratio to head for: with the fewest workers more that carry the load, or else with ``room`` more."""
+    found = None
+    for count in range(1, room + 1):
+        found = min(_wider(look, count, settings), key=lambda p: p.worst)
+        if found.worst < settings.high:
+            break
+    assert found is not None, "room is at least one"
+    return found
+
+
+def _wider(look: Look, count: int, settings: ReplicaSettings) -> Iterator[Pressure]:
+    """Every way of sharing ``count`` more workers among the roles."""
+    assert look.workers is not None
+    for prefill in range(count + 1):
+        yield pressure(
+            look.demand,
+            look.backlog,
+            look.workers,
+            look.prefill + prefill,
+            look.decode + count - prefill,
+            settings.horizon_s,
+        )
+
+
+def _by_queues(
+    look: Look, decided: Decision, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+) -> tuple[ReplicaDecision, ReplicaHistory]:
+    """Without the twin's word: both roles have more to do than they can, by what waits there now."""
+    assert look.workers is not None
+    queued = look.workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / look.prefill
+    seats = (look.backlog.running + look.backlog.waiting) / (look.workers.max_batch * look.decode)
+    reading, writing = queued > look.workers.ttft_s, seats > 1.0
+    helped_by_roles = (reading and seats < settings.low) or (
+        writing and queued < settings.low * look.workers.ttft_s
+    )
+    if not (reading or writing) or helped_by_roles or placed.workers >= settings.most_workers:
+        return _hold(placed), _seen(history, 0)
+    why = f"prompts wait {queued:.1f} s for prefill, and decode is {seats:.0%} taken ({decided.withheld})"
+    history = _seen(history, 1)
+    if wait := _not_yet(look, history, settings.scale_confirm, settings):
+        return _hold(placed, f"{why}; {wait}"), history
+    prefill = int(queued / look.workers.ttft_s > seats)
+    return _asked(look, placed, Pressure(look.prefill + prefill, look.decode + 1 - prefill, 0.0, 0.0), why), history
+
+
+# ---- fewer -------------------------------------------------------------------------------------------------
+
+
+def _fewer(
+    look: Look, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+) -> tuple[ReplicaDecision, ReplicaHistory]:
+    if placed.workers <= settings.least_workers or look.backlog.waiting:
+        return _hold(placed), _seen(history, 0)
+    ways = sorted(_without_one(look, placed, settings), key=lambda way: way[0].worst)
+    if not ways or ways[0][0].worst >= settings.low:
+        return _hold(placed), _seen(history, 0)
+    after, prefill, decode = ways[0]
+    then = f"{after.prefill_workers}:{after.decode_workers} would be {after.worst:.0%} full"
+    history = _seen(history, -1)
+    if wait := _not_yet(look, history, settings.scale_down_looks, settings):
+        return _hold(placed, f"{then}; {wait}"), history
+    pair = after.prefill_workers, after.decode_workers
+    return ReplicaDecision("remove", prefill, decode, f"{then}: one worker less carries the load", pair), history
+
+
+def _without_one(look: Look, placed: Placed, settings: ReplicaSettings) -> Iterator[tuple[Pressure, int, int]]:
+    """Pressure after, and the numbers of slots to ask for: the last slot of either kind may go."""
+    assert look.workers is not None
+    for role, prefill, decode in (
+        (placed.last_prefill, placed.prefill - 1, placed.decode),
+        (placed.last_decode, placed.prefill, placed.decode - 1),
+    ):
+        readers, writers = look.prefill - (role == "prefill"), look.decode - (role == "decode")
+        if role and prefill >= 0 and decode >= 1 and readers >= 1 and writers >= 1:
+            after = pressure(look.demand, look.backlog, look.workers, readers, writers, settings.horizon_s)
+            yield after, prefill, decode
+
+
+# ---- both --------------------------------------------------------------------------------------------------
+
+
+def _not_yet(look: Look, history: ReplicaHistory, needed: int, settings: ReplicaSettings) -> str:
+    """Why not now, though it would be better; empty: now."""
+    slow = history.wanted < 0 or history.by_operator
+    pause = settings.payback_s if slow else settings.scale_cooldown_s
+    left = max(
+        history.changed_at + max(pause, settings.scale_cooldown_s) - look.at,
+        history.failed_at + settings.payback_s - look.at,
+    )
+    if left > 0:
+        return f"{left:.0f} s of cool-down left"
+    if history.times < needed:
+        return f"seen {history.times} of {needed} times"
+    return ""
+
+
+def _seen(history: ReplicaHistory, wanted: int) -> ReplicaHistory:
+    times = history.times + 1 if wanted and wanted == history.wanted else int(bool(wanted))
+    return msgspec.structs.replace(history, wanted=wanted, times=times)
+
+
+def _hold(placed: Placed, reason: str = "") -> ReplicaDecision:
+    return ReplicaDecision("hold", placed.prefill, placed.decode, reason)
+
+
+def _asked(look: Look, placed: Placed, wider: Pressure, reason: str) -> ReplicaDecision:
+    pair = wider.prefill_workers, wider.decode_workers
+    return ReplicaDecision(
+        "add", placed.prefill + pair[0] - look.prefill, placed.decode + pair[1] - look.decode, reason, pair
+    )

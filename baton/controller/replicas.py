@@ -1,0 +1,119 @@
+"""Asks whoever places workers for more or fewer of them (``cluster.scale``), and follows what becomes of it.
+
+Knows nothing of why (controller/replica_decision, pure), nor of Ray: who places reads what is asked. What doesn't come within
+the cluster's own start timeout is taken back, so that nobody waits for ever for a worker that there is no room for.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+import msgspec
+from redis.asyncio import Redis
+
+from baton.cluster.advice import Change
+from baton.cluster.config import BatonConfig
+from baton.cluster.membership import Entry
+from baton.cluster.scale import Scale, ask, read, slots_of
+from baton.controller.replica_decision import Placed, ReplicaDecision, ReplicaHistory, ReplicaSettings
+
+BY = "controller"
+SLOT = re.compile(r"(prefill|decode)-\d+")
+log = logging.getLogger("baton.controller")
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What we asked for, and what there was before."""
+
+    change: Change
+    before: Scale
+    after: Scale
+
+
+class ReplicaControl:
+    """One per leader; ``history`` is for ``decide_replicas``. Its methods raise RedisError and OSError."""
+
+    def __init__(self, redis: Redis, config: BatonConfig) -> None:
+        own, cluster = config.controller, config.cluster
+        self._redis, self._namespace = redis, cluster.namespace
+        self._planned = Scale(cluster.readers, cluster.decode)
+        self._timeout_s = cluster.start_timeout_s
+        self.settings = ReplicaSettings(
+            **{k: getattr(own, k) for k in ReplicaSettings.__struct_fields__ if hasattr(own, k)}
+        )
+        self.history = ReplicaHistory()
+        self._serial: int | None = None
+        self._serial_at = float("-inf")
+        self._asked: _Asked | None = None
+
+    def lead(self, at: float) -> None:
+        """From now on; an earlier leader may just have changed something."""
+        self.history, self._serial, self._asked = ReplicaHistory(changed_at=at), None, None
+
+    async def placed(self, at: float, members: Mapping[str, Entry]) -> tuple[Placed, Change | None]:
+        """What is placed and what is still awaited; and what became of our asking, once it is over."""
+        scale = await self._scale(at)
+        here = {slot: entry.info for slot, entry in members.items() if SLOT.fullmatch(slot)}
+        news = await self._follow(at, scale, {slot: info.state for slot, info in here.items()})
+        if news is not None and news.kind == "failed":
+            scale = await self._scale(at)
+        wanted = slots_of(scale)
+        waits = at - self._serial_at < self._timeout_s
+        awaited = sorted(wanted.keys() ^ here.keys()) if waits else []
+        last = (
+            here.get(f"{kind}-{count - 1}")
+            for kind, count in (("prefill", scale.prefill), ("decode", scale.decode))
+        )
+        roles = [info.role if info is not None and info.state == "ready" else "" for info in last]
+        return Placed(scale.prefill, scale.decode, roles[0], roles[1], tuple(awaited)), news
+
+    async def ask(self, at: float, before: tuple[int, int], found: ReplicaDecision) -> Change:
+        """Ask for it. ``before``: the ratio of roles now. Raises ConfigError."""
+        old = await read(self._redis, self._namespace) or self._planned
+        new = await self._write(at, Scale(found.prefill, found.decode))
+        changed = tuple(sorted(slots_of(old).keys() ^ slots_of(new).keys()))
+        log.info("%s %s: %s", found.kind, ", ".join(changed), found.reason)
+        change = Change(at, found.kind, before, found.after, found.reason, changed)
+        self._asked, self.history = _Asked(change, old, new), self.history.changed(at)
+        return change
+
+    async def _scale(self, at: float) -> Scale:
+        """What was asked last, by anybody; an operator's asking is a change that isn't ours."""
+        scale = await read(self._redis, self._namespace) or self._planned
+        if scale.serial != self._serial:
+            if self._serial is not None and scale.by != BY:
+                self.history, self._asked = self.history.changed(at, by_operator=True), None
+            self._serial, self._serial_at = scale.serial, at
+        return scale
+
+    async def _follow(self, at: float, scale: Scale, states: Mapping[str, str]) -> Change | None:
+        asked = self._asked
+        if asked is None:
+            return None
+        took = at - asked.change.at
+        fresh = slots_of(asked.after).keys() - slots_of(asked.before).keys()
+        gone = slots_of(asked.before).keys() - slots_of(asked.after).keys()
+        if all(states.get(slot) == "ready" for slot in fresh) and not gone & states.keys():
+            self._asked = None
+            if fresh:
+                self.history = self.history.started(took)
+            return msgspec.structs.replace(asked.change, seconds=took)
+        if took < self._timeout_s:
+            return None
+        self._asked, self.history = None, self.history.failed(at)
+        late = sorted(slot for slot in fresh if states.get(slot) != "ready") or sorted(gone & states.keys())
+        why = f"{', '.join(late)} not {'here' if fresh else 'gone'} after {took:.0f} s"
+        if fresh:
+            await self._write(at, asked.before)
+            why += ", so it is asked for no more; is there room, and does whoever places workers run?"
+        return msgspec.structs.replace(
+            asked.change, at=at, kind="failed", reason=f"{asked.change.kind}: {why}", seconds=took
+        )
+
+    async def _write(self, at: float, scale: Scale) -> Scale:
+        scale = msgspec.structs.replace(scale, by=BY)
+        asked = await ask(self._redis, self._namespace, scale, self._planned)
+        self._serial, self._serial_at = asked.serial, at
+        return asked

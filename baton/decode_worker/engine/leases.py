@@ -1,0 +1,112 @@
+"""One handoff's lease on the receiving side: its epoch, what arrived, and who may still write its pages.
+
+Knows nothing of streams, channels or sequences. Torch-free; owned by the engine process.
+
+The I/O process may open a receive at any moment until it says that it won't: that is the *gate*. Commit and
+Cancel close the gate (the I/O process refuses further frames before it sends either); each receive in flight
+is closed by ReceiveClosed. Pages of an ended lease are reused only when the gate and all receives are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.kv.pages.pool import PageLease
+from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
+
+
+class Receive:
+    """The lease of a request whose prompt another worker computes."""
+
+    def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float):
+        self.lease_id = lease_id
+        self.epoch = 1
+        self.committed = False
+        self._deadline = now + ttl_s
+        self._ttl_s = ttl_s
+        self._pages = pages
+        self._missing = set(range(pages.held, len(pages.pages)))
+        self._arrived: set[int] = set()
+        self._writers: set[int] = set()
+        self._gate = True
+        pages.hold()
+
+    @property
+    def complete(self) -> bool:
+        """Every block is here."""
+        return not self._missing
+
+    @property
+    def outstanding(self) -> list[int]:
+        """Blocks that a stream may bring."""
+        return sorted(self._missing)
+
+    @property
+    def table(self) -> list[int]:
+        """The lease's own list of pages."""
+        return self._pages.pages
+
+    @property
+    def settled(self) -> bool:
+        """Nobody can write the pages any more."""
+        return not self._gate and not self._writers
+
+    @property
+    def received(self) -> tuple[int, ...]:
+        """Blocks that arrived, under any epoch."""
+        return tuple(sorted(self._arrived))
+
+    @property
+    def deadline(self) -> float | None:
+        """When the lease ends without progress; None while a stream is open (keepalive watches that one)."""
+        return None if self.committed or self._writers else self._deadline
+
+    def opened(self, epoch: int, now: float) -> None:
+        """A stream of ``epoch`` may write."""
+        if not self.settled:
+            self._writers.add(epoch)
+            self._progress(now)
+
+    def closed(self, epoch: int, now: float) -> None:
+        """That stream writes no more."""
+        if epoch in self._writers:
+            self._writers.discard(epoch)
+            self._progress(now)
+            self._settle()
+
+    def arrived(self, blocks: Iterable[int], now: float) -> None:
+        """Blocks that were verified and written; a late one of an earlier epoch counts as well."""
+        fresh = self._missing.intersection(blocks)
+        self._missing -= fresh
+        self._arrived |= fresh
+        if fresh:
+            self._progress(now)
+
+    def rearm(self, lease_id: bytes, epoch: int, now: float) -> None:
+        """A second prefill comes under ``epoch``; what arrived stays."""
+        if lease_id != self.lease_id:
+            raise LeaseUnknown("that lease is not this request's; admit it again", "lease")
+        if self.committed:
+            raise AlreadyCommitted("the handoff is complete: nothing to rearm", "epoch")
+        if epoch != self.epoch + 1:
+            raise StaleEpoch(f"epoch {epoch} can't follow {self.epoch}; send {self.epoch + 1}", "epoch")
+        self.epoch = epoch
+        self._progress(now)
+
+    def commit(self) -> None:
+        """The prompt is here; the sequence owns the pages now."""
+        self.committed = True
+        self.shut()
+
+    def shut(self) -> None:
+        """The I/O process opens no more receives for this lease."""
+        if self._gate:
+            self._gate = False
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.settled:
+            self._pages.release()
+
+    def _progress(self, now: float) -> None:
+        self._deadline = now + self._ttl_s

@@ -1,0 +1,396 @@
+"""The decode engine's loop: admit, receive, commit, write answers. Torch-free.
+
+Knows nothing of gRPC, streams or routers. Single-threaded: pages change hands only between steps.
+
+    Admit -> Admitted -> (blocks arrive) -> Commit -> Committed -> Tokens … Tokens with a finish_reason
+        └ local ───────> prompt in chunks ────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from baton.decode_worker.engine.budget import StepBudget
+from baton.decode_worker.engine.leases import Receive
+from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
+from baton.decode_worker.engine.swap import SwapArea
+from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
+from baton.engine.isolate import Outcome
+from baton.engine.plan import Sampled, SequenceStep
+from baton.engine.speculate.draft import accepted
+from baton.engine.speculate.drafter import Drafter
+from baton.engine.step_loop import IDLE_WAIT_S, StepLoop, note
+from baton.kv.layout import prefix
+from baton.kv.pages.pool import PageLease
+from baton.protos import channel as ch
+from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
+from baton.protos.nouns import Station, StepSample, TokenRun
+
+LEASE_ID_BYTES = 16
+SHARED_S = 10.0  # that a sequence without a page waits for those that the I/O process reads or fills for others
+
+
+class Answer:
+    """One request here: its sequence, its handoff (None on the local way) and its times."""
+
+    def __init__(self, decoding: Decoding, receive: Receive | None, now: float):
+        self.decoding = decoding
+        self.receive = receive
+        self.arrived = now
+        self.first_at: float | None = None
+        self.cached_tokens = 0
+
+    @property
+    def awaited(self) -> bool:
+        """Whether its prompt is still on the way here."""
+        return self.receive is not None and not self.receive.committed
+
+
+class DecodeLoop(StepLoop):
+    """Requests in, one Tokens message per step out."""
+
+    def __init__(
+        self,
+        *args: Any,
+        entropy: Callable[[int], bytes],
+        max_batch: int = 64,
+        chunk_tokens: int = 512,
+        ttl_s: float = 30.0,
+        itl_target_s: float = 0.0,
+        drafter: Drafter | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        self.budget = StepBudget(itl_target_s)
+        self.swap = SwapArea.beside(self.memory, self.spec.layout, self.pool.pages) if self.memory else None
+        self.drafter = drafter
+        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget, self.swap, drafter)
+        self.entropy = entropy
+        self.ttl_s = ttl_s
+        self.answers: dict[int, Answer] = {}
+        self.receives: dict[int, Receive] = {}
+        self.leases_swept = 0
+        self._starving_since: float | None = None
+        self._ages = 0
+        self._outputs: list[ch.Output] = []
+        self._late: set[int] = set()  # answers whose grammars owe a word on the last token
+        self._hit_tokens = self._asked_tokens = 0
+
+    def beat(self) -> bool:
+        """Sweep, plan, run, tell."""
+        self._sweep()
+        self._end_late()
+        plan = self.scheduler.plan()
+        if plan.items:
+            self._starving_since = None
+            outcome = self.compute(plan)
+            self._observe(plan.shape(outcome.seconds))
+            for key, (sampled, *_) in outcome.sampled.items():
+                self.answers[key].decoding.sequence.tell_ahead(sampled.token_id)
+            for item in plan.items:
+                self._advance(item, outcome)
+        starved = not plan.items and self._fail_starved()
+        self._tell()
+        return bool(plan.items) or starved
+
+    def _observe(self, sample: StepSample) -> None:
+        self.budget.observe(sample)
+        if self.swap is not None:
+            self.swap.observe(sample)
+        if self.drafter is not None:
+            rows = sample.decode_sequences + sample.draft_tokens
+            self.drafter.observe(rows, sample.prefill_tokens, sample.seconds)
+
+    def patience(self) -> float:
+        """Until the next lease runs out."""
+        deadlines = [r.deadline for key, r in self.receives.items() if key in self.answers and r.deadline]
+        return min([IDLE_WAIT_S, *(d - self.clock() for d in deadlines)])
+
+    # ---- messages ----
+
+    def on_admit(self, message: ch.Admit) -> None:
+        """Reserve pages and open a lease, or refuse."""
+        try:
+            admitted = self._admit(message)
+        except Exception as error:
+            note(error, f"sequence {message.key} could not be admitted")
+            self._withdraw(message.key)
+            self.channel.send(ch.Refused(message.key, to_info(error)))
+        else:
+            self.channel.send(admitted)
+
+    def on_rearm(self, message: ch.Rearm) -> None:
+        """Another prefill worker will try."""
+        try:
+            receive = self.receives.get(message.key)
+            if receive is None or message.key not in self.answers:
+                raise LeaseUnknown("the lease has ended; admit the request again", "lease")
+            receive.rearm(message.lease, message.epoch, self.clock())
+        except Exception as error:
+            self.channel.send(ch.Refused(message.key, to_info(error)))
+        else:
+            self.channel.send(ch.Rearmed(message.key, receive.epoch, receive.received))
+
+    def on_receiveopened(self, message: ch.ReceiveOpened) -> None:
+        """The I/O process may write the pages now."""
+        receive = self.receives.get(message.key)
+        if receive is not None:
+            receive.opened(message.epoch, self.clock())
+            if self.mirror is not None:
+                self.mirror.opened([receive.table[block] for block in receive.outstanding])
+
+    def on_receiveclosed(self, message: ch.ReceiveClosed) -> None:
+        """It writes them no more."""
+        receive = self.receives.get(message.key)
+        if receive is not None:
+            receive.closed(message.epoch, self.clock())
+            self._forget_settled(message.key)
+
+    def on_blocksreceived(self, message: ch.BlocksReceived) -> None:
+        """Verified and written."""
+        receive = self.receives.get(message.key)
+        if receive is not None:
+            receive.arrived(message.blocks, self.clock())
+            if message.resident and self.mirror is not None:
+                self.mirror.landed(message.key, receive.table, message.resident)
+
+    def on_commit(self, message: ch.Commit) -> None:
+        """The prompt is here: decode from now on."""
+        answer = self.answers.get(message.key)
+        if answer is None or answer.receive is None:
+            self.channel.send(ch.Ended(message.key, to_info(LeaseUnknown("the lease has ended", "lease"))))
+            return
+        if message.epoch != answer.receive.epoch:
+            return  # a Rearm overtook it: the I/O process has closed that stream
+        if not answer.receive.complete:
+            raise HandoffRefused("the handoff was committed before every block was in")
+        self._commit(answer, message)
+
+    def on_cancel(self, message: ch.Cancel) -> None:
+        """End it now. The I/O process has closed its intake first, so this also closes the gate."""
+        if message.key in self.answers:
+            self._end(message.key)
+            self.channel.send(ch.Ended(message.key, None))
+        if message.key in self.receives:
+            self.receives[message.key].shut()
+            self._forget_settled(message.key)
+
+    def fail(self, key: int, error: Exception) -> None:
+        """End one request with ``error``."""
+        answer = self.answers.get(key)
+        if answer is None:
+            return
+        gate_open = answer.awaited
+        self._end(key)
+        self.channel.send(ch.Ended(key, to_info(error)))
+        if gate_open:
+            self.channel.send(ch.CloseReceive(key))
+
+    # ---- admission and commit ----
+
+    def _admit(self, message: ch.Admit) -> ch.Admitted:
+        if self.draining:
+            raise Draining("this decode worker is draining; ask another")
+        if self.scheduler.waiting:
+            raise Overloaded("preempted sequences wait for pages here; ask another", retry_after_s=1.0)
+        request = message.request
+        check_request(request, self.spec, self.pool.pages)
+        root = prefix.root(
+            self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
+        )
+        size, tokens = self.pool.block_tokens, len(request.token_ids)
+        hashes = prefix.chain(root, request.token_ids, size)
+        pages = self.pool.open(
+            hashes[: tokens // size],
+            blocks_for(tokens, size),
+            self.scheduler.growth_reserve,
+            limit_held=holdable_of(request, tokens, size) if message.local else holdable(tokens, size),
+        )
+        try:
+            lease_id = self._register(message, root, pages)
+        except BaseException:
+            pages.close()
+            raise
+        return ch.Admitted(message.key, lease_id, 1, pages.held, tuple(pages.pages), tuple(hashes))
+
+    def _register(self, message: ch.Admit, root: bytes, pages: PageLease) -> bytes:
+        """The answer, and for a handoff its receive, under the request's key; the lease's id."""
+        key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
+        sequence = self.sequence(key, message.request)
+        self._ages += 1
+        decoding = Decoding(sequence, root, pages, self._ages)
+        if not message.local:
+            self.receives[key] = Receive(lease_id, pages, message.ttl_s or self.ttl_s, now)
+        self.answers[key] = answer = Answer(decoding, self.receives.get(key), now)
+        if message.local:
+            self._join_local(answer)
+        return lease_id
+
+    def _withdraw(self, key: int) -> None:
+        """Forget what was registered of an admission that failed: nobody was told of its lease."""
+        if key in self.answers:
+            self._end(key)
+        if (receive := self.receives.pop(key, None)) is not None:
+            receive.shut()
+
+    def _join_local(self, answer: Answer) -> None:
+        decoding = answer.decoding
+        answer.cached_tokens = min(decoding.sequence.computed, decoding.sequence.request.prompt_tokens)
+        self._hit_tokens += answer.cached_tokens
+        self._asked_tokens += len(decoding.sequence.request.token_ids)
+        self.scheduler.add(decoding)
+
+    def _commit(self, answer: Answer, message: ch.Commit) -> None:
+        decoding, receive = answer.decoding, answer.receive
+        assert receive is not None
+        receive.commit()
+        self._forget_settled(message.key)
+        answer.cached_tokens = message.cached_tokens
+        decoding.advance(decoding.sequence.pending)
+        self.scheduler.add(decoding)
+        self.channel.send(ch.Committed(message.key, message.epoch))
+        first = message.first
+        self._take(
+            message.key, (Sampled(message.key, first.token_ids[0], first.logprobs[0] if first.logprobs else None),)
+        )
+
+    # ---- after a step ----
+
+    def _advance(self, item: SequenceStep, outcome: Outcome) -> None:
+        if item.seq in outcome.failed:
+            self.fail(item.seq, outcome.failed[item.seq])
+            return
+        decoding = self.answers[item.seq].decoding
+        decoding.sequence.score(item.start, outcome.scored.get(item.seq, ()))
+        decoding.advance(len(item.tokens) - len(item.verify))
+        decoding.sequence.pool(item.start, decoding.sequence.computed, outcome.pooled.get(item.seq))
+        chosen = outcome.sampled.get(item.seq, ())
+        if item.verify:
+            self._take_verified(item, decoding, chosen)
+        elif chosen:
+            self._take(item.seq, chosen)
+
+    def _take_verified(self, item: SequenceStep, decoding: Decoding, chosen: tuple[Sampled, ...]) -> None:
+        """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
+        draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
+        stood = accepted(draft.tokens, [one.token_id for one in chosen[:-1]])
+        if self.drafter is not None and drafts:
+            self.drafter.judge(item.seq, draft, stood)
+            self.log.note_accepted(stood)
+        self._take(item.seq, chosen[: stood + 1], drafts)
+        if item.seq in self.answers:
+            decoding.give_back()
+
+    def _take(self, key: int, chosen: tuple[Sampled, ...], drafts: int = 0) -> None:
+        """The next tokens of ``key`` join its sequence and the step's outputs; the last one closes its lease."""
+        answer, now = self.answers[key], self.clock()
+        decoding, first = answer.decoding, answer.first_at is None
+        run = decoding.take(chosen, drafts)
+        if answer.first_at is None:
+            answer.first_at = now
+        stations = (*_first_stations(answer, first, now), *_last_stations(answer, run, now))
+        scores, pooled = (tuple(decoding.sequence.scores), decoding.sequence.pooled()) if first else ((), b"")
+        self._outputs.append(ch.Output(key, run, answer.cached_tokens if first else 0, stations, scores, pooled))
+        if run.finish_reason:
+            self._end(key)
+        elif not decoding.sequence.ready:
+            self._late.add(key)
+
+    def _end_late(self) -> None:
+        """Answers whose grammars hadn't said in time whether the last token completes them."""
+        for key in tuple(self._late):
+            answer = self.answers.get(key)
+            if answer is not None and not answer.decoding.sequence.ready:
+                continue
+            self._late.remove(key)
+            if answer is not None and (run := answer.decoding.sequence.late_end()) is not None:
+                self._outputs.append(ch.Output(key, run, 0, _last_stations(answer, run, self.clock()), (), b""))
+                self._end(key)
+
+    def _tell(self) -> None:
+        if self._outputs:
+            self.channel.send(ch.Tokens(self.log.steps, tuple(self._outputs)))
+            self._outputs = []
+
+    # ---- ends ----
+
+    def _end(self, key: int) -> None:
+        """Give the pages back; those that may still be written wait for the gate and the streams."""
+        decoding = self.answers.pop(key).decoding
+        self.scheduler.remove(decoding)
+        if self.drafter is not None:
+            self.drafter.end(decoding.sequence)
+        self._forget_settled(key)
+
+    def _forget_settled(self, key: int) -> None:
+        receive = self.receives.get(key)
+        if receive is not None and receive.settled and key not in self.answers:
+            del self.receives[key]
+
+    def _sweep(self) -> None:
+        now = self.clock()
+        for key, receive in tuple(self.receives.items()):
+            if key in self.answers and receive.deadline is not None and receive.deadline <= now:
+                self.leases_swept += 1
+                self.fail(key, LeaseUnknown("the lease ended: its handoff made no progress", "lease"))
+
+    def _fail_starved(self) -> bool:
+        """With nothing to run: the oldest fails if no page can ever come free for it."""
+        oldest = self.scheduler.starved()
+        if (
+            oldest is None
+            or self.pool.snapshot_counts().quarantined
+            or self._shares_may_end()
+            or any(a.awaited for a in self.answers.values())
+        ):
+            return False
+        self._starving_since = None
+        error = PoolExhausted(
+            f"{len(oldest.sequence.tokens)} tokens don't fit the pool of {self.pool.pages} pages; give it more",
+            "pages",
+        )
+        self.fail(oldest.sequence.seq, error)
+        return True
+
+    def _shares_may_end(self) -> bool:
+        """Returns whether pages that others read or fill may still come back in time."""
+        if not len(self.sharing):
+            return False
+        if self._starving_since is None:
+            self._starving_since = self.clock()
+        return self.clock() - self._starving_since < SHARED_S
+
+    # ---- counts ----
+
+    @property
+    def empty(self) -> bool:
+        """No answer is being written, and no stream may write a page."""
+        return not self.answers and not self.receives
+
+    def load(self) -> tuple[int, int, int]:
+        """Sequences in the batch, those that wait (preempted, or beyond the batch), prompt tokens to read."""
+        running = self.scheduler.running
+        reading = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.reading)
+        beyond = max(0, len(running) - self.scheduler.max_batch)
+        return len(running) - beyond, len(self.scheduler.waiting) + beyond, reading
+
+    def extras(self) -> dict[str, int]:
+        """What only a decode worker counts."""
+        return {
+            "preemptions": self.scheduler.preemptions,
+            "leases_swept": self.leases_swept,
+            "prefix_hit_tokens": self._hit_tokens,
+            "prefix_asked_tokens": self._asked_tokens,
+        }
+
+
+def _first_stations(answer: Answer, first: bool, now: float) -> tuple[Station, ...]:
+    """On the local way this worker read the prompt; else the prefill worker tells."""
+    return (Station("prefill", now - answer.arrived),) if first and answer.receive is None else ()
+
+
+def _last_stations(answer: Answer, run: TokenRun, now: float) -> tuple[Station, ...]:
+    if not run.finish_reason or answer.first_at is None:
+        return ()
+    return (Station("decode", now - answer.first_at),)

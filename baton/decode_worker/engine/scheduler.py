@@ -1,0 +1,282 @@
+"""Who advances in a decode step: continuous batching, prompts in chunks, growth, preemption. Torch-free and pure.
+
+Knows nothing of leases' ids, handoffs, channels or time. Order is by priority (lower first), then age. The first
+sequence is never preempted; a preempted one gives its pages back. Its KV is set aside in host memory where that was
+measured to be cheaper (swap.py), else computed again from its tokens; what stayed in the cache is found either way.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence as Sequence_
+
+from baton.decode_worker.engine.budget import StepBudget
+from baton.decode_worker.engine.swap import SwapArea, Swapped
+from baton.engine.checks import blocks_for, holdable_of
+from baton.engine.plan import Sampled, SequenceStep, StepPlan
+from baton.engine.sequence import Sequence
+from baton.engine.speculate.draft import Draft
+from baton.engine.speculate.drafter import Drafter
+from baton.kv.layout.prefix import Chain
+from baton.kv.pages.pool import PageLease, PagePool
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import TokenRun
+
+
+class Decoding:
+    """A sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
+
+    def __init__(self, sequence: Sequence, root: bytes, pages: PageLease, age: int):
+        self.sequence = sequence
+        self.pages = pages
+        self.age = age
+        self.chain = Chain(root, sequence.tokens, pages.block_tokens)
+        self.sealed = pages.held
+        self.swapped: Swapped | None = None
+        self._size, self._prompt = pages.block_tokens, len(sequence.request.token_ids)
+        sequence.computed = pages.held * self._size
+
+    def advance(self, tokens: int) -> None:
+        """``tokens`` more have their KV; blocks that are full now become findable."""
+        self.sequence.computed += tokens
+        full = self.sequence.computed // self._size
+        if full > self.sealed:
+            self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
+            self.sealed = full
+
+    def take(self, chosen: Sequence_[Sampled], drafts: int = 0) -> TokenRun:
+        """Joins the model's next tokens to the sequence; returns what is told of them.
+
+        All but the last of ``chosen`` are accepted drafts, of ``drafts`` that were verified: their KV is there.
+        What follows the answer's end is left out.
+        """
+        sequence, index, accepted = self.sequence, self.sequence.outputs, len(chosen) - 1
+        for count, one in enumerate(chosen, 1):
+            sequence.take(one.token_id)
+            self.chain.append(one.token_id)
+            if sequence.finish_reason:
+                chosen, accepted = chosen[:count], min(count, accepted)
+                break
+            if count <= accepted:
+                self.advance(1)
+        return TokenRun(
+            output_index=index,
+            token_ids=tuple([one.token_id for one in chosen]),
+            logprobs=tuple([one.logprobs for one in chosen if one.logprobs is not None]),
+            finish_reason=sequence.finish_reason,
+            stop_token_id=sequence.stop_token_id,
+            accepted_drafts=accepted,
+            rejected_drafts=drafts - accepted,
+        )
+
+    def give_back(self) -> None:
+        """Gives back pages that only rejected drafts needed."""
+        needed = blocks_for(len(self.sequence.tokens), self._size)
+        if len(self.pages.pages) > needed:
+            self.pages.shrink(needed)
+
+    def restart(self, pages: PageLease) -> None:
+        """Begin again on new pages, after the blocks that were found."""
+        self.pages, self.sealed = pages, pages.held
+        self.sequence.computed = pages.held * pages.block_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the order: less is sooner."""
+        return self.sequence.request.priority, self.age
+
+    @property
+    def reading(self) -> bool:
+        """Whether more than the next token's KV is missing: a prompt, or a recompute."""
+        computed = self.sequence.computed
+        return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
+
+
+Share = tuple[Decoding, int, bool]  # who, how many tokens, whether they are a prompt's
+
+
+class DecodeScheduler:
+    """``running`` sequences hold pages, in order; ``waiting`` ones were preempted."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        max_batch: int,
+        chunk_tokens: int,
+        budget: StepBudget | None = None,
+        swap: SwapArea | None = None,
+        drafter: Drafter | None = None,
+    ):
+        self.pool = pool
+        self.drafter = drafter
+        self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
+        self.budget = budget or StepBudget()
+        self.swap = swap
+        self.max_batch = max_batch
+        self.chunk_tokens = chunk_tokens
+        self.running: list[Decoding] = []
+        self.waiting: list[Decoding] = []
+        self.preemptions = 0
+
+    @property
+    def growth_reserve(self) -> int:
+        """Pages a newcomer must leave: each running sequence will ask for its next one soon."""
+        return min(len(self.running), self.pool.pages // 8)
+
+    def add(self, decoding: Decoding) -> None:
+        """Join the batch, in order."""
+        insort(self.running, decoding, key=lambda d: d.rank)
+
+    def remove(self, decoding: Decoding) -> None:
+        """Leave, in whatever state; the pages go back."""
+        for members in (self.running, self.waiting):
+            if decoding in members:
+                members.remove(decoding)
+        decoding.pages.close()
+        if self.swap is not None and decoding.swapped is not None:
+            self.swap.drop(decoding.swapped)
+            decoding.swapped = None
+
+    def plan(self) -> StepPlan:
+        """The next step: one token for each sequence that writes, and drafts; chunks for those that read."""
+        if self.waiting:
+            self._resume()
+        shares = self._shares()
+        if self.drafter is None:
+            return StepPlan(tuple([_step(*share) for share in shares]))
+        self.drafts = self._drafts(self.drafter, shares)
+        return StepPlan(tuple([_step(*share, self.drafts.get(share[0].sequence.seq)) for share in shares]))
+
+    def _shares(self) -> list[Share]:
+        """Who is in the step, in order; their pages are there."""
+        shares: list[Share] = []
+        (writers, budget), running, at = self._limits(), self.running, 0
+        while at < len(running) and len(shares) < self.max_batch:  # who is preempted meanwhile comes after ``at``
+            decoding = running[at]
+            at += 1
+            sequence = decoding.sequence
+            reading, pending = decoding.reading, len(sequence.tokens) - sequence.computed
+            if not reading and writers == 0:
+                continue
+            take = min(pending, budget) if reading else 1
+            waits = take == pending and not sequence.ready
+            if take == 0 or waits or not self._grow(decoding, take):
+                continue
+            shares.append((decoding, take, reading))
+            budget -= take if reading else 0
+            writers -= not reading
+        return shares
+
+    def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
+        writers = {decoding.sequence.seq: decoding for decoding, _, reading in shares if not reading}
+        if not writers:
+            return {}
+        prompt_tokens = sum(take for _, take, reading in shares if reading)
+        sequences = [decoding.sequence for decoding in writers.values()]
+        found = drafter.plan(sequences, prompt_tokens, self.budget.limit_s)
+        fitting = {seq: self._fitting(writers[seq], draft) for seq, draft in found.items()}
+        return {seq: draft for seq, draft in fitting.items() if draft.tokens}
+
+    def _fitting(self, decoding: Decoding, draft: Draft) -> Draft:
+        """As much of the draft as there are pages for, without taking anybody else's."""
+        end, size = decoding.sequence.computed + 1, self.pool.block_tokens
+        short = blocks_for(end + len(draft.tokens), size) - len(decoding.pages.pages)
+        if short > 0:
+            try:
+                decoding.pages.extend(short, self.growth_reserve)
+            except PoolExhausted:
+                return draft._replace(tokens=draft.tokens[: len(decoding.pages.pages) * size - end])
+        return draft
+
+    def starved(self) -> Decoding | None:
+        """After an empty plan: the oldest sequence, which found no page; None while a grammar compiles."""
+        if any(not decoding.sequence.ready for decoding in self.running):
+            return None
+        return next(iter(self.running or self.waiting), None)
+
+    def _limits(self) -> tuple[int, int]:
+        """How many answers this step advances, and how many prompt tokens it reads, within the step's budget."""
+        if not self.budget.limits:
+            return self.max_batch, self.chunk_tokens
+        writing = [d.sequence.computed + 1 for d in self.running if not d.reading]
+        writers = self.budget.batch(writing, self.max_batch)
+        first = next((d for d in self.running if d.reading), None)
+        if first is None:
+            return writers, self.chunk_tokens
+        beside = writing[:writers]
+        return writers, self.budget.chunk(self.chunk_tokens, first.sequence.computed, len(beside), sum(beside))
+
+    def _resume(self) -> None:
+        while self.waiting:
+            decoding = self.waiting[0]
+            tokens, size = len(decoding.sequence.tokens), self.pool.block_tokens
+            try:
+                pages = self.pool.open(
+                    decoding.chain.hashes,
+                    blocks_for(tokens, size),
+                    self.growth_reserve,
+                    limit_held=holdable_of(decoding.sequence.request, tokens, size),
+                )
+            except PoolExhausted:
+                return
+            decoding.restart(pages)
+            self._swap_in(decoding)
+            self.add(self.waiting.pop(0))
+
+    def _swap_in(self, decoding: Decoding) -> None:
+        """What was set aside goes into the new pages, and needn't be computed."""
+        swapped, decoding.swapped = decoding.swapped, None
+        if self.swap is not None and swapped is not None:
+            self.swap.restore(swapped, decoding.pages.pages, decoding.pages.held)
+            decoding.advance(max(0, swapped.tokens - decoding.sequence.computed))
+
+    def _grow(self, decoding: Decoding, take: int) -> bool:
+        """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
+        tokens, size, held = decoding.sequence.computed + take, self.pool.block_tokens, len(decoding.pages.pages)
+        if tokens <= held * size:
+            return True
+        short = blocks_for(tokens, size) - held
+        while short > 0:
+            try:
+                decoding.pages.extend(short)
+                return True
+            except PoolExhausted:
+                victim = self.running[-1]
+                if victim is self.running[0]:
+                    return False
+                self._preempt(victim)
+                if victim is decoding:
+                    return False
+        return True
+
+    def _preempt(self, decoding: Decoding) -> None:
+        self.running.remove(decoding)
+        if self.swap is not None:
+            decoding.swapped = self.swap.save(decoding.pages.pages, decoding.sequence.computed)
+        decoding.pages.close()
+        decoding.sequence.computed = 0
+        insort(self.waiting, decoding, key=lambda d: d.rank)
+        self.preemptions += 1
+
+
+def _step(decoding: Decoding, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
+    sequence, pages = decoding.sequence, decoding.pages.pages
+    start, end = sequence.computed, sequence.computed + take
+    tokens = sequence.tokens[start:end]
+    sample = sequence.sample_spec() if end == len(sequence.tokens) else None
+    if draft is not None:
+        specs = sequence.verify_specs(draft.tokens)
+        return SequenceStep(sequence.seq, [*tokens, *draft.tokens], start, pages, sample, verify=specs)
+    if not reading:
+        return SequenceStep(sequence.seq, tokens, start, pages, sample)
+    return SequenceStep(
+        seq=sequence.seq,
+        tokens=tokens,
+        start=start,
+        pages=pages,
+        sample=sample,
+        is_prefill=True,
+        targets=sequence.targets(take),
+        pool=sequence.pools,
+        score_top=sequence.request.sampling.prompt_logprobs or 0,
+    )

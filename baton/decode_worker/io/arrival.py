@@ -1,0 +1,269 @@
+"""One handoff stream as it arrives: check each frame, say where its blocks may land, count what landed whole.
+
+Knows nothing of transports, of the page pool or of sequences. A block is *received* once its bytes lie in its page
+and their checksum was compared; until then the page counts as missing and the commit is refused. Every check runs
+before a place is given out, and a stream that was stopped gives out no place and counts nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from baton.decode_worker.io.claim import Claim
+from baton.kv.layout.bridge import codec_of, land, land_part, shard_of, wire_bytes
+from baton.kv.layout.page import require_same
+from baton.kv.wire import control, frames
+from baton.kv.wire.base import Line
+from baton.kv.wire.frames import Block, Frame, Kind
+from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened
+from baton.protos.errors import (
+    AlreadyCommitted,
+    BatonError,
+    CorruptFrame,
+    ForeignBlock,
+    HandoffRefused,
+    LayoutMismatch,
+    LeaseUnknown,
+    StaleEpoch,
+)
+
+if TYPE_CHECKING:
+    from baton.decode_worker.io.intake import Intake
+
+REPORT_BLOCKS = 64
+MAX_PROBE_BYTES = 8 << 20
+
+
+class Arrival:
+    """A Sink: the frames of one stream. ``intake`` knows the claims, the pages and whom to tell."""
+
+    def __init__(self, intake: Intake, line: Line) -> None:
+        self.claim: Claim | None = None
+        self.epoch = 0
+        self.rank = self.shards = 0
+        self._layout = intake.layout  # of what comes: ours, or the part of ours that the sender holds
+        self._intake = intake
+        self._line = line
+        self._stopped = False
+        self._placed: set[int] = set()
+        self._coded: dict[int, memoryview] = {}  # landed beside their pages, where a codec is in use
+        self._unacked: list[int] = []
+        self._unreported: list[int] = []
+        self._resident: list[int] = []  # of those, what is on the device as well
+        self._commit_frame: Frame | None = None
+
+    # ---- what the transport says -----------------------------------------------------------------------
+
+    def take(self, frame: Frame) -> None:
+        """OPEN or COMMIT."""
+        self._guarded(self._control, frame)
+
+    def place(self, frame: Frame) -> Sequence[memoryview] | None:
+        """The pages of the blocks announced; None when the frame is refused."""
+        places: list[memoryview] = []
+        self._guarded(lambda f: places.extend(self._places(f)), frame)
+        return None if self._stopped else places
+
+    def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
+        """The blocks' bytes lie in their places: they count if their checksums are right."""
+        self._guarded(lambda f: self._arrived(f, checksums, resident), frame)
+
+    def over(self, error: BatonError | None) -> None:
+        """The sender left, or can't be understood."""
+        if error is not None:
+            self.stop(error)
+        self._stopped = True
+        self._depart()
+        self._line.end()
+
+    # ---- what the intake says --------------------------------------------------------------------------
+
+    def stop(self, error: BatonError) -> None:
+        """Refuse: nothing is written from now on; the sender hears why."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._intake.refusals[error.label] += 1
+        lease = frames.NO_LEASE if self.claim is None else self.claim.lease
+        self._line.reply(frames.encode(Frame(Kind.ERROR, lease, self.epoch, control.encode_error(error))))
+        self._line.end()
+        self._depart()
+
+    def committed(self) -> None:
+        """The engine took over: the last acknowledgement, whatever happens next."""
+        if self._stopped or self._commit_frame is None:
+            return
+        self._stopped = True
+        self.leave()
+        self._line.reply(frames.ack(self._commit_frame))
+        self._line.end()
+
+    def leave(self) -> None:
+        """This stream writes no more; the engine hears it once."""
+        claim = self.claim
+        if claim is None or not claim.has(self, self.rank):
+            return
+        self._report()
+        if claim.leave(self, self.rank):
+            self._intake.tell(ReceiveClosed(claim.key, self.epoch))
+
+    def _depart(self) -> None:
+        """Leave, and end the streams that bring other shards of the same blocks: without ours nothing gets whole.
+
+        A stream that had left before ends nobody: another may have been opened in its place since.
+        """
+        if self.claim is None or not self.claim.has(self, self.rank):
+            return
+        self.leave()
+        if self.claim.committing:
+            return
+        for other in self.claim.open_streams:
+            if other.epoch == self.epoch:
+                other.stop(HandoffRefused("the stream of another shard of these blocks has ended", "shard_rank"))
+
+    # ---- frames ----------------------------------------------------------------------------------------
+
+    def _guarded(self, act: Callable[[Frame], None], frame: Frame) -> None:
+        """Nothing has happened when ``act`` raises."""
+        if self._stopped:
+            return
+        try:
+            act(frame)
+        except BatonError as error:
+            self.stop(error)
+
+    def _control(self, frame: Frame) -> None:
+        if frame.kind is Kind.OPEN:
+            self._open(frame, self._find(frame))
+        elif frame.kind is Kind.COMMIT:
+            self._commit(frame, self._mine(frame))
+        else:
+            raise CorruptFrame(f"a sender sends no {frame.kind.name} frame", "kind")
+
+    def _find(self, frame: Frame) -> Claim:
+        """The claim that the frame names, if the frame is in force."""
+        claim = self._intake.claim(frame.lease)
+        if claim is None:
+            raise LeaseUnknown(
+                "no such lease here: it ended, or is another worker's; admit the request again", "lease"
+            )
+        if frame.epoch != claim.epoch:
+            raise StaleEpoch(f"the frame is of epoch {frame.epoch}; {claim.epoch} is in force", "epoch")
+        if claim.committing:
+            raise AlreadyCommitted("the handoff is complete: the request is decoding", "lease")
+        if self.claim is not None and (frame.shard_rank, frame.shard_count) != (self.rank, self.shards):
+            raise LayoutMismatch(
+                f"the frame is for shard {frame.shard_rank} of {frame.shard_count}, its stream for "
+                f"{self.rank} of {self.shards}",
+                "shard_rank",
+            )
+        return claim
+
+    def _mine(self, frame: Frame) -> Claim:
+        claim = self._find(frame)
+        if self.claim is not claim:
+            raise HandoffRefused("the frame's lease is not the one this stream was opened for", "lease")
+        assert claim.has(self, self.rank), "a stream that was stopped must not act"
+        return claim
+
+    def _open(self, frame: Frame, claim: Claim) -> None:
+        if self.claim is not None:
+            raise HandoffRefused("this stream was already opened", "kind")
+        ours, opening = self._intake.layout, control.decode_opening(frame.body)
+        layout = shard_of(ours, frame.shard_rank, frame.shard_count)
+        require_same(opening.layout, layout)
+        if opening.fingerprint != self._intake.fingerprint:
+            raise LayoutMismatch(
+                f"the blocks are of weights {opening.fingerprint[:16]}…, this worker runs "
+                f"{self._intake.fingerprint[:16]}…; start both with the same checkpoint",
+                "fingerprint",
+            )
+        if opening.total_blocks != len(claim.hashes):
+            raise ForeignBlock(
+                f"the sender's prompt has {opening.total_blocks} blocks, the lease {len(claim.hashes)}",
+                "total_blocks",
+            )
+        is_first = claim.join(self, frame.shard_rank, layout.shard_count // ours.shard_count)
+        self.claim, self.epoch, self._layout = claim, claim.epoch, layout
+        self.rank, self.shards = frame.shard_rank, frame.shard_count
+        if is_first:
+            self._intake.tell(ReceiveOpened(claim.key, claim.epoch))
+        self._line.reply(frames.ack(frame))
+
+    def _places(self, frame: Frame) -> list[memoryview]:
+        if frame.kind is Kind.PROBE:
+            return self._scratch(frame)
+        claim, unit = self._mine(frame), wire_bytes(self._layout)
+        if frame.unit != unit:
+            raise LayoutMismatch(f"a block has {unit} bytes on its way here, the frame's {frame.unit}", "unit")
+        for block in frame.blocks:
+            self._check(block, claim)
+        numbers = [block.index for block in frame.blocks]
+        if len(set(numbers)) != len(numbers) or not self._placed.isdisjoint(numbers):
+            raise ForeignBlock(f"a block of {numbers[0]}…{numbers[-1]} came twice on one stream", "index")
+        self._placed.update(numbers)
+        if codec_of(self._layout) or self._layout is not self._intake.layout:
+            self._coded.update({n: memoryview(bytearray(unit)) for n in numbers})
+            return [self._coded[n] for n in numbers]
+        page = self._intake.memory.page
+        # what an earlier epoch brought is verified and must stay so: a copy of it lands in scratch memory
+        return [page(claim.pages[n]) if n not in claim.received else memoryview(bytearray(unit)) for n in numbers]
+
+    def _check(self, block: Block, claim: Claim) -> None:
+        index = block.index
+        if not claim.held <= index < len(claim.hashes):
+            raise ForeignBlock(f"block {index} is not among {claim.held}…{len(claim.hashes) - 1}", "index")
+        if block.hash != claim.hashes[index]:
+            raise ForeignBlock(f"block {index} has another hash: it is of other tokens", "hash")
+
+    def _scratch(self, frame: Frame) -> list[memoryview]:
+        """For a preflight's bytes: they are checked and dropped."""
+        if frame.unit * len(frame.blocks) > MAX_PROBE_BYTES:
+            raise CorruptFrame(f"a probe has at most {MAX_PROBE_BYTES} bytes", "unit")
+        whole = self._intake.scratch(frame.unit * len(frame.blocks))
+        return [whole[i * frame.unit : (i + 1) * frame.unit] for i in range(len(frame.blocks))]
+
+    def _arrived(self, frame: Frame, checksums: Sequence[int], resident: bool) -> None:
+        frames.check_blocks(frame, checksums)
+        if frame.kind is Kind.PROBE:
+            self._line.reply(frames.ack(frame))
+            return
+        claim, numbers = self._mine(frame), [block.index for block in frame.blocks]
+        for number in numbers:
+            if (coded := self._coded.pop(number, None)) is not None and claim.needs(number, self.rank):
+                self._land(coded, self._intake.memory.page(claim.pages[number]))
+        whole = claim.arrived(numbers, self.rank)
+        self._unacked += numbers
+        self._unreported += whole
+        if resident:
+            self._resident += whole
+        self._intake.count(len(whole), len(numbers) * frame.unit)
+        if frame.wants_ack or len(self._unacked) >= REPORT_BLOCKS:
+            self._report()
+            blocks, self._unacked = self._unacked, []
+            self._line.reply(frames.ack(frame, blocks))
+
+    def _land(self, coded: memoryview, page: memoryview) -> None:
+        ours = self._intake.layout
+        if self._layout is ours:
+            land(coded, page, ours)
+        else:
+            land_part(coded, page, self._layout, ours)
+
+    def _commit(self, frame: Frame, claim: Claim) -> None:
+        missing = claim.missing(self.rank)
+        if missing:
+            raise HandoffRefused(f"{len(missing)} blocks are missing, the first is {missing[0]}", "blocks")
+        closing = control.decode_closing(frame.body)
+        self._report()
+        self._commit_frame = frame
+        said = claim.commit(self.rank, closing)
+        if said is not None:
+            self._intake.tell(Commit(claim.key, self.epoch, said.first, said.cached_tokens))
+
+    def _report(self) -> None:
+        if self.claim is not None and self._unreported:
+            resident, self._resident = tuple(self._resident), []
+            self._intake.tell(BlocksReceived(self.claim.key, self.epoch, tuple(self._unreported), resident))
+            self._unreported = []

@@ -1,0 +1,101 @@
+"""What may be written for one request, and what has been. Knows nothing of frames, transports or memory.
+
+Where the senders hold more shards than we do (tensor parallelism m to fewer n), a block is gathered of several
+senders' parts, each by a stream of its own; it counts once all of its parts are in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from baton.protos.errors import HandoffRefused
+
+if TYPE_CHECKING:
+    from baton.decode_worker.io.arrival import Arrival
+    from baton.kv.wire.control import Closing
+
+
+class Claim:
+    """One lease's. ``received`` blocks are whole and verified."""
+
+    def __init__(
+        self, key: int, lease: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+    ) -> None:
+        self.key = key
+        self.lease = lease
+        self.epoch = epoch
+        self.pages = tuple(pages)
+        self.hashes = tuple(hashes)
+        self.held = held
+        self.received: set[int] = set()
+        self.committing = False
+        self._senders = 1
+        self._streams: dict[int, Arrival] = {}  # by the sender's shard
+        self._parts: defaultdict[int, set[int]] = defaultdict(set)  # of blocks that aren't whole yet
+        self._closings: dict[int, Closing] = {}
+
+    @property
+    def open_streams(self) -> tuple[Arrival, ...]:
+        """Those that may write now."""
+        return tuple(self._streams.values())
+
+    def rearm(self, epoch: int) -> None:
+        """Only ``epoch`` counts from now on."""
+        self.epoch = epoch
+        self._closings.clear()
+
+    def join(self, stream: Arrival, rank: int, senders: int) -> bool:
+        """``stream`` brings shard ``rank``, one of ``senders``; whether it is the first. Raises HandoffRefused."""
+        if rank in self._streams:
+            raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
+        if senders != self._senders:
+            if self._streams:
+                raise HandoffRefused(f"{self._senders} senders bring this lease, not {senders}", "shard_count")
+            self._senders = senders
+            self._parts.clear()  # parts of another size are no parts of these
+        self._closings.pop(rank, None)
+        self._streams[rank] = stream
+        return len(self._streams) == 1
+
+    def leave(self, stream: Arrival, rank: int) -> bool:
+        """``stream`` writes no more; whether it was one, and the last."""
+        if self._streams.get(rank) is not stream:
+            return False
+        del self._streams[rank]
+        return not self._streams
+
+    def has(self, stream: Arrival, rank: int) -> bool:
+        """Whether ``stream`` may write."""
+        return self._streams.get(rank) is stream
+
+    def needs(self, index: int, rank: int) -> bool:
+        """Whether that shard's part of a block isn't in."""
+        return index not in self.received and index not in self._parts[rank]
+
+    def arrived(self, numbers: Iterable[int], rank: int) -> list[int]:
+        """That shard's part of them was verified; the blocks that are whole by it."""
+        if self._senders == 1:
+            self.received.update(numbers)
+            return list(numbers)
+        self._parts[rank].update(numbers)
+        if len(self._parts) < self._senders:
+            return []
+        whole = sorted(set.intersection(*self._parts.values()) - self.received)
+        self.received.update(whole)
+        for parts in self._parts.values():
+            parts.difference_update(whole)
+        return whole
+
+    def missing(self, rank: int) -> list[int]:
+        """Blocks whose part of that shard is still to come."""
+        return [i for i in range(self.held, len(self.hashes)) if self.needs(i, rank)]
+
+    def commit(self, rank: int, closing: Closing) -> Closing | None:
+        """That shard's sender is done; what the first of them said, once all are."""
+        self._closings[rank] = closing
+        if len(self._closings) < self._senders:
+            return None
+        self.committing = True
+        return self._closings[min(self._closings)]

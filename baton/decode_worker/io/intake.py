@@ -1,0 +1,105 @@
+"""Every handoff to a decode worker, in its I/O process: which lease may be filled, by which stream.
+
+Knows nothing of gRPC or sockets, of the page pool or of sequences. The engine says which pages a lease may fill
+(``register``); a stream writes only while its lease, epoch, shard, indices and hashes are all right, and only
+before the commit (arrival.py). Everything here runs on one event loop and nothing waits: a stream that was
+closed, or whose lease moved on, writes no more from that moment.
+
+    OPEN -> ReceiveOpened · BLOCK … -> BlocksReceived · COMMIT -> Commit, Committed -> ACK · end -> ReceiveClosed
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.decode_worker.io.arrival import Arrival
+from baton.decode_worker.io.claim import Claim
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire.base import Line, Sink
+from baton.protos.errors import BatonError, LeaseUnknown, StaleEpoch
+from baton.protos.nouns import KvLayout
+
+
+class Intake:
+    """Every handoff to this worker. ``send_to_engine`` must not block."""
+
+    def __init__(
+        self,
+        memory: PageMemory,
+        layout: KvLayout,
+        fingerprint: str,
+        send_to_engine: Callable[[msgspec.Struct], None],
+    ) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.received_blocks = 0
+        self.received_bytes = 0
+        self.memory = memory
+        self.layout = layout
+        self.fingerprint = fingerprint
+        self.tell = send_to_engine
+        self._by_key: dict[int, Claim] = {}
+        self._by_lease: dict[bytes, Claim] = {}
+        self._scratch = memoryview(b"")
+
+    def accept(self, line: Line) -> Sink:
+        """A transport has a new stream: this takes its frames."""
+        return Arrival(self, line)
+
+    # ---- what the engine and the session say -----------------------------------------------------------
+
+    def register(
+        self, key: int, lease: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+    ) -> None:
+        """The engine admitted ``key``: blocks ``held``… of ``hashes`` may be written to their ``pages``."""
+        claim = Claim(key, lease, epoch, pages, hashes, held)
+        self._by_key[key] = self._by_lease[lease] = claim
+
+    def rearm(self, key: int, epoch: int) -> None:
+        """Only ``epoch`` counts from now on; blocks that are in stay in. Call it before the engine hears of it."""
+        claim = self._by_key.get(key)
+        if claim is None or epoch <= claim.epoch:
+            return
+        claim.rearm(epoch)
+        for stream in claim.open_streams:
+            stream.stop(StaleEpoch(f"epoch {epoch} took over from {stream.epoch}", "epoch"))
+
+    def close(self, key: int, error: BatonError | None = None) -> None:
+        """The lease is closed: nothing is written for it from this moment. An open stream ends with ``error``."""
+        claim = self._by_key.pop(key, None)
+        if claim is None:
+            return
+        del self._by_lease[claim.lease]
+        for stream in claim.open_streams:  # none once committed: those have had their last ACK
+            stream.stop(error or LeaseUnknown("the lease was closed; the request has ended here", "lease"))
+
+    def on_committed(self, key: int, epoch: int) -> None:
+        """The engine took the handoff over: the sender gets its last acknowledgement, whatever happens next."""
+        claim = self._by_key.get(key)
+        for stream in () if claim is None else claim.open_streams:
+            if stream.epoch == epoch:
+                stream.committed()
+
+    @property
+    def open_streams(self) -> int:
+        """Streams that may write."""
+        return sum(len(claim.open_streams) for claim in self._by_key.values())
+
+    # ---- what arrivals ask -----------------------------------------------------------------------------
+
+    def claim(self, lease: bytes) -> Claim | None:
+        """Who may be filled under ``lease``."""
+        return self._by_lease.get(lease)
+
+    def count(self, blocks: int, size: int) -> None:
+        """That many were verified."""
+        self.received_blocks += blocks
+        self.received_bytes += size
+
+    def scratch(self, size: int) -> memoryview:
+        """Memory of ``size`` bytes that nobody reads; all who ask share it."""
+        if len(self._scratch) < size:
+            self._scratch = memoryview(bytearray(size))
+        return self._scratch[:size]

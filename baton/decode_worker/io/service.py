@@ -1,0 +1,234 @@
+"""The decode worker's I/O side: sessions in front, the engine behind, the intake beside. Torch-free.
+
+Knows nothing of gRPC (shell.py does) or of pages' owners. The order of two messages matters everywhere here:
+the intake refuses first, the engine hears of it second, so that a freed page is never written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from baton.cluster.telemetry import Attributes, open_span
+from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.session import Request, Session
+from baton.kv.exchange.warming import Warmer
+from baton.protos import channel as ch
+from baton.protos.errors import (
+    BatonError,
+    InvalidRequest,
+    LeaseUnknown,
+    ModelNotFound,
+    from_info,
+    to_info,
+)
+from baton.protos.nouns import EngineRequest
+
+
+class DecodeService:
+    """Every session of this worker. ``send`` hands the engine a message and never blocks."""
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        intake: Intake,
+        model_id: str,
+        ttl_s: float,
+        warmer: Warmer | None = None,
+        keys: Iterator[int] | None = None,
+    ):
+        self._send = send
+        self._warmer = warmer
+        self._warming: set[asyncio.Task[None]] = set()
+        self._intake = intake
+        self._model_id = model_id
+        self._ttl_s = ttl_s
+        self._keys = keys or itertools.count(1)
+        self._requests: dict[int, Request] = {}
+        self._sessions: set[Session] = set()
+        self._spans: dict[int, Any] = {}
+        self.finished = 0
+
+    @property
+    def active(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    # ---- sessions ----
+
+    def open_session(self, router_id: str) -> Session:
+        """A router is here."""
+        session = Session(router_id)
+        self._sessions.add(session)
+        return session
+
+    def close_session(self, session: Session, reason: str = "session_lost") -> None:
+        """It is gone: every request of it is cancelled."""
+        self._sessions.discard(session)
+        for request in tuple(session.requests.values()):
+            self._cancel(request, reason)
+            self._drop(request)
+        session.end()
+
+    def admit(
+        self, session: Session, request: EngineRequest, model_id: str, local: bool, ttl_s: float, traceparent: str
+    ) -> None:
+        """Ask the engine for a lease; Admitted or Refused follows."""
+        earlier = session.requests.get(request.request_id)
+        if earlier is not None and not earlier.cancelled:
+            error = InvalidRequest(
+                f"request {request.request_id!r} is already here; give it another id", "request_id"
+            )
+            session.refuse(request.request_id, to_info(error))
+            return
+        if model_id and model_id != self._model_id:
+            session.refuse(request.request_id, to_info(ModelNotFound(self._other_model(model_id), "model_id")))
+            return
+        entry = Request(next(self._keys), request.request_id, session, traceparent, local)
+        session.requests[request.request_id] = self._requests[entry.key] = entry
+        admit = ch.Admit(entry.key, request, local, ttl_s or self._ttl_s)
+        if local and self._warmer is not None and self._warmer.has_tiers:
+            task = asyncio.create_task(self._admit_warm(self._warmer, entry, admit))
+            self._warming.add(task)
+            task.add_done_callback(self._warming.discard)
+        else:
+            self._send(admit)
+
+    def rearm(self, session: Session, request_id: str, lease: bytes, epoch: int) -> None:
+        """A second prefill will come; frames of the first are refused from this moment."""
+        entry = session.requests.get(request_id)
+        if entry is None:
+            session.refuse(request_id, to_info(LeaseUnknown("the request has ended here; admit it again", "lease")))
+            return
+        if (lease, epoch) == (entry.lease, entry.epoch + 1):
+            self._intake.rearm(entry.key, epoch)
+        self._send(ch.Rearm(entry.key, lease, epoch))
+
+    def cancel(self, session: Session, request_id: str, reason: str) -> None:
+        """End it; Ended follows unless it had ended already."""
+        entry = session.requests.get(request_id)
+        if entry is not None:
+            self._cancel(entry, reason)
+
+    def cancel_all(self, reason: str) -> int:
+        """End every request, as a drain's grace is over; how many that were."""
+        entries = tuple(self._requests.values())
+        for entry in entries:
+            self._cancel(entry, reason)
+        return len(entries)
+
+    def send_away(self, error: BatonError) -> int:
+        """Every request is to go on elsewhere: its router hears ``error`` now. How many that were.
+
+        They run here until they are cancelled. Doing that in the same moment would break handoffs on their way
+        here before their router has heard why, and it would hold that against the prefill workers.
+        """
+        entries = [entry for entry in self._requests.values() if not entry.cancelled]
+        for entry in entries:
+            entry.session.reply(entry, ch.Ended(entry.key, to_info(error)))
+        return len(entries)
+
+    def hang_up(self) -> None:
+        """End every session, after what is queued for its router."""
+        for session in tuple(self._sessions):
+            session.end()
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+        for session in tuple(self._sessions):
+            session.lost(to_info(error))
+        for key in tuple(self._requests):
+            self._intake.close(key, error)
+        self._requests.clear()
+
+    # ---- what the engine says ----
+
+    def take(self, message: Any) -> None:
+        """Act on one message; one about a request that left is dropped."""
+        if isinstance(message, ch.Tokens):
+            self._tokens(message)
+        elif isinstance(message, ch.CloseReceive):
+            self._intake.close(message.key)
+            self._send(ch.Cancel(message.key, "closed"))  # the fence: no receive opens after it
+        elif isinstance(message, ch.Committed):
+            self._intake.on_committed(message.key, message.epoch)
+            self._begin_decode(message.key)
+        elif (entry := self._requests.get(message.key)) is not None:
+            self._answer(entry, message)
+
+    def _answer(self, entry: Request, message: Any) -> None:
+        if entry.cancelled and isinstance(message, (ch.Admitted, ch.Rearmed)):
+            return  # the fence has passed: nothing may be received for it any more
+        if isinstance(message, ch.Admitted):
+            self._admitted(entry, message)
+        elif isinstance(message, ch.Rearmed):
+            entry.epoch = message.epoch
+        entry.session.reply(entry, message)
+        if isinstance(message, ch.Ended) or (isinstance(message, ch.Refused) and not entry.lease):
+            self._drop(entry, message.error)
+
+    def _admitted(self, entry: Request, message: ch.Admitted) -> None:
+        entry.lease, entry.epoch = message.lease, message.epoch
+        if entry.local:
+            self._begin_decode(entry.key)
+            return
+        self._intake.register(
+            entry.key, message.lease, message.epoch, message.pages, message.hashes, message.held_blocks
+        )
+
+    def _tokens(self, message: ch.Tokens) -> None:
+        for output in message.outputs:
+            entry = self._requests.get(output.key)
+            if entry is None:
+                continue
+            entry.session.tokens(message.step, entry, output)
+            if output.run.finish_reason:
+                self._finished(entry)
+
+    def _finished(self, entry: Request) -> None:
+        self.finished += 1
+        if entry.cancelled:  # the engine had finished before it heard: this is the cancel's answer
+            entry.session.reply(entry, ch.Ended(entry.key, None))
+        self._drop(entry)
+
+    async def _admit_warm(self, warmer: Warmer, entry: Request, admit: ch.Admit) -> None:
+        """What a lower tier holds of the prompt comes up first. A Cancel meanwhile found nothing to end: again."""
+        try:
+            await warmer.warm(admit.request)
+        finally:
+            self._send(admit)
+            if entry.cancelled:
+                self._send(ch.Cancel(entry.key, "cancelled while it waited"))
+
+    # ---- ends ----
+
+    def _cancel(self, entry: Request, reason: str) -> None:
+        entry.cancelled = True
+        entry.session.forget_tokens(entry)
+        self._intake.close(entry.key)
+        self._send(ch.Cancel(entry.key, reason))
+
+    def _drop(self, entry: Request, error: Any = None) -> None:
+        """Forget it here; what is queued for its router still goes out."""
+        self._intake.close(entry.key)
+        self._requests.pop(entry.key, None)
+        if entry.session.requests.get(entry.request_id) is entry:
+            del entry.session.requests[entry.request_id]
+        span = self._spans.pop(entry.key, None)
+        if span is not None:
+            if error is not None:
+                span.record_exception(from_info(error))
+            span.end()
+
+    def _begin_decode(self, key: int) -> None:
+        entry = self._requests.get(key)
+        if entry is not None and entry.traceparent:
+            attributes: Attributes = {"baton.request_id": entry.request_id, "baton.local": entry.local}
+            self._spans[key] = open_span("decode", entry.traceparent, attributes)
+
+    def _other_model(self, model_id: str) -> str:
+        return f"this worker serves {self._model_id!r}, not {model_id!r}"

@@ -1,0 +1,101 @@
+"""gRPC around DecodeService: protobuf in, protobuf out. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from baton.decode_worker.io.service import DecodeService
+from baton.decode_worker.io.session import Frame, Reply
+from baton.decode_worker.io.session import Session as RouterSession
+from baton.protos import channel as ch
+from baton.protos import convert, version
+from baton.protos.errors import ErrorInfo, InvalidRequest
+from baton.protos.nouns import WorkerInfo
+from baton.protos.rpc import abort
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+
+
+class DecodeShell(stubs.DecodeWorkerServicer):
+    """One Session stream per router."""
+
+    def __init__(self, service: DecodeService, info: Callable[[], WorkerInfo]):
+        self._service = service
+        self._info = info
+
+    async def Session(self, incoming: AsyncIterator[w.SessionUp], context: Any) -> AsyncIterator[w.SessionDown]:
+        """Until the router leaves or is lost; either cancels what it had here."""
+        hello = await anext(aiter(incoming), None)
+        if hello is None or not hello.HasField("hello"):
+            await abort(context, InvalidRequest("the first message of a session is Hello", "hello"))
+        if not version.runs_with(hello.hello.protocol):
+            text = version.refusal(f"router {hello.hello.router_id}", hello.hello.protocol)
+            await abort(context, InvalidRequest(text, "protocol"))
+        session = self._service.open_session(hello.hello.router_id)
+        reading = asyncio.create_task(self._read(incoming, session), name=f"session of {session.router_id}")
+        try:
+            yield w.SessionDown(welcome=w.Welcome(worker=convert.info_to_pb(self._info())))
+            async for item in session.outgoing():
+                yield down_to_pb(item)
+        finally:
+            reading.cancel()
+            self._service.close_session(session)
+
+    async def _read(self, incoming: AsyncIterator[w.SessionUp], session: RouterSession) -> None:
+        try:
+            async for message in incoming:
+                self._take(message, session)
+        finally:
+            session.end()
+
+    def _take(self, message: w.SessionUp, session: RouterSession) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "admit":
+            a = message.admit
+            request = convert.engine_request(a)
+            self._service.admit(session, request, a.model_id, a.local, a.ttl_seconds, a.traceparent)
+        elif kind == "rearm":
+            self._service.rearm(session, message.rearm.request_id, message.rearm.lease, message.rearm.epoch)
+        elif kind == "cancel":
+            self._service.cancel(session, message.cancel.request_id, message.cancel.reason)
+
+
+def down_to_pb(item: Reply | Frame) -> w.SessionDown:
+    """One queued item as its protobuf twin."""
+    if isinstance(item, Frame):
+        return w.SessionDown(tokens=_frame(item))
+    message, request_id = item.message, item.request_id
+    if isinstance(message, ch.Admitted):
+        return w.SessionDown(
+            admitted=w.Admitted(
+                request_id=request_id,
+                lease=message.lease,
+                epoch=message.epoch,
+                held_blocks=message.held_blocks,
+                pages=len(message.pages),
+            )
+        )
+    if isinstance(message, ch.Rearmed):
+        rearmed = w.Rearmed(request_id=request_id, epoch=message.epoch, received_blocks=message.received_blocks)
+        return w.SessionDown(rearmed=rearmed)
+    error = convert.error_to_pb(message.error or ErrorInfo("", ""))
+    if isinstance(message, ch.Refused):
+        return w.SessionDown(refused=w.Refused(request_id=request_id, error=error))
+    return w.SessionDown(ended=w.Ended(request_id=request_id, error=error))
+
+
+def _frame(frame: Frame) -> w.TokenFrame:
+    outputs = [
+        w.RequestTokens(
+            request_id=request_id,
+            run=convert.run_to_pb(output.run),
+            cached_tokens=output.cached_tokens,
+            stations=convert.stations_to_pb(output.stations),
+            prompt_logprobs=map(convert.logprobs_to_pb, output.prompt_logprobs),
+            pooled=output.pooled,
+        )
+        for request_id, output in frame.outputs.items()
+    ]
+    return w.TokenFrame(step=frame.step, outputs=outputs)

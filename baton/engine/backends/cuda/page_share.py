@@ -1,0 +1,52 @@
+"""The device's pages as the I/O process gets at them: memory of the driver, shared by a handle. Torch-free.
+
+Knows nothing of handoffs. The engine is told what other processes write there (``opened``, ``landed``) and keeps
+it in its ``Resident``. Where there is no driver, or it refuses, nothing is shared, handoffs go by the host's pages,
+and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from baton.engine.backends.cuda.resident import Resident
+from baton.kv.memory.cuda_driver import Driver, driver
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import SharedPages
+
+log = logging.getLogger("baton.engine")
+
+
+class PageShare:
+    """Owns ``size`` bytes of the device at ``at``; ``shared`` is what lets another process open them."""
+
+    def __init__(self, cuda: Driver, size: int, resident: Resident) -> None:
+        self._cuda, self._resident = cuda, resident
+        self.at = cuda.allocate(size)
+        try:
+            self.shared = SharedPages(cuda.card, cuda.share(self.at), size)
+        except BaseException:
+            cuda.free(self.at)
+            raise
+
+    @classmethod
+    def made(cls, size: int, resident: Resident) -> PageShare | None:
+        """None where they can't be shared."""
+        try:
+            return cls(driver(), size, resident)
+        except ConfigError as error:
+            log.warning("the device's pages are not shared, KV leaves by the host's: %s", error.message)
+            return None
+
+    def opened(self, pages: Sequence[int]) -> None:
+        """A handoff may write these from now on."""
+        self._resident.opened(pages)
+
+    def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
+        """``blocks`` of ``seq`` are on their pages of ``table``, whole and verified."""
+        self._resident.landed(seq, table, blocks)
+
+    def close(self) -> None:
+        """Give the memory back; a process that has it open keeps it until it closes it."""
+        self._cuda.free(self.at)

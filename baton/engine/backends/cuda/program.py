@@ -1,0 +1,58 @@
+"""A program compiled for a GPU: the native program with its weights in device memory.
+
+Knows nothing of plans or of what computes. The structs stay in host memory, where the step's host code walks them;
+what they point at is copied to the device once, weight by weight.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from baton.engine.backends.native.program import NativeProgram, Weights
+from baton.engine.program import ops as p
+from baton.kernels.cuda.library import Device
+from baton.kernels.linear.packed import PackedWeight, Struct
+from baton.kernels.moe.native import Experts
+
+
+class CudaProgram(NativeProgram):
+    """Owns the weights on ``device`` until ``close``."""
+
+    def __init__(self, program: p.Program, weights: Weights, device: Device) -> None:
+        self._device = device
+        self._taken: list[int] = []
+        self._structs: dict[str, Struct] = {}
+        try:
+            super().__init__(program, weights)
+        except BaseException:
+            self.close()
+            raise
+        self._packed.clear()  # the host's copies have served
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        while self._taken:
+            self._device.release(self._taken.pop())
+
+    def _place(self, tensor: Tensor) -> int:
+        return self._put(tensor)
+
+    def _place_matrix(self, name: str, weight: PackedWeight) -> int:
+        if name not in self._structs:
+            tensors = (weight.data, weight.scales, weight.mins, weight.row_scale)
+            places = (None if tensor is None else self._put(tensor) for tensor in tensors)
+            self._structs[name] = Struct(weight.kind, weight.group, weight.n, weight.k, *places)
+        return ctypes.addressof(self._structs[name])
+
+    def _place_experts(self, name: str, layer: Experts) -> int:
+        struct = layer.struct
+        struct.gate_up, struct.down = self._put(layer.gate_up), self._put(layer.down)
+        self._kept.append(struct)
+        return ctypes.addressof(struct)
+
+    def _put(self, tensor: Tensor) -> int:
+        whole = tensor.cpu().contiguous()
+        self._taken.append(self._device.put(whole.data_ptr(), whole.nbytes))
+        return self._taken[-1]

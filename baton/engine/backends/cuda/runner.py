@@ -1,0 +1,152 @@
+"""The runner whose step is a row of launches on a GPU, or a captured graph of them (kernels/step/session.cuh).
+
+Knows nothing of schedulers or processes. The device's pages mirror the host's, which stay what everybody else reads
+and writes: what a step needs and the device hasn't (``resident.py``) comes over before it, and what it appends goes
+back with its last launch. A handoff between two workers on one card goes from device pages to device pages
+(``page_share.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.backends.cuda.page_share import PageShare
+from baton.engine.backends.cuda.program import CudaProgram
+from baton.engine.backends.cuda.resident import Resident
+from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.program import Weights
+from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.plan import ModelSpec, StepPlan
+from baton.engine.program.ops import Program
+from baton.kernels.cuda.library import Device, DeviceError
+from baton.kernels.step import structs
+from baton.protos.errors import BatonError, ConfigError
+from baton.protos.nouns import EngineWork
+
+log = logging.getLogger("baton.engine")
+
+PLAIN, BY_GRAPH, AT_ONCE = 0, 1, 2  # session.cuh: How
+
+
+class CudaRunner(StepRunner):
+    """Implements ``Runner`` on a GPU.
+
+    ``how``: PLAIN launches each op by itself, to look for a fault; AT_ONCE runs all ops of a small batch but the
+    head in one launch, where ``misfit`` finds nothing.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        program: Program,
+        weights: Weights,
+        device: Device,
+        clock: Callable[[], float] = time.perf_counter,
+        work: EngineWork | None = None,
+        how: int = BY_GRAPH,
+    ) -> None:
+        self._cuda_program = CudaProgram(program, weights, device)
+        super().__init__(spec, self._cuda_program, clock, work)
+        self._device, self.how = device, how
+        self.mirror: PageShare | None = None
+        self.shares = False  # whether ``bind`` lets the I/O process at the device's pages
+        self._session = ctypes.c_void_p()
+        self._resident = Resident(0)
+        try:
+            self._call("session_open", self._program.address, spec.vocab_size, ctypes.byref(self._session))
+        except BatonError:
+            self._cuda_program.close()
+            raise
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Use ``buffer`` as the KV pages, and as many on the device."""
+        self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
+        page_bytes, resident, earlier = self.spec.layout.page_bytes, Resident(pages), self.mirror
+        mirror = PageShare.made(pages * page_bytes, resident) if self.shares else None
+        at = None if mirror is None else mirror.at
+        size = f"{pages * page_bytes / (1 << 30):.2f} GiB of KV pages"
+        try:
+            self._device.call("session_bind", self._session, self._memory.data_ptr(), pages, page_bytes, at)
+        except DeviceError as error:
+            if mirror is not None:
+                mirror.close()
+            text = f"device cuda: {size} can't be pinned on the host, or as many had on the card: {error}"
+            raise ConfigError(f"{text}; lower worker.kv_memory_bytes or worker.pages", "kv_memory_bytes") from error
+        log.info("%s are pinned, and mirrored on the card", size)
+        self._pages, self._resident, self.mirror = pages, resident, mirror
+        if earlier is not None:
+            earlier.close()
+
+    def share(self, least: int) -> None:
+        """Neighbours in a step that begin with the same ``least`` tokens' pages, or more, read them once (cascade
+        attention); 0: none. A sequence's bits then depend on whether others of its prefix are in the step.
+        """
+        self._call("session_share", self._session, least)
+
+    def counts(self) -> dict[str, int]:
+        """Steps launched plainly, graphs captured and replayed, pages brought over, steps by the megakernel."""
+        found = (ctypes.c_int64 * 5)()
+        self._call("session_counts", self._session, found)
+        return dict(zip(("plain", "captured", "replayed", "admitted", "at_once"), found, strict=True))
+
+    def misfit(self) -> str:
+        """In words, the first op that the megakernel has no form for; empty where there is none."""
+        number, why = ctypes.c_int32(), ctypes.c_char_p()
+        kv = structs.KV_TYPES[self.spec.layout.dtype]
+        self._call("megakernel_fits", self._program.address, kv, ctypes.byref(number), ctypes.byref(why))
+        if number.value < 0:
+            return ""
+        op = self._program.ops[number.value]
+        name = getattr(op, "weight", None) or (
+            f"layer {op.layer}" if hasattr(op, "layer") else getattr(op, "out", "")
+        )
+        return f"op {number.value} ({type(op).__name__} {name}): {(why.value or b'').decode()}"
+
+    def close(self) -> None:
+        """Give back the device's memory."""
+        if self._session:
+            self._call("session_close", self._session)
+            self._session = ctypes.c_void_p()
+            self._cuda_program.close()
+        if self.mirror is not None:
+            self.mirror.close()
+            self.mirror = None
+
+    def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        brought = self._resident.missing(plan.items)
+        try:
+            self._launch(batch, brought)
+        except DeviceError as error:
+            self._resident.failed()
+            raise BatonError(f"the step failed on the GPU: {error}") from error
+        self._resident.ran(plan.items, brought)
+
+    def _launch(self, batch: NativeBatch, brought: list[int]) -> None:
+        device, session = self._device, self._session
+        if self._reach(batch.reach):
+            device.call("session_turns", session, self._turns.data_ptr(), self._turns.nbytes)
+        if brought:
+            pages = np.array(brought, np.int32)
+            device.call("session_admit", session, pages.ctypes.data, len(pages))
+        device.call("session_upload", session, ctypes.byref(self._step(batch)), self.how)
+        device.call("session_run", session, 0, len(self._program.ops), 1)
+        device.call("session_fetch", session, batch.choices.ctypes.data, len(batch.choices))
+
+    def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
+        number = self._program.registers[name]
+        found = torch.empty(rows.stop - rows.start, self._program.widths[number])
+        self._call("session_read", self._session, number, rows.start, len(found), found.data_ptr())
+        return found
+
+    def _call(self, name: str, *arguments: object) -> None:
+        try:
+            self._device.call(name, *arguments)
+        except DeviceError as error:
+            raise BatonError(f"device cuda: {error}") from error

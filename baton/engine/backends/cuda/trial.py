@@ -1,0 +1,177 @@
+"""Whether the CUDA step answers as the CPU's on the machine at hand: one layer of random weights, both ways.
+
+Knows nothing of checkpoints. The layer has the heads, the head size, the rope, the form of KV and the kind of
+weights of the model that is to run; prompts in chunks, then decodes by launches and by graph. What is compared are
+hidden states and the likelihood of given tokens, not choices: those may tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.backends.native.program import Weights
+from baton.engine.plan import ModelSpec, Runner, SequenceStep, StepPlan, StepResult
+from baton.engine.program import ops as p
+from baton.kernels.linear.packed import BF16, W4, PackedWeight, quantize
+from baton.kv.layout.page import layout_for
+from baton.protos.errors import BatonError
+from baton.protos.nouns import LayerGroup
+
+HIDDEN, INNER, VOCAB, PAGES = 256, 384, 320, 16
+PROMPTS, CHUNK, DECODES = (5, 37, 18), 16, 4
+# ‖GPU - CPU‖ / ‖CPU‖ of a hidden state; a likelihood's difference. The GPU rounds q and the weights of attention to
+# bf16, and activations in front of bf16 matrices, as the CPU does.
+STATES, LOGPROB = 0.03, 0.3
+
+Make = Callable[[ModelSpec, p.Program, Weights], Runner]
+
+
+def trial(model: p.Program, weights: Weights, kv_dtype: str, expected: Make, found: Make, seed: int = 1) -> str:
+    """In words, where ``found`` is off ``expected``; empty where it isn't."""
+    program = one_layer(model)
+    spec = spec_of(program, kv_dtype)
+    made = random_weights(program, _kind(model, weights), seed)
+    try:
+        answers = [_run(make(spec, program, made), seed) for make in (expected, found)]
+    except BatonError as error:
+        return error.message
+    for number, (want, have) in enumerate(zip(*answers, strict=True)):
+        if said := _off(want, have):
+            return f"step {number} of the trial: {said}"
+    return ""
+
+
+def one_layer(model: p.Program) -> p.Program:
+    """A decoder of one layer with ``model``'s attention, and experts where it has any."""
+    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    eps, norms = 1e-5, any(isinstance(op, p.RopeAppend) and op.q_norm for op in model.ops)
+    window = max((op.window for op in model.ops if isinstance(op, p.PagedAttention)), default=0)
+    shapes = {
+        "embed": (VOCAB, HIDDEN),
+        **dict.fromkeys(("n1", "n2", "n3"), (HIDDEN,)),
+        **(dict.fromkeys(("qn", "kn"), (model.head_dim,)) if norms else {}),
+        "qkv": (q + 2 * kv, HIDDEN),
+        "o": (HIDDEN, q),
+        **_shapes(model),
+        "head": (VOCAB, HIDDEN),
+    }
+    ops = (
+        p.Embed("embed", "x"),
+        p.RmsNorm("x", None, "n1", eps, "normed"),
+        p.Linear("normed", "qkv", None, "qkv"),
+        p.RopeAppend("qkv", 0, "qn" if norms else None, "kn" if norms else None, eps, "q"),
+        p.PagedAttention("q", 0, min(window, 24), "attended"),
+        p.Linear("attended", "o", None, "delta"),
+        p.RmsNorm("x", "delta", "n2", eps, "normed"),
+        *_behind_attention(model),
+        p.LmHead("x", "delta", "n3", eps, "head"),
+    )
+    return msgspec.structs.replace(
+        model,
+        ops=ops,
+        weights=tuple(p.Weight(name, (name,), (shape,)) for name, shape in shapes.items()),
+        groups=(LayerGroup("full", ("k", "v"), 1, model.kv_heads, model.head_dim),),
+        vocab_size=VOCAB,
+    )
+
+
+def _shapes(model: p.Program) -> dict[str, tuple[int, ...]]:
+    if not model.experts:
+        return {"gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
+    of = model.experts[0].experts
+    return {"router": (of, HIDDEN), "gate_up": (of * 2 * INNER, HIDDEN), "down": (of * HIDDEN, INNER)}
+
+
+def _behind_attention(model: p.Program) -> tuple[p.Op, ...]:
+    if not model.experts:
+        return (
+            p.Linear("normed", "gate_up", None, "gate_up"),
+            p.SwiGlu("gate_up", "inner"),
+            p.Linear("inner", "down", None, "delta"),
+        )
+    layer = msgspec.structs.replace(
+        model.experts[0], x="normed", logits="logits", gate_up="gate_up", down="down", out="delta"
+    )
+    return p.Linear("normed", "router", None, "logits"), layer
+
+
+def spec_of(program: p.Program, kv_dtype: str) -> ModelSpec:
+    """Of a model that nobody else will see."""
+    return ModelSpec("", layout_for(kv_dtype, program.groups), program.max_position, program.vocab_size, ())
+
+
+def random_weights(program: p.Program, kind: tuple[int, int] | torch.dtype, seed: int) -> Weights:
+    """``kind``: bits and group of the matrices, or a dtype of all."""
+    draw = torch.Generator().manual_seed(seed)
+    matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
+    experts = {name for op in program.experts for name in (op.gate_up, op.down)}
+    plain = kind if isinstance(kind, torch.dtype) else torch.bfloat16
+    made: Weights = {}
+    for weight in program.weights:
+        [shape] = weight.shapes
+        scale = 1.0 if len(shape) == 1 or weight.name not in matrices | experts else shape[-1] ** -0.5
+        values = torch.randn(shape, generator=draw) * scale + (len(shape) == 1) * 2.0
+        if weight.name in program.routers:
+            made[weight.name] = values * 4  # far apart: the better of two near ones may be either's choice
+        elif weight.name in experts:
+            made[weight.name] = values.to(torch.bfloat16)
+        elif weight.name in matrices and isinstance(kind, tuple):
+            made[weight.name] = quantize(values, *kind)
+        else:
+            made[weight.name] = values.to(plain)
+    return made
+
+
+def _kind(model: p.Program, weights: Weights) -> tuple[int, int] | torch.dtype:
+    first: Tensor | PackedWeight = next(weights[op.weight] for op in model.ops if isinstance(op, p.Linear))
+    if isinstance(first, Tensor):
+        return first.dtype
+    return torch.bfloat16 if first.kind == BF16 else (4 if first.kind == W4 else 8, first.group)
+
+
+def plans(vocab: int, seed: int) -> Iterator[StepPlan]:
+    """Prompts in chunks, shorter ones decode meanwhile; then decodes alone."""
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(0, vocab, count + 64).tolist() for count in PROMPTS]
+    tables = np.array_split(rng.permutation(PAGES).tolist(), len(PROMPTS))
+    done = [0] * len(PROMPTS)
+    left = DECODES
+    while left:
+        counts = [min(CHUNK, most - at) if at < most else 1 for at, most in zip(done, PROMPTS, strict=True)]
+        left -= all(at >= most for at, most in zip(done, PROMPTS, strict=True))
+        yield StepPlan(
+            tuple(
+                SequenceStep(
+                    seq,
+                    tokens[seq][at : at + count],
+                    at,
+                    tables[seq].tolist(),
+                    targets=tokens[seq][at + 1 : at + count + 1],
+                    pool=True,
+                )
+                for seq, (at, count) in enumerate(zip(done, counts, strict=True))
+            )
+        )
+        done = [at + count for at, count in zip(done, counts, strict=True)]
+
+
+def _run(runner: Runner, seed: int) -> list[StepResult]:
+    runner.bind(memoryview(bytearray(PAGES * runner.spec.layout.page_bytes)), PAGES)
+    return [runner.run(plan) for plan in plans(runner.spec.vocab_size, seed)]
+
+
+def _off(want: StepResult, have: StepResult) -> str:
+    for seq, pooled in want.pooled.items():
+        error = np.linalg.norm(have.pooled[seq].last - pooled.last) / np.linalg.norm(pooled.last)
+        if not error <= STATES:
+            return f"a hidden state is {error:.1e} off the CPU's, at most {STATES}"
+        pairs = zip(have.scored[seq], want.scored[seq], strict=True)
+        apart = max(abs(a.chosen.logprob - b.chosen.logprob) for a, b in pairs)
+        if not apart <= LOGPROB:
+            return f"a token's log-likelihood is {apart:.2f} off the CPU's, at most {LOGPROB}"
+    return ""

@@ -1,0 +1,213 @@
+"""A program compiled for the native step: one C array of ops with the weights' addresses, made once.
+
+Knows nothing of plans or requests. Registers hold float32 rows whatever the weights are; ``q`` lies in ``qkv``,
+where it is rotated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.program import ops as p
+from baton.kernels.dense.packed import pack_f32
+from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kernels.moe.native import Experts
+from baton.kernels.step import structs
+
+TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+Weights = dict[str, Tensor | PackedWeight]
+
+
+class NativeProgram:
+    """Owns what the C structs point at. ``ops`` are the program's, in order."""
+
+    def __init__(self, program: p.Program, weights: Weights, keep: bool = False) -> None:
+        self.program = program
+        self.ops = program.ops
+        self.registers: dict[str, int] = {}
+        self.widths: list[int] = []
+        self._kept: list[Any] = []
+        self.vectors: dict[str, Tensor] = {}
+        self.tables: dict[str, Tensor] = {}
+        self.experts: dict[str, Experts] = {}  # by the name of the first layer's weight
+        self._packed: dict[str, PackedWeight] = {}
+        self._weights = weights
+        found = [_COMPILERS[type(op)](self, op) for op in program.ops]
+        self._array = (structs.Op * len(found))(*found)
+        self._weights = weights if keep else {}  # without a check, what was packed needs no second copy
+        self._widths = np.array(self.widths, np.int64)
+        self.hidden = self.widths[self.registers["x"]]
+        self.struct = structs.Model(
+            ops=ctypes.addressof(self._array),
+            widths=self._widths.ctypes.data,
+            registers=len(self.widths),
+            heads=program.heads,
+            kv_heads=program.kv_heads,
+            head_dim=program.head_dim,
+            hidden=self.hidden,
+            scale=program.head_dim**-0.5,
+        )
+        self.address = ctypes.addressof(self.struct)
+
+    @property
+    def row_floats(self) -> int:
+        """Floats per row of all registers together."""
+        return sum(self.widths)
+
+    def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
+        """A register of the last step as (rows, width), a view of ``arena``."""
+        number = self.registers[name]
+        at = rows * sum(self.widths[:number])
+        return arena[at : at + rows * self.widths[number]].view(rows, self.widths[number])
+
+    def weight(self, name: str) -> Tensor | PackedWeight:
+        """As it was loaded: what the reference computes with."""
+        return self._weights[name]
+
+    def matrix(self, name: str) -> PackedWeight:
+        """As the step multiplies by it."""
+        return self._packed[name]
+
+    def _register(self, name: str, width: int) -> int:
+        if name not in self.registers:
+            self.registers[name] = len(self.widths)
+            self.widths.append(width)
+        return self.registers[name]
+
+    def _width(self, name: str) -> int:
+        return self.widths[self.registers[name]]
+
+    def _floats(self, name: str | None) -> int | None:
+        """Address of a vector as float32."""
+        if name is None:
+            return None
+        weight = self._weights[name]
+        assert isinstance(weight, Tensor)
+        vector = weight.float().contiguous()
+        self.vectors[name] = vector
+        return self._place(vector)
+
+    def _matrix(self, name: str) -> PackedWeight:
+        if name not in self._packed:
+            weight = self._weights[name]
+            if isinstance(weight, Tensor):
+                weight = pack_bf16(weight) if weight.dtype == torch.bfloat16 else pack_f32(weight)
+            self._packed[name] = weight
+        return self._packed[name]
+
+    def _place(self, tensor: Tensor) -> int:
+        """Where the step finds a vector or a table, from now on."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _place_matrix(self, name: str, weight: PackedWeight) -> int:
+        """Of a matrix: its struct's address."""
+        return weight.address
+
+    def _place_experts(self, name: str, layer: Experts) -> int:
+        """Of a layer of experts: its struct's address."""
+        struct = layer.struct
+        self.experts[name] = layer
+        self._kept += (layer, struct)
+        return ctypes.addressof(struct)
+
+    def _embed(self, op: p.Embed) -> structs.Op:
+        table = self._weights[op.weight]
+        if isinstance(table, PackedWeight):
+            table = table.dequantized(torch.bfloat16)
+        self.tables[op.weight] = table = table.contiguous()
+        return structs.Op(
+            kind=structs.EMBED,
+            output=self._register(op.out, table.shape[1]),
+            table=self._place(table),
+            table_dtype=TABLE_DTYPES[table.dtype],
+        )
+
+    def _rms_norm(self, op: p.RmsNorm) -> structs.Op:
+        return structs.Op(
+            kind=structs.RMS_NORM,
+            input=self.registers[op.x],
+            delta=-1 if op.delta is None else self.registers[op.delta],
+            output=self._register(op.out, self._width(op.x)),
+            norm=self._floats(op.weight),
+            eps=op.eps,
+        )
+
+    def _linear(self, op: p.Linear) -> structs.Op:
+        weight = self._matrix(op.weight)
+        return structs.Op(
+            kind=structs.LINEAR,
+            input=self.registers[op.x],
+            output=self._register(op.out, weight.n),
+            weight=self._place_matrix(op.weight, weight),
+            bias=self._floats(op.bias),
+        )
+
+    def _rope_append(self, op: p.RopeAppend) -> structs.Op:
+        self.registers[op.out] = self.registers[op.qkv]
+        return structs.Op(
+            kind=structs.ROPE_APPEND,
+            input=self.registers[op.qkv],
+            output=self.registers[op.qkv],
+            layer=op.layer,
+            q_norm=self._floats(op.q_norm),
+            k_norm=self._floats(op.k_norm),
+            eps=op.eps,
+        )
+
+    def _attention(self, op: p.PagedAttention) -> structs.Op:
+        return structs.Op(
+            kind=structs.ATTENTION,
+            input=self.registers[op.q],
+            output=self._register(op.out, self.program.heads * self.program.head_dim),
+            layer=op.layer,
+            window=op.window,
+        )
+
+    def _swiglu(self, op: p.SwiGlu) -> structs.Op:
+        return structs.Op(
+            kind=structs.SWIGLU,
+            input=self.registers[op.gate_up],
+            output=self._register(op.out, self._width(op.gate_up) // 2),
+        )
+
+    def _moe(self, op: p.Moe) -> structs.Op:
+        gate_up, down = self._weights[op.gate_up], self._weights[op.down]
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor)
+        shape = op.experts, -1
+        layers = gate_up.unflatten(0, shape).contiguous(), down.unflatten(0, shape).contiguous()
+        return structs.Op(
+            kind=structs.MOE,
+            input=self.registers[op.x],
+            delta=self.registers[op.logits],
+            output=self._register(op.out, self._width(op.x)),
+            table=self._place_experts(op.gate_up, Experts(*layers, op.chosen, op.renormalise)),
+        )
+
+    def _lm_head(self, op: p.LmHead) -> structs.Op:
+        return structs.Op(
+            kind=structs.LM_HEAD,
+            input=self.registers[op.x],
+            delta=self.registers[op.delta],
+            norm=self._floats(op.norm),
+            eps=op.eps,
+            weight=self._place_matrix(op.weight, self._matrix(op.weight)),
+        )
+
+
+_COMPILERS: dict[type, Any] = {
+    p.Embed: NativeProgram._embed,
+    p.RmsNorm: NativeProgram._rms_norm,
+    p.Linear: NativeProgram._linear,
+    p.RopeAppend: NativeProgram._rope_append,
+    p.PagedAttention: NativeProgram._attention,
+    p.SwiGlu: NativeProgram._swiglu,
+    p.Moe: NativeProgram._moe,
+    p.LmHead: NativeProgram._lm_head,
+}

@@ -1,0 +1,177 @@
+"""Runs each op of a native step by its reference too, on the same inputs, and compares. For debugging: slow.
+
+Knows nothing of how the native step works inside. Turned on by BATON_CHECK_STEP=1. Raises BatonError naming the op
+and how far it is off, as a share of the reference's norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.program import NativeProgram
+from baton.engine.program import ops as p
+from baton.kernels.linear import packed
+from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
+from baton.kernels.registry import kernels
+from baton.kernels.step.structs import ITEM, LINEAR_F32
+from baton.protos.errors import BatonError
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout
+
+# ‖native - reference‖ / ‖reference‖. Quantized layers also round their activations to 8 bits, bf16 ones to bf16.
+EXACT = 1e-5
+LINEAR = {LINEAR_F32: 2e-5, packed.BF16: 8e-3, packed.W8: 3e-2, packed.W4: 3e-2}
+ATTENTION = {"float32": EXACT, "bfloat16": EXACT, "int8": 5e-4, "fp8_e4m3": 2e-5}  # q has 15 bits against int8 keys
+STORED = {"float32": EXACT, "bfloat16": 1e-3, "int8": 2e-3, "fp8_e4m3": 2e-2}  # a tie may round either way
+
+Named = list[tuple[str, Tensor, Tensor, float]]
+
+
+class State(NamedTuple):
+    """What an op sees."""
+
+    batch: NativeBatch
+    arena: Tensor
+    memory: Tensor
+    turns: Tensor
+
+
+class StepCheck:
+    """The reference of one program's ops over the native step's own registers and pages."""
+
+    def __init__(self, program: NativeProgram, layout: KvLayout) -> None:
+        self._native, self._program, self._layout = program, program.program, layout
+        self._kernels = kernels()
+        self._dense: dict[str, Tensor] = {}
+
+    @contextmanager
+    def op(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> Iterator[None]:
+        """Around the native run of op ``number``: reference first, native inside, then the comparison."""
+        op = self._native.ops[number]
+        compare = _REFERENCES[type(op)](self, op, State(batch, arena, memory, turns))
+        yield
+        for what, found, wanted, most in compare():
+            error = float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30))
+            if not error <= most:
+                raise BatonError(f"op {number} {op}: {what} is {error:.2e} off its reference, at most {most:g}")
+
+    def _get(self, state: State, name: str | None) -> Any:
+        if name is None:
+            return None
+        return self._native.register(state.arena, state.batch.rows, name).clone()
+
+    def _vector(self, name: str | None) -> Any:
+        return None if name is None else self._native.weight(name).float()  # type: ignore[union-attr]
+
+    def _matrix(self, name: str) -> tuple[Tensor, float]:
+        """The dense weight and its tolerance."""
+        weight = self._native.weight(name)
+        if isinstance(weight, Tensor):
+            return weight.float(), LINEAR[packed.BF16 if weight.dtype == torch.bfloat16 else LINEAR_F32]
+        if name not in self._dense:
+            self._dense[name] = weight.dequantized()
+        return self._dense[name], LINEAR[weight.kind]
+
+    def _embed(self, op: p.Embed, state: State) -> Callable[[], Named]:
+        wanted = self._matrix(op.weight)[0][torch.from_numpy(state.batch.tokens).long()]
+        return lambda: [("out", self._get(state, op.out), wanted, 4e-3)]
+
+    def _rms_norm(self, op: p.RmsNorm, state: State) -> Callable[[], Named]:
+        x, delta = self._get(state, op.x), self._get(state, op.delta)
+        total, normed = self._kernels.rms_norm(x, delta, self._vector(op.weight), op.eps)
+        return lambda: [
+            ("x", self._get(state, op.x), total, EXACT),
+            ("out", self._get(state, op.out), normed, EXACT),
+        ]
+
+    def _linear(self, op: p.Linear, state: State) -> Callable[[], Named]:
+        weight, most = self._matrix(op.weight)
+        wanted = F.linear(self._get(state, op.x), weight, self._vector(op.bias))
+        return lambda: [("out", self._get(state, op.out), wanted, most)]
+
+    def _swiglu(self, op: p.SwiGlu, state: State) -> Callable[[], Named]:
+        wanted = self._kernels.swiglu(self._get(state, op.gate_up))
+        return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
+
+    def _moe(self, op: p.Moe, state: State) -> Callable[[], Named]:
+        of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
+        wanted = self._kernels.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise)
+        most = LINEAR[packed.BF16 if of.down.dtype == torch.bfloat16 else LINEAR_F32]
+        return lambda: [("out", self._get(state, op.out), wanted, most)]
+
+    def _rope_append(self, op: p.RopeAppend, state: State) -> Callable[[], Named]:
+        m, rows = self._program, state.batch.rows
+        qkv = self._get(state, op.qkv).view(rows, -1, m.head_dim)
+        pages, positions = self._rows(state)
+        half = state.turns[positions.long()].unflatten(1, (2, -1))
+        cos = torch.cat((half[:, 0], half[:, 0]), -1)[:, None]
+        sin = torch.cat((-half[:, 1], half[:, 1]), -1)[:, None]
+        store = torch.zeros(2 * rows, m.kv_heads * m.head_dim)
+        norms = self._vector(op.q_norm), self._vector(op.k_norm)
+        q = self._kernels.rope_append(qkv, cos, sin, store, torch.arange(2 * rows), m.kv_heads, *norms, op.eps)
+        wanted = quantized(store.view(2, rows, m.kv_heads, m.head_dim), self._layout.dtype)
+
+        def compare() -> Named:
+            found = self._get(state, op.out).view(rows, -1, m.head_dim)[:, : m.heads]
+            at = torch.arange(rows) * BLOCK_TOKENS + positions % BLOCK_TOKENS
+            keys, values = (plane[at] for plane in self._layer(state, pages, op.layer))
+            most = STORED[self._layout.dtype]
+            return [("q", found, q, EXACT), ("k", keys, wanted[0], most), ("v", values, wanted[1], most)]
+
+        return compare
+
+    def _attention(self, op: p.PagedAttention, state: State) -> Callable[[], Named]:
+        m = self._program
+        q = self._get(state, op.q).view(state.batch.rows, -1, m.head_dim)[:, : m.heads]
+        outs = [self._attend(op, state, q, item) for item in state.batch.items]
+        most = ATTENTION[self._layout.dtype]
+        return lambda: [("out", self._get(state, op.out), torch.cat(outs), most)]
+
+    def _attend(self, op: p.PagedAttention, state: State, q: Tensor, item: Any) -> Tensor:
+        first, _, queries, start = item.tolist()
+        kv = self._layer(state, self._table(state, item), op.layer)
+        rows, scale = q[first : first + queries], self._program.head_dim**-0.5
+        return attend_stored(rows, kv, (start, queries), op.window, scale).reshape(queries, -1)
+
+    def _lm_head(self, op: p.LmHead, state: State) -> Callable[[], Named]:
+        weight, most = self._matrix(op.weight)
+        rows = torch.from_numpy(state.batch.wanted).long()
+        x, delta = self._get(state, op.x), self._get(state, op.delta)
+        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight)
+        loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
+        return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
+
+    def _table(self, state: State, item: Any) -> Tensor:
+        flat, first = state.batch.flat, (int(item["pages"]) - state.batch.flat.ctypes.data) // 4
+        return torch.from_numpy(flat[first : first - (-int(item["start"] + item["queries"]) // BLOCK_TOKENS)])
+
+    def _rows(self, state: State) -> tuple[Tensor, Tensor]:
+        """Each row's page and position."""
+        tables = [self._table(state, item) for item in state.batch.items]
+        positions = [torch.arange(i["start"], i["start"] + i["queries"]) for i in state.batch.items]
+        pages = [table[at // BLOCK_TOKENS] for table, at in zip(tables, positions, strict=True)]
+        return torch.cat(pages), torch.cat(positions)
+
+    def _layer(self, state: State, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        m = self._program
+        return read_layer(state.memory, pages, layer, m.layers, m.kv_heads, m.head_dim, self._layout.dtype)
+
+
+assert ITEM.names == ("first", "pages", "queries", "start")
+
+_REFERENCES: dict[type, Any] = {
+    p.Embed: StepCheck._embed,
+    p.RmsNorm: StepCheck._rms_norm,
+    p.Linear: StepCheck._linear,
+    p.RopeAppend: StepCheck._rope_append,
+    p.PagedAttention: StepCheck._attention,
+    p.SwiGlu: StepCheck._swiglu,
+    p.Moe: StepCheck._moe,
+    p.LmHead: StepCheck._lm_head,
+}

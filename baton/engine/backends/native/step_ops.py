@@ -1,0 +1,106 @@
+"""Runs a native step's ops one by one through ``torch.ops.baton``, over the same registers and pages.
+
+Knows nothing of plans. Turned on by BATON_STEP=ops: torch's profiler then names each op and its time, which it
+can't see inside the one native call, and what differs from that call is the step's doing, not an op's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.program import NativeProgram
+from baton.engine.program import ops as p
+from baton.kernels.linear.torch_op import parts
+from baton.kernels.registry import torch_ops
+from baton.protos.nouns import KvLayout
+
+
+class State(NamedTuple):
+    """What an op sees. ``table`` and ``items`` are the batch's, as ops over pages take them."""
+
+    registers: Callable[[str], Tensor]
+    tokens: Tensor
+    memory: Tensor
+    turns: Tensor
+    table: Tensor
+    items: Tensor
+
+
+class StepOps:
+    """One program's ops. The head chooses tokens by the batch's own structs, so it stays with the native step."""
+
+    def __init__(self, program: NativeProgram, layout: KvLayout) -> None:
+        self._native, self._program, self._layout = program, program.program, layout
+        self._ops: Any = torch_ops()
+
+    def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
+        """Op ``number``; False for one that the native step must run."""
+        op = self._native.ops[number]
+        if (found := _OPS.get(type(op))) is not None:
+            found(self, op, self._state(batch, arena, memory, turns))
+        return found is not None
+
+    def _state(self, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> State:
+        offsets = [(at - batch.flat.ctypes.data) // batch.flat.itemsize for at in batch.items["pages"].tolist()]
+        runs = zip(offsets, batch.items["start"].tolist(), batch.items["queries"].tolist(), strict=True)
+        return State(
+            lambda name: self._native.register(arena, batch.rows, name),
+            torch.from_numpy(batch.tokens),
+            memory,
+            turns,
+            torch.from_numpy(batch.flat),
+            torch.tensor(list(runs)),
+        )
+
+    def _pages(self, layer: int) -> tuple[str, int, int, int]:
+        return self._layout.dtype, self._program.kv_heads, self._program.layers, layer
+
+    def _vector(self, name: str | None) -> Tensor | None:
+        return None if name is None else self._native.vectors[name]
+
+    def _embed(self, op: p.Embed, state: State) -> None:
+        state.registers(op.out).copy_(self._ops.embedding(state.tokens, self._native.tables[op.weight]))
+
+    def _rms_norm(self, op: p.RmsNorm, state: State) -> None:
+        delta = None if op.delta is None else state.registers(op.delta)
+        found = self._ops.rms_norm(state.registers(op.x), delta, self._vector(op.weight), op.eps)
+        state.registers(op.out).copy_(found)
+
+    def _linear(self, op: p.Linear, state: State) -> None:
+        weight = parts(self._native.matrix(op.weight))
+        state.registers(op.out).copy_(self._ops.linear(state.registers(op.x), *weight, self._vector(op.bias)))
+
+    def _rope_append(self, op: p.RopeAppend, state: State) -> None:
+        qkv = state.registers(op.qkv).unflatten(1, (-1, self._program.head_dim))
+        norms = self._vector(op.q_norm), self._vector(op.k_norm)
+        at = state.memory, state.table, state.items
+        self._ops.rope_append(qkv, *at, state.turns, *norms, op.eps, *self._pages(op.layer))
+
+    def _attention(self, op: p.PagedAttention, state: State) -> None:
+        m, at = self._program, (state.memory, state.table, state.items)
+        q = state.registers(op.q).unflatten(1, (-1, m.head_dim))[:, : m.heads]
+        found = self._ops.paged_attention(q, *at, *self._pages(op.layer), op.window, m.head_dim**-0.5)
+        state.registers(op.out).copy_(found.flatten(1))
+
+    def _swiglu(self, op: p.SwiGlu, state: State) -> None:
+        state.registers(op.out).copy_(self._ops.swiglu(state.registers(op.gate_up)))
+
+    def _moe(self, op: p.Moe, state: State) -> None:
+        of, x, logits = self._native.experts[op.gate_up], state.registers(op.x), state.registers(op.logits)
+        state.registers(op.out).copy_(self._ops.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise))
+
+
+_OPS: dict[type, Callable[[StepOps, Any, State], None]] = {
+    p.Embed: StepOps._embed,
+    p.RmsNorm: StepOps._rms_norm,
+    p.Linear: StepOps._linear,
+    p.RopeAppend: StepOps._rope_append,
+    p.PagedAttention: StepOps._attention,
+    p.SwiGlu: StepOps._swiglu,
+    p.Moe: StepOps._moe,
+}

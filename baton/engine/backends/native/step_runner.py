@@ -1,0 +1,138 @@
+"""What runners whose step is native have in common, whatever device it runs on: from a plan to arrays, from the
+step's choices and logits to a result.
+
+Knows nothing of where weights and pages lie. Results don't depend on the batch: a sequence's tokens are bitwise the
+same alone, batched, in chunks or replayed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from baton.engine.backends.native.batch import NativeBatch
+from baton.engine.backends.native.program import NativeProgram
+from baton.engine.plan import ModelSpec, Pooled, Sampled, StepPlan, StepResult
+from baton.engine.program import rope
+from baton.engine.program.ops import LmHead
+from baton.engine.sampling import choose, score
+from baton.kernels.registry import kernels
+from baton.kernels.rms_norm.reference import rms_norm
+from baton.kernels.step import structs
+from baton.protos.errors import BatonError
+from baton.protos.nouns import EngineWork, TokenLogprobs
+
+FIRST_TURNS = 2048
+
+
+class StepRunner(ABC):
+    """Implements ``Runner`` but for ``bind``. One thread at a time calls it."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        native: NativeProgram,
+        clock: Callable[[], float],
+        work: EngineWork | None,
+    ) -> None:
+        self.spec, self.work = spec, work
+        self._program, self._clock = native, clock
+        program = native.program
+        self._inverse, self._factor = rope.frequencies(program.rope, program.head_dim, program.max_position)
+        self._turns = torch.empty((0, program.head_dim))
+        self._draw = kernels().sample
+        self._pages, self._layers = 0, program.layers
+
+    @abstractmethod
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Use ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
+
+    @abstractmethod
+    def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
+        """Run the step: pages written, the choices' tokens and asked-for logits filled in."""
+
+    @abstractmethod
+    def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
+        """Some rows of a register of the step just run; the caller's own."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        began = self._clock()
+        if not plan.items or not self._pages:
+            return StepResult((), self._clock() - began)
+        with torch.inference_mode():
+            batch = NativeBatch(plan, self.spec.vocab_size, self._pages)
+            self._compute(plan, batch)
+            sampled = tuple(self._chosen(batch))
+            scored = dict(self._scores(batch)) if batch.scored else {}
+            pooled = dict(self._pooled(plan, batch)) if batch.pools else {}
+            return StepResult(sampled, self._clock() - began, scored, pooled)
+
+    def _step(self, batch: NativeBatch) -> structs.Step:
+        """The step's struct with the host's addresses, but for turns, pages and arena."""
+        layout = self.spec.layout
+        tokens, items, sampled, choices = batch.addresses
+        return structs.Step(
+            tokens=tokens,
+            items=items,
+            sampled=sampled,
+            choices=choices,
+            rows=batch.rows,
+            page_bytes=layout.page_bytes,
+            layer_bytes=layout.page_bytes // self._layers,
+            turns_stride=self._turns.shape[1],
+            item_count=len(batch.items),
+            sampled_count=len(batch.wanted),
+            kv_type=structs.KV_TYPES[layout.dtype],
+        )
+
+    def _reach(self, positions: int) -> bool:
+        """Let the table of turns, cos then sin of each position, hold ``positions``; whether it is a new one."""
+        have = len(self._turns)
+        if positions <= have:
+            return False
+        end = max(positions, 2 * have, FIRST_TURNS)
+        cos, sin = rope.tables(torch.arange(end), self._inverse, self._factor, torch.float32)
+        half = cos.shape[-1] // 2
+        self._turns = torch.cat((cos[:, 0, :half], sin[:, 0, half:]), -1).contiguous()
+        return True
+
+    def _chosen(self, batch: NativeBatch) -> Iterator[Sampled]:
+        tokens = batch.choices["token"].tolist()
+        if not batch.loud and (not tokens or min(tokens) >= 0):
+            yield from [Sampled(seq, token) for (seq, _), token in zip(batch.sampled, tokens, strict=True)]
+            return
+        rows = [batch.loud[row] for row in range(len(batch.sampled)) if row in batch.loud]
+        asked = [ask for row, ask in enumerate(batch.sampled) if row in batch.loud]
+        seqs, specs = [seq for seq, _ in asked], [spec for _, spec in asked]
+        spoken = iter(choose(torch.from_numpy(batch.logits[rows]), seqs, specs, self._draw) if rows else ())
+        _require_chosen(batch, tokens)
+        for row, (seq, _) in enumerate(batch.sampled):
+            yield next(spoken) if row in batch.loud else Sampled(seq, tokens[row])
+
+    def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, Pooled]]:
+        """Of the items that ask; the head's norm is applied here, to their rows alone."""
+        head = self._program.ops[-1]
+        assert isinstance(head, LmHead)
+        for item, first in zip(plan.items, batch.items["first"].tolist(), strict=True):
+            if item.pool:
+                rows = slice(first, first + len(item.tokens))
+                x, delta = (self._rows(batch, name, rows) for name in (head.x, head.delta))
+                _, states = rms_norm(x, delta, self._program.vectors[head.norm], head.eps)
+                yield item.seq, Pooled.of(states.numpy())
+
+    def _scores(self, batch: NativeBatch) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
+        at = len(batch.logits) - sum(len(item.targets) for item in batch.scored)
+        for item in batch.scored:
+            logits = torch.from_numpy(batch.logits[at : at + len(item.targets)])
+            yield item.seq, score(logits, item.targets, item.score_top)
+            at += len(item.targets)
+
+
+def _require_chosen(batch: NativeBatch, tokens: list[int]) -> None:
+    bad = [seq for row, (seq, _) in enumerate(batch.sampled) if row not in batch.loud and tokens[row] < 0]
+    if bad:
+        raise BatonError(f"sequences {bad} have no finite logit to choose from")

@@ -1,0 +1,204 @@
+"""From a step plan to the tensors that kernels take: one flat list of rows, decodes first, then chunks.
+
+Knows nothing of weights or sampling. Two things keep a sequence's float32 bits free of who shares its step:
+rows are padded to a multiple of four (see ``kernels/linear``), and how far a decode's keys are padded depends
+on its own length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
+from baton.engine.program import rope
+from baton.engine.program.ops import Program
+from baton.kernels.paged_attention.job import AttentionJob
+from baton.protos.nouns import BLOCK_TOKENS
+
+ROW_MULTIPLE = 4
+QUERY_BLOCK = 256
+# Decodes gather K and V together up to this size: what is gathered is still in a core's L2 when it is read
+# (64 sequences of 1,000 tokens: 3 times faster than in one piece).
+GATHER_BYTES = 1 << 20
+
+Ints = NDArray[np.int64]
+
+
+class StepBatch(NamedTuple):
+    """A step's rows. ``slots[layer]`` says where the first rows' K and V go; ``jobs[window]`` is attention's work.
+
+    ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that what
+    an earlier owner left there (a NaN outlives any mask) reaches nobody.
+    ``rows`` are those that need logits, padded: first one for each choice of ``sampled``, then as many for each
+    of ``scored`` as it has targets.
+    """
+
+    tokens: Tensor
+    cos: Tensor
+    sin: Tensor
+    begun: Tensor
+    slots: tuple[Tensor, ...]
+    jobs: dict[int, tuple[AttentionJob, ...]]
+    rows: Tensor
+    sampled: tuple[tuple[SequenceStep, SampleSpec], ...]
+    scored: tuple[SequenceStep, ...]
+    pooled: tuple[tuple[SequenceStep, slice], ...]
+
+
+class BatchBuilder:
+    """Builds batches for one program. Positions, rope and masks are computed once per step, for all layers."""
+
+    def __init__(self, program: Program, dtype: torch.dtype, device: str) -> None:
+        self._layers = program.layers
+        self._windows = program.windows
+        self._inverse, self._factor = rope.frequencies(program.rope, program.head_dim, program.max_position)
+        self._dtype, self._device = dtype, device
+        self._most_blocks = GATHER_BYTES // (
+            2 * BLOCK_TOKENS * program.kv_heads * program.head_dim * dtype.itemsize
+        )
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The plan's tensors; the plan's items are valid."""
+        items = sorted(
+            plan.items, key=lambda i: (len(i.tokens) > 1, _bucket(_blocks(i)) if len(i.tokens) == 1 else 0)
+        )
+        counts = [len(item.tokens) for item in items]
+        ends = np.cumsum(counts)
+        positions = _concat([np.arange(i.start, i.start + len(i.tokens)) for i in items])
+        tokens = _concat([np.asarray(i.tokens, np.int64) for i in items])
+        cos, sin = rope.tables(_padded(positions), self._inverse, self._factor, self._dtype)
+        sampled = [
+            (item, spec, row)
+            for item, end in zip(items, ends, strict=True)
+            for row, spec in enumerate(item.asks, end - 1 - len(item.verify))
+        ]
+        scored = [
+            (item, np.arange(len(item.targets)) + end - len(item.tokens))
+            for item, end in zip(items, ends, strict=True)
+            if item.targets
+        ]
+        rows = _concat([np.array([row for *_, row in sampled], np.int64), *(rows for _, rows in scored)])
+        return StepBatch(
+            _padded(tokens).to(self._device),
+            cos.to(self._device),
+            sin.to(self._device),
+            torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64),
+            self._slots(items, positions),
+            {window: tuple(self._jobs(items, window)) for window in self._windows},
+            _padded(rows).to(self._device),
+            tuple((item, spec) for item, spec, _ in sampled),
+            tuple(item for item, _ in scored),
+            tuple((i, slice(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True) if i.pool),
+        )
+
+    def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:
+        """Row numbers in the pages seen as (pages x layers x 2 x 16) rows: each token's k, then each one's v."""
+        pages = _concat([_token_pages(item) for item in items])
+        keys = pages * (self._layers * 2 * BLOCK_TOKENS) + positions % BLOCK_TOKENS
+        return self._per_layer(np.concatenate((keys, keys + BLOCK_TOKENS)), 2 * BLOCK_TOKENS)
+
+    def _jobs(self, items: Sequence[SequenceStep], window: int) -> Iterator[AttentionJob]:
+        decodes = [item for item in items if len(item.tokens) == 1]
+        first = 0
+        for blocks, group in groupby(decodes, key=lambda item: _bucket(_visible(item, window))):
+            together = list(group)
+            yield from self._decode_jobs(first, together, blocks, window)
+            first += len(together)
+        for item in items[len(decodes) :]:
+            for begin in range(0, len(item.tokens), QUERY_BLOCK):
+                count = min(QUERY_BLOCK, len(item.tokens) - begin)
+                yield from self._chunk_jobs(first, item, item.start + begin, count, window)
+                first += count
+
+    def _decode_jobs(
+        self, first: int, items: list[SequenceStep], blocks: int, window: int
+    ) -> Iterator[AttentionJob]:
+        tables, starts = np.empty((len(items), blocks), np.int64), np.empty(len(items), np.int64)
+        for row, item in enumerate(items):
+            begin, end = _blocks(item) - _visible(item, window), _blocks(item)
+            tables[row, : end - begin] = item.pages[begin:end]
+            tables[row, end - begin :] = item.pages[end - 1]
+            starts[row] = begin * BLOCK_TOKENS
+        queries = np.array([[item.start] for item in items])
+        return self._split(first, tables, self._mask(tables, starts, queries, window))
+
+    def _chunk_jobs(
+        self, first: int, item: SequenceStep, start: int, count: int, window: int
+    ) -> Iterator[AttentionJob]:
+        begin = max(0, start - window + 1) // BLOCK_TOKENS if window else 0
+        end = -(-(start + count) // BLOCK_TOKENS)
+        tables = np.asarray(item.pages[begin:end], np.int64)[None]
+        queries = np.arange(start, start + count)[None]
+        return self._split(first, tables, self._mask(tables, np.array([begin * BLOCK_TOKENS]), queries, window))
+
+    def _mask(self, tables: Ints, starts: Ints, queries: Ints, window: int) -> Tensor:
+        """tables (batch, blocks), the position of each row's first key, its queries' positions -> 0 or -inf."""
+        keys = torch.from_numpy(starts)[:, None, None] + torch.arange(tables.shape[1] * BLOCK_TOKENS)
+        asked = torch.from_numpy(queries)[:, :, None]
+        hidden = keys > asked
+        if window:
+            hidden |= keys <= asked - window
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
+        return mask[:, None].to(self._device)
+
+    def _split(self, first: int, tables: Ints, mask: Tensor) -> Iterator[AttentionJob]:
+        """Jobs of as many sequences as gather GATHER_BYTES, one at least."""
+        batch, blocks = tables.shape
+        queries, most = mask.shape[2], max(1, self._most_blocks // blocks)
+        keys = tables * (2 * self._layers)
+        planes = np.stack((keys, keys + 1))
+        for begin in range(0, batch, most):
+            end = min(begin + most, batch)
+            numbers = self._per_layer(planes[:, begin:end].ravel(), 2)
+            yield AttentionJob(first + begin * queries, end - begin, queries, numbers, mask[begin:end])
+
+    def _per_layer(self, base: Ints, step: int) -> tuple[Tensor, ...]:
+        numbers = base[None] + step * np.arange(self._layers)[:, None]
+        return torch.from_numpy(numbers).unbind(0)
+
+
+def _blocks(item: SequenceStep) -> int:
+    """Blocks that hold the sequence after the step."""
+    return -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)
+
+
+def _visible(item: SequenceStep, window: int) -> int:
+    """The last blocks a decode reads: as many as its window can touch, wherever it begins in a block."""
+    most = -(-(window - 1) // BLOCK_TOKENS) + 1
+    return min(_blocks(item), most) if window else _blocks(item)
+
+
+def _bucket(blocks: int) -> int:
+    """``blocks`` rounded up to 1, 2, 3, 4, 6, 8, 12, 16, …: two sizes per octave, so that few jobs hold a batch."""
+    power = 1 << (blocks - 1).bit_length()
+    return power * 3 // 4 if blocks <= power * 3 // 4 else power
+
+
+def _token_pages(item: SequenceStep) -> Ints:
+    """Each token's page."""
+    at = np.arange(item.start, item.start + len(item.tokens)) // BLOCK_TOKENS
+    first = int(at[0])
+    return np.asarray(item.pages[first : int(at[-1]) + 1], np.int64)[at - first]
+
+
+def _begun(item: SequenceStep) -> Iterator[int]:
+    """The page that the step begins and doesn't fill, if there is one."""
+    block, filled = divmod(item.start + len(item.tokens), BLOCK_TOKENS)
+    if filled and block * BLOCK_TOKENS >= item.start:
+        yield item.pages[block]
+
+
+def _concat(parts: list[Ints]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _padded(rows: Ints) -> Tensor:
+    """``rows`` with zeros up to the next multiple of four."""
+    return torch.from_numpy(np.pad(rows, (0, -len(rows) % ROW_MULTIPLE)))

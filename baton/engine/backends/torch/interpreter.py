@@ -1,0 +1,160 @@
+"""Runs a program op by op through the kernels: the oracle that faster ways of running it are held against.
+
+Knows nothing of plans or requests. Ops are bound to their weights once; a step is then one call per op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from baton.engine.backends.torch.batch import StepBatch
+from baton.engine.program.ops import (
+    Embed,
+    Linear,
+    LmHead,
+    Moe,
+    PagedAttention,
+    Program,
+    RmsNorm,
+    RopeAppend,
+    SwiGlu,
+)
+
+Registers = dict[str, Tensor]
+
+
+class KvPages(NamedTuple):
+    """The pages, seen three ways over the same memory.
+
+    ``pages`` (pages, layers x 2 x 16 x kv_heads x head_dim) to clear; ``rows`` (pages x layers x 2 x 16,
+    kv_heads x head_dim) to write; ``blocks`` (pages x layers x 2, 16, kv_heads, head_dim) to read.
+    """
+
+    pages: Tensor
+    rows: Tensor
+    blocks: Tensor
+
+
+Step = Callable[[Registers, StepBatch, KvPages], None]
+
+
+class Interpreter:
+    """A program bound to weights and kernels."""
+
+    def __init__(self, program: Program, weights: dict[str, Any], kernels: SimpleNamespace) -> None:
+        self._program, self._weights, self._kernels = program, weights, kernels
+        self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
+
+    def logits(self, batch: StepBatch, kv: KvPages) -> Tensor:
+        """Write the step's K and V, return the sampled rows' logits (rows, vocab) float32, padding included."""
+        return self.registers(batch, kv)["logits"]
+
+    def registers(self, batch: StepBatch, kv: KvPages) -> Registers:
+        """As ``logits``; every register after the last op."""
+        if batch.begun.numel():
+            kv.pages.index_fill_(0, batch.begun, 0.0)
+        registers: Registers = {}
+        for step in self._steps:
+            step(registers, batch, kv)
+        return registers
+
+    def states(self, registers: Registers, rows: slice) -> Tensor:
+        """The last layer's hidden states of ``rows``, normed as the head norms them."""
+        head = self._program.ops[-1]
+        assert isinstance(head, LmHead)
+        x, delta = registers[head.x][rows], registers[head.delta][rows]
+        states: Tensor = self._kernels.rms_norm(x, delta, self._weights[head.norm], head.eps)[1]
+        return states
+
+    def _weight(self, name: str | None) -> Any:
+        return None if name is None else self._weights[name]
+
+    def _embed(self, op: Embed) -> Step:
+        kernel, table = self._kernels.embedding, self._weights[op.weight]
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            registers[op.out] = kernel(batch.tokens, table)
+
+        return step
+
+    def _rms_norm(self, op: RmsNorm) -> Step:
+        kernel, weight = self._kernels.rms_norm, self._weights[op.weight]
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            delta = registers[op.delta] if op.delta else None
+            registers[op.x], registers[op.out] = kernel(registers[op.x], delta, weight, op.eps)
+
+        return step
+
+    def _linear(self, op: Linear) -> Step:
+        kernel, weight, bias = self._kernels.linear, self._weights[op.weight], self._weight(op.bias)
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            registers[op.out] = kernel(registers[op.x], weight, bias)
+
+        return step
+
+    def _rope_append(self, op: RopeAppend) -> Step:
+        kernel, kv_heads, head_dim = self._kernels.rope_append, self._program.kv_heads, self._program.head_dim
+        q_norm, k_norm = self._weight(op.q_norm), self._weight(op.k_norm)
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            qkv = registers[op.qkv]
+            heads = qkv.view(qkv.shape[0], -1, head_dim)
+            slots = batch.slots[op.layer]
+            registers[op.out] = kernel(
+                heads, batch.cos, batch.sin, kv.rows, slots, kv_heads, q_norm, k_norm, op.eps
+            )
+
+        return step
+
+    def _paged_attention(self, op: PagedAttention) -> Step:
+        kernel, scale = self._kernels.paged_attention, self._program.head_dim**-0.5
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            registers[op.out] = kernel(registers[op.q], kv.blocks, batch.jobs[op.window], op.layer, scale)
+
+        return step
+
+    def _swiglu(self, op: SwiGlu) -> Step:
+        kernel = self._kernels.swiglu
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            registers[op.out] = kernel(registers[op.gate_up])
+
+        return step
+
+    def _moe(self, op: Moe) -> Step:
+        kernel, layers = self._kernels.moe, [self._weights[name] for name in (op.gate_up, op.down)]
+        gate_up, down = (weight.unflatten(0, (op.experts, -1)) for weight in layers)
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            x, logits = registers[op.x], registers[op.logits]
+            registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise)
+
+        return step
+
+    def _lm_head(self, op: LmHead) -> Step:
+        kernel, norm, weight = self._kernels.lm_head, self._weights[op.norm], self._weights[op.weight]
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            x, delta = registers[op.x], registers[op.delta]
+            registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight)
+
+        return step
+
+
+_BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {
+    Embed: Interpreter._embed,
+    RmsNorm: Interpreter._rms_norm,
+    Linear: Interpreter._linear,
+    RopeAppend: Interpreter._rope_append,
+    PagedAttention: Interpreter._paged_attention,
+    SwiGlu: Interpreter._swiglu,
+    Moe: Interpreter._moe,
+    LmHead: Interpreter._lm_head,
+}

@@ -1,0 +1,212 @@
+"""The real runner: a model's program over paged KV in shared memory.
+
+Knows nothing of schedulers, leases or processes. KV always lies in host memory, where the I/O process sends it
+from and writes it to; on a GPU a step of torch's ops moves what it reads and writes, and the engine's own kernels
+keep a mirror (cuda_runner.py).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from baton.engine.backends.cuda.gpu import require
+from baton.engine.backends.cuda.load import kernels_or_none, on_kernels
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.batch import BatchBuilder
+from baton.engine.backends.torch.interpreter import Interpreter, KvPages
+from baton.engine.backends.work import work_of
+from baton.engine.checkpoints.hub import locate
+from baton.engine.checkpoints.weights import Weights, load_weights
+from baton.engine.load import EngineConfig
+from baton.engine.models import program_for
+from baton.engine.plan import ModelSpec, Pooled, Runner, SequenceStep, StepPlan, StepResult
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Program
+from baton.engine.sampling import choose, score
+from baton.engine.validate import require_computable
+from baton.kernels.abi import native
+from baton.kernels.cuda.library import on_shim
+from baton.kernels.registry import kernels
+from baton.kv.layout.page import layout_for
+from baton.protos.errors import CheckpointError, ConfigError
+from baton.protos.nouns import BLOCK_TOKENS, EngineWork, KvLayout, TokenLogprobs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+KV_DTYPES = {"float32": "float32", "bf16": "bfloat16", "int8": "int8", "fp8": "fp8_e4m3"}
+CHECK_ENV = "BATON_CHECK_STEP"
+STEP_ENV, OPS = "BATON_STEP", "ops"  # each op by itself, through torch.ops.baton: for profilers
+
+
+def load(config: EngineConfig) -> Runner:
+    """The runner of ``config``'s model: native where the kernels build, and on a GPU do.
+
+    Raises CheckpointError and ConfigError.
+    """
+    check, by_ops = _is_on(CHECK_ENV, "1"), _is_on(STEP_ENV, OPS)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+        native.set_threads(config.threads)
+    ask_gpu = config.device == "cuda" and not on_shim()
+    if ask_gpu:
+        require()  # before a model is fetched for it
+        _require_torch_cuda()
+    directory = locate(config.model)
+    model = ModelConfig.read(directory)
+    dtype, planned = _dtype_name(config), program_for(model)
+    if ask_gpu:
+        elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
+        require(elements * DTYPES[dtype].itemsize)
+    if (
+        config.device == "cuda"
+        and (own := _on_own_kernels(config, directory, model, planned, dtype, plain=check)) is not None
+    ):
+        return own
+    program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
+    spec = _spec(config, model, program, dtype, fingerprint)
+    work = work_of(program, weights, spec.layout, config.device)
+    if config.device == "cpu" and native.library() is not None:
+        return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work)
+    if spec.layout.dtype != dtype:
+        text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
+        if config.device == "cuda":
+            text = f"device cuda: torch's ops, which the GPU runs here, have none for KV as {config.kv_cache_dtype}"
+            text += "; the log says why the engine's own kernels don't run; use auto"
+        raise ConfigError(text, "kv_cache_dtype")
+    return TorchRunner(spec, program, weights, work)
+
+
+def _on_own_kernels(
+    config: EngineConfig, directory: Path, model: ModelConfig, planned: Program, dtype: str, plain: bool
+) -> Runner | None:
+    """The runner on the GPU's own kernels; None where they can't be had, which the log says."""
+    if (found := kernels_or_none()) is None:
+        return None
+    where = msgspec.structs.replace(config, device="cpu")  # weights are packed there, then copied
+    program, weights, fingerprint = load_weights(where, directory, model, planned, DTYPES[dtype])
+    spec = _spec(config, model, program, dtype, fingerprint)
+    work = work_of(program, weights, spec.layout, "cpu" if on_shim() else "cuda")
+    return on_kernels(spec, program, weights, found, work, plain, mega=config.cuda_step == "mega")
+
+
+def _is_on(name: str, on: str) -> bool:
+    """Whether the environment says ``on``. Raises ConfigError where it says something else than that or nothing."""
+    value = os.environ.get(name, "")
+    if value not in ("", "0", on):
+        raise ConfigError(f"{name} is {value!r}; set it to {on}, or unset it", name)
+    return value == on
+
+
+def _require_torch_cuda() -> None:
+    if torch.version.cuda is None:
+        text = "device cuda: this torch is built without CUDA; install the CUDA build of its version, or use cpu"
+        raise ConfigError(text, "device")
+    if not torch.cuda.is_available():
+        text = f"device cuda: torch (CUDA {torch.version.cuda}) can't use the GPU; update the driver, or use cpu"
+        raise ConfigError(text, "device")
+
+
+class TorchRunner:
+    """Implements ``Runner``. One thread at a time; its tensors are its own except the bound pages."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        program: Program,
+        weights: Weights,
+        work: EngineWork | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.spec, self.work = spec, work
+        self._program, self._clock = program, clock
+        self._dtype = DTYPES[spec.layout.dtype]
+        self._kernels = kernels()
+        self._interpreter = Interpreter(program, weights, self._kernels)
+        self._builder = BatchBuilder(program, self._dtype, _device(weights))
+        self._kv: KvPages | None = None
+        self._pages = 0
+
+    def bind(self, buffer: memoryview, pages: int) -> None:
+        """Use ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]."""
+        p = self._program
+        count = pages * p.layers * 2 * BLOCK_TOKENS * p.kv_heads * p.head_dim
+        flat = torch.frombuffer(buffer, dtype=self._dtype, count=count)
+        rows = flat.view(-1, p.kv_heads * p.head_dim)
+        self._kv = KvPages(flat.view(pages, -1), rows, flat.view(-1, BLOCK_TOKENS, p.kv_heads, p.head_dim))
+        self._pages = pages
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        began = self._clock()
+        for item in plan.items:
+            require_computable(item, self.spec.vocab_size, self._pages)
+        if not plan.items or self._kv is None:
+            return StepResult((), self._clock() - began)
+        with torch.inference_mode():
+            return self._compute(plan, self._kv, began)
+
+    def _compute(self, plan: StepPlan, kv: KvPages, began: float) -> StepResult:
+        batch = self._builder.build(plan)
+        registers = self._interpreter.registers(batch, kv)
+        every = registers["logits"]
+        logits = every[: len(batch.sampled)]
+        specs = [spec for _, spec in batch.sampled]
+        found = (
+            choose(logits, [item.seq for item, _ in batch.sampled], specs, self._kernels.sample) if specs else ()
+        )
+        place = {id(item): at for at, item in enumerate(plan.items)}
+        order = sorted(range(len(found)), key=lambda row: place[id(batch.sampled[row][0])])
+        scored = dict(_scores(batch.scored, every[len(batch.sampled) :]))
+        pooled = {
+            item.seq: Pooled.of(self._interpreter.states(registers, rows).float().cpu().numpy())
+            for item, rows in batch.pooled
+        }
+        return StepResult(tuple(found[row] for row in order), self._clock() - began, scored, pooled)
+
+
+def _scores(items: Sequence[SequenceStep], logits: Tensor) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
+    """By sequence; ``logits`` has a row for each item's targets, in order."""
+    at = 0
+    for item in items:
+        count = len(item.targets)
+        yield item.seq, score(logits[at : at + count], item.targets, item.score_top)
+        at += count
+
+
+def _device(weights: Weights) -> str:
+    table = weights["embed"]
+    return table.device.type if isinstance(table, Tensor) else "cpu"
+
+
+def _dtype_name(config: EngineConfig) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if config.device == "cpu" else "bfloat16"
+
+
+def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
+    """Fidelity tells stored KV apart also by the precision it was computed in."""
+    stored = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    return layout_for(stored, program.groups, fidelity=stored if stored == dtype else f"{dtype}+{stored}")
+
+
+def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str) -> ModelSpec:
+    longest = min(config.max_model_len or program.max_position, program.max_position)
+    if any(not 0 <= token < program.vocab_size for token in model.eos_token_ids):
+        raise CheckpointError(f"{model.path}: eos_token_id is outside the vocabulary", "eos_token_id")
+    return ModelSpec(
+        fingerprint=fingerprint,
+        layout=_layout(config, program, dtype),
+        max_model_len=longest,
+        vocab_size=program.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+    )

@@ -1,0 +1,86 @@
+"""What a step of a model costs, and what this machine can do at all: the two halves of MFU and MBU.
+
+Knows nothing of steps or batches. The ceilings are measured once at start, in a fraction of a second: a read of
+memory far larger than the caches, and products of square matrices in the weights' own kind of number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from baton.engine.program.ops import Linear, LmHead, Program
+from baton.kernels.abi import native
+from baton.kernels.abi.native import I32, I64, P
+from baton.kernels.linear.packed import BF16, PackedWeight
+from baton.protos.nouns import EngineWork, KvLayout
+
+READ_BYTES = 128 << 20
+SIDE = {"cpu": 384, "cuda": 4096}
+PIECES, ROUNDS = 16, 500
+# A product takes about a millisecond, so that some are not interrupted, however busy the machine is.
+READS, PRODUCTS = 6, 40
+
+
+def work_of(
+    program: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout, device: str
+) -> EngineWork:
+    """Of a model that is loaded on ``device``, "cpu" or "cuda". Of experts a token's own are counted."""
+    linears = [op.weight for op in program.ops if isinstance(op, Linear)]
+    heads = [op.weight for op in program.ops if isinstance(op, LmHead)]
+    elements = {name: _elements(weights[name]) for name in {*linears, *heads}}
+    chosen = [(name, op.chosen / op.experts) for op in program.experts for name in (op.gate_up, op.down)]
+    return EngineWork(
+        token_flops=2.0 * sum(elements[name] for name in linears)
+        + sum(2.0 * _elements(weights[name]) * share for name, share in chosen),
+        sample_flops=2.0 * sum(elements[name] for name in heads),
+        pair_flops=4.0 * program.heads * program.head_dim * program.layers,
+        step_bytes=sum(weights[name].nbytes for name in {*linears, *heads})
+        + sum(weights[name].nbytes * share for name, share in chosen),
+        context_bytes=layout.page_bytes / layout.block_tokens,
+        peak_flops=peak_flops(weights[linears[0]] if linears else None, device),
+        peak_bytes=peak_bytes(device),
+    )
+
+
+def peak_bytes(device: str) -> float:
+    """Bytes per second that ``device`` reads."""
+    buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
+    if device == "cpu" and native.library() is not None:
+        read = native.function("ceiling_read", P, I64)
+        return READ_BYTES / _best(lambda: read(buffer.data_ptr(), READ_BYTES), device, READS)
+    return READ_BYTES / _best(buffer.sum, device, READS)
+
+
+def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
+    """Operations per second, in the kind of number that ``weight`` is multiplied in."""
+    if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
+        found: list[int] = []
+        dots = native.function("ceiling_dots", I32, I32, I64, result=I64)
+        seconds = _best(lambda: found.append(dots(weight.kind != BF16, PIECES, ROUNDS)), device, PRODUCTS)
+        if found[0]:
+            return found[0] / seconds
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
+    side = SIDE[device]
+    a = torch.ones((side, side), dtype=dtype, device=device)
+    return 2.0 * side**3 / _best(lambda: a @ a, device, PRODUCTS)
+
+
+def _best(run: Callable[[], object], device: str, repeats: int) -> float:
+    """Seconds of the quickest of some runs; what else the machine does only makes one longer."""
+    taken = []
+    with torch.inference_mode():
+        for _ in range(repeats + 1):  # the first one warms up
+            began = time.perf_counter()
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - began)
+    return max(min(taken[1:]), 1e-9)
+
+
+def _elements(weight: Tensor | PackedWeight) -> int:
+    return weight.numel() if isinstance(weight, Tensor) else weight.n * weight.k

@@ -1,0 +1,124 @@
+"""A checkpoint's safetensors files: which tensor is where, read by mmap, and the fingerprint of them all.
+
+Knows nothing of architectures: it is asked for named, shaped tensors. Every failure is a CheckpointError that
+names the file. Pickled weights (``.bin``, ``.pt``) are never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from baton.engine.program.ops import Weight
+from baton.protos.errors import CheckpointError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FULL_HASH_BYTES = 256 << 20
+SAMPLE_BYTES = 16 << 10
+
+
+class Checkpoint:
+    """The tensors of one directory, whatever files they are spread over."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = _files(directory)
+        self._handles = {path: _open(path) for path in sorted(set(self._files.values()))}
+        self._index = directory / INDEX
+        for path, handle in self._handles.items():
+            found = set(handle.keys())
+            missing = next((name for name, at in self._files.items() if at == path and name not in found), None)
+            if missing:
+                raise CheckpointError(f"{path}: tensor {missing} is missing, though {INDEX} names it", "model")
+            self._files |= dict.fromkeys(found - set(self._files), path)
+
+    def weights(self, wanted: Iterable[Weight], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+        """Each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or misshapen."""
+        return {weight.name: self._stack(weight, dtype).to(device) for weight in wanted}
+
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+        return self._files.keys()
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """One tensor as it is stored; with ``shape``, checked to have it and to be of floats."""
+        return self._read(name, shape)
+
+    def fingerprint(self, config: dict[str, Any]) -> str:
+        """Hex SHA-256 over what shapes the model: config and each tensor's name, dtype, shape and bytes, by name.
+
+        Up to 256 MiB every byte counts; above that, 16 KiB at each tensor's beginning, middle and end, so that a
+        large model's start isn't a full read of its files.
+        """
+        digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
+        full = sum(path.stat().st_size for path in self._handles) <= FULL_HASH_BYTES
+        for name in sorted(self._files):
+            tensor = self._read(name)
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            for part in _parts(tensor.contiguous().flatten().view(torch.uint8), full):
+                digest.update(part.numpy().data)
+        return digest.hexdigest()
+
+    def _stack(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+        """One fresh tensor, filled source by source: the peak is the weight itself, not twice of it."""
+        rows = sum(shape[0] for shape in weight.shapes)
+        stacked, at = torch.empty((rows, *weight.shapes[0][1:]), dtype=dtype), 0
+        for name, shape in zip(weight.sources, weight.shapes, strict=True):
+            stacked[at : at + shape[0]] = self._read(name, shape)
+            at += shape[0]
+        return stacked
+
+    def _read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        path = self._files.get(name)
+        if path is None:
+            where = ", ".join(str(path) for path in self._handles)
+            raise CheckpointError(f"tensor {name} is missing; looked in {where}", "model")
+        tensor = self._handles[path].get_tensor(name)
+        if shape is not None and tuple(tensor.shape) != shape:
+            found = tuple(tensor.shape)
+            raise CheckpointError(f"{path}: tensor {name} has shape {found}, config.json asks for {shape}", "model")
+        if shape is not None and not tensor.dtype.is_floating_point:
+            raise CheckpointError(f"{path}: tensor {name} is {tensor.dtype}; only float weights are known", "model")
+        return tensor
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """The shard index as tensor name -> file; empty-handed for a single file, whose own header tells."""
+    index, single = directory / INDEX, directory / SINGLE
+    if index.exists():
+        return {name: directory / file for name, file in _weight_map(index).items()}
+    if single.exists():
+        return dict.fromkeys(_open(single).keys(), single)
+    raise CheckpointError(f"{directory} holds neither {SINGLE} nor {INDEX}; only safetensors are read", "model")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(found.get("weight_map"), dict[str, str])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{index} can't be read as a shard index: {error}", "model") from error
+
+
+def _open(path: Path) -> Any:
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing, though {INDEX} names it", "model")
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise CheckpointError(f"{path} ({size} bytes) is damaged or truncated: {error}", "model") from error
+
+
+def _parts(raw: Tensor, full: bool) -> list[Tensor]:
+    if full or len(raw) <= 3 * SAMPLE_BYTES:
+        return [raw]
+    middle = len(raw) // 2
+    return [raw[:SAMPLE_BYTES], raw[middle : middle + SAMPLE_BYTES], raw[-SAMPLE_BYTES:]]

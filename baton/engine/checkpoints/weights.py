@@ -1,0 +1,131 @@
+"""A program's weights, plain or quantized: from which checkpoint form, rounded on load or not, cached or not.
+
+Knows nothing of how a form looks inside (quant/) or of files' formats (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from baton.engine.checkpoints.packed_cache import packed_weights
+from baton.engine.checkpoints.safetensors import Checkpoint
+from baton.engine.load import EngineConfig
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.ops import Linear, LmHead, Program, Weight
+from baton.engine.quant import NONE, Reader, on_load, reader_of
+from baton.engine.quant.gguf import GgufCheckpoint
+from baton.kernels.linear.integers import Integers, Scaled, stack, stack_scaled
+from baton.kernels.linear.packed import VERSION, PackedWeight, pack_bf16
+from baton.protos.errors import CheckpointError, ConfigError
+
+HEAD = "head"
+Weights = dict[str, Tensor | PackedWeight]
+
+
+class Loaded(NamedTuple):
+    """What a runner needs. ``program`` differs from the model's where a tied head got weights of its own."""
+
+    program: Program
+    weights: Weights
+    fingerprint: str
+
+
+def load_weights(
+    config: EngineConfig, directory: Path, model: ModelConfig, program: Program, dtype: torch.dtype
+) -> Loaded:
+    """Read, quantize where asked, or map what an earlier start quantized. Raises CheckpointError, ConfigError."""
+    checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
+    reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
+    _require_possible(config, reader)
+    fingerprint = checkpoint.fingerprint(model.fields)
+    if isinstance(checkpoint, Checkpoint) and reader is None and config.quantization == NONE:
+        return Loaded(program, dict(checkpoint.weights(program.weights, dtype, config.device)), fingerprint)
+    scheme = config.quantization if reader is None else "checkpoint"
+    fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}".encode()).hexdigest()
+    own = own_head(program)
+    make = _Maker(own, checkpoint, reader, scheme)
+    packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
+    plain = [weight for weight in own.weights if weight.name not in packed]
+    experts = {name for op in own.experts for name in (op.gate_up, op.down)}
+    kinds = dict.fromkeys(experts, torch.bfloat16)  # they have no packed form yet
+    weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
+    return Loaded(own, weights | packed, fingerprint)
+
+
+def own_head(program: Program) -> Program:
+    """The program with a head apart from the embedding's table, which stays as it is to look tokens up in."""
+    last = program.ops[-1]
+    assert isinstance(last, LmHead)
+    if last.weight == HEAD:
+        return program
+    table = next(weight for weight in program.weights if weight.name == last.weight)
+    head = msgspec.structs.replace(table, name=HEAD)
+    ops = (*program.ops[:-1], msgspec.structs.replace(last, weight=HEAD))
+    return msgspec.structs.replace(program, ops=ops, weights=(*program.weights, head))
+
+
+def _require_possible(config: EngineConfig, reader: Reader | None) -> None:
+    if config.quantization != NONE:
+        on_load(config.quantization)
+        if reader is not None:
+            text = f"quantization is {config.quantization}, but the checkpoint is quantized already; use none"
+            raise ConfigError(text, "quantization")
+    if config.device != "cpu" and (reader is not None or config.quantization != NONE):
+        raise ConfigError(f"quantized weights run on the cpu only, device is {config.device}", "device")
+
+
+class _Maker:
+    """Reads and packs one weight after the other, so that little more than the packed ones is ever in memory."""
+
+    def __init__(
+        self, program: Program, checkpoint: Checkpoint | GgufCheckpoint, reader: Reader | None, scheme: str
+    ) -> None:
+        self._program, self._checkpoint, self._reader, self._scheme = program, checkpoint, reader, scheme
+
+    def packed(self) -> dict[str, PackedWeight]:
+        """Every matrix that a Linear or the head multiplies with."""
+        wanted = {op.weight for op in self._program.ops if isinstance(op, Linear | LmHead)} - self._program.routers
+        return {weight.name: self._pack(weight) for weight in self._program.weights if weight.name in wanted}
+
+    def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+        """A weight as a tensor: norms, biases, the embedding's table."""
+        parts = [_values(part) for part in self._parts(weight)]
+        return torch.cat([part.to(dtype) for part in parts])
+
+    def _pack(self, weight: Weight) -> PackedWeight:
+        parts = self._parts(weight)
+        if all(isinstance(part, Integers) for part in parts):
+            return stack(parts)  # type: ignore[arg-type]
+        if all(isinstance(part, Scaled) for part in parts):
+            return stack_scaled(parts)  # type: ignore[arg-type]
+        whole = torch.cat([_values(part).float() for part in parts])
+        if self._reader is not None:  # left unquantized by who made the checkpoint
+            return pack_bf16(whole)
+        scheme = on_load(self._scheme)
+        return scheme.pack_head(whole) if weight.name == HEAD else scheme.pack(whole)
+
+    def _parts(self, weight: Weight) -> Sequence[Tensor | Integers | Scaled]:
+        return [self._read(name, shape) for name, shape in zip(weight.sources, weight.shapes, strict=True)]
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor | Integers | Scaled:
+        found = None if self._reader is None else self._reader.read(name, shape)
+        if found is None:
+            return self._checkpoint.tensor(name, shape)
+        size = tuple((found if isinstance(found, Tensor) else found[0]).shape)
+        if size != shape:
+            raise CheckpointError(f"tensor {name} has shape {size}, config.json asks for {shape}", "model")
+        return found
+
+
+def _values(part: Tensor | Integers | Scaled) -> Tensor:
+    """What a quantized tensor stands for."""
+    if isinstance(part, Integers):
+        return stack([part]).dequantized()
+    return stack_scaled([part]).dequantized() if isinstance(part, Scaled) else part

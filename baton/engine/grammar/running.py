@@ -1,0 +1,229 @@
+"""Grammars of running sequences: compiled and followed in processes beside the engine, advanced by each token.
+
+Knows nothing of schedulers or logits. The step loop never waits for a grammar longer than ``GRACE_S`` a step: a
+sequence whose mask isn't there yet sits a step out. State is a function of the tokens emitted so far, so a
+handoff, a replay and a process that died lose none: whoever goes on reads them again.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from baton.engine.grammar.host import Host
+from baton.engine.masks import Mask
+from baton.engine.plan import ModelSpec
+from baton.grammars.limits import COMPILING, TENANT_BYTES, TENANT_KEPT, TOTAL_BYTES, TOTAL_KEPT, Bounds
+from baton.grammars.messages import At, TokenizerSpec
+from baton.grammars.server import server_for
+from baton.grammars.turns import Turns
+from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.nouns import EngineRequest, Grammar
+
+COMPILE_WAIT_S = 0.001
+# What a step waits for the answers of all its grammars together; they take 0.1 ms beside an idle core.
+GRACE_S = 0.002
+_POLL_S = 0.05  # between two looks at who may compile now, where a caller waits for ever
+
+
+class Grammars:
+    """Every grammar of one engine. ``tokenizer`` None: the model has none, and its low ids are bytes.
+
+    ``grace_s`` is what a step waits for grammars in all; endless by default, as for a caller without a step loop.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: Path | None = None,
+        grace_s: float = math.inf,
+        bounds: Bounds = Bounds(),
+    ) -> None:
+        ends = tuple(token for token in spec.eos_token_ids if token < spec.vocab_size)
+        path, ends = ("", ()) if tokenizer is None else (str(tokenizer), ends)
+        self._server = server_for(TokenizerSpec(path, spec.vocab_size, ends, bounds))
+        self._hosts: OrderedDict[tuple[bytes, Grammar], Host] = OrderedDict()
+        self._turns: Turns[Host] = Turns(COMPILING)
+        self._compiling: list[Host] = []
+        self._grace_s, self._until = grace_s, math.inf
+
+    def warm(self) -> None:
+        """Has a process ready, so that the first grammar doesn't wait for the tokenizer."""
+        self._server.warm()
+
+    def begin(self, request: EngineRequest) -> GrammarState | None:
+        """Where ``request`` stands in its grammar, outputs emitted before included; None without one."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return None
+        host = self._host(request.tenant_salt, grammar)
+        state = GrammarState(self, host, request.token_ids[request.prompt_tokens :])
+        self._feed((host,))
+        return state
+
+    @property
+    def awaited(self) -> bool:
+        """Whether some grammar's answer is on its way."""
+        return any(host.awaited for host in self._hosts.values())
+
+    def turn(self) -> None:
+        """Takes the answers that have come, at the start of a step; the step's patience begins anew."""
+        self._until = math.inf if math.isinf(self._grace_s) else -math.inf
+        if self._hosts:
+            self._feed(self._hosts.values())
+            self._trim()
+
+    def wait(self, state: GrammarState, for_ever: bool = False) -> None:
+        """Returns when ``state`` is ready, or when this step has waited long enough."""
+        if self._until == -math.inf:
+            self._until = time.monotonic() + self._grace_s
+        until = math.inf if for_ever else self._until
+        self._feed((state.host,))
+        while not state.ready and (left := until - time.monotonic()) > 0:
+            hosts = [state.host] if state.host.child is not None else self._compiling
+            _poll(hosts, min(left, _POLL_S))
+            self._feed(tuple(hosts))
+
+    def _host(self, salt: bytes, grammar: Grammar) -> Host:
+        """A tenant's own: whether another tenant has asked for the same grammar shows in nobody's times."""
+        host = self._hosts.get((salt, grammar))
+        if host is None or host.broken:
+            host = self._hosts[salt, grammar] = Host(salt, grammar, self._server)
+        self._hosts.move_to_end(host.key)
+        return host
+
+    def _feed(self, hosts: Iterable[Host]) -> None:
+        for host in hosts:
+            if host.awaited or host.left:
+                host.feed()
+            if host.queued and not host.in_line:
+                host.in_line = True
+                self._turns.join(host.tenant, host)
+        if self._compiling or len(self._turns):
+            self._end_turns()
+            self._begin_turns()
+
+    def _end_turns(self) -> None:
+        """Those that are compiled, and those whose clients left."""
+        for host in [host for host in self._compiling if not host.compiling or not host.wanted]:
+            self._compiling.remove(host)
+            self._turns.leave(host.tenant, host)
+            if host.compiling:
+                self._drop(host)
+
+    def _begin_turns(self) -> None:
+        while (host := self._turns.next()) is not None:
+            host.in_line = False
+            if host.wanted:
+                self._compiling.append(host)
+                host.compile()
+            else:
+                self._turns.leave(host.tenant, host)
+                self._drop(host)
+
+    def _trim(self) -> None:
+        """Lets go of what is kept beyond the bounds: a tenant's own first, what nobody follows before the rest."""
+        tenants: dict[bytes, list[Host]] = {}
+        for host in self._hosts.values():
+            tenants.setdefault(host.tenant, []).append(host)
+        for hosts in tenants.values():
+            self._bound(hosts, TENANT_KEPT, TENANT_BYTES)
+        self._bound([host for hosts in tenants.values() for host in hosts], TOTAL_KEPT, TOTAL_BYTES)
+
+    def _bound(self, hosts: list[Host], kept: int, most: int) -> None:
+        if len(hosts) <= kept and sum(host.grown for host in hosts) <= most:
+            return
+        idle = [host for host in hosts if not host.wanted and host.key in self._hosts]
+        for host in idle:
+            if len(idle) > kept or sum(h.grown for h in hosts) > most:
+                idle = idle[1:]
+                self._drop(host)
+        if sum(host.grown for host in hosts) > most:
+            max(hosts, key=lambda host: host.grown).fail(InvalidRequest(self._server.bounds.exceeded, "grammar"))
+
+    def _drop(self, host: Host) -> None:
+        host.close()
+        self._hosts.pop(host.key, None)
+
+
+class GrammarState:
+    """One sequence's place in its grammar. Used by the engine's one thread alone."""
+
+    def __init__(self, grammars: Grammars, host: Host, emitted: Sequence[int]) -> None:
+        self._grammars, self.host = grammars, host
+        self.tokens = list(emitted)
+        self._at: At | None = None
+        self._error: BatonError | None = None
+        self._told_ahead = False
+        self._seq = host.join(self)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be asked without waiting: what it says of every token so far is there."""
+        return self.error is not None or (self._at is not None and self._at.taken == len(self.tokens))
+
+    @property
+    def error(self) -> BatonError | None:
+        """Why it can't be followed."""
+        return self._error or self.host.error
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer is complete: nothing may follow. False too where the step's patience ended first.
+
+        An error shows in ``mask`` instead.
+        """
+        if not self.ready:
+            self._grammars.wait(self)
+        return self.ready and self.error is None and self._at is not None and self._at.stopped
+
+    def tell_ahead(self, token_id: int) -> None:
+        """Says what ``take`` will say, so that many sequences' grammars work beside each other."""
+        self.take(token_id)
+        self._told_ahead = True
+
+    def take(self, token_id: int) -> None:
+        """The token was emitted. Never raises: what it can't follow fails the sequence at its next ``mask``."""
+        if self._told_ahead:
+            self._told_ahead = False
+            assert self.tokens[-1] == token_id, "another token than was told ahead"
+            return
+        self.tokens.append(token_id)
+        if self.error is None:
+            self.host.ask(self._seq, (token_id,))
+
+    def mask(self, vocab_size: int) -> Mask:
+        """Ids that may come now. Raises InvalidRequest for a grammar that can't be followed any further."""
+        self._grammars.wait(self, for_ever=True)
+        if self.error is not None:
+            raise self.error
+        assert self._at is not None
+        bits = np.frombuffer(self._at.mask, np.uint8)
+        mask = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little").astype(np.bool_)
+        if not mask.any():
+            raise InvalidRequest("the grammar allows no token of this model here", "grammar")
+        return np.pad(mask, (0, vocab_size - len(mask)))
+
+    def arrived(self, at: At) -> None:
+        """Where it stands after some of its tokens; those after them are on their way."""
+        self._at = at
+        if at.error:
+            self.fail(InvalidRequest(at.error, "grammar"))
+
+    def fail(self, error: BatonError) -> None:
+        """It can't be followed any further."""
+        self._error = error
+
+
+def _poll(hosts: Iterable[Host], seconds: float) -> None:
+    poller = select.poll()
+    for host in hosts:
+        if host.child is not None:
+            poller.register(host.child.socket, select.POLLIN)
+    poller.poll(1000 * seconds)

@@ -1,0 +1,120 @@
+"""A checkpoint's config.json (and generation_config.json), read with errors that name file and field.
+
+Knows nothing of tensors or architectures' defaults. Reads both spellings: transformers 5 (``rope_parameters``,
+``dtype``) and older (``rope_scaling``, ``rope_theta``, ``torch_dtype``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.engine.program.ops import Rope
+from baton.protos.errors import CheckpointError
+
+DEFAULT_ROPE_THETA = 10000.0
+
+
+class ModelConfig:
+    """The fields of one config.json. A missing field takes the architecture's default, or fails by name."""
+
+    def __init__(self, path: Path, fields: dict[str, Any], eos_token_ids: tuple[int, ...]) -> None:
+        self.path = path
+        self.fields = fields
+        self.eos_token_ids = eos_token_ids
+
+    @classmethod
+    def read(cls, directory: Path) -> ModelConfig:
+        """Read ``directory``'s config; generation_config.json, where there is one, says which ids end a text."""
+        path = directory / "config.json"
+        fields = _read_json(path)
+        generation = directory / "generation_config.json"
+        ends = _read_json(generation).get("eos_token_id") if generation.exists() else None
+        return cls(path, fields, _ids(path, fields.get("eos_token_id") if ends is None else ends))
+
+    @property
+    def model_type(self) -> str:
+        """The architecture's name."""
+        found = self.fields.get("model_type")
+        if not isinstance(found, str):
+            raise self.error("model_type", "is missing; it names the architecture")
+        return found
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number above zero."""
+        found = self._get(name, default)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.error(name, f"is {found!r}; it must be a whole number above 0")
+        return found
+
+    def number(self, name: str, default: float) -> float:
+        """Any number."""
+        found = self._get(name, default)
+        if not isinstance(found, int | float) or isinstance(found, bool):
+            raise self.error(name, f"is {found!r}; it must be a number")
+        return float(found)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        found = self._get(name, default)
+        if not isinstance(found, bool):
+            raise self.error(name, f"is {found!r}; it must be true or false")
+        return found
+
+    def window(self, default: int | None) -> int:
+        """``sliding_window``, 0 for none. Null switches it off; absent takes the default."""
+        found = self.fields.get("sliding_window", default)
+        if found is None:
+            return 0
+        return self.size("sliding_window", default)
+
+    def layer_windows(self, layers: int, window: int) -> tuple[int, ...]:
+        """Each layer's window, for architectures that mix (``layer_types``, or from ``max_window_layers`` on)."""
+        kinds = self.fields.get("layer_types")
+        if kinds is None:
+            first = self.fields.get("max_window_layers", 28)
+            return tuple(window if layer >= first else 0 for layer in range(layers))
+        known = {"full_attention": 0, "sliding_attention": window}
+        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(known):
+            raise self.error("layer_types", f"must name {layers} layers, each one of {', '.join(known)}")
+        return tuple(known[kind] for kind in kinds)
+
+    def rope(self) -> Rope:
+        """Rotary embedding's parameters, whichever way they are spelled."""
+        raw = self.fields.get("rope_parameters") or self.fields.get("rope_scaling") or {}
+        if not isinstance(raw, dict):
+            raise self.error("rope_parameters", "must be an object")
+        kind = raw.get("rope_type", raw.get("type", "default"))
+        theta = raw.get("rope_theta") or self.fields.get("rope_theta") or DEFAULT_ROPE_THETA
+        skip = {"rope_type", "type", "rope_theta"}
+        parameters = {k: float(v) for k, v in raw.items() if k not in skip and isinstance(v, int | float)}
+        for name in ("partial_rotary_factor", "original_max_position_embeddings"):
+            if isinstance(self.fields.get(name), int | float):
+                parameters[name] = float(self.fields[name])
+        return Rope(str(kind), float(theta), parameters)
+
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """An error about one field."""
+        return CheckpointError(f"{self.path}: {name} {problem}", name)
+
+    def _get(self, name: str, default: Any) -> Any:
+        found = self.fields.get(name)
+        return default if found is None else found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; a model's directory needs one", "model") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} can't be read as a JSON object: {error}", "model") from error
+
+
+def _ids(path: Path, found: Any) -> tuple[int, ...]:
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(i, int) for i in ids):
+        raise CheckpointError(f"{path}: eos_token_id is {found!r}; it must be token ids", "eos_token_id")
+    return tuple(ids)

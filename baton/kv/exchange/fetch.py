@@ -1,0 +1,68 @@
+"""Blocks that another worker holds, over its Fetch call. Torch-free.
+
+Knows nothing of pages or of why somebody wants them. The asker checks hash and checksum (kv/exchange/filling.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.kv.exchange.source import FetchedPage
+from baton.kv.transport.grpc import CHANNEL_OPTIONS
+from baton.protos import convert
+from baton.protos.errors import WorkerLost
+from baton.protos.nouns import KvLayout
+from baton.protos.rpc import heed_cancel
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.tls.rpc import PLAIN, Dialer
+
+KEPT_CHANNELS = 64
+
+
+class BlockFetcher:
+    """Asks other workers; one channel to each, kept."""
+
+    def __init__(self, model_id: str, layout: KvLayout, dialer: Dialer = PLAIN) -> None:
+        self._dialer, self._generation = dialer, dialer.generation
+        self._model_id, self._layout = model_id, convert.layout_to_pb(layout)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def blocks(self, address: str, hashes: tuple[bytes, ...]) -> AsyncGenerator[FetchedPage, None]:
+        """The leading blocks that the worker at ``address`` holds. Raises WorkerLost whatever the call died of."""
+        request = w.FetchRequest(model_id=self._model_id, hashes=hashes, layout=self._layout)
+        call = stubs.WorkerStub(self._channel(address)).Fetch(request)
+        try:
+            while (block := await self._read(call, address)) is not None:
+                yield FetchedPage(block.hash, block.checksum, block.data)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    async def _read(self, call: Any, address: str) -> w.FetchedBlock | None:
+        try:
+            block = await call.read()
+        except grpc.aio.AioRpcError as error:
+            heed_cancel()
+            raise WorkerLost(f"Fetch from {address}: {error.code().name}: {error.details()}") from None
+        heed_cancel()
+        return None if block is grpc.aio.EOF else block
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if self._generation != self._dialer.generation:
+            self._generation = self._dialer.generation
+            self._channels.clear()  # of the old certificate; calls in flight keep theirs
+        if address not in self._channels and len(self._channels) >= KEPT_CHANNELS:
+            del self._channels[next(iter(self._channels))]  # its calls in flight keep it alive until they end
+        if address not in self._channels:
+            self._channels[address] = self._dialer.channel(address, options=CHANNEL_OPTIONS)
+        return self._channels[address]

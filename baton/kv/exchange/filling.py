@@ -1,0 +1,154 @@
+"""Blocks from elsewhere into pages of our own: asked of the engine, verified one by one, then findable. Torch-free.
+
+Knows nothing of where the bytes come from (another worker, a tier): a ``Source`` yields leading blocks in order.
+Whatever goes wrong, what was verified before it counts, the rest is computed: a fill raises nothing of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+
+import msgspec
+import xxhash
+
+from baton.kv.exchange.source import FetchedPage
+from baton.kv.memory.host_pages import PageMemory
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError, CorruptFrame, ForeignBlock
+
+log = logging.getLogger("baton.kv")
+
+STALL_S = 2.0
+
+Source = Callable[[tuple[bytes, ...]], AsyncGenerator[FetchedPage, None]]
+"""The leading blocks of some hashes, in order; ends early where it has no more."""
+
+Bring = Callable[[tuple[bytes, ...], Sequence[memoryview]], AsyncGenerator[int, None]]
+"""Writes leading blocks to pages, verified; says how many more are in. Writes nothing after it is closed."""
+
+
+class FillReport(msgspec.Struct, frozen=True):
+    """What a fill brought: ``blocks`` new ones of ``bytes`` in ``seconds``, after ``held`` that were here.
+
+    ``failed``: the source broke, or took too long.
+    """
+
+    held: int
+    blocks: int
+    bytes: int
+    seconds: float
+    failed: bool = False
+
+
+NOTHING = FillReport(0, 0, 0, 0.0)
+
+
+class Filler:
+    """Every fill of this worker. ``send`` never blocks; ``take`` gets the engine's answers."""
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        memory: PageMemory,
+        clock: Callable[[], float],
+        stall_s: float = STALL_S,
+    ) -> None:
+        self.failures = 0
+        self._send, self._memory, self._clock, self._stall_s = send, memory, clock, stall_s
+        self._keys = itertools.count(-2, -1)  # downwards: never a request's key
+        self._asked: dict[int, asyncio.Future[ch.Filling]] = {}
+        self._flying: dict[bytes, asyncio.Event] = {}  # by the last block's hash
+        self._lost = False
+
+    async def fill(self, hashes: Sequence[bytes], source: Source, limit_s: float | None = None) -> FillReport:
+        """Bring the leading blocks ``hashes`` here, within ``limit_s``, while one comes each ``stall_s``."""
+        return await self.load(hashes, partial(self._verified, source), limit_s)
+
+    async def load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None) -> FillReport:
+        """The same with a ``bring`` that writes verified blocks to pages itself.
+
+        Of several that want the same blocks at once one brings them, and the others find them.
+        """
+        if not hashes or not await self._our_turn(hashes[-1], limit_s):
+            return NOTHING
+        self._flying[hashes[-1]] = landed = asyncio.Event()
+        try:
+            return await self._load(hashes, bring, limit_s)
+        finally:
+            del self._flying[hashes[-1]]
+            landed.set()
+
+    async def _our_turn(self, last: bytes, limit_s: float | None) -> bool:
+        """Wait for whoever brings the same blocks; False when that took too long, or the engine is gone."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while (landed := self._flying.get(last)) is not None:
+                    await landed.wait()
+        return last not in self._flying and not self._lost
+
+    async def _load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None) -> FillReport:
+        began, key = self._clock(), next(self._keys)
+        self._asked[key] = asked = asyncio.get_running_loop().create_future()
+        self._send(ch.Fill(key, tuple(hashes)))
+        done, held, failed = 0, 0, False
+        try:
+            filling = await asked
+            done = held = filling.held
+            if len(filling.pages) > held:
+                pages = [self._memory.page(page) for page in filling.pages[held:]]
+                async with asyncio.timeout(limit_s), aclosing(bring(tuple(hashes[held:]), pages)) as progress:
+                    while (more := await self._next(progress)) is not None:
+                        done += more
+        except (BatonError, OSError, TimeoutError) as error:
+            self.failures, failed = self.failures + 1, True
+            log.info("a fill ended after %d of %d blocks, the rest is computed: %s", done, len(hashes), error)
+        finally:
+            del self._asked[key]
+            self._send(ch.Filled(key, done))  # also when cancelled: no write follows it
+        size = (done - held) * self._memory.page_bytes
+        return FillReport(held, done - held, size, self._clock() - began, failed)
+
+    async def _next(self, progress: AsyncGenerator[int, None]) -> int | None:
+        """Not by ``asyncio.wait_for``: until Python 3.12 it swallows a cancellation that meets the result."""
+        async with asyncio.timeout(self._stall_s):
+            return await anext(progress, None)
+
+    def take(self, message: ch.Filling) -> None:
+        """The engine gave pages, or has none."""
+        asked = self._asked.get(message.key)
+        if asked is not None and not asked.done():
+            asked.set_result(message)
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+        self._lost = True
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
+
+    async def _verified(
+        self, source: Source, hashes: tuple[bytes, ...], pages: Sequence[memoryview]
+    ) -> AsyncGenerator[int, None]:
+        """Write what the source gives, block by block, once it is known to be what was asked for."""
+        async with aclosing(source(hashes)) as blocks:
+            for expected, page in zip(hashes, pages, strict=True):
+                block = await anext(blocks, None)
+                if block is None:
+                    return
+                _require_whole(block, expected, len(page))
+                page[:] = block.data
+                yield 1
+
+
+def _require_whole(block: FetchedPage, expected: bytes, page_bytes: int) -> None:
+    if block.hash != expected:
+        raise ForeignBlock("the source gave a block of other tokens", "hash")
+    if len(block.data) != page_bytes:
+        raise CorruptFrame(f"a page has {page_bytes} bytes, the block {len(block.data)}", "data")
+    if xxhash.xxh3_64_intdigest(block.data) != block.checksum:
+        raise CorruptFrame("the block's checksum is wrong: it was damaged on the way", "checksum")

@@ -1,0 +1,102 @@
+"""Cached blocks of this worker for whoever asks: pinned by the engine, read page by page, checksummed. Torch-free.
+
+Knows nothing of gRPC, of roles, or of what the blocks are for. Any worker can be a source; a page is read only
+between Pinned and Unpin. Who reads slowly, or stops, holds pages no longer than it says here, and has an early end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+import xxhash
+
+from baton.kv.layout.page import require_same
+from baton.kv.memory.host_pages import PageMemory
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError, ModelNotFound
+from baton.protos.nouns import KvLayout
+
+STALL_S = 2.0  # between two blocks: as long as an asker of ours waits for one (filling.py)
+PINNED_S = 30.0  # in all
+
+
+class FetchedPage(msgspec.Struct, frozen=True):
+    """One cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
+
+    hash: bytes
+    checksum: int
+    data: bytes
+
+
+class BlockSource:
+    """Serves ``fetch``. ``send`` hands the engine a message and never blocks; ``take`` gets its answers.
+
+    ``lift`` brings blocks up from lower tiers first.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        memory: PageMemory,
+        layout: KvLayout,
+        model_id: str,
+        lift: Callable[[tuple[bytes, ...]], Awaitable[int]] | None = None,
+    ) -> None:
+        self.served_blocks = 0
+        self._send, self._memory, self._layout, self._model_id = send, memory, layout, model_id
+        self._keys = itertools.count(-2, -1)  # downwards: never a request's key
+        self._pins: dict[int, asyncio.Future[ch.Pinned]] = {}
+        self._lift = lift
+        self._lost: BatonError | None = None
+
+    async def fetch(
+        self, model_id: str, hashes: tuple[bytes, ...], layout: KvLayout
+    ) -> AsyncGenerator[FetchedPage, None]:
+        """The leading blocks of ``hashes`` that are cached here. Raises ModelNotFound, LayoutMismatch."""
+        self._check(model_id, layout)
+        if self._lift is not None:
+            await self._lift(hashes)
+            self._check(model_id, layout)  # the engine may have gone meanwhile: nobody would answer
+        key, loop = next(self._keys), asyncio.get_running_loop()
+        self._pins[key] = pinned = loop.create_future()
+        self._send(ch.Pin(key, hashes))
+        try:
+            pages, until = (await pinned).pages, loop.time() + PINNED_S
+            for block, page in zip(hashes, pages, strict=False):
+                data = bytes(self._memory.page(page))
+                self.served_blocks += 1
+                patience = loop.call_at(min(until, loop.time() + STALL_S), self._unpin, key)
+                yield FetchedPage(block, xxhash.xxh3_64_intdigest(data), data)
+                patience.cancel()
+                if key not in self._pins:
+                    return
+        finally:
+            self._unpin(key)
+
+    def _unpin(self, key: int) -> None:
+        """No page of it is read any more."""
+        if self._pins.pop(key, None) is not None:
+            self._send(ch.Unpin(key))
+
+    def take(self, message: ch.Pinned) -> None:
+        """The engine pinned them."""
+        pinned = self._pins.get(message.key)
+        if pinned is not None and not pinned.done():
+            pinned.set_result(message)
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+        self._lost = error
+        for pinned in self._pins.values():
+            if not pinned.done():
+                pinned.set_exception(error)
+
+    def _check(self, model_id: str, layout: KvLayout) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if model_id and model_id != self._model_id:
+            raise ModelNotFound(f"this worker serves {self._model_id!r}, not {model_id!r}", "model_id")
+        require_same(self._layout, layout)

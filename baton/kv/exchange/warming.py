@@ -1,0 +1,81 @@
+"""What a request can find instead of compute, brought here before it is computed. Torch-free.
+
+Knows nothing of how a source was chosen (the router's cost does that) or of the engine's queue. Nothing here is
+needed for a right answer: every failure leaves more to compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from baton.kv.exchange.fetch import BlockFetcher
+from baton.kv.exchange.filling import NOTHING, Filler, FillReport
+from baton.kv.layout import prefix
+from baton.kv.tiers.holdings import Holdings
+from baton.kv.tiers.stack import Tiers
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
+
+HASH_OFF_LOOP_TOKENS = 4096
+
+
+class Warmer:
+    """One worker's. ``observe`` hears of every fetch that brought something: what the cost curve is fitted on."""
+
+    def __init__(
+        self,
+        filler: Filler,
+        fetcher: BlockFetcher,
+        fingerprint: str,
+        fidelity: str,
+        observe: Callable[[FillReport], None] = lambda report: None,
+        tiers: Tiers | None = None,
+        holdings: Holdings | None = None,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._filler, self._fetcher, self._observe = filler, fetcher, observe
+        self._tiers, self._holdings = tiers, holdings
+        self._fingerprint, self._fidelity = fingerprint, fidelity
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether a request may find something in a lower tier."""
+        return self._tiers is not None
+
+    async def warm(
+        self, request: EngineRequest, address: str = "", blocks: int = 0, limit_s: float | None = None
+    ) -> FillReport:
+        """Lift the prompt's leading blocks from lower tiers, then fetch up to ``blocks`` (of 16) from ``address``.
+
+        What came (the fetch within ``limit_s``) is findable afterwards; the report is the fetch's.
+        """
+        most = (len(request.token_ids) - 1) // self._block_tokens
+        wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
+        hashes = await self._hashes(request, most if self.has_tiers else wanted)
+        lifted = await self.lift(hashes)
+        if wanted <= lifted:
+            return NOTHING
+        report = await self._filler.fill(hashes[:wanted], partial(self._fetcher.blocks, address), limit_s)
+        if report.blocks or report.failed:
+            self._observe(report)  # what failed took its time as well: the router should know
+        return report
+
+    async def lift(self, hashes: Sequence[bytes]) -> int:
+        """Bring leading blocks up from the tiers; how many are on the device then, as far as the tiers know."""
+        if self._tiers is None or self._holdings is None:
+            return 0
+        count, lower = self._holdings.leading(hashes)
+        if not lower:
+            return count
+        report = await self._filler.load(hashes[:count], self._tiers.load)
+        return report.held + report.blocks
+
+    async def _hashes(self, request: EngineRequest, blocks: int) -> list[bytes]:
+        root = prefix.root(self._fingerprint, self._fidelity, request.adapter_id, request.tenant_salt)
+        size = self._block_tokens
+        tokens = request.token_ids[: blocks * size]
+        if len(tokens) < HASH_OFF_LOOP_TOKENS:
+            return prefix.block_hashes(root, tokens, size)
+        return await asyncio.to_thread(prefix.block_hashes, root, tokens, size)

@@ -1,0 +1,279 @@
+"""From a sender's page to a receiver's: another dtype, a slice of the heads, 8 bits on the wire; or a refusal.
+
+Knows nothing of frames, leases or tokens. All conversion but the codec's last step is the sender's: what arrives is
+a page as the receiver lays it out, or that page coded. ``fidelity`` keeps the kinds apart: it is in the root of
+every block hash, so KV that went through a codec is never found as exact KV.
+
+    fidelity   "bfloat16"        exact blocks of that dtype; nothing lossy is taken in
+               "bfloat16~int8"   blocks may have been through the int8 wire codec; int8 is what is sent here
+
+A page is runs of 16 tokens in a row (layout.py), and so is a coded page: everything here is done run by run, and
+pages of another size are made of other runs (repaging.py says of which).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from baton.kv.layout.codecs import CODECS, SCALE_BYTES, compress, expand, from_float32, to_float32
+from baton.kv.layout.page import ITEM_BYTES, differences, group_bytes, in_pages_of
+from baton.protos.errors import ConfigError, LayoutMismatch
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
+
+FLOATS = ("float32", "bfloat16", "float16")
+NARROWER = {"float32": ("float32", "bfloat16", "float16"), "bfloat16": ("bfloat16",), "float16": ("float16",)}
+
+
+def with_codec(layout: KvLayout, codec: str) -> KvLayout:
+    """``layout`` of a worker that takes KV by ``codec`` ("none": as it is). Raises ConfigError."""
+    if codec == "none":
+        return layout
+    if codec not in CODECS:
+        raise ConfigError(
+            f"worker.kv_codec {codec!r} is unknown; choose one of none, {', '.join(CODECS)}", "worker.kv_codec"
+        )
+    if layout.dtype not in FLOATS or layout.fidelity != layout.dtype:
+        raise ConfigError(
+            f"worker.kv_codec {codec} codes float KV, and this worker keeps {layout.fidelity}; set it to none",
+            "worker.kv_codec",
+        )
+    return msgspec.structs.replace(layout, fidelity=f"{layout.fidelity}~{codec}")
+
+
+def codec_of(layout: KvLayout) -> str:
+    """The codec that a worker of ``layout`` takes; "" for none."""
+    return layout.fidelity.partition("~")[2]
+
+
+def wire_bytes(layout: KvLayout) -> int:
+    """Bytes of one block on its way to a worker of ``layout``."""
+    if not codec_of(layout):
+        return layout.page_bytes
+    return layout.runs * sum(_rows(group) * (SCALE_BYTES + group.head_dim) for group in layout.groups)
+
+
+class Bridge:
+    """Turns pages of ``sender`` into what ``receiver`` takes. Raises LayoutMismatch naming what it can't.
+
+    ``as_they_are``: runs needn't be converted, only put together otherwise.
+    """
+
+    def __init__(self, sender: KvLayout, receiver: KvLayout) -> None:
+        _check(sender, receiver)
+        self.sender, self.receiver = sender, receiver
+        self.unit = wire_bytes(receiver)
+        self.as_they_are = run_of(sender) == run_of(receiver) and not codec_of(receiver)
+
+    def convert(self, page: memoryview) -> memoryview:
+        """One block of a page as large, ``unit`` bytes, in memory of its own."""
+        return self.gather(runs_of(page, self.sender))
+
+    def gather(self, runs: Sequence[memoryview]) -> memoryview:
+        """One block of the receiver's, ``unit`` bytes, of our ``runs``; what a tail hasn't is zeros."""
+        parts: list[bytes | memoryview] = []
+        for run in runs:
+            parts += [run] if self.as_they_are else self._converted(run)
+        whole = b"".join(parts)
+        return memoryview(whole + bytes(self.unit - len(whole)))
+
+    def _converted(self, run: memoryview) -> list[bytes]:
+        """A run of the receiver's."""
+        parts: list[bytes] = []
+        for values, group in self._groups(run):
+            if codec_of(self.receiver):
+                scales, coded = compress(values.reshape(-1, group.head_dim), CODECS[codec_of(self.receiver)])
+                parts += [scales.tobytes(), coded.tobytes()]
+            else:
+                parts.append(from_float32(values, self.receiver.dtype).tobytes())
+        return parts
+
+    def _groups(self, run: memoryview) -> Iterator[tuple[np.ndarray, LayerGroup]]:
+        """Each group's values, of the receiver's heads alone: [layer x plane x token][head][head_dim]."""
+        at = 0
+        for ours, theirs in zip(self.sender.groups, self.receiver.groups, strict=True):
+            size = group_bytes(self.sender.dtype, ours)
+            values = to_float32(run[at : at + size], self.sender.dtype)
+            first = _first_head(self.receiver, theirs) - _first_head(self.sender, ours)
+            yield values.reshape(-1, ours.kv_heads, ours.head_dim)[:, first : first + theirs.kv_heads], theirs
+            at += size
+
+
+def land(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
+    """A block as ``layout``'s codec sent it into its page."""
+    for coded, run in zip(_split(wire, layout.runs), runs_of(page, layout), strict=True):
+        _land_run(coded, run, layout)
+
+
+def _land_run(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
+    codec, at, to = CODECS[codec_of(layout)], 0, 0
+    for group in layout.groups:
+        rows = _rows(group)
+        scales = np.frombuffer(wire[at : at + rows * SCALE_BYTES], np.float32)
+        at += rows * SCALE_BYTES
+        coded = np.frombuffer(wire[at : at + rows * group.head_dim], np.uint8).reshape(rows, group.head_dim)
+        at += rows * group.head_dim
+        values = from_float32(expand(scales, coded, codec), layout.dtype)
+        page[to : to + values.nbytes] = values.tobytes()
+        to += values.nbytes
+
+
+def land_part(wire: memoryview, page: memoryview, part: KvLayout, whole: KvLayout) -> None:
+    """A block of ``part``'s heads, as it came, among the other heads of its page of ``whole``."""
+    held = memoryview(bytearray(part.page_bytes)) if codec_of(part) else wire
+    if codec_of(part):
+        land(wire, held, part)
+    for some, all_of in zip(runs_of(held, part), runs_of(page, whole), strict=True):
+        _land_heads(some, all_of, part, whole)
+
+
+def _land_heads(held: memoryview, page: memoryview, part: KvLayout, whole: KvLayout) -> None:
+    """One run of it."""
+    item, at, to = np.dtype(f"u{ITEM_BYTES[part.dtype]}"), 0, 0
+    for some, all_of in zip(part.groups, whole.groups, strict=True):
+        size, room = group_bytes(part.dtype, some), group_bytes(whole.dtype, all_of)
+        values = np.frombuffer(held[at : at + size], item).reshape(-1, some.kv_heads, some.head_dim)
+        into = np.frombuffer(page[to : to + room], item).reshape(-1, all_of.kv_heads, all_of.head_dim)
+        first = _first_head(part, some) - _first_head(whole, all_of)
+        into[:, first : first + some.kv_heads] = values
+        at, to = at + size, to + room
+
+
+def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
+    """What shard ``rank`` of ``count`` holds of ``layout``'s heads, laid out alike. Raises LayoutMismatch."""
+    times, left = divmod(count, layout.shard_count)
+    named = f"shard {rank} of {count}, the receiver is {layout.shard_rank} of {layout.shard_count}"
+    if left or not times or rank // times != layout.shard_rank:
+        raise LayoutMismatch(f"the blocks are of {named}: no part of it", "shard_rank")
+    if times == 1:
+        return layout
+    if layout.dtype not in FLOATS or any(group.kv_heads % times for group in layout.groups):
+        heads = ", ".join(str(group.kv_heads) for group in layout.groups)
+        raise LayoutMismatch(
+            f"the blocks are of {named}: pages of {layout.dtype} with {heads} KV heads aren't gathered of {times}; "
+            "use float KV and a number of shards that divides the heads",
+            "shard_count",
+        )
+    groups = tuple(msgspec.structs.replace(group, kv_heads=group.kv_heads // times) for group in layout.groups)
+    page_bytes = layout.runs * sum(group_bytes(layout.dtype, group) for group in groups)
+    return msgspec.structs.replace(layout, groups=groups, page_bytes=page_bytes, shard_rank=rank, shard_count=count)
+
+
+def wire_layout(sender: KvLayout, receiver: KvLayout) -> KvLayout:
+    """How blocks of ``sender`` are laid out on their way: as ``receiver`` has them, or its part that they are."""
+    if sender.shard_count <= receiver.shard_count:
+        return receiver
+    return shard_of(receiver, sender.shard_rank, sender.shard_count)
+
+
+@functools.lru_cache(maxsize=4096)
+def can_ship(sender: KvLayout, receiver: KvLayout) -> bool:
+    """Whether one sender's blocks are all that the receiver needs, as they are or bridged."""
+    return sender == receiver or not any(_obstacles(sender, receiver))
+
+
+def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
+    """What brings ``sender``'s pages to ``receiver``; None where they go as they are. Raises LayoutMismatch."""
+    if sender == receiver and not codec_of(receiver):
+        return None
+    return Bridge(sender, receiver)
+
+
+def run_of(layout: KvLayout) -> KvLayout:
+    """``layout`` of one run of 16 tokens."""
+    return in_pages_of(layout, BLOCK_TOKENS)
+
+
+def runs_of(page: memoryview, layout: KvLayout) -> list[memoryview]:
+    """The runs of a page of ``layout``."""
+    return _split(page, layout.runs)
+
+
+def _split(view: memoryview, parts: int) -> list[memoryview]:
+    size = len(view) // parts
+    return [view[at : at + size] for at in range(0, parts * size, size)]
+
+
+def _rows(group: LayerGroup) -> int:
+    """(token, head) pairs in one run, over layers and planes."""
+    return group.layers * len(group.planes) * BLOCK_TOKENS * group.kv_heads
+
+
+def _first_head(layout: KvLayout, group: LayerGroup) -> int:
+    """The model's number of the first head in a shard."""
+    return layout.shard_rank * group.kv_heads
+
+
+def _check(sender: KvLayout, receiver: KvLayout) -> None:
+    found = list(_obstacles(sender, receiver))
+    if found:
+        raise LayoutMismatch(
+            f"KV can't be brought from the sender's layout to the receiver's: {'; '.join(found)}", "layout"
+        )
+
+
+def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    """Every difference that is not bridged, in words."""
+    for side, layout in (("sender", sender), ("receiver", receiver)):
+        if layout.block_tokens < BLOCK_TOKENS or layout.block_tokens % BLOCK_TOKENS:
+            yield f"block_tokens: {side}'s pages of {layout.block_tokens} tokens aren't runs of {BLOCK_TOKENS}"
+            return
+        if layout.page_bytes != layout.runs * sum(group_bytes(layout.dtype, group) for group in layout.groups):
+            yield f"page_bytes: {side}'s {layout.page_bytes} aren't {layout.block_tokens} tokens of its groups"
+            return
+    shards_only = msgspec.structs.replace(
+        sender, dtype=receiver.dtype, groups=receiver.groups, page_bytes=receiver.page_bytes,
+        fidelity=receiver.fidelity, shard_rank=receiver.shard_rank, shard_count=receiver.shard_count,
+        block_tokens=receiver.block_tokens,
+    )  # fmt: skip
+    yield from differences(shards_only, receiver)
+    yield from _dtypes(sender, receiver)
+    if len(sender.groups) != len(receiver.groups):
+        yield f"groups: sender has {len(sender.groups)}, receiver {len(receiver.groups)}"
+        return
+    for number, (ours, theirs) in enumerate(zip(sender.groups, receiver.groups, strict=True)):
+        yield from _group(number, ours, theirs, sender, receiver)
+
+
+def _dtypes(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    exact, _, lossy = sender.fidelity.partition("~")
+    kept, _, taken = receiver.fidelity.partition("~")
+    if (
+        sender.dtype not in FLOATS
+        or receiver.dtype not in FLOATS
+        or exact != sender.dtype
+        or kept != receiver.dtype
+    ):
+        if (sender.dtype, sender.fidelity) != (receiver.dtype, receiver.fidelity):
+            yield f"fidelity: sender {sender.fidelity!r}, receiver {receiver.fidelity!r}"
+        return
+    if receiver.dtype not in NARROWER[sender.dtype]:
+        yield f"dtype: {receiver.dtype} pages would claim a precision that {sender.dtype} blocks don't have"
+    if lossy and lossy != taken:
+        yield f"fidelity: blocks that may have been through {lossy} are not taken as {receiver.fidelity!r}"
+
+
+def _group(
+    number: int, ours: LayerGroup, theirs: LayerGroup, sender: KvLayout, receiver: KvLayout
+) -> Iterator[str]:
+    for field in LayerGroup.__struct_fields__:
+        said, asked = getattr(ours, field), getattr(theirs, field)
+        if field != "kv_heads" and said != asked:
+            yield f"groups[{number}].{field}: sender {said!r}, receiver {asked!r}"
+    if ours.kv_heads * sender.shard_count != theirs.kv_heads * receiver.shard_count:
+        yield (
+            f"groups[{number}].kv_heads: sender {ours.kv_heads} x {sender.shard_count} shards, "
+            f"receiver {theirs.kv_heads} x {receiver.shard_count}"
+        )
+        return
+    first, wanted = _first_head(sender, ours), _first_head(receiver, theirs)
+    end, last = first + ours.kv_heads, wanted + theirs.kv_heads
+    if not first <= wanted <= last <= end:
+        yield (
+            f"shards: shard {sender.shard_rank} of {sender.shard_count} holds heads {first}…{end - 1}, the "
+            f"receiver (shard {receiver.shard_rank} of {receiver.shard_count}) needs {wanted}…{last - 1}; "
+            "neither has all that the other has"
+        )

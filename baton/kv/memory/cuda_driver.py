@@ -1,0 +1,166 @@
+"""The few calls of the CUDA driver that passing a card's memory from process to process needs. Torch-free.
+
+Knows nothing of KV or of sockets. The library comes with every NVIDIA driver; it is called by ctypes. The context
+is the card's primary one, which the kernels' runtime uses as well, so that a stream of ours takes their launches.
+One thread uses it; others may wait for an event once they have entered. Every failed call is a ConfigError that
+says what the driver said; but what can't be given back to a card that failed is only logged.
+
+https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+
+from baton.kv.memory import copying
+from baton.protos.errors import ConfigError
+
+log = logging.getLogger("baton.kv")
+
+LIBRARY = "libcuda.so.1"
+HANDLE_BYTES = 64
+LAZY_PEER_ACCESS = 1
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: beside the default stream, and beside others' work on the card
+SLEEPING, WITHOUT_TIME = 1, 2  # CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING
+PORTABLE, SEEN_BY_KERNELS = 1, 2  # CU_MEMHOSTALLOC_PORTABLE (and …REGISTER_…), …_DEVICEMAP
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle: passed by value."""
+
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+class Driver:
+    """Device 0 of those that this process sees. ``card`` names it to other processes."""
+
+    def __init__(self, library: str) -> None:
+        try:
+            self._calls = ctypes.CDLL(library)
+        except OSError as error:
+            raise ConfigError(
+                f"worker.kv_transport cuda_ipc needs an NVIDIA driver on this host, and {library} can't be loaded "
+                f"({error}); set it to auto",
+                "worker.kv_transport",
+            ) from None
+        device, self._context, uuid = ctypes.c_int(), ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._call("cuDeviceGetUuid_v2", uuid, device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
+        self.enter()
+        self.card = bytes(uuid).hex()
+
+    def enter(self) -> None:
+        """The calling thread may use it."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def allocate(self, size: int) -> int:
+        """``size`` bytes of the card; their address."""
+        address = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        return address.value
+
+    def free(self, address: int) -> None:
+        """What ``allocate`` gave."""
+        self._give_back("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def share(self, address: int) -> bytes:
+        """What lets another process of this user open what ``allocate`` gave."""
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        """Another process's memory; its address here."""
+        address = ctypes.c_uint64()
+        shared = _Handle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), shared, ctypes.c_uint(LAZY_PEER_ACCESS))
+        return address.value
+
+    def close(self, address: int) -> None:
+        """What ``open`` gave."""
+        self._give_back("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def upload(self, address: int, view: memoryview) -> None:
+        """Bytes of the host to the card; they are there once ``wait`` has returned."""
+        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), _at(view), ctypes.c_size_t(len(view)))
+
+    def download(self, view: memoryview, address: int) -> None:
+        """Bytes of the card to the host; they are here when it returns."""
+        self._call("cuMemcpyDtoH_v2", _at(view), ctypes.c_uint64(address), ctypes.c_size_t(len(view)))
+
+    def wait(self) -> None:
+        """An upload from pageable memory may return before its last bytes are on the card: until they are."""
+        self._call("cuCtxSynchronize")
+
+    def pinned(self, size: int) -> int:
+        """``size`` bytes of the host that kernels read and write at the same address."""
+        address = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE | SEEN_BY_KERNELS)
+        return address.value or 0
+
+    def unpinned(self, address: int) -> None:
+        """What ``pinned`` gave."""
+        self._give_back("cuMemFreeHost", ctypes.c_void_p(address))
+
+    def pin(self, view: memoryview) -> None:
+        """Memory that is there already is copied at full speed from now on, without waiting for the copy."""
+        self._call("cuMemHostRegister_v2", _at(view), ctypes.c_size_t(len(view)), PORTABLE)
+
+    def stream(self) -> int:
+        """A stream of its own, beside all others' work."""
+        made = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
+        return made.value or 0
+
+    def event(self) -> int:
+        """Something to wait for asleep."""
+        made = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(made), SLEEPING | WITHOUT_TIME)
+        return made.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """``event`` is what ``stream`` was given so far."""
+        self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def wait_for(self, event: int) -> None:
+        """Until it is done. Any thread that has entered."""
+        self._call("cuEventSynchronize", ctypes.c_void_p(event))
+
+    def settle(self, stream: int) -> None:
+        """Until all that ``stream`` was given is done, or will never be."""
+        self._give_back("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def bring(self, to: int, address: int, size: int, stream: int) -> None:
+        """Bytes of the card to host memory at ``to``, in the stream's order."""
+        sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
+        self._call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(to), ctypes.c_uint64(address), *sizes)
+
+    def _give_back(self, name: str, *arguments: object) -> None:
+        try:
+            self._call(name, *arguments)
+        except ConfigError as error:
+            log.warning("%s", error.message)
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._calls, name)(*arguments)
+        if status:
+            said = ctypes.c_char_p()
+            self._calls.cuGetErrorString(status, ctypes.byref(said))
+            text = (said.value or b"unknown").decode(errors="replace")
+            raise ConfigError(f"worker.kv_transport cuda_ipc: {name}: {text} ({status})", "worker.kv_transport")
+
+
+def driver() -> Driver:
+    """Of this process, loaded once. Raises ConfigError where there is no card."""
+    return _loaded(LIBRARY)
+
+
+_loaded = cache(Driver)
+
+
+def _at(view: memoryview) -> ctypes.c_void_p:
+    return ctypes.c_void_p(copying.address(view))

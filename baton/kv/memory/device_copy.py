@@ -1,0 +1,115 @@
+"""Blocks copied and checksummed on the card (kernels/kv_copy: XXH3-64), on a stream of their own. Torch-free.
+
+Knows nothing of pages, frames or rings: addresses in, checksums out. One launch takes all blocks of a call, all
+layers of each. What it is to copy where, and the checksums that come back, lie in pinned memory of the host that
+the kernel reads and writes itself, so that there is nothing to bring over first. The stream is beside the engine's,
+which computes on. A thread sleeps until a launch is done: the event loop never does, but in ``settle``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+from baton.kernels.abi.build import BuildError
+from baton.kernels.cuda.library import Device, device
+from baton.kernels.kv_copy.cpu import LEAST_BYTES
+from baton.kv.memory.cuda_driver import Driver, driver
+from baton.protos.errors import ConfigError
+
+MOST_BLOCKS = 1024  # of one call; as a frame has
+WORD = 8
+P, I64 = ctypes.c_void_p, ctypes.c_int64
+
+
+class Copier:
+    """Of this process. ``start`` gives a future of the copies' checksums."""
+
+    def __init__(self, cuda: Driver, kernels: Device) -> None:
+        self._cuda, self._stream = cuda, cuda.stream()
+        self._copy = kernels.library.baton_kv_copy
+        self._copy.argtypes, self._copy.restype = [P, P, I64, I64, P, P], ctypes.c_int
+        self._kernels = kernels
+        self._free: list[Slot] = []
+        self._waiting = ThreadPoolExecutor(1, "baton-kv-copies", initializer=cuda.enter)
+
+    def start(
+        self, to: Sequence[int], source: Sequence[int], size: int, home: Sequence[tuple[int, int, int]] = ()
+    ) -> asyncio.Future[list[int]]:
+        """Copy blocks of ``size`` bytes, then bring each of ``home`` (host address, the card's, bytes) to the host.
+
+        The checksums are of what was stored. Raises ConfigError, and so may the future.
+        """
+        if size < LEAST_BYTES or not 0 < len(to) <= MOST_BLOCKS:
+            raise ValueError(f"{len(to)} blocks of {size} bytes are no work for the card")
+        slot = self._free.pop() if self._free else Slot(self._cuda)
+        slot.fill(to, source)
+        if status := self._copy(slot.to, slot.source, len(to), size, slot.sums, self._stream):
+            said = (self._kernels.library.baton_device_error(status) or b"").decode(errors="replace")
+            raise ConfigError(
+                f"the card can't copy KV: {said or 'failed'} (status {status})", "worker.kv_transport"
+            )
+        try:
+            for host, address, length in home:
+                self._cuda.bring(host, address, length, self._stream)
+            self._cuda.record(slot.event, self._stream)
+        except ConfigError:
+            self.settle()  # nobody will wait for what was launched
+            raise
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[list[int]] = loop.create_future()
+        waited = loop.run_in_executor(self._waiting, self._cuda.wait_for, slot.event)
+        waited.add_done_callback(lambda _: self._over(waited, slot, len(to), done))
+        return done
+
+    def settle(self) -> None:
+        """Until nothing that was started reads or writes any more. Blocks; for streams that are ended early."""
+        self._cuda.settle(self._stream)
+
+    def _over(self, waited: asyncio.Future[None], slot: Slot, count: int, done: asyncio.Future[list[int]]) -> None:
+        error = None if waited.cancelled() else waited.exception()
+        if done.done():  # nobody wants to know any more
+            pass
+        elif waited.cancelled() or error is not None:
+            done.set_exception(error or ConfigError("the card's copies were given up", "worker.kv_transport"))
+            done.exception()  # whoever waits for it hears of it; nobody needs to
+        else:
+            done.set_result(slot.checksums(count))
+        if error is None and not waited.cancelled():
+            self._free.append(slot)
+
+
+class Slot:
+    """One launch's tables in pinned memory: where to, where from, checksums."""
+
+    def __init__(self, cuda: Driver) -> None:
+        row = MOST_BLOCKS * WORD
+        self.to = cuda.pinned(3 * row)
+        self.source, self.sums = self.to + row, self.to + 2 * row
+        self.event = cuda.event()
+
+    def fill(self, to: Sequence[int], source: Sequence[int]) -> None:
+        """For the next launch."""
+        for at, addresses in ((self.to, to), (self.source, source)):
+            ctypes.memmove(at, array("Q", addresses).tobytes(), len(addresses) * WORD)
+
+    def checksums(self, count: int) -> list[int]:
+        """Of the launch that is done."""
+        return list(array("Q", ctypes.string_at(self.sums, count * WORD)))
+
+
+def copier() -> Copier:
+    """Of this process. Raises ConfigError where there is no card, or no library of its kernels."""
+    return _made(driver())
+
+
+@cache
+def _made(cuda: Driver) -> Copier:
+    try:
+        return Copier(cuda, device())
+    except (BuildError, AttributeError) as error:
+        raise ConfigError(f"the CUDA kernels that copy KV are not here: {error}", "worker.kv_transport") from None

@@ -1,0 +1,106 @@
+"""One end of a channel of the nccl transport: its staging memory, and what the mover says of it. Torch-free.
+
+Knows nothing of streams; of frames only how many of their blocks fit one message. Where our engine shares its pages
+on a card, staging memory lies on that card, and kernels fill and empty it; else it is the host's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from baton.kv.memory import copying
+from baton.kv.memory.device_pages import DevicePages
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire.frames import Frame
+from baton.kv.wire.moving import Broken, Done, Join, Joined, Move, MoverClient
+from baton.protos.errors import BatonError
+from baton.protos.nouns import SharedPages
+
+HALF_BYTES = 8 << 20  # of staging, or a page: one message is sent while the next is copied
+READY = b"+"  # the receiver's first byte: the stream is taken
+STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so far, random
+
+
+class Channel:
+    """One end of a channel: staging memory, and what the mover said. ``count`` messages have gone over it."""
+
+    def __init__(self, mover: MoverClient, join: Join, half_bytes: int, pages: DevicePages | None = None) -> None:
+        self.staging = PageMemory.create(2, half_bytes)
+        self.name, self.half_bytes, self.pages = join.channel, half_bytes, pages
+        self.count = self.done = 0
+        self.joined, self.why = False, ""
+        self.changed = asyncio.Event()
+        self._mover, self._at = mover, 0
+        join = msgspec.structs.replace(join, staging_bytes=2 * half_bytes)
+        if pages is not None:
+            self._at = pages.cuda.allocate(2 * half_bytes)
+        try:
+            if pages is not None:
+                shared = SharedPages(pages.card, pages.cuda.share(self._at), 2 * half_bytes)
+                join = msgspec.structs.replace(join, device=shared)
+            mover.join(join, self.staging, self.hear)
+        except BatonError:
+            self.leave()
+            raise
+
+    def hear(self, message: Joined | Done | Broken) -> None:
+        """The mover says."""
+        if isinstance(message, Joined):
+            self.joined = True
+        elif isinstance(message, Done):
+            self.done += 1
+        else:
+            self.why = message.why or "it broke"
+        self.changed.set()
+
+    def half(self, number: int) -> memoryview:
+        """Where message ``number`` lies on the host."""
+        return self.staging.page(number % 2)
+
+    def on_card(self, number: int) -> int:
+        """Where message ``number`` lies on the card."""
+        return self._at + number % 2 * self.half_bytes
+
+    def put(self, payload: Sequence[memoryview], unit: int) -> None:
+        """The next message's blocks, of the host's memory."""
+        if self.pages is None:
+            half = self.half(self.count)
+            copying.copy([half[i * unit : (i + 1) * unit] for i in range(len(payload))], payload)
+            return
+        for number, view in enumerate(payload):
+            self.pages.cuda.upload(self.on_card(self.count) + number * unit, view)
+        self.pages.cuda.wait()
+
+    def take(self, number: int, places: Sequence[memoryview], unit: int) -> list[int]:
+        """A message's blocks into the host's memory; their checksums there."""
+        if self.pages is None:
+            begin = copying.address(self.half(number))
+            return copying.copy_from(places, [begin + i * unit for i in range(len(places))])
+        for index, place in enumerate(places):
+            self.pages.cuda.download(place, self.on_card(number) + index * unit)
+        return copying.checksums(places)
+
+    def move(self, size: int) -> None:
+        """Send or receive the next message."""
+        self._mover.move(Move(self.name, self.count, self.count % 2 * self.half_bytes, size))
+        self.count += 1
+
+    def leave(self) -> None:
+        """Close it. Staging goes when the mover has let go of it, which may be in the middle of a message."""
+        self.why = self.why or "it was closed"
+        self.staging.close()
+        free = None
+        if self.pages is not None and self._at:
+            free, self._at = partial(self.pages.cuda.free, self._at), 0
+        self._mover.leave(self.name, free)
+
+
+def parts(frame: Frame, half_bytes: int) -> list[range]:
+    """Which blocks of a frame go in which message: as many as half the staging memory holds."""
+    most, count = half_bytes // frame.unit, len(frame.blocks)
+    return [range(at, min(at + most, count)) for at in range(0, count, most)]

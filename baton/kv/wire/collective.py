@@ -1,0 +1,232 @@
+"""The receiving side of the nccl transport: channels kept for their senders, and one session for each stream.
+
+Knows nothing of what frames mean, and imports no torch (nccl.py says how it works).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from baton.kv.memory.device_pages import DevicePages
+from baton.kv.transport import tcp
+from baton.kv.wire.base import Accept
+from baton.kv.wire.channels import READY, STREAM_ID, Channel, parts
+from baton.kv.wire.frames import Frame
+from baton.kv.wire.inlet import Inlet
+from baton.kv.wire.moving import Broken, Done, Join, Joined, MoverClient
+from baton.kv.wire.receiving import Session, SocketServer
+from baton.kv.wire.sending import HELLO, MAGIC, VERSION
+from baton.protos.errors import ConfigError, CorruptFrame
+
+log = logging.getLogger("baton.kv")
+
+IDLE_S = 60.0
+JOINING_S = 90.0  # a sender's mover loads torch before its first frame with blocks
+
+
+class NcclServer(SocketServer):
+    """Keeps the receiving ends of channels, while senders use them."""
+
+    idle_s = JOINING_S
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        meeting: socket.socket,
+        host: str,
+        accept: Accept,
+        mover: MoverClient,
+        pages: DevicePages | None = None,
+        at_once: bool = True,
+    ) -> None:
+        super().__init__(sock, accept, _ready)
+        self._pages = pages
+        self._channels: dict[bytes, Receiving] = {}
+        self._meeting, self._host, self._mover = meeting, host, mover
+        mover.serve(host, meeting, at_once)
+
+    def close(self) -> None:
+        """Stop listening, break every stream, leave every channel."""
+        super().close()
+        for channel in self._channels.values():
+            channel.leave()
+        self._channels.clear()
+        self._mover.close()
+        self._meeting.close()
+
+    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
+        """A stream on a channel that is in step with its sender's. Raises CorruptFrame."""
+        magic, version, _, pages, stream = HELLO.unpack(said)
+        if magic != MAGIC or version != VERSION:
+            raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
+        group, count, _ = STREAM_ID.unpack(stream)
+        channel = self._channel(group, count, pages << 12, inlet.sock.getsockname()[0])
+        session = self.sessions[stream] = NcclSession(self._accept, self, stream, channel)
+        session.end_if_idle()
+        session.join(inlet, 0)
+        return session
+
+    def _channel(self, group: bytes, count: int, half_bytes: int, own_host: str) -> Receiving:
+        now = asyncio.get_running_loop().time()
+        for known, old in tuple(self._channels.items()):
+            if old.why or (not old.session and now - old.used > IDLE_S):
+                self._drop(known)
+        channel = self._channels.get(group)
+        if channel is None and not count and half_bytes:
+            name, port = group.hex(), self._meeting.getsockname()[1]
+            join = Join(f"0-{name}", name, 0, self._host, port, own_host, 0)
+            channel = self._channels[group] = Receiving(self._mover, join, half_bytes, self._pages)
+        elif channel is None:
+            raise CorruptFrame("no such channel here: open another", "hello")
+        elif channel.session is not None or channel.waiting or channel.count != count:
+            self._drop(group)
+            raise CorruptFrame(f"the channel is at message {channel.count}, not {count}: open another", "hello")
+        channel.used = now
+        return channel
+
+    def _drop(self, group: bytes) -> None:
+        channel = self._channels.pop(group)
+        if channel.session is not None:
+            channel.session.abort()
+        channel.leave()
+
+
+class Expected(msgspec.Struct):
+    """A message that was announced: some blocks of a frame; ``places`` and ``checksums`` are the whole frame's."""
+
+    frame: Frame
+    session: NcclSession
+    blocks: range
+    is_last: bool
+    places: list[memoryview]
+    checksums: list[int]
+
+
+class Receiving(Channel):
+    """A receiving end: messages that were announced, in order, at most two of them under way."""
+
+    def __init__(self, mover: MoverClient, join: Join, half_bytes: int, pages: DevicePages | None) -> None:
+        self.session: NcclSession | None = None
+        self.waiting: deque[Expected] = deque()
+        self.used, self.emptied = 0.0, 0  # messages whose half of staging is free again
+        super().__init__(mover, join, half_bytes, pages)
+
+    def expect(self, frame: Frame, session: NcclSession) -> None:
+        """The next messages carry ``frame``'s blocks."""
+        places, checksums = list[memoryview](), list[int]()
+        messages = parts(frame, self.half_bytes)
+        self.waiting += [Expected(frame, session, m, m == messages[-1], places, checksums) for m in messages]
+        self._post()
+
+    def hear(self, message: Joined | Done | Broken) -> None:
+        """The mover says: a message is here, in its half of the staging memory."""
+        super().hear(message)
+        if isinstance(message, Done):
+            expected = self.waiting.popleft()
+            copied = expected.session.arrived(expected, self.done - 1)
+            if copied is None:
+                self._empty()
+            else:
+                copied.add_done_callback(lambda _: self._empty())
+        elif isinstance(message, Broken) and self.session is not None:
+            self.session.abort()
+
+    def _empty(self) -> None:
+        self.emptied += 1
+        if not self.why:
+            self._post()
+
+    def _post(self) -> None:
+        while self.count - self.emptied < 2 and len(self.waiting) > self.count - self.done:
+            expected = self.waiting[self.count - self.done]
+            self.move(len(expected.blocks) * expected.frame.unit)
+
+
+class NcclSession(Session):
+    """A stream whose blocks come over a channel."""
+
+    def __init__(self, accept: Accept, server: SocketServer, stream: bytes, channel: Receiving) -> None:
+        super().__init__(accept, server, stream)
+        self._channel, channel.session = channel, self
+        self._copying: list[asyncio.Future[list[int]]] = []
+        self._out += READY
+
+    def fetch(self, frame: Frame) -> int:
+        """Its blocks will be in staging memory soon; later frames without blocks wait for them."""
+        if not frame.blocks or not 0 < frame.unit <= self._channel.half_bytes:
+            raise CorruptFrame(f"blocks of {frame.unit} bytes are no messages of this channel", "unit")
+        self._channel.expect(frame, self)
+        return 1
+
+    def arrived(self, expected: Expected, number: int) -> asyncio.Future[list[int]] | None:
+        """Copy each block of message ``number`` into its place, unless the stream has ended; None: it is done."""
+        if not self.ended and expected.blocks.start == 0:
+            expected.places += self.sink.place(expected.frame) or ()
+        if self.ended or not expected.places:
+            return None
+        here = expected.places[expected.blocks.start : expected.blocks.stop]
+        try:
+            if (copied := self._on_card(expected, number, here)) is not None:
+                return copied
+            checksums = self._channel.take(number, here, expected.frame.unit)
+        except ConfigError as error:
+            self._broke(error)
+            return None
+        self._count(expected, checksums, False)
+        return None
+
+    def _on_card(
+        self, expected: Expected, number: int, here: Sequence[memoryview]
+    ) -> asyncio.Future[list[int]] | None:
+        """The card's copy into our engine's pages there, and behind it into the host's; None: they go elsewhere."""
+        pages, unit = self._channel.pages, expected.frame.unit
+        if pages is None or not pages.takes(unit) or not (to := pages.twins(expected.places)):
+            return None
+        at, to = self._channel.on_card(number), to[expected.blocks.start : expected.blocks.stop]
+        source = [at + index * unit for index in range(len(here))]
+        copied = pages.copier.start(to, source, unit, pages.homes(here, to))
+        self._copying.append(copied)
+        copied.add_done_callback(lambda _: self._copied(expected, copied))
+        return copied
+
+    def _copied(self, expected: Expected, copied: asyncio.Future[list[int]]) -> None:
+        self._copying.remove(copied)
+        if self.ended:
+            return
+        if isinstance(error := copied.exception(), ConfigError):
+            self._broke(error)
+        else:
+            self._count(expected, copied.result(), True)
+
+    def _broke(self, error: ConfigError) -> None:
+        """The card failed: the stream breaks, so that its sender looks for another way."""
+        log.error("a handoff by nccl broke: %s", error.message)
+        self.abort()
+
+    def _count(self, expected: Expected, checksums: list[int], resident: bool) -> None:
+        expected.checksums += checksums
+        if expected.is_last:
+            self.has_landed(expected.frame, expected.checksums, resident)
+
+    def settle(self) -> None:
+        """The card's copies of this stream are done, whatever becomes of them."""
+        if self._copying and self._channel.pages is not None:
+            self._channel.pages.copier.settle()
+
+    def over(self) -> None:
+        """No lane is left: another stream may use the channel."""
+        if self._channel.session is self:
+            self._channel.session = None
+            self._channel.used = asyncio.get_running_loop().time()
+
+
+def _ready(sock: socket.socket) -> bool:
+    """As for tcp: a lease's random id is what opens it."""
+    tcp.notice_dead_peers(sock)
+    return True

@@ -1,0 +1,266 @@
+"""One incoming connection of the socket transports: bytes to frames, blocks' bytes straight into their places.
+
+Knows nothing of listening, of other lanes or of what frames mean; its Session (receiving.py) takes what it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from baton.kv.wire import frames
+from baton.kv.wire.frames import HEADER_BYTES, PIECE_BYTES, Frame
+from baton.kv.wire.secured import holds_bytes
+from baton.kv.wire.sending import HELLO
+from baton.protos.errors import BatonError, CorruptFrame
+
+if TYPE_CHECKING:
+    from baton.kv.wire.receiving import Session, SocketServer
+
+log = logging.getLogger("baton.kv")
+
+TURN_BYTES = 1 << 20  # read in one turn of the event loop
+MAX_VECTORS = 64
+HELLO_S = 5.0
+OVERTAKEN_S = 5.0  # for a frame that was overtaken by another lane's; one in flight takes less than a round trip
+STRANGERS_BODY_BYTES = 64 << 10  # of a frame before a lease was shown: an OPEN has hundreds, a full table 52 KiB
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
+
+
+class Landing:
+    """Blocks of one frame on their way into their places, in order; hashed piece by piece as they come.
+
+    The checksums that they should have came with the frame, or come last.
+    """
+
+    def __init__(self, frame: Frame, places: Sequence[memoryview]) -> None:
+        self.checksums: list[int] = []
+        self._frame = frame
+        self._places = places
+        self._at = 0
+        self._digest = frames.digest()
+        self._trailer = memoryview(bytearray(frames.trailer_bytes(frame)))
+        self._trailed = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every byte is in."""
+        return len(self.checksums) == len(self._places) and self._trailed == len(self._trailer)
+
+    @property
+    def frame(self) -> Frame:
+        """With its checksums, once it is done."""
+        return frames.with_trailer(self._frame, self._trailer) if self._frame.trailing else self._frame
+
+    def room(self) -> list[memoryview]:
+        """Where the next bytes go."""
+        first, unit = len(self.checksums), self._frame.unit
+        if first == len(self._places):
+            return [self._trailer[self._trailed :]]
+        if self._at or unit >= PIECE_BYTES:
+            views, ends = [self._places[first][self._at : self._at + PIECE_BYTES]], unit - self._at <= PIECE_BYTES
+        else:
+            views, ends = list(self._places[first : first + max(1, min(MAX_VECTORS, PIECE_BYTES // unit))]), True
+        if self._trailer and ends and first + len(views) == len(self._places):
+            views.append(self._trailer)
+        return views
+
+    def advance(self, count: int) -> None:
+        """``count`` bytes came."""
+        unit = self._frame.unit
+        while count:
+            if len(self.checksums) == len(self._places):
+                self._trailed += count
+                return
+            place = self._places[len(self.checksums)]
+            taken = min(count, unit - self._at)
+            count -= taken
+            if taken == unit:
+                self.checksums.append(frames.checksum(place))
+                continue
+            self._digest.update(place[self._at : self._at + taken])
+            self._at += taken
+            if self._at == unit:
+                self.checksums.append(self._digest.intdigest())
+                self._at = 0
+                self._digest.reset()
+
+
+class Inlet:
+    """One connection's incoming half: the frames, one after the other."""
+
+    def __init__(self, sock: socket.socket, server: SocketServer) -> None:
+        self.session: Session | None = None
+        self.sock = sock
+        self._server = server
+        self._buffer = bytearray(4096)
+        self._got, self._want = 0, HELLO.size
+        self._landing: Landing | None = None
+        self._held: Frame | None = None
+        self._fds: list[int] = []
+        self._closed = False
+        self._server.poller.reads(sock.fileno(), self._readable)
+        asyncio.get_running_loop().call_later(HELLO_S, self._expect_hello)
+
+    def close(self, reset: bool = False) -> None:
+        """Now; with ``reset`` the peer sees a broken stream even where nothing was in flight."""
+        if self._closed:
+            return
+        self._closed = True
+        self._server.poller.forget(self.sock.fileno())
+        if reset:
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.sock.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._server.gone(self)
+
+    def _expect_hello(self) -> None:
+        if self.session is None:
+            self.close(reset=True)
+
+    def release(self) -> None:
+        """Go on if the frames that the one held back had overtaken have come on other lanes, or nobody wants it."""
+        frame, session = self._held, self.session
+        if frame is None or session is None or self._closed:
+            return
+        if session.ended or not session.overtook(frame):
+            self._held = None
+            self._server.poller.reads(self.sock.fileno(), self._readable)
+            if not session.ended:
+                self._guarded(lambda: self._frame(frame, session))
+            self.look_again()
+
+    def _hold(self, frame: Frame, session: Session) -> None:
+        """Until those before it are in. Nothing is read on this lane meanwhile: one frame is all that is kept."""
+        self._held = frame
+        self._server.poller.reads(self.sock.fileno(), None)
+        if frame.kind in frames.WITH_BLOCKS:
+            asyncio.get_running_loop().call_later(OVERTAKEN_S, self._overdue, frame, session)
+
+    def _overdue(self, frame: Frame, session: Session) -> None:
+        if self._held is frame and not session.ended:
+            session.sink.over(
+                CorruptFrame(f"a frame of blocks came, one before it not in {OVERTAKEN_S:g} s", "subject")
+            )
+
+    def look_again(self) -> None:
+        """Read on soon if bytes wait where no epoll tells of them."""
+        if not self._closed and self._held is None and holds_bytes(self.sock):
+            asyncio.get_running_loop().call_soon(self._readable)
+
+    def _readable(self) -> None:
+        if not self._closed:
+            self._guarded(self._turn)
+            self.look_again()
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        """Whatever fails ends this stream alone."""
+        try:
+            act()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._lost()
+        except BatonError as error:
+            if self.session is None:
+                self.close(reset=True)
+            else:
+                self.session.sink.over(error)
+        except Exception:  # a bug of ours ends this stream, not the process
+            log.exception("a handoff stream failed")
+            self._lost()
+
+    def _turn(self) -> None:
+        left = TURN_BYTES
+        while left > 0 and not self._closed and self._held is None:
+            count = self._step()
+            if not count:
+                self._lost()
+                return
+            left -= count
+
+    def _step(self) -> int:
+        """Read once; how many bytes were dealt with, 0 at the end."""
+        if self.session is not None and self.session.ended:
+            return len(self.sock.recv(PIECE_BYTES))  # what was in flight then: unread, it would reset our replies
+        if self._landing is not None:
+            return self._land(self._landing)
+        count = self._fill()
+        if count and self._got == self._want:
+            return count + self._complete()
+        return count
+
+    def _fill(self) -> int:
+        if self.session is None:
+            return self._fill_hello()
+        count = self.sock.recv_into(memoryview(self._buffer)[self._got : self._want])
+        self._got += count
+        return count
+
+    def _fill_hello(self) -> int:
+        count = self._want - self._got
+        if self.sock.family != socket.AF_UNIX:
+            data = self.sock.recv(count)
+        else:
+            data, fds, *_ = socket.recv_fds(self.sock, count, 1)
+            self._fds += fds
+        self._buffer[self._got : self._got + len(data)] = data
+        self._got += len(data)
+        return len(data)
+
+    def _complete(self) -> int:
+        """The bytes wanted are in: a hello, a header, or a header with its body. Bytes fetched besides."""
+        if self.session is None:
+            self.session = self._server.enter(self, bytes(self._buffer[: self._want]), self._fds)
+        elif self._want == HEADER_BYTES and (body := frames.body_bytes(self._buffer)):
+            if body > STRANGERS_BODY_BYTES and not self.session.known:
+                raise CorruptFrame(f"a body of {body} bytes comes before any lease was shown", "frame")
+            self._want += body
+            if len(self._buffer) < self._want:  # a new one: frames decoded earlier may still borrow the old
+                self._buffer = self._buffer[:HEADER_BYTES] + bytearray(body)
+            return 0
+        else:
+            frame = frames.decode(memoryview(self._buffer)[: self._want])
+            self._got, self._want = 0, HEADER_BYTES
+            return self._frame(frame, self.session)
+        self._got, self._want = 0, HEADER_BYTES
+        return 0
+
+    def _frame(self, frame: Frame, session: Session) -> int:
+        if session.overtook(frame):
+            self._hold(frame, session)
+            return 0
+        if frame.kind not in frames.WITH_BLOCKS:
+            session.take(frame)
+            return 0
+        if frame.elsewhere:
+            return session.fetch(frame)
+        if not frame.blocks or not frame.unit:
+            raise CorruptFrame("a frame of blocks without bytes", "unit")
+        places = session.sink.place(frame)
+        if places is not None:
+            self._landing = Landing(frame, places)
+        return 0
+
+    def _land(self, landing: Landing) -> int:
+        room = landing.room()
+        count = self.sock.recv_into(room[0]) if len(room) == 1 else self.sock.recvmsg_into(room)[0]
+        landing.advance(count)
+        if landing.done and self.session is not None:
+            self._landing = None
+            self.session.has_landed(landing.frame, landing.checksums)
+        return count
+
+    def _lost(self) -> None:
+        if self.session is None:
+            self.close(reset=True)
+        else:
+            self.session.abort()

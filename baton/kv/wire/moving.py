@@ -1,0 +1,249 @@
+"""The I/O process's side of the mover: it starts that process, speaks with it, and starts it again if it dies.
+
+Knows nothing of frames or pages. Torch-free. Staging memory is shared with the mover; whoever opened a channel
+copies between staging and pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from baton.kv.memory.host_pages import PageMemory
+from baton.protos.errors import WorkerLost
+from baton.protos.nouns import SharedPages
+
+MAX_MESSAGE = 64 << 10
+LINGER_S = 30.0
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Between the I/O process and its mover."""
+
+
+class Serve(_Message, frozen=True):
+    """Be the meeting point of our receivers' channels; the listening socket comes beside it."""
+
+    host: str
+    port: int
+
+
+class Join(_Message, frozen=True):
+    """Open ``channel``: be ``rank`` of group ``group``, which meets at ``host:port``; staging comes beside it.
+
+    ``device``: staging on our card instead, which only a group of NCCL's can move.
+    """
+
+    channel: str
+    group: str
+    rank: int
+    host: str
+    port: int
+    own_host: str
+    staging_bytes: int
+    device: SharedPages | None = None
+
+
+class Move(_Message, frozen=True):
+    """Send, or receive, these bytes of staging; answered by Done with ``number``."""
+
+    channel: str
+    number: int
+    offset: int
+    size: int
+
+
+class Leave(_Message, frozen=True):
+    """Close ``channel`` after what was asked before."""
+
+    channel: str
+
+
+class Joined(_Message, frozen=True):
+    """Both are there."""
+
+    channel: str
+
+
+class Done(_Message, frozen=True):
+    """One Move is over."""
+
+    channel: str
+    number: int
+
+
+class Broken(_Message, frozen=True):
+    """The channel is closed: the peer is gone, or didn't come."""
+
+    channel: str
+    why: str
+
+
+class Left(_Message, frozen=True):
+    """The last of a channel, broken or not: the mover has let its staging go."""
+
+    channel: str
+
+
+ToMover = Serve | Join | Move | Leave
+FromMover = Joined | Done | Broken | Left
+Listener = Callable[[Joined | Done | Broken], None]
+
+
+class MoverClient:
+    """One mover process, started with the first message. ``close`` ends it."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._sock: socket.socket | None = None
+        self._watching: asyncio.AbstractEventLoop | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listeners: dict[str, Listener] = {}
+        self._held: dict[str, Callable[[], None] | None] = {}  # by the mover, channels: what to do once they aren't
+        self._serving: tuple[Serve, socket.socket] | None = None
+        self._decode = msgspec.msgpack.Decoder(FromMover).decode
+
+    def serve(self, host: str, sock: socket.socket, at_once: bool = True) -> None:
+        """Receivers' channels meet at ``sock``, which listens; also after the mover was started anew.
+
+        The mover starts now, or with the first channel.
+        """
+        self._serving = (Serve(host, sock.getsockname()[1]), sock)
+        if at_once or self._sock is not None:
+            self._send(*self._serving_message())
+
+    def join(self, join: Join, staging: PageMemory, listener: Listener) -> None:
+        """Open a channel; ``listener`` hears of it until it is Broken, or left."""
+        self._listeners[join.channel], self._held[join.channel] = listener, None
+        self._send(join, staging.fd)
+
+    def move(self, move: Move) -> None:
+        """The next thing on its channel."""
+        self._send(move)
+
+    def leave(self, channel: str, let_go: Callable[[], None] | None = None) -> None:
+        """Nobody listens from now on. ``let_go`` is called once the mover has nothing of its staging any more."""
+        if let_go is not None and channel in self._held:
+            self._held[channel] = let_go
+        elif let_go is not None:
+            let_go()
+        if self._listeners.pop(channel, None) is not None:
+            with suppress(WorkerLost):  # then it is left as well
+                self._send(Leave(channel))
+
+    def close(self) -> None:
+        """End the mover; every channel is broken."""
+        self._serving = None
+        self._lost("the transport was closed")
+
+    def _serving_message(self) -> tuple[Serve, int]:
+        assert self._serving is not None
+        return self._serving[0], self._serving[1].fileno()
+
+    def _send(self, message: msgspec.Struct, fd: int | None = None) -> None:
+        if self._sock is None:
+            self._start()
+            if self._serving is not None and not isinstance(message, Serve):
+                self._send(*self._serving_message())
+        assert self._sock is not None
+        data = msgspec.msgpack.encode(message)
+        try:
+            if fd is None:
+                self._sock.send(data)
+            else:
+                socket.send_fds(self._sock, [data], [fd])
+        except OSError as error:
+            self._lost(f"the mover process is gone ({error.strerror})")
+            raise WorkerLost("the mover process of the nccl transport died", "worker.kv_transport") from error
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        fd = theirs.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "baton.engine.mover", str(fd)], pass_fds=(fd,), stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self.pid = self._process.pid
+        self._sock = ours
+        self._watch()
+
+    def _watch(self) -> None:
+        assert self._sock is not None
+        self._watching = asyncio.get_running_loop()
+        self._watching.add_reader(self._sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(MAX_MESSAGE)
+        except OSError:  # it was killed with words of ours unread
+            data = b""
+        if not data:
+            self._lost("the mover process died")
+            return
+        message = self._decode(data)
+        if isinstance(message, Left):
+            self._let_go(message.channel)
+            return
+        listener = self._listeners.get(message.channel)
+        if isinstance(message, Broken):
+            self._listeners.pop(message.channel, None)
+        if listener is not None:
+            listener(message)
+
+    def _lost(self, why: str) -> None:
+        if self._sock is not None:
+            if self._watching is not None:
+                self._watching.remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = self._watching = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        listeners, self._listeners = self._listeners, {}
+        for channel, listener in listeners.items():
+            listener(Broken(channel, why))
+        for channel in tuple(self._held):
+            self._let_go(channel)
+
+    def _let_go(self, channel: str) -> None:
+        if (let_go := self._held.pop(channel, None)) is not None:
+            let_go()
+
+
+class _Lent:
+    """One mover for all senders of an event loop, kept a while after the last: a preflight comes before its use."""
+
+    def __init__(self) -> None:
+        self.mover, self.users = MoverClient(), 0
+
+
+_lent: dict[asyncio.AbstractEventLoop, _Lent] = {}
+
+
+def borrow() -> MoverClient:
+    """The running loop's mover; ``give_back`` when it is not needed any more."""
+    lent = _lent.setdefault(asyncio.get_running_loop(), _Lent())
+    lent.users += 1
+    return lent.mover
+
+
+def give_back() -> None:
+    """One user less."""
+    loop = asyncio.get_running_loop()
+    lent = _lent[loop]
+    lent.users -= 1
+    loop.call_later(LINGER_S, _end_if_unused, lent)
+
+
+def _end_if_unused(lent: _Lent) -> None:
+    if not lent.users:
+        lent.mover.close()  # the next who borrows it starts it again

@@ -1,0 +1,92 @@
+"""Send real bytes to a receiver, have them checked there, and see how long that takes.
+
+Knows nothing of who chooses a transport by it. PROBE frames take the same way as blocks do: placed, landed, hashed,
+acknowledged; only that the receiver drops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire import frames
+from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
+from baton.kv.wire.frames import Block, Frame, Kind
+from baton.protos.errors import WorkerLost
+
+PAGE_BYTES = 1 << 20
+PAGES = 4
+SMALL_BYTES = 4096
+ROUNDS = 3
+SLOW_S = 0.1  # a network on which one page takes longer is not asked for more
+TIMEOUT_S = 5.0
+PATIENCE_S = {"nccl": 60.0}  # its movers load torch first
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one transport takes to one receiver: seconds for a small frame and its answer, bytes per second."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def seconds(self, size: int) -> float:
+        """Expected for ``size`` bytes."""
+        return self.fixed_s + size / self.bytes_per_s
+
+
+def probe_memory() -> PageMemory:
+    """Pages of its own: a preflight must not read pages that an engine may be writing."""
+    memory = PageMemory.create(PAGES, PAGE_BYTES)
+    memory.view()[:] = os.urandom(PAGE_BYTES) * PAGES
+    return memory
+
+
+async def measure(
+    transport: Transport,
+    address: str,
+    memory: PageMemory,
+    clock: Callable[[], float],
+    timeout_s: float = TIMEOUT_S,
+) -> Measured:
+    """The best of a few rounds. Raises WorkerLost, or the receiver's refusal."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            stream = await transport.connect(address)
+            try:
+                fixed = min([await _round(stream, memory, 1, SMALL_BYTES, clock) for _ in range(ROUNDS)])
+                pages, whole = 1, await _round(stream, memory, 1, PAGE_BYTES, clock)
+                if whole < SLOW_S:
+                    pages = PAGES
+                    whole = min([await _round(stream, memory, PAGES, PAGE_BYTES, clock) for _ in range(ROUNDS)])
+            finally:
+                await stream.close()
+    except TimeoutError:
+        raise WorkerLost(f"a preflight to {address} took longer than {timeout_s:g} s", "decode_address") from None
+    return Measured(fixed, pages * PAGE_BYTES / max(whole - fixed, 1e-6))
+
+
+async def _round(
+    stream: HandoffStream, memory: PageMemory, count: int, size: int, clock: Callable[[], float]
+) -> float:
+    """Seconds from the first byte sent to the last answer."""
+    flags = frames.RESIDENT if resident_bytes(stream) else 0  # from card to card, where blocks go that way
+    begun = clock()
+    for page in range(count):
+        data, table = memory.page(page)[:size], (Block(page, frames.NO_HASH),)
+        frame = Frame(Kind.PROBE, flags=flags, unit=size, blocks=table, offsets=(page * PAGE_BYTES,))
+        await stream.send(frame, [data])
+    for _ in range(count):
+        await _answer(stream)
+    return clock() - begun
+
+
+async def _answer(stream: HandoffStream) -> None:
+    raw = await stream.receive()
+    frame = None if raw is None else frames.decode(raw)
+    if frame is None or (frame.kind, frame.subject) != (Kind.ACK, Kind.PROBE):
+        said = "nothing" if frame is None else frame.kind.name
+        raise WorkerLost(f"the receiver answered a probe with {said}", "decode_address")

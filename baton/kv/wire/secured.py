@@ -1,0 +1,102 @@
+"""TLS on sockets that carry frames: the handshake, on the event loop, before the first byte of ours.
+
+Knows nothing of frames. The receiver asks for the certificate of a worker, and so does the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from baton.kv.wire.poller import Poller
+from baton.kv.wire.sending import wake
+from baton.protos.errors import WorkerLost
+from baton.tls.identity import Identity
+from baton.tls.reporting import cause, complain
+from baton.tls.sockets import TlsSocket, dialling, step_handshake
+
+HANDSHAKE_S = 5.0
+ROLE = "worker"
+
+
+class Arrival:
+    """An accepted connection until its handshake is done: then ``ready`` gets the socket, or ``close`` ends it."""
+
+    def __init__(
+        self,
+        sock: TlsSocket,
+        peer: str,
+        identity: Identity,
+        poller: Poller,
+        ready: Callable[[Arrival, TlsSocket], None],
+        gone: Callable[[Arrival], object],
+    ) -> None:
+        self._sock, self._peer, self._identity, self._poller = sock, peer, identity, poller
+        self._ready, self._gone = ready, gone
+        self._over = False
+
+    def begin(self) -> None:
+        """Start the handshake, and its time limit."""
+        asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_late)
+        self._step()
+
+    def close(self, reset: bool = False) -> None:
+        """Now; again does nothing."""
+        if not self._over:
+            self._over = True
+            self._poller.forget(self._sock.fileno())
+            self._sock.close()
+            self._gone(self)
+
+    def _too_late(self) -> None:
+        if not self._over:
+            complain(self._identity.where, TimeoutError(f"no handshake within {HANDSHAKE_S:g} s"), self._peer)
+            self.close()
+
+    def _step(self) -> None:
+        if self._over:
+            return
+        try:
+            wait = step_handshake(self._sock, self._identity, self._peer)
+        except OSError:  # it was told
+            self.close()
+            return
+        fd = self._sock.fileno()
+        self._poller.forget(fd)
+        if wait:
+            (self._poller.writes if wait == "write" else self._poller.reads)(fd, self._step)
+            return
+        self._over = True
+        self._ready(self, self._sock)
+
+
+def holds_bytes(sock: socket.socket) -> bool:
+    """Whether decrypted bytes wait in ``sock``, of which no epoll will tell."""
+    return isinstance(sock, TlsSocket) and sock.fileno() >= 0 and bool(sock.pending())
+
+
+async def dial_securely(sock: socket.socket, address: str, identity: Identity, poller: Poller) -> TlsSocket:
+    """The sender's end on a connected socket. Raises WorkerLost naming the cause."""
+    secured = dialling(sock, identity, ROLE)
+    try:
+        while wait := step_handshake(secured, identity, address):
+            await _until(secured.fileno(), poller, wait == "write")
+    except OSError as error:
+        secured.close()
+        text = f"no TLS with the decode worker at {address}: {cause(error)}"
+        raise WorkerLost(text, "decode_address") from error
+    except BaseException:
+        poller.forget(secured.fileno())
+        secured.close()
+        raise
+    return secured
+
+
+async def _until(fd: int, poller: Poller, write: bool) -> None:
+    waiting = asyncio.get_running_loop().create_future()
+    (poller.writes if write else poller.reads)(fd, lambda: wake(waiting))
+    try:
+        await waiting
+    finally:
+        poller.forget(fd)

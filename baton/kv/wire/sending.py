@@ -1,0 +1,249 @@
+"""The sender's end of a stream over sockets (tcp, shm): frames go out over a lane or several, replies come on one.
+
+Knows nothing of addresses or of what frames mean. Blocks' bytes go from where they lie to the kernel, without a
+copy of ours. All I/O runs on the event loop without blocking it: once ``close`` has returned, no byte is read.
+
+A connection begins with a hello, which names the newest version of the frames that the sender knows, where the
+first version had a zero that nobody read. A receiver that knows more than the first answers with a GREETING before
+all else; one that does not is silent, and whoever has heard no greeting writes the first version's frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from baton.kv.memory import copying
+from baton.kv.wire import frames
+from baton.kv.wire.base import sealed
+from baton.kv.wire.frames import HEADER_BYTES, Bytes, Frame, Kind
+from baton.kv.wire.poller import Poller
+from baton.protos.errors import CorruptFrame, WorkerLost
+
+T = TypeVar("T")
+
+MAGIC = b"BKVH"
+HELLO = struct.Struct("<4sBBH16s")  # magic, version, lane, newest, stream id: the first bytes of each connection
+VERSION = 1  # of the hello, and of the frames until both ends are known to know a newer one
+KEPT_BACK_BYTES = 64 << 10  # of a frame, until it is hashed: they and its checksums leave as one
+ANCHOR = 255  # a lane that carries nothing: it keeps what the receiver has mapped
+MAX_VECTORS = 512
+READ_BYTES = 64 << 10
+
+
+class Lane:
+    """One connected, non-blocking socket."""
+
+    def __init__(self, sock: socket.socket, name: str, poller: Poller) -> None:
+        self._sock = sock
+        self._poller = poller
+        self._fd = sock.fileno()
+        self._name = name
+        self._waits: dict[bool, asyncio.Future[None]] = {}
+        self._closed = False
+
+    async def write(self, buffers: Sequence[Bytes]) -> None:
+        """All of ``buffers``, in order."""
+        left = [memoryview(buffer) for buffer in buffers]
+        while left:
+            sent = await self._try(lambda: self._sock.sendmsg(left[:MAX_VECTORS]), True)
+            while left and sent >= len(left[0]):
+                sent -= len(left.pop(0))
+            if sent:
+                left[0] = left[0][sent:]
+
+    async def read(self) -> bytes:
+        """What is there, at least one byte; empty at the end."""
+        return await self._try(lambda: self._sock.recv(READ_BYTES), False)
+
+    def close(self) -> None:
+        """At once, whatever is in flight."""
+        if self._closed:
+            return
+        self._closed = True
+        self._poller.forget(self._fd)
+        for waiting in self._waits.values():
+            if not waiting.done():
+                waiting.set_exception(self.lost("the transport was closed"))
+        self._sock.close()
+
+    def lost(self, why: object) -> WorkerLost:
+        """The error that says so."""
+        return WorkerLost(f"the handoff stream to {self._name} broke: {why}", "decode_address")
+
+    async def _try(self, act: Callable[[], T], write: bool) -> T:
+        while not self._closed:
+            try:
+                return act()
+            except BlockingIOError:
+                await self._ready(write)
+            except OSError as error:
+                raise self.lost(error.strerror) from error
+        raise self.lost("it was closed")
+
+    async def _ready(self, write: bool) -> None:
+        self._waits[write] = waiting = asyncio.get_running_loop().create_future()
+        watch = self._poller.writes if write else self._poller.reads
+        watch(self._fd, lambda: wake(waiting))
+        try:
+            await waiting
+        finally:
+            if not self._closed:
+                watch(self._fd, None)
+
+
+class SocketTransport:
+    """What each transport over sockets has: its open streams and, from the first on, the poller beneath them."""
+
+    def __init__(self) -> None:
+        self._streams: set[SocketStream] = set()
+        self._poller: Poller | None = None
+
+    @property
+    def poller(self) -> Poller:
+        """Of the running loop."""
+        self._poller = self._poller or Poller()
+        return self._poller
+
+    async def close(self) -> None:
+        """Close every stream."""
+        for stream in tuple(self._streams):
+            await stream.close()
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+
+
+class SocketStream:
+    """A HandoffStream over ``lanes``; replies come on the first. ``elsewhere``: blocks' bytes stay in place.
+
+    It is one of ``streams`` until it closes. Once greeted, it hashes blocks while the kernel sends them.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], streams: set[SocketStream], elsewhere: bool = False) -> None:
+        self._lanes = list(lanes)
+        self._streams, self._elsewhere = streams, elsewhere
+        streams.add(self)
+        self._writing: dict[Lane, asyncio.Task[None]] = {}
+        self._sent = self._said = 0  # frames with blocks, and without
+        self._greeted = 1  # the version that the receiver reads, as far as is known
+        self._inbox = bytearray()
+        self._ended = False
+        self._turn = asyncio.Lock()
+
+    async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
+        """Blocks take the first lane that is free; anything else goes on the first lane, numbered after them."""
+        async with self._turn:
+            with_blocks = frame.kind in frames.WITH_BLOCKS
+            lane = await self._free_lane() if with_blocks else self._lanes[0]
+            head, payload = self._encode(frame, payload)
+            write = _write_hashing if payload and not frame.sealed and self._trails else _write
+            self._sent += with_blocks
+            self._said += not with_blocks
+            if len(self._lanes) == 1:
+                await write(lane, head, payload)
+                return
+            if (earlier := self._writing.get(lane)) is not None:
+                await earlier
+            self._writing[lane] = asyncio.ensure_future(write(lane, head, payload))
+            if not with_blocks:
+                await self._writing[lane]
+
+    async def receive(self) -> bytes | None:
+        """The next whole reply; END is the orderly end."""
+        while not self._ended:
+            if (reply := self._next()) is not None:
+                said = frames.decode(reply)
+                if said.kind is Kind.GREETING:
+                    self._greeted = said.subject
+                    continue
+                if said.kind is not Kind.END:
+                    return reply
+                self._ended = True
+                break
+            data = await self._lanes[0].read()
+            if not data:
+                raise self._lanes[0].lost("it ended without a goodbye")
+            self._inbox += data
+        return None
+
+    async def close(self) -> None:
+        """Close every lane: what is being written ends with WorkerLost, nobody is cancelled."""
+        self._streams.discard(self)
+        for lane in self._lanes:
+            lane.close()
+        await asyncio.gather(*self._writing.values(), return_exceptions=True)
+        self._writing.clear()
+
+    @property
+    def _trails(self) -> bool:
+        """Whether checksums may follow the blocks' bytes."""
+        return self._greeted >= frames.TRAILING_SINCE and not self._elsewhere
+
+    def _encode(self, frame: Frame, payload: Sequence[memoryview]) -> tuple[bytes, Sequence[memoryview]]:
+        """Header and body, and what is to follow them."""
+        flags = frame.flags
+        if self._trails and not frame.sealed:
+            flags |= frames.TRAILING
+        else:
+            frame = sealed(frame, payload)
+        if self._elsewhere and frame.offsets:
+            flags, payload = flags | frames.ELSEWHERE, ()
+        subject = min(self._said, frames.MOST_COUNTED) if frame.kind in frames.WITH_BLOCKS else frame.subject
+        numbered = Frame(
+            frame.kind, frame.lease, frame.epoch, frame.body, frame.shard_rank, frame.shard_count, flags,
+            subject, self._sent, frame.unit, frame.blocks, frame.offsets,
+        )  # fmt: skip
+        return frames.encode(numbered), payload
+
+    async def _free_lane(self) -> Lane:
+        if len(self._lanes) == 1:
+            return self._lanes[0]
+        while True:
+            for lane in self._lanes:
+                task = self._writing.get(lane)
+                if task is None:
+                    return lane
+                if task.done():
+                    del self._writing[lane]
+                    task.result()
+                    return lane
+            await asyncio.wait(self._writing.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _next(self) -> bytes | None:
+        if len(self._inbox) < HEADER_BYTES:
+            return None
+        size = HEADER_BYTES + frames.body_bytes(self._inbox)
+        if len(self._inbox) < size:
+            return None
+        reply = bytes(self._inbox[:size])
+        del self._inbox[:size]
+        if frames.decode(reply).kind in frames.WITH_BLOCKS:
+            raise CorruptFrame("a receiver sends no blocks", "kind")
+        return reply
+
+
+async def _write(lane: Lane, head: bytes, payload: Sequence[memoryview]) -> None:
+    await lane.write([head, *payload])
+
+
+async def _write_hashing(lane: Lane, head: bytes, payload: Sequence[memoryview]) -> None:
+    """Hash what the kernel has taken, while it sends that and while the cache still holds it."""
+    *whole, last = payload
+    cut = max(0, len(last) - KEPT_BACK_BYTES)
+    await lane.write([head, *whole, last[:cut]])
+    await lane.write([last[cut:], frames.trailer(copying.checksums(payload))])
+
+
+def hello(lane: int, stream: bytes, newest: int = 0) -> bytes:
+    """The first bytes of a connection. ``newest``: of the versions of the frames; 0 asks for no greeting."""
+    return HELLO.pack(MAGIC, VERSION, lane, newest, stream)
+
+
+def wake(waiting: asyncio.Future[None]) -> None:
+    """End the wait, if it still is one."""
+    if not waiting.done():
+        waiting.set_result(None)

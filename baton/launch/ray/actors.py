@@ -1,0 +1,134 @@
+"""One actor per slot in a connected Ray, each in a placement group of its own on the node that others chose for it.
+
+Knows nothing of which node is good. A lasting actor outlives the driver that asked for it: its name says which slot
+it is, what runs there and on which node, so that the next driver finds it. Any other ends with its driver. A
+placement group is a gang: all of a slot's bundles on one node, or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton.launch.ray.node_choice import Seat, Wish
+from baton.launch.supervise import HostPlan, HostSupervisor
+from baton.process.processes import wait_exit
+
+ANSWER_S = 2.0
+RAYLET_ENV = "RAY_RAYLET_PID"  # Ray says it to each of its workers
+LOOK_S = 60.0  # waiting, in turns of
+PREFIX = "baton/"
+log = logging.getLogger("baton.placement")
+
+
+class WorkerActor:
+    """Supervises the host of one slot. Ray restarts this actor on its node; the host doesn't notice.
+
+    It ends with its raylet: nobody could tell it any more that the slot is wanted elsewhere, or not at all, and
+    whoever is asked next takes the host over.
+    """
+
+    def __init__(self, plan: str) -> None:
+        raylet = int(os.environ.get(RAYLET_ENV) or os.getppid())  # it may be gone, and another our parent
+        threading.Thread(target=_end_with, args=(raylet,), name="raylet", daemon=True).start()
+        self._supervisor = HostSupervisor(msgspec.json.decode(plan, type=HostPlan))
+        self._supervisor.start()
+
+    def status(self) -> str:
+        """A SlotStatus, as JSON."""
+        return msgspec.json.encode(self._supervisor.status()).decode()
+
+    def stop(self, grace_s: float) -> None:
+        """End the host and start it no more."""
+        self._supervisor.stop(grace_s)
+
+
+class Placed(NamedTuple):
+    """An actor, its placement group (None: it never had one), where it is and what it runs (``mark_of``)."""
+
+    actor: Any
+    group: Any
+    seat: Seat
+    mark: str
+
+
+class Actors:
+    """``ray`` is the module, connected. ``lasting``: what is started outlives us and is found again."""
+
+    def __init__(self, ray: Any, lasting: bool = False) -> None:
+        self._ray, self._lasting = ray, lasting
+
+    def start(self, plan: HostPlan, wish: Wish, node_id: str) -> Placed:
+        """Ask Ray for the slot's actor on that node; it is there some time later."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        name, bundles = actor_name(plan, node_id), [dict(wish.needs) for _ in range(wish.gang)]
+        kept = {"name": name, "lifetime": "detached"} if self._lasting else {}
+        pinned = [{"ray.io/node-id": node_id} for _ in bundles]
+        group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=pinned, **kept)
+        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
+        custom = {kind: amount for kind, amount in wish.needs.items() if kind != "GPU"}
+        actor = self._ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(WorkerActor).options(
+            resources=custom, num_gpus=wish.needs.get("GPU", 0), scheduling_strategy=strategy, **kept
+        )
+        started = actor.remote(msgspec.json.encode(plan).decode())
+        return Placed(started, group, Seat(wish, node_id), mark_of(plan))
+
+    def found(self) -> Iterator[Placed]:
+        """Lasting actors that an earlier driver left."""
+        names = self._ray.util.list_named_actors() if self._lasting else ()
+        for name in sorted(name for name in names if name.startswith(PREFIX)):
+            try:
+                actor = self._ray.get_actor(name)
+            except ValueError:  # it went meanwhile
+                continue
+            yield self._known(name, actor)
+
+    def stop(self, placed: Placed, grace_s: float) -> Any:
+        """Ask it to end its host; the answer comes when the host has ended."""
+        return placed.actor.stop.remote(grace_s)
+
+    def remove(self, placed: Placed) -> None:
+        """The actor and its group go; a host that it has not ended stays."""
+        from ray.util.placement_group import remove_placement_group
+
+        try:
+            self._ray.kill(placed.actor)
+            if placed.group is not None:
+                remove_placement_group(placed.group)
+        except (self._ray.exceptions.RayError, ValueError) as error:
+            log.warning("%s was not let go of in order: %s", placed.seat.wish.slot, error)
+
+    def _known(self, name: str, actor: Any) -> Placed:
+        slot, role, mark, node_id = (*name.removeprefix(PREFIX).split("/"), "", "", "")[:4]
+        try:
+            group = self._ray.util.get_placement_group(name)
+        except ValueError:  # named otherwise, by another version: nobody knows what it takes, and it is not wanted
+            return Placed(actor, None, Seat(Wish(slot, "", {}), node_id), "")
+        bundles = group.bundle_specs
+        return Placed(actor, group, Seat(Wish(slot, role, dict(bundles[0]), len(bundles)), node_id), mark)
+
+
+def _end_with(raylet: int) -> None:
+    """This process, and not the host, which is in a session of its own."""
+    while not wait_exit(raylet, LOOK_S):
+        pass
+    os._exit(1)
+
+
+def actor_name(plan: HostPlan, node_id: str) -> str:
+    """Of the slot, of what runs there, and where: another plan, or another node, is another actor."""
+    return f"{PREFIX}{plan.slot}/{plan.role}/{mark_of(plan)}/{node_id}"
+
+
+def mark_of(plan: HostPlan) -> str:
+    """What a slot runs. A spec's text counts from a host's next start on, and makes no other plan."""
+    told = msgspec.json.encode(msgspec.structs.replace(plan, spec=""))
+    return hashlib.sha256(told).hexdigest()[:12]

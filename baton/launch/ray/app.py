@@ -1,0 +1,174 @@
+"""Ray: a private one, or one that others started, with an actor per slot that supervises a worker host.
+
+Ray is never on a request's path: when Ray dies the hosts go on, and the actors of the next Ray adopt them by their
+slots' locks. Knows nothing of what a host serves, nor (``ray_seats``) of which node a slot is on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.launch.ray.seats import Seats, resource_of
+from baton.launch.supervise import HostPlan, SlotStatus
+from baton.protos.errors import ConfigError, StartupError
+
+PLACE_S = 20.0
+SEATS = 1024  # workers of a role that a private Ray lets this machine run: the machine is its owner's business
+
+
+class PlacementSpec(msgspec.Struct, frozen=True):
+    """The slots to fill, and which Ray to fill them with (``address`` empty: a private one)."""
+
+    plans: tuple[HostPlan, ...]
+    temp_dir: str
+    address: str = ""
+    auth_mode: str = "token"
+    object_store_bytes: int = 80 << 20
+    gpus: bool = False
+    environment: dict[str, str] = {}  # of every Ray process, besides ours: Ray's own TLS
+    strategy: str = "peers"  # of node_choice
+    drain_s: float = 2.0  # a host's own grace when it is told to leave
+    lasting: bool = False  # workers outlive this connection, and the next one finds them
+    lost_s: float = 5.0  # no actor answers for so long: Ray is gone; a restarted actor answers sooner
+
+
+def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
+    """Variables that every Ray process of the cluster inherits; they must be set before Ray is imported."""
+    quiet = {
+        "RAY_AUTH_MODE": spec.auth_mode,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_metrics_collection": "0",
+        "RAY_kill_child_processes_on_worker_exit": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    if not spec.address:
+        quiet["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own switch for listening on loopback alone
+    if not spec.address and spec.auth_mode == "token" and "RAY_AUTH_TOKEN" not in os.environ:
+        quiet["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    return quiet | spec.environment
+
+
+class Placement:
+    """A connection to Ray with one actor per slot. Use it from one thread; ``close`` it."""
+
+    def __init__(self, spec: PlacementSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self._spec, self._clock = spec, clock
+        self._silent = 0.0
+        self.ray = _import_ray(spec)
+        self._seats = Seats(self.ray, spec.strategy, spec.gpus, spec.drain_s, clock, lasting=spec.lasting)
+        self._shown: dict[str, SlotStatus] = {}
+
+    def connect(self) -> str:
+        """Start a private Ray or join the one at ``address``; returns its address."""
+        try:
+            context = self.ray.init(**self._join() if self._spec.address else self._private())
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"join Ray at {self._spec.address}" if self._spec.address else "start Ray"
+            raise StartupError(
+                f"can't {where}: {error}. RAY_AUTH_MODE ({self._spec.auth_mode}) and the token must be the same on "
+                "every node; set --ray-address and [ray] auth_mode"
+            ) from None
+        return str(context.address_info["gcs_address"])
+
+    def place(self) -> None:
+        """Seat every slot. Raises ConfigError when no node has room."""
+        self._seats.want(self._spec.plans)
+        deadline = self._clock() + PLACE_S
+        self._seats.tend()
+        while missing := self._seats.unseated():
+            if self._clock() > deadline:
+                raise _no_room(missing, self._spec.gpus)
+            time.sleep(0.2)
+            self._seats.tend()
+
+    def scale(self, plans: Sequence[HostPlan]) -> None:
+        """These slots from now on: new ones are seated as there is room, others drained and ended."""
+        self._seats.want(plans)
+
+    def tend(self) -> None:
+        """Heal what nodes took along, go on with what was asked. To be called again and again."""
+        self._seats.tend()
+
+    def where(self) -> Mapping[str, str]:
+        """slot -> id of its node."""
+        return self._seats.where()
+
+    def statuses(self) -> dict[str, SlotStatus]:
+        """slot -> status; one whose actor doesn't answer is shown as it was. Raises StartupError when none does."""
+        found, answered = self._seats.statuses()
+        if answered or not self._seats.where():
+            self._silent = 0.0
+        elif self._silent and self._clock() - self._silent > self._spec.lost_s:
+            raise StartupError("Ray answers no more")
+        else:
+            self._silent = self._silent or self._clock()
+        return found
+
+    def changes(self) -> list[SlotStatus]:
+        """Statuses that are other than the last time this was asked. Raises as ``statuses``."""
+        now = self.statuses()
+        changed = [status for slot, status in now.items() if self._shown.get(slot) != status]
+        self._shown = now
+        return changed
+
+    def stop_hosts(self, grace_s: float) -> None:
+        """End every host through its actor."""
+        self._seats.stop_all(grace_s)
+
+    def close(self) -> None:
+        """Leave Ray; a private one ends."""
+        self.ray.shutdown()
+
+    def _private(self) -> dict[str, Any]:
+        room = {resource_of(role): SEATS for role in ("prefill", "decode")}
+        room |= {name: SEATS for plan in self._spec.plans for name in plan.resources if name not in ("CPU", "GPU")}
+        return {
+            "address": "local", "num_cpus": 1, "resources": room, "include_dashboard": False,
+            "object_store_memory": self._spec.object_store_bytes,
+            "_temp_dir": self._spec.temp_dir, **_QUIET,
+        }  # fmt: skip
+
+    def _join(self) -> dict[str, Any]:
+        return {"address": self._spec.address, **_QUIET}
+
+
+_QUIET = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "baton"}
+
+
+def _import_ray(spec: PlacementSpec) -> Any:
+    os.environ.update(quiet_environment(spec))
+    try:
+        import ray
+    except ImportError:
+        raise StartupError("Ray is not installed: pip install 'baton-serve[ray]'") from None
+    return ray
+
+
+def _no_room(missing: Sequence[HostPlan], gpus: bool) -> ConfigError:
+    asked = "; ".join(f"{plan.slot}: {_needs_of(plan, gpus)}" for plan in missing)
+    example = json.dumps(missing[0].resources or {resource_of(missing[0].role): 1})
+    return ConfigError(
+        f"no room in the Ray cluster for {asked}. Nodes offer it when started with, for example, "
+        f"`ray start --address … --resources '{example}'`",
+        "ray.address",
+    )
+
+
+def _needs_of(plan: HostPlan, gpus: bool) -> str:
+    """In words: resources, how often, and the labels that a node must carry."""
+    needs = plan.resources or {resource_of(plan.role): 1}
+    words = ", ".join(f"{amount * plan.gang:g} {name}" for name, amount in sorted(needs.items()))
+    words += ", a GPU or its share of one" if gpus and "GPU" not in needs else ""
+    gang = " all on one node" if plan.gang > 1 else ""
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(plan.labels.items()))
+    return f"{words}{gang}" + (f" labelled {labels}" if labels else "")

@@ -1,0 +1,119 @@
+"""The process that holds our end of Ray: ``python -m baton.launch.ray.host --spec FILE``.
+
+A process of its own because Ray ends the process of a driver whose raylet dies; serving must not end with it.
+Reports are JSON lines on stdout; a line on stdin says which slots are wanted from now on (a JSON list of
+HostPlans). It stops when stdin ends or on SIGTERM. Knows nothing of the router.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from baton.launch.ray.app import Placement, PlacementSpec
+from baton.launch.supervise import HostPlan, SlotStatus
+from baton.process.processes import named_in_session, wait_exit
+from baton.protos.errors import BatonError, ErrorInfo, StartupError, to_info
+
+POLL_S = 0.2
+GRACE_S = 1.5
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line: Ray came up (``address``), a slot changed (``slot``), or nothing can go on (``error``)."""
+
+    address: str = ""
+    slot: SlotStatus | None = None
+    error: ErrorInfo | None = None
+
+
+def main() -> None:
+    """Place the workers and report on them until told to stop."""
+    parser = argparse.ArgumentParser(prog="baton.launch.ray.host")
+    parser.add_argument("--spec", required=True, help="file with a PlacementSpec as JSON")
+    spec = msgspec.json.decode(Path(parser.parse_args().spec).read_bytes(), type=PlacementSpec)
+    reports = _take_stdout()
+    stop, asked = threading.Event(), Asked()
+    threading.Thread(target=_read_stdin, args=(stop, asked), daemon=True).start()
+    try:
+        _serve(spec, reports, stop, asked)
+    except BatonError as error:
+        _say(reports, Report(error=to_info(error)))
+        sys.exit(1)
+
+
+def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: Asked) -> None:
+    placement = Placement(spec)
+    try:
+        address = placement.connect()
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())  # after Ray, which installs its own
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _say(reports, Report(address=address))
+        placement.place()
+        _watch(placement, reports, stop, asked)
+        placement.stop_hosts(GRACE_S)
+    finally:
+        placement.close()
+
+
+def _watch(placement: Placement, reports: int, stop: threading.Event, asked: Asked) -> None:
+    raylet = named_in_session("raylet")  # None in a joined cluster
+    while not stop.wait(POLL_S):
+        if raylet is not None and wait_exit(raylet, 0):
+            raise StartupError("Ray's raylet ended; serving goes on")
+        if (plans := asked.take()) is not None:
+            placement.scale(plans)
+        placement.tend()
+        for status in placement.changes():
+            _say(reports, Report(slot=status))
+
+
+def _take_stdout() -> int:
+    """Keep stdout for reports alone: whatever a library prints goes to stderr, the log."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return kept
+
+
+def _say(reports: int, report: Report) -> None:
+    os.write(reports, msgspec.json.encode(report) + b"\n")
+
+
+class Asked:
+    """The last line that came, until it is taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._plans: list[HostPlan] | None = None
+
+    def put(self, line: bytes) -> None:
+        """A line of stdin."""
+        plans = msgspec.json.decode(line, type=list[HostPlan])
+        with self._lock:
+            self._plans = plans
+
+    def take(self) -> list[HostPlan] | None:
+        """None when nothing new was asked."""
+        with self._lock:
+            plans, self._plans = self._plans, None
+        return plans
+
+
+def _read_stdin(stop: threading.Event, asked: Asked) -> None:
+    with os.fdopen(os.dup(0), "rb") as lines:
+        for line in lines:
+            try:
+                asked.put(line)
+            except msgspec.MsgspecError as error:
+                print(f"a line on stdin is not a list of plans: {error}", file=sys.stderr)
+    stop.set()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Slots on the nodes of a Ray cluster: which are wanted, where each sits, who has to leave and who comes next.
+
+Given a connected Ray; knows nothing of how it was started, of what a host serves, or (``ray_actors``) of how an
+actor is asked for. What a node's death or preemption leaves without a seat is placed again elsewhere, after pauses
+that grow. A slot that is not wanted any more, or that shall run something else, is drained before its actor goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.launch.ray.actors import ANSWER_S, Actors, Placed, mark_of
+from baton.launch.ray.node_choice import Node, Wish, choose
+from baton.launch.supervise import BACKOFF_S, HostPlan, SlotStatus
+from baton.protos.errors import ConfigError
+
+LOOK_S = 1.0  # between two looks at the nodes
+SETTLED_S = 30.0  # in place for so long: the next loss is a first one again
+URGENT_S = 10.0  # a node that goes sooner than this, and the drain, is left by all at once
+KNOWN_S = 2.0  # after being ready for so long a worker is in use by every router
+STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
+log = logging.getLogger("baton.placement")
+
+
+class _Seated:
+    """A slot that has a node."""
+
+    def __init__(self, placed: Placed, since: float) -> None:
+        self.placed, self.seat, self.since = placed, placed.seat, since
+        self.leaving: Any = None  # the answer to ``stop``, once it was asked
+        self.leave_by = 0.0
+
+
+class Seats:
+    """Keeps ``want``-ed slots in place. Call ``tend`` again and again, from one thread.
+
+    ``lasting``: the workers outlive us, and those that an earlier one of us left are taken over; a worker then
+    takes a whole GPU, since nodes come as they like, and waits for one.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        strategy: str = "peers",
+        gpus: bool = False,
+        drain_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        lasting: bool = False,
+    ) -> None:
+        self._wall_clock, self._lasting = wall_clock, lasting
+        self._ray, self._strategy, self._gpus, self._drain_s, self._clock = ray, strategy, gpus, drain_s, clock
+        self._actors = Actors(ray, lasting)
+        self._has_adopted = not lasting
+        self._wanted: dict[str, HostPlan] = {}
+        self._seats: dict[str, _Seated] = {}
+        self._losses: dict[str, tuple[int, float]] = {}  # slot -> how often lost its node, not again before
+        self._looked = float("-inf")
+        self._last: dict[str, SlotStatus] = {}
+        self._ready: dict[str, float] = {}  # slot -> since when
+
+    def want(self, plans: Sequence[HostPlan]) -> None:
+        """These slots from now on; ``tend`` does the rest."""
+        self._wanted = {plan.slot: plan for plan in plans}
+        self._looked = float("-inf")
+
+    def unseated(self) -> list[HostPlan]:
+        """Wanted slots without a node."""
+        return [plan for slot, plan in self._wanted.items() if slot not in self._seats]
+
+    def tend(self) -> None:
+        """Look at the nodes, let go of what can't or shouldn't stay, place what is missing."""
+        if self._clock() - self._looked < LOOK_S:
+            self._finish_leaving()
+            return
+        self._looked = self._clock()
+        self._adopt()
+        nodes, draining = self._nodes(), self._draining()
+        for slot, seated in list(self._seats.items()):
+            if seated.leaving is None and seated.seat.node_id not in nodes:
+                self._lose(slot, f"its node {seated.seat.node_id[:12]} is gone")
+            elif seated.leaving is None and self._has_ended(slot):
+                self._lose(slot, "it was told to end, by an earlier placer or its node")
+        self._finish_leaving()
+        self._fill([node for name, node in nodes.items() if name not in draining])
+        for slot, seated in list(self._seats.items()):  # last: who could be seated again keeps its role served
+            if seated.leaving is None and (why := self._why_leave(slot, seated, draining)):
+                self._ask_to_leave(slot, why)
+
+    def statuses(self) -> tuple[dict[str, SlotStatus], bool]:
+        """slot -> status, as it was where nobody answers; and whether anybody answered."""
+        asked = {seated.placed.actor.status.remote(): slot for slot, seated in self._seats.items()}
+        done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
+        answers = {asked[answer]: status for answer in done if (status := self._read(answer))}
+        for slot in self._wanted:
+            if slot not in self._seats:
+                answers[slot] = SlotStatus(slot, "waiting")
+            elif slot not in answers and slot not in self._last:
+                self._last[slot] = SlotStatus(slot, "starting")
+        self._last |= answers
+        for slot, status in self._last.items():
+            if status.state == "ready":
+                self._ready.setdefault(slot, self._clock())
+            else:
+                self._ready.pop(slot, None)
+        shown = dict(self._last)
+        for slot in [slot for slot in self._last if slot not in self._wanted and slot not in self._seats]:
+            shown[slot] = SlotStatus(slot, "ended")
+            del self._last[slot]
+        return shown, bool(done)
+
+    def stop_all(self, grace_s: float) -> None:
+        """End every host through its actor."""
+        calls = [self._actors.stop(seated.placed, grace_s) for seated in self._seats.values()]
+        if calls:
+            self._ray.wait(calls, num_returns=len(calls), timeout=grace_s + 1)
+
+    def where(self) -> Mapping[str, str]:
+        """slot -> node id."""
+        return {slot: seated.seat.node_id for slot, seated in self._seats.items()}
+
+    # ---- in --------------------------------------------------------------------------------------------
+
+    def _fill(self, nodes: Sequence[Node]) -> None:
+        now = self._clock()
+        plans = [plan for plan in self.unseated() if self._losses.get(plan.slot, (0, 0.0))[1] <= now]
+        if not plans:
+            return
+        wishes = [self._wish(plan, nodes) for plan in plans]
+        chosen = choose(wishes, nodes, [seated.seat for seated in self._seats.values()], self._strategy)
+        for plan, wish in zip(plans, wishes, strict=True):
+            if plan.slot in chosen:
+                placed = self._actors.start(plan, wish, chosen[plan.slot])
+                self._seats[plan.slot] = _Seated(placed, self._clock())
+                log.info("%s goes to node %s", plan.slot, placed.seat.node_id[:12])
+
+    def _adopt(self) -> None:
+        """Once: take over what an earlier one of us left. Of two of one slot the second goes."""
+        if self._has_adopted:
+            return
+        self._has_adopted = True
+        for placed in self._actors.found():
+            slot = placed.seat.wish.slot
+            if slot in self._seats:
+                self._ray.wait([self._actors.stop(placed, ANSWER_S)], timeout=2 * ANSWER_S)
+                self._actors.remove(placed)
+            else:
+                self._seats[slot] = _Seated(placed, self._clock())
+                log.info("%s is on node %s already", slot, placed.seat.node_id[:12] or "(not said)")
+
+    def _wish(self, plan: HostPlan, nodes: Sequence[Node]) -> Wish:
+        needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
+        if self._gpus and "GPU" not in needs:
+            needs = {**needs, "GPU": 1.0 if self._lasting else self._gpu_share(nodes)}
+        return Wish(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels)
+
+    def _gpu_share(self, nodes: Sequence[Node]) -> float:
+        """A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers."""
+        have = sum(node.resources.get("GPU", 0.0) for node in nodes)
+        if not have:
+            raise ConfigError("--device cuda: Ray sees no GPU here; use --device cpu", "worker.device")
+        return min(1.0, int(100 * have / len(self._wanted)) / 100)
+
+    # ---- out -------------------------------------------------------------------------------------------
+
+    def _why_leave(self, slot: str, seated: _Seated, draining: Mapping[str, float]) -> str:
+        """Empty: it stays."""
+        plan = self._wanted.get(slot)
+        if plan is None:
+            return "it is not wanted any more"
+        deadline = draining.get(seated.seat.node_id)
+        if deadline is not None and self._may_leave(slot, deadline):
+            return f"its node {seated.seat.node_id[:12]} will be taken away"
+        if mark_of(plan) != seated.placed.mark and self._may_leave(slot):
+            return "it shall run something else"
+        return ""
+
+    def _may_leave(self, slot: str, deadline: float = 0.0) -> bool:
+        """Whether its turn has come, when it has to be gone at ``deadline`` (0: nobody said). One of a role after
+        the other, as long as there is time: another that is ready goes on serving meanwhile.
+        """
+        role = self._seats[slot].seat.wish.role
+        alike = {s: seated for s, seated in self._seats.items() if s != slot and seated.seat.wish.role == role}
+        known = self._clock() - KNOWN_S
+        ready = [s for s, seated in alike.items() if seated.leaving is None and self._ready.get(s, known) < known]
+        urgent = deadline and deadline - self._wall_clock() < URGENT_S + self._drain_s + STOP_EXTRA_S
+        return bool(ready or urgent or not alike)
+
+    def _has_ended(self, slot: str) -> bool:
+        """A lasting worker that is wanted, and whose supervisor starts nothing any more."""
+        status = self._last.get(slot)
+        return self._lasting and slot in self._wanted and status is not None and status.state == "ended"
+
+    def _ask_to_leave(self, slot: str, why: str) -> None:
+        log.info("%s leaves: %s", slot, why)
+        seated, grace_s = self._seats[slot], self._drain_s + STOP_EXTRA_S
+        seated.leaving = self._actors.stop(seated.placed, grace_s)
+        seated.leave_by = self._clock() + grace_s + ANSWER_S
+
+    def _finish_leaving(self) -> None:
+        for slot, seated in list(self._seats.items()):
+            if seated.leaving is None:
+                continue
+            done, _ = self._ray.wait([seated.leaving], timeout=0)
+            if done or self._clock() > seated.leave_by:
+                self._vacate(slot)
+                self._looked = float("-inf")  # its place, or another, may be filled at once
+
+    def _lose(self, slot: str, why: str) -> None:
+        seated = self._seats[slot]
+        self._vacate(slot)
+        losses = 0 if self._clock() - seated.since > SETTLED_S else self._losses.get(slot, (0, 0.0))[0]
+        pause = BACKOFF_S[min(losses, len(BACKOFF_S) - 1)] if losses else 0.0
+        self._losses[slot] = (losses + 1, self._clock() + pause)
+        log.warning("%s lost its place: %s", slot, why)
+
+    def _vacate(self, slot: str) -> None:
+        self._actors.remove(self._seats.pop(slot).placed)
+        self._last[slot] = SlotStatus(slot, "waiting")
+        self._ready.pop(slot, None)
+
+    # ---- what Ray says ---------------------------------------------------------------------------------
+
+    def _nodes(self) -> dict[str, Node]:
+        return {
+            found["NodeID"]: Node(found["NodeID"], dict(found["Resources"]), dict(found.get("Labels") or {}))
+            for found in self._ray.nodes()
+            if found["Alive"]
+        }
+
+    def _draining(self) -> dict[str, float]:
+        """Nodes that were told to go (`ray drain-node`, a spot notice that the autoscaler passed on), and when:
+        seconds since 1970, 0 when nobody said.
+        """
+        client = getattr(self._ray._private.worker.global_worker, "gcs_client", None)
+        try:
+            found = client.get_draining_nodes() if client is not None else {}
+            return {_hex(node): deadline_ms / 1000 for node, deadline_ms in found.items()}
+        except Exception:  # Ray's own inner interface: without it nodes drain by the signal to their hosts alone
+            log.debug("Ray doesn't say which nodes drain", exc_info=True)
+            return {}
+
+    def _read(self, answer: Any) -> SlotStatus | None:
+        try:
+            return msgspec.json.decode(self._ray.get(answer), type=SlotStatus)
+        except self._ray.exceptions.RayError:
+            return None
+
+
+def resource_of(role: str) -> str:
+    """The custom resource that a node offers once per worker of ``role`` it can run."""
+    return f"baton_{role}"
+
+
+def _hex(node: Any) -> str:
+    return str(node.hex() if hasattr(node, "hex") else node)

@@ -1,0 +1,91 @@
+"""One part of a cluster in this process: a router, or one worker. What a pod, a unit file or a container runs.
+
+Knows nothing of the other parts but where Redis is: nobody here starts or supervises them. Signals, draining and
+exit codes are those of the parts' own hosts; the process that starts us starts us again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+from baton.cluster.config import BatonConfig
+from baton.launch.plans import config_of, resolve_model, worker_spec
+from baton.launch.run_files import RunFiles
+from baton.process.processes import end_sessions
+from baton.process.time_limit import end_with
+from baton.protos.errors import ConfigError
+from baton.worker.slots import close_slots, holders
+
+SLOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+LEAVE_S = 8.0  # beyond their drain
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+def run_router(config: BatonConfig) -> int:
+    """A router until SIGTERM or SIGINT; the exit status. Raises ConfigError and CheckpointError."""
+    from baton.router_host import main as router_host
+
+    config = _complete(config)
+    files = RunFiles(config)
+    files.config.touch(mode=0o600)
+    files.config.write_text(config.model_dump_json(indent=1))  # for router.processes beyond the first
+    return router_host.run(config, files.config)
+
+
+def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
+    """A worker of ``role`` until SIGTERM or SIGINT, or its engine's end; the process ends with it.
+
+    ``slot`` is its name in the cluster, stable over restarts; empty takes the host's (a pod's). Raises ConfigError
+    and CheckpointError.
+    """
+    from baton.worker import host as worker_host
+
+    name = slot or socket.gethostname()
+    if not SLOT.fullmatch(name):
+        raise ConfigError(f"slot {name!r}: use letters, digits, '.', '_' or '-' (--slot NAME)", "slot")
+    config = _complete(config_of(config, name))
+    files = RunFiles(config)
+    threads = config.worker.threads or usable_cores()
+    spec = worker_spec(config, name, role, config.worker.model, config.redis.url, files.slots, threads)
+    end_with(lambda: worker_host.run(spec))
+
+
+def drain_workers(config: BatonConfig) -> int:
+    """End every worker of ``cluster.run_dir`` in order, and start none there any more: a pod's preStop."""
+    if not config.cluster.run_dir:
+        raise ConfigError(
+            "cluster.run_dir is empty: name the folder that the workers were started in", "cluster.run_dir"
+        )
+    folder = Path(config.cluster.run_dir) / "slots"
+    if not folder.is_dir():
+        return 0
+    close_slots(folder)
+    end_sessions(holders(folder).values(), config.worker.drain_grace_s + LEAVE_S)
+    return 0
+
+
+def usable_cores(cpu_max: Path = CPU_MAX) -> int:
+    """Cores that this process may keep busy: of its affinity, and not more than its container's CPU limit."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, _, period = cpu_max.read_text().partition(" ")
+        return max(1, min(allowed, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return allowed
+
+
+def _complete(config: BatonConfig) -> BatonConfig:
+    """With the model found. Raises ConfigError when there is no Redis to meet the other parts in."""
+    if not config.redis.url:
+        raise ConfigError(
+            "redis.url is empty, and a router and a worker that are started alone meet in Redis: set it in "
+            "baton.toml, or BATON_REDIS__URL=redis://HOST:6379 in the environment",
+            "redis.url",
+        )
+    model = resolve_model(config)
+    return config.model_copy(update={"worker": config.worker.model_copy(update={"model": model})})

@@ -1,0 +1,197 @@
+"""Keeps one slot's worker host running: start it, adopt a survivor, start it again when it dies.
+
+Knows nothing of Ray, nor of what a host does. A host is a process in a session of its own, so that it outlives
+its supervisor; the slot's lock, not the supervisor's memory, says whether one is running.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+import baton
+from baton.cluster.departures import Departure, note_blocking
+from baton.process.endings import Ending, Memory, ending_of
+from baton.process.processes import end_sessions, kill_session, wait_exit
+from baton.protos.errors import ErrorInfo
+from baton.worker.slots import Slot, SlotRecord, slots_closed
+from baton.worker.spec import WorkerSpec
+
+BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+HEALTHY_S = 10.0  # ready for this long: the next death is a first one again
+FIRST_TRIES = 3  # a host that was never ready is not started more often than this
+GRACE_S = 2.0
+HOST = (sys.executable, "-m", "baton.worker.host")
+
+
+class HostPlan(msgspec.Struct, frozen=True):
+    """What to run in a slot: ``spec`` is the worker host's own text (JSON), handed over as a file since it may
+    hold a password of Redis; empty, nothing is handed over. ``command`` empty runs baton's host.
+    """
+
+    slot: str
+    role: str
+    spec: str
+    folder: str
+    log: str
+    command: tuple[str, ...] = ()
+    resources: dict[str, float] = {}  # that a node must offer; empty: one baton_<role>
+    labels: dict[str, str] = {}  # that the node must carry
+    gang: int = 1  # bundles of these resources, all on one node or none
+
+
+class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a slot is doing, as its supervisor sees it. ``state`` as in SlotRecord, or "restarting", "ended"."""
+
+    slot: str
+    state: str
+    pid: int = 0
+    address: str = ""
+    restarts: int = 0
+    adopted: bool = False
+    error: ErrorInfo | None = None
+    role: str = ""  # what it plays now
+
+
+class HostSupervisor:
+    """Supervises one slot on a thread of its own from ``start`` to ``stop``."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        self._plan = plan
+        self._slot = Slot(plan.folder, plan.slot)
+        self._spec = Path(plan.folder, f"{plan.slot}.spec")
+        self._stopping = threading.Event()
+        self._status = SlotStatus(plan.slot, "starting")
+        self._thread = threading.Thread(target=self._run, name=plan.slot, daemon=True)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._was_ready = self._slot.read() is not None  # by an earlier supervisor's care
+        self._deaths = 0
+        self._restarts = 0
+        self._memory = Memory()
+
+    def start(self) -> None:
+        """Begin to supervise."""
+        for folder in (Path(self._plan.folder), Path(self._plan.log).parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node than the one that planned
+        self._spec.write_text(self._plan.spec)
+        self._thread.start()
+
+    def status(self) -> SlotStatus:
+        """Now."""
+        return self._status
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """End the host and start it no more."""
+        self._stopping.set()
+        pid = self._slot.holder() or self._status.pid
+        end_sessions([pid] if pid else [], grace_s)
+        self._thread.join(grace_s)
+
+    def _run(self) -> None:
+        while not self._over() and self._status.state != "failed":
+            try:
+                self._one_life()
+            except OSError as error:  # no process, descriptor or memory to be had: it is tried again like a death
+                self._died(0, str(error))
+            if not self._over() and self._status.state != "failed":
+                self._stopping.wait(BACKOFF_S[min(self._deaths, len(BACKOFF_S)) - 1])
+                self._restarts += 1
+        if self._status.state != "failed":
+            self._status = SlotStatus(self._plan.slot, "ended", restarts=self._restarts)
+
+    def _one_life(self) -> None:
+        pid = self._slot.holder()
+        adopted = pid is not None
+        self._watch(pid if pid is not None else self._spawn(), adopted)
+
+    def _over(self) -> bool:
+        return self._stopping.is_set() or slots_closed(self._plan.folder)
+
+    def _spawn(self) -> int:
+        with open(self._plan.log, "ab") as log:
+            child = subprocess.Popen(
+                [*(self._plan.command or HOST), *(("--spec", str(self._spec)) if self._plan.spec else ())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True,
+            )  # fmt: skip
+        self._children[child.pid], self._memory = child, Memory()
+        return child.pid
+
+    def _watch(self, pid: int, adopted: bool) -> None:
+        """Follow the host until it is gone, then say how it went."""
+        ready_since: float | None = None
+        self._status = self._seen(pid, None, adopted)
+        if self._stopping.is_set():  # told so while it was started: ``stop`` may not have seen it
+            kill_session(pid)
+        while not wait_exit(pid, 0.1):
+            record = self._slot.current(pid)
+            if record is not None and record.state == "ready" and ready_since is None:
+                ready_since = time.monotonic()
+            self._status = self._seen(pid, record, adopted)
+        self._reap(pid)
+        self._was_ready = self._was_ready or ready_since is not None
+        healthy = ready_since is not None and time.monotonic() - ready_since > HEALTHY_S
+        self._deaths = 0 if healthy else self._deaths
+        self._died(pid)
+
+    def _died(self, pid: int, why: str = "") -> None:
+        self._deaths += 1
+        self._status = self._after(pid, why)
+
+    def _seen(self, pid: int, record: SlotRecord | None, adopted: bool) -> SlotStatus:
+        state, address = (record.state, record.address) if record else ("starting", "")
+        error = record.error if record else None
+        role = record.role if record else ""
+        return SlotStatus(self._plan.slot, state, pid, address, self._restarts, adopted, error, role)
+
+    def _after(self, pid: int, why: str) -> SlotStatus:
+        record = self._slot.current(pid)
+        error = record.error if record else None
+        if not self._was_ready and (error or self._deaths >= FIRST_TRIES):
+            why = why or self._log_tail()
+            error = error or ErrorInfo("StartupError", f"{self._plan.slot} does not start: {why}")
+            return SlotStatus(self._plan.slot, "failed", restarts=self._restarts, error=error)
+        return SlotStatus(self._plan.slot, "restarting", restarts=self._restarts, error=error)
+
+    def _reap(self, pid: int) -> None:
+        child = self._children.pop(pid, None)
+        if child is not None:
+            ending, now = ending_of(child.wait(), self._memory), time.strftime("%F %T")
+            with open(self._plan.log, "a") as log:
+                log.write(f"{now} {self._plan.slot}: process {pid} ended with {ending.detail}\n")
+            self._tell(pid, ending)
+
+    def _tell(self, pid: int, ending: Ending) -> None:
+        """Where the worker served and its spec says which Redis: what it died of, unless it said so itself."""
+        record = self._slot.current(pid)
+        if record is None or not record.address or not self._plan.spec or self._over():
+            return
+        try:
+            spec = msgspec.json.decode(self._plan.spec, type=WorkerSpec)
+        except msgspec.MsgspecError:
+            return  # of a command that isn't a worker host
+        if spec.redis_url:
+            gone = Departure(record.slot, record.incarnation, record.role, *ending, time.time())
+            note_blocking(spec.redis_url, spec.namespace, gone)
+
+    def _log_tail(self, size: int = 600) -> str:
+        text = Path(self._plan.log).read_text(errors="replace")[-size:].strip()
+        return f"{text or 'it printed nothing'} (log: {self._plan.log})"
+
+
+def host_environment() -> dict[str, str]:
+    """Ours, without what Ray sets for its own workers (and its token), and with this package importable."""
+    inherited = child_environment()
+    return {k: v for k, v in inherited.items() if not k.startswith("RAY_") and k != "OMP_NUM_THREADS"}
+
+
+def child_environment() -> dict[str, str]:
+    """Ours, with this package importable."""
+    root = str(Path(baton.__file__).resolve().parents[1])
+    path = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,37 @@
+"""Worker costs as a paced profile: one small TOML file that the simulator and ``--device paced:FILE`` both take.
+
+Knows nothing of where the costs come from. A paced step has no ``max``: reading the weights is in every step.
+"""
+
+from __future__ import annotations
+
+from baton.planner.costs.worker import WorkerCosts
+from baton.protos.nouns import BLOCK_TOKENS
+
+SHIPPED_BYTES_PER_TOKEN = 64  # what a paced worker really ships per token
+
+
+def to_toml(costs: WorkerCosts, vocab_size: int, max_model_len: int, prefill_chunk: int) -> str:
+    """The file's text."""
+    scale = costs.kv_bytes_per_token / SHIPPED_BYTES_PER_TOKEN
+    step, transfer = costs.curve, costs.transfer
+    lines = [
+        f'about = "{costs.about}"',
+        f"kv_bytes_per_token = {SHIPPED_BYTES_PER_TOKEN}",
+        f"model_kv_bytes_per_token = {costs.kv_bytes_per_token}",
+        f"pages = {max(1, costs.kv_tokens // BLOCK_TOKENS)}",
+        f"vocab_size = {vocab_size}",
+        f"max_model_len = {max_model_len}",
+        f"prefill_chunk = {prefill_chunk}",
+        "",
+        "[step]",
+        *(f"{name} = {getattr(step, name):.6g}" for name in step.__struct_fields__),
+        "",
+        "[transfer]",
+        f"fixed = {transfer.fixed:.6g}",
+        f"per_byte = {transfer.per_byte * scale:.6g}",
+        "",
+        "[overhead]",
+        *(f"{name} = {getattr(costs.overhead, name):.6g}" for name in costs.overhead.__struct_fields__),
+    ]
+    return "\n".join(lines) + "\n"

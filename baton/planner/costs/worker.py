@@ -1,0 +1,204 @@
+"""What a worker of a given kind costs in time and holds in memory: the simulator's only model of hardware.
+
+Knows nothing of traces or schedulers. Three sources give one form: an analytic roofline, a paced profile, operator
+timings. The roofline's shares of the data sheet's peaks are usual ones of tuned engines, the same everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from baton.cluster.config import ACCELERATORS_PER_ENGINE
+from baton.cost.profiles import Overhead, load_profile
+from baton.planner.costs.data_sheets import Accelerator, accelerators
+from baton.planner.costs.model_shape import ModelShape, model_shape
+from baton.planner.costs.operators import Chunk, Link, OperatorProfile, load_operators
+from baton.planner.costs.precision import as_set
+from baton.planner.costs.roofline_name import is_roofline, parse
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
+
+MATRIX_SHARE, ATTENTION_SHARE, MEMORY_SHARE, LINK_SHARE, NETWORK_SHARE = 0.55, 0.40, 0.70, 0.80, 0.80
+STEP_S = 1.5e-3  # scheduling, sampling and bookkeeping of a step that no kernel hides
+LAYER_S = 5e-5  # kernels of a layer start one after the other
+REDUCE_S = 5e-6  # of a small all-reduce, per rank of the node that takes part
+SEQUENCE_S = 1e-5
+TRANSFER_S = 2e-3
+USABLE_MEMORY = 0.90
+LIVE_ACTIVATIONS = 12  # values per token and unit of hidden size that live at once in a step
+
+
+class WorkerCosts(msgspec.Struct, frozen=True):
+    """One worker. A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
+
+    ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
+    (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it
+    holds; ``transfer`` is over the bytes of ``kv_bytes_per_token``; ``accelerators``, ``watts``: of all of it.
+    ``overhead`` of its processes is none where it wasn't measured. ``lacks`` says why Baton's engine can't be such
+    a worker, empty where it can. ``settings`` are the keys of [worker] without which it would be another.
+    """
+
+    about: str
+    fixed: float
+    weights: float
+    token: float
+    pair: float
+    sequence: float
+    context: float
+    kv_tokens: int
+    kv_bytes_per_token: int
+    transfer: TransferCurve
+    accelerators: int = 1
+    watts: float = 0.0
+    written: float = 1.0
+    overhead: Overhead = Overhead()
+    lacks: str = ""
+    settings: tuple[tuple[str, str | int], ...] = ()
+
+    def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
+        """One step of that shape; ``pairs`` and ``context`` as in StepSample."""
+        body = max(self.weights, self.token * (prefill_tokens + self.written * sequences)) + self.fixed
+        return body + self.pair * pairs + self.sequence * sequences + self.context * context
+
+    @property
+    def curve(self) -> StepCurve:
+        """What such a worker would report to the router."""
+        return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
+
+
+def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
+    """``roofline:MODEL@GPUxN`` (MODEL: a name or a config.json), a folder of operator timings, a paced profile.
+
+    Raises ConfigError that says which part can't be used and what could.
+    """
+    if is_roofline(name):
+        asked = parse(name)
+        shape = at_precision(model_shape(asked.model), asked.quantization, asked.kv_cache_dtype)
+        return roofline(shape, asked.gpu, accelerators()[asked.gpu], asked.count, max_chunk)
+    if Path(name).is_dir():
+        return from_operators(load_operators(name))
+    return from_paced(name)
+
+
+def at_precision(shape: ModelShape, quantization: str, kv_cache_dtype: str) -> ModelShape:
+    """The model as [worker] quantization and kv_cache_dtype make it. Raises ConfigError."""
+    return msgspec.structs.replace(shape, precision=as_set(shape.precision, quantization, kv_cache_dtype))
+
+
+def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chunk: int = 2048) -> WorkerCosts:
+    """Time from FLOPs and bytes, memory from what the weights and one step's activations leave."""
+    flops, bandwidth = tp * sheet.flops, tp * sheet.memory_bytes_per_s * MEMORY_SHARE
+    matrices = shape.num_hidden_layers * shape.layer_weights
+    reduced = 2 * (tp - 1) / tp * shape.hidden_size * shape.bytes_per_value / (sheet.link_bytes_per_s * LINK_SHARE)
+    reduces = 2 * shape.num_hidden_layers if tp > 1 else 0
+    activations = activation_bytes(shape, max_chunk)
+    room = tp * sheet.memory * USABLE_MEMORY - shape.weight_bytes - activations
+    if room < shape.kv_bytes_per_token:
+        need = (shape.weight_bytes + activations) / (sheet.memory * USABLE_MEMORY)
+        raise ConfigError(
+            f"{_as_it_comes(shape)} doesn't fit {tp} x {name}: it needs at least {int(need) + 1}", "profile"
+        )
+    kv_tokens = int(room / shape.kv_bytes_per_token)
+    share_of_heads = shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
+    return WorkerCosts(
+        about=f"{_as_it_comes(shape)} on {tp} x {name}, roofline",
+        fixed=STEP_S + shape.num_hidden_layers * LAYER_S + reduces * tp * REDUCE_S,
+        weights=shape.weight_bytes / bandwidth,
+        token=2 * matrices / (flops * MATRIX_SHARE) + reduces * reduced,
+        pair=4 * share_of_heads / (flops * ATTENTION_SHARE),
+        sequence=SEQUENCE_S,
+        context=shape.kv_bytes_per_token / bandwidth,
+        kv_tokens=kv_tokens,
+        kv_bytes_per_token=shape.kv_bytes_per_token,
+        transfer=TransferCurve(TRANSFER_S, 1 / (tp * sheet.network_bytes_per_s * NETWORK_SHARE)),
+        accelerators=tp,
+        watts=tp * sheet.power,
+        lacks=lacks(shape, name, sheet, tp),
+        settings=(("dtype", "bfloat16"), ("kv_memory_bytes", kv_tokens * shape.kv_bytes_per_token),
+                  *shape.precision.settings),
+    )  # fmt: skip
+
+
+def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
+    """Why Baton's engine can't run this model on ``count`` of these accelerators; empty where it can."""
+    if not sheet.cuda:
+        return f"the engine runs on CUDA, and {name} has none"
+    if not sheet.own_kernels and not shape.precision.plain:
+        return f"rounded weights and KV need the engine's own kernels, and those are not for {name}"
+    return too_wide(count)
+
+
+def too_wide(count: int) -> str:
+    """Why no engine of Baton's computes on ``count`` accelerators; empty where one does."""
+    if count <= ACCELERATORS_PER_ENGINE:
+        return ""
+    return f"a worker of {count} accelerators can't run: the engine computes on {ACCELERATORS_PER_ENGINE}"
+
+
+def _as_it_comes(shape: ModelShape) -> str:
+    return shape.name if shape.precision.plain else f"{shape.name} ({shape.precision.name})"
+
+
+def activation_bytes(shape: ModelShape, max_chunk: int) -> float:
+    """What the largest step needs beside weights and KV, over all ranks."""
+    return float(max_chunk * shape.hidden_size * LIVE_ACTIVATIONS * shape.bytes_per_value)
+
+
+def from_curve(
+    about: str,
+    curve: StepCurve,
+    kv_tokens: int,
+    kv_bytes_per_token: int,
+    transfer: TransferCurve,
+    overhead: Overhead = Overhead(),
+) -> WorkerCosts:
+    """A measured or given curve of steps in the simulator's form: it holds all that a sequence costs."""
+    return WorkerCosts(
+        about, curve.fixed, 0.0, curve.prefill_token, curve.prefill_pair, curve.decode_sequence,
+        curve.decode_context_token, kv_tokens, kv_bytes_per_token, transfer, written=0.0, overhead=overhead,
+    )  # fmt: skip
+
+
+def from_paced(name: str) -> WorkerCosts:
+    """A built-in or own paced profile: the numbers that the paced engine sleeps by."""
+    profile = load_profile(name)
+    scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
+    transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
+    return from_curve(
+        profile.about, profile.step, profile.pages * BLOCK_TOKENS, profile.model_kv_bytes_per_token, transfer,
+        profile.overhead,
+    )  # fmt: skip
+
+
+def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> WorkerCosts:
+    """Measured operators in the simulator's form: relative least squares over steps in the measured range."""
+    rows, seconds = _samples(profile)
+    target = np.asarray(seconds)
+    features = np.asarray(rows) / target[:, None]
+    found = np.clip(np.linalg.lstsq(features, np.ones(len(rows)), rcond=None)[0], 0.0, None)
+    fixed, token, pair, sequence, context = (float(x) for x in found)
+    return WorkerCosts(
+        f"{profile.shape.name}, operator timings", fixed, 0.0, token, pair, sequence, context,
+        memory_tokens, profile.shape.kv_bytes_per_token, TransferCurve(TRANSFER_S, 1 / 50e9), profile.tp,
+        written=0.0, lacks=too_wide(profile.tp),
+    )  # fmt: skip
+
+
+def _samples(profile: OperatorProfile) -> tuple[list[list[float]], list[float]]:
+    rows, seconds = [], []
+    for new in (0, 256, 1024, 2048):
+        for n in (0, 8, 32, 64):
+            for context in (512, 2048):
+                chunks = [Chunk(new, 0)] if new else []
+                if new or n:
+                    rows.append([1.0, new, new * new / 2, n, n * context])
+                    seconds.append(profile.step_seconds(chunks, [context] * n))
+    return rows, seconds
+
+
+def link_of(accelerator: Accelerator) -> Link:
+    """Between ranks of a node."""
+    return Link(accelerator.link_bytes_per_s * LINK_SHARE, REDUCE_S)

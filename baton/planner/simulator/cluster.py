@@ -1,0 +1,238 @@
+"""The simulated cluster: requests arrive, the real policy places them, workers compute, KV travels. Torch-free.
+
+Knows nothing of consoles or sweeps. One clock, one heap of events: same settings and trace, same answer.
+
+    arrival -> router's queue -> policy -> decode reserves pages -> prefill reads, blocks leave chunk by chunk
+                                        └> (local way) decode reads     └> first token -> KV is in -> decode writes
+
+Where the real router asks Redis for prefix hits, the simulator asks each pool: a hint that is never stale. What
+happens when a worker dies is in ``faults``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop
+
+import msgspec
+
+from baton.kv.pages.pool import PageLease
+from baton.planner.simulator.faults import Faults
+from baton.planner.simulator.flight import BlockIds, Flight
+from baton.planner.simulator.machines import Machines
+from baton.planner.simulator.place import Place
+from baton.planner.simulator.place_maker import Scenario, SimSettings
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS
+from baton.router.dispatch.admission import LOOK_AHEAD, PATIENCE_S
+from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, load_policy
+from baton.router.policies._fetch import uncached, with_fetch
+
+__all__ = ["ClusterSim", "Scenario", "SimSettings"]
+
+
+class ClusterSim(Machines):
+    """``run`` takes the whole trace through; the flights hold every time."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        settings, trace = scenario.settings, scenario.trace
+        self.trace = trace
+        ids = BlockIds(trace.block_tokens, self.block)
+        self.flights = [Flight(i, r, ids.of(r)) for i, r in enumerate(trace.requests)]
+        self.placements: dict[str, int] = {"local": 0, "prefill": 0}
+        self.pages_leased: list[float] = []
+        self.seats_taken: list[float] = []
+        self._choose = load_policy(settings.policy)
+        self._rng = random.Random(settings.seed)
+        self._waiting: deque[Flight] = deque()
+        self._readerless: deque[Flight] = deque()
+        self._index = len(self.flights)
+        self._turn = self._rng.randrange(1 << 16)
+        self._room = max(d.costs.kv_tokens for d in self.decodes.values())
+        self._reading_room = max((p.costs.kv_tokens for p in self.prefills.values()), default=self._room)
+        self._unlike = bool(scenario.pools or scenario.failures)
+        self._way_in = scenario.decode.overhead.request  # all of it: nothing waits for a first token's way back
+        self.faults = Faults(self, scenario.failures)
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        for flight in self.flights:
+            self.at(flight.arrival + self._way_in, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
+        while self._events:
+            self.now, _, act = heappop(self._events)
+            act()
+        for flight in (*self._waiting, *self._readerless):
+            self.active.pop(flight.index, None)
+            (flight.origin or flight).refused = True
+        for flight in self._readerless:
+            self._leases.pop(flight.index).close()
+            self.decodes[flight.decode].sequences -= 1
+
+    # ---- the router ----------------------------------------------------------------------------------------
+
+    def _arrive(self, flight: Flight) -> None:
+        if flight.prompt + flight.outputs > self._room or flight.prompt > self._reading_room:
+            flight.refused = True
+            return
+        self._waiting.append(flight)
+        self._look_around()
+        self.pump()
+
+    def _look_around(self) -> None:
+        """What a newcomer finds: the shares of decode workers' pages and seats that are taken."""
+        counts = [d.node.pool.snapshot_counts() for d in self.decodes.values()]
+        self.pages_leased.append(sum(c.leased for c in counts) / sum(c.pages for c in counts))
+        seats = self.settings.max_batch * len(self.decodes)
+        self.seats_taken.append(sum(d.sequences for d in self.decodes.values()) / seats)
+
+    def pump(self) -> None:
+        """Place whom there is room for, as ``router.dispatch.admission`` does; first those who lost their reader."""
+        for _ in range(len(self._readerless)):
+            if self._readerless and not self._read_again(flight := self._readerless.popleft()):
+                self._readerless.append(flight)
+        misses, kept = 0, []
+        while self._waiting and misses < LOOK_AHEAD:
+            flight = self._waiting.popleft()
+            if self._try(flight):
+                continue
+            kept.append(flight)
+            misses += 1
+            if self.now - flight.arrival > PATIENCE_S:
+                break
+        self._waiting.extendleft(reversed(kept))
+
+    def _try(self, flight: Flight) -> bool:
+        while True:
+            ask = Ask(flight.prompt, flight.outputs, self._hits(flight))
+            snapshot = self._snapshot(flight)
+            decision = self._choose(snapshot, ask) if snapshot.decode else None
+            if decision is None:
+                return False
+            decision = with_fetch(snapshot, ask, decision) if ask.hits else decision
+            place = self.decodes[decision.taken.decode]
+            try:
+                lease = place.node.reserve(flight)
+            except PoolExhausted:
+                place.full = True
+                place.changed()
+                continue
+            self._start(flight, decision, ask, lease)
+            return True
+
+    def _hits(self, flight: Flight) -> dict[str, int]:
+        blocks, scale = flight.full_blocks, self.block // BLOCK_TOKENS
+        if not blocks or not self.trace.has_hashes:
+            return {}
+        found = {}
+        for places in (self.prefills, self.decodes):
+            for name, place in places.items():
+                if place.down:
+                    continue
+                held = flight.held_in(name, place.node.pool)
+                if held:
+                    found[name] = held * scale
+        return found
+
+    def _snapshot(self, flight: Flight, decode: tuple[Candidate, ...] = ()) -> ClusterSnapshot:
+        """``decode``: a worker that has it already."""
+        readers, writers = iter(self.prefills.values()), iter(self.decodes.values())
+        if self._unlike:
+            readers = (p for p in readers if p.takes(flight.prompt))
+            writers = (d for d in writers if d.takes(flight.prompt + flight.outputs))
+        return ClusterSnapshot(
+            tuple(p.candidate() for p in readers),
+            decode or tuple(d.candidate() for d in writers),
+            self._turn,
+            self.settings.window_tokens,
+            self.settings.local_max_tokens,
+        )
+
+    def _start(self, flight: Flight, decision: Decision, ask: Ask, lease: PageLease) -> None:
+        taken = decision.taken
+        self._turn += 1
+        flight.placed, flight.decode = self.now, taken.decode
+        flight.seen.clear()
+        self.active[flight.index] = flight
+        decode = self.decodes[taken.decode]
+        decode.sequences += 1
+        self._shipped[flight.index] = lease.held * self.block
+        self._give(flight, taken, ask, decode, lease)
+
+    def _give(self, flight: Flight, taken: Option, ask: Ask, decode: Place, lease: PageLease) -> None:
+        """To who reads the prompt."""
+        flight.way, flight.prefill = taken.way, taken.prefill
+        self.placements[taken.way] += 1
+        reader = self._reader(flight)
+        if reader is not decode:
+            reader.sequences += 1
+        flight.unread = uncached(ask, taken)
+        reader.unread_requests += 1
+        reader.unread_tokens += flight.unread
+        decode.changed()
+        reader.changed()
+        if taken.way == "local":
+            flight.cached = lease.held * self.block
+            self._join(flight, decode, lease, local=True)
+            return
+        self._leases[flight.index] = lease
+        self._then(flight, self._between_steps(decode), lambda: self._call(flight, taken, reader))
+
+    def _read_again(self, flight: Flight) -> bool:
+        """Another reader for a prompt whose decode worker waits with what it has of it."""
+        place = self.decodes[flight.decode]
+        seen = msgspec.structs.replace(place.candidate(), sequences=place.sequences - 1, full=False)
+        ask = Ask(flight.prompt, flight.outputs, self._hits(flight))
+        decision = self._choose(self._snapshot(flight, (seen,)), ask)
+        if decision is None:
+            return False
+        self._give(flight, decision.taken, ask, place, self._leases.pop(flight.index))
+        return True
+
+    # ---- what deaths need (faults) ---------------------------------------------------------------------------
+
+    def new_index(self) -> int:
+        """Of a flight that goes on with another's answer."""
+        self._index += 1
+        return self._index - 1
+
+    def put_back(self, flights: Sequence[Flight]) -> None:
+        """To the head of the router's queue."""
+        self._waiting.extendleft(reversed(flights))
+
+    def drop(self, flight: Flight) -> None:
+        """Its decode worker is gone, and with it its lease: whoever reads it for that worker stops."""
+        flight.epoch += 1
+        del self.active[flight.index]
+        lease, job = self._leases.pop(flight.index, None), self._jobs.pop(flight.index, None)
+        if lease is None:
+            return
+        if flight in self._readerless:
+            self._readerless.remove(flight)
+            return
+        flight.written = 0
+        reader = self.prefills[flight.prefill]
+        if job is not None:
+            job.held_lease.close()
+        else:
+            self._forget(reader, flight)
+            reader.node.cancel(flight)
+        self._begin(reader)
+
+    def _forget(self, reader: Place, flight: Flight) -> None:
+        reader.unread_requests -= 1
+        reader.unread_tokens -= flight.unread
+        reader.sequences -= 1
+        reader.changed()
+
+    def lose_reader(self, flight: Flight) -> None:
+        """Another is to read it; what its decode worker has of it stays there."""
+        if flight in self._readerless:
+            return
+        flight.epoch += 1
+        flight.written = 0
+        self._jobs.pop(flight.index, None)
+        self._fetched.pop(flight.index, None)
+        self._readerless.append(flight)

@@ -1,0 +1,105 @@
+"""A request on its way through the simulated cluster. Knows nothing of how it is moved.
+
+Where a decode worker dies, what is left of an answer is a flight of its own, whose ``origin`` is the first one.
+
+Times are seconds of the simulated clock; -1 until they are known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.kv.pages.pool import PagePool
+from baton.planner.traces.trace import TraceRequest
+
+BLOCK_BITS = 24  # of a block's place in a prompt
+Blocks = list[Any]  # numbers where workers have hashes: a pool only asks whether two are equal
+
+
+class Flight:
+    """``full_blocks`` are the chained ids of the prompt's full blocks; ``written`` counts output tokens."""
+
+    __slots__ = (
+        "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "moves",
+        "origin", "outputs", "placed", "preemptions", "prefill", "prompt", "refused", "seen", "unread",
+        "way", "written",
+    )  # fmt: skip
+
+    def __init__(self, index: int, request: TraceRequest, full_blocks: Blocks) -> None:
+        self.index = index
+        self.arrival = request.arrival
+        self.prompt, self.outputs = request.input_length, request.output_length
+        self.full_blocks = full_blocks
+        self.written = self.cached = self.preemptions = self.unread = 0
+        self.placed = self.first_token = self.last_token = -1.0
+        self.prefill = self.decode = self.way = ""
+        self.refused = False
+        self.origin: Flight | None = None
+        self.moves = 0  # how often a decode worker that had it died
+        self.seen: dict[str, tuple[PagePool, int, int]] = {}  # by worker: its pool then, and blocks found in it
+        self.epoch = 0  # rises when its way is left: what was still to happen on it doesn't
+
+    def held_in(self, name: str, pool: PagePool) -> int:
+        """Leading blocks that are found in a worker's pool; looked for again when that has changed."""
+        seen = self.seen.get(name)
+        if seen is not None and seen[0] is pool and seen[1] == pool.version:
+            return seen[2]
+        held = pool.match(self.full_blocks)
+        self.seen[name] = pool, pool.version, held
+        return held
+
+    def again(self, index: int, block_tokens: int) -> Flight:
+        """What is left: tokens that were written are part of the prompt now."""
+        prompt, outputs = self.prompt + self.written, self.outputs - self.written
+        more = range(len(self.full_blocks), prompt // block_tokens)
+        blocks = [*self.full_blocks, *(own_block(index, i) for i in more)]
+        leg = Flight(index, TraceRequest(self.arrival, prompt, outputs), blocks)
+        leg.origin, leg.first_token = self.origin or self, self.first_token
+        leg.origin.moves += 1
+        return leg
+
+    def landed(self) -> None:
+        """The answer is whole: its origin has its times."""
+        if self.origin is not None:
+            self.origin.first_token, self.origin.last_token = self.first_token, self.last_token
+            self.origin.written = self.origin.outputs
+            self.origin.preemptions += self.preemptions
+
+
+def own_block(index: int, place: int) -> int:
+    """The id of a block that only one flight has; none of ``BlockIds``, which aren't negative."""
+    return -1 - (index << BLOCK_BITS | place)
+
+
+class BlockIds:
+    """Ids of full blocks of ``block_tokens`` tokens, in the order in which they are first seen.
+
+    A prompt's follow one another, and so lie side by side in a pool's index: as random as hashes they took a third
+    of a simulation. Equal ones are one object, which dicts find sooner.
+    """
+
+    def __init__(self, trace_tokens: int, block_tokens: int) -> None:
+        self._block, self._each = block_tokens, trace_tokens // block_tokens
+        self._known: dict[int, Blocks] = {}
+        self._next = 0
+
+    def of(self, request: TraceRequest) -> Blocks:
+        """The trace's where it has them, else the request's own."""
+        full = request.input_length // self._block
+        if not request.hash_ids:
+            return self._new(full)
+        found: Blocks = []
+        for hash_id in request.hash_ids:
+            found += self._parts(hash_id)
+        return found[:full]
+
+    def _parts(self, hash_id: int) -> Blocks:
+        """The ids of one of the trace's blocks."""
+        parts = self._known.get(hash_id)
+        if parts is None:
+            parts = self._known[hash_id] = self._new(self._each)
+        return parts
+
+    def _new(self, count: int) -> Blocks:
+        self._next += count
+        return list(range(self._next - count, self._next))

@@ -1,0 +1,93 @@
+"""Makes the workers of a simulated cluster: prefill-0 …, decode-0 …, and those of pools. Torch-free.
+
+Knows nothing of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.planner.costs.worker import WorkerCosts
+from baton.planner.simulator.decode_node import CompressedDecode
+from baton.planner.simulator.faults import Failure, SimPool
+from baton.planner.simulator.flight import Flight
+from baton.planner.simulator.place import Place
+from baton.planner.simulator.prefill_node import PrefillNode
+from baton.planner.simulator.shared_cores import Sharing
+from baton.planner.simulator.stepwise_decode import StepwiseDecode
+from baton.planner.traces.trace import Trace
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
+
+Ship = Callable[[Flight, int, bool], None]
+
+
+class SimSettings(msgspec.Struct, frozen=True):
+    """The cluster. ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed.
+
+    ``writers_wait``: a decode worker's step that reads a prompt writes nothing, as vLLM of 2023; else it does both.
+    """
+
+    prefill: int
+    decode: int
+    policy: str = "cost"
+    max_batch: int = 128
+    prefill_chunk: int = 2048
+    decode_chunk: int = 512
+    window_tokens: int = 4096
+    local_max_tokens: int = 64
+    stepwise: bool = False
+    writers_wait: bool = False
+    seed: int = 0
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """What is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
+
+    ``pools`` are workers unlike the others; ``failures`` are deaths; ``sharing``: all workers have the same cores.
+    """
+
+    settings: SimSettings
+    prefill: WorkerCosts
+    decode: WorkerCosts
+    trace: Trace
+    pools: Sequence[SimPool] = ()
+    failures: Sequence[Failure] = ()
+    sharing: Sharing | None = None
+
+
+class PlaceMaker:
+    """``block``: tokens of a block; ``ship`` hears of what prefill workers computed."""
+
+    def __init__(self, settings: SimSettings, block: int, ship: Ship) -> None:
+        self._settings, self._block, self._ship = settings, block, ship
+
+    def make(self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, Place]:
+        """All of a role, by worker id: the cluster's own, then the pools'."""
+        places = [self._place(f"{role[0]}{i:03d}", f"{role}-{i}", role, costs) for i in range(count)]
+        for pool in pools:
+            if pool.role == role:
+                names = [f"{pool.name}-{i}" for i in range(pool.count)]
+                places += [self._place(name, name, role, pool.costs) for name in names]
+        return {place.info.worker_id: place for place in places}
+
+    def node(self, role: str, costs: WorkerCosts) -> Any:
+        """A worker's inside, as it starts."""
+        settings = self._settings
+        if role == "prefill":
+            return PrefillNode(costs, self._block, settings.prefill_chunk, self._ship)
+        limits = settings.max_batch, settings.decode_chunk
+        costs = msgspec.structs.replace(costs, fixed=costs.fixed + costs.overhead.step)
+        if settings.stepwise:
+            return StepwiseDecode(costs, self._block, *limits)
+        return CompressedDecode(costs, self._block, *limits, settings.writers_wait)
+
+    def _place(self, worker_id: str, name: str, role: str, costs: WorkerCosts) -> Place:
+        layout = KvLayout("bfloat16", (), costs.kv_bytes_per_token * BLOCK_TOKENS, "bfloat16")
+        pages, room = costs.kv_tokens // BLOCK_TOKENS, self._settings.max_batch
+        info = WorkerInfo(
+            worker_id, worker_id, role, "", "model", "", layout, 1 << 30, 1 << 30, (), pages, max_batch=room
+        )
+        return Place(name, info, self.node(role, costs), costs, self._block)

@@ -1,0 +1,161 @@
+"""A decode worker in modelled time with nothing compressed: the real scheduler, sequences and chains, step by step.
+
+Knows nothing of routers. Slow and obvious: what ``decode_node.CompressedDecode`` is held against. A prompt's full
+blocks are known by the trace's ids, as if they were hashes; what is written is made up, and hashed for real.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
+from baton.engine.plan import StepPlan
+from baton.engine.sequence import Sequence
+from baton.kv.pages.pool import PageLease, PagePool
+from baton.planner.costs.worker import WorkerCosts
+from baton.planner.simulator.flight import Flight
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
+
+NO_LIMIT = 1 << 40
+VOCAB = 1 << 31
+
+
+class StepwiseDecode:
+    """The same surface as CompressedDecode; ``block_tokens`` must be the real 16.
+
+    ``stretched`` may be set: what a step that begins then takes, of so many seconds alone.
+    """
+
+    def __init__(self, costs: WorkerCosts, block_tokens: int, max_batch: int, chunk_tokens: int) -> None:
+        assert block_tokens == BLOCK_TOKENS, "the real scheduler's blocks hold 16 tokens"
+        self.costs = costs
+        self.pool = PagePool(max(1, costs.kv_tokens // BLOCK_TOKENS), watched=False)
+        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens)
+        self.now = self.busy = 0.0
+        self.generated = 0
+        self.stretched: Callable[[float, float], float] | None = None
+        self._ages = 0
+        self._may_read = False  # a prompt came to be read, or a preempted sequence will
+        self._flights: dict[int, tuple[Flight, Decoding]] = {}
+        self._planned: tuple[StepPlan, float] | None = None
+
+    @property
+    def preemptions(self) -> int:
+        """So far."""
+        return self.scheduler.preemptions
+
+    @property
+    def sequences(self) -> int:
+        """In the batch or preempted."""
+        return len(self._flights)
+
+    @property
+    def readers(self) -> int:
+        """Prompts being read here."""
+        return sum(d.reading for d in self.scheduler.running) if self._may_read else 0
+
+    @property
+    def reading_tokens(self) -> int:
+        """Prompt tokens still to be computed here."""
+        if not self._may_read:
+            return 0
+        found = sum(d.sequence.pending for d in self.scheduler.running if d.reading)
+        self._may_read = bool(found or self.scheduler.waiting)
+        return found
+
+    def reserve(self, flight: Flight) -> PageLease:
+        """As the decode loop's admission."""
+        if self.scheduler.waiting:
+            raise PoolExhausted("preempted sequences wait for pages", "pages")
+        blocks = -(-flight.prompt // BLOCK_TOKENS)
+        limit = (flight.prompt - 1) // BLOCK_TOKENS
+        return self.pool.open(flight.full_blocks, blocks, self.scheduler.growth_reserve, limit)
+
+    def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
+        """From the next step: one that was looked at ahead hasn't begun, and is planned again."""
+        self.now = max(self.now, now)
+        self._planned = None
+        self._ages += 1
+        sampling = Sampling(max_tokens=flight.outputs, ignore_eos=True)
+        request = EngineRequest("", _tokens(flight), flight.prompt, sampling)
+        sequence = Sequence(flight.index, request, (), NO_LIMIT)
+        tokens, full = sequence.tokens, len(flight.full_blocks)
+        sequence.tokens = tokens[full * BLOCK_TOKENS :]  # its full blocks have ids: they needn't be hashed
+        decoding = Decoding(sequence, flight.index.to_bytes(32, "little"), lease, self._ages)
+        decoding.chain.hashes[:0] = flight.full_blocks
+        sequence.tokens = tokens
+        self._flights[flight.index] = (flight, decoding)
+        self._may_read = self._may_read or local
+        if not local:
+            decoding.advance(decoding.sequence.pending)
+            self._take(flight, decoding)
+        self.scheduler.add(decoding)
+
+    def stop(self) -> None:
+        """It dies now; what its members have written, they know."""
+
+    def next_event(self) -> float:
+        """The end of the next step."""
+        if not self._flights:
+            return math.inf
+        return self.now + self._next()[1]
+
+    def advance(self, until: float) -> list[Flight]:
+        """Take every step that begins before ``until``."""
+        ended: list[Flight] = []
+        while self._flights and self.now < until:
+            plan, seconds = self._planned or self._next()
+            if not plan.items:
+                raise PoolExhausted("the decode worker's pool can't hold its oldest sequence", "pages")
+            self._planned = None
+            self.now += seconds
+            self.busy += seconds
+            self._finish(plan, ended)
+        return ended
+
+    def _next(self) -> tuple[StepPlan, float]:
+        """The step under way: it is planned once, and who joins meanwhile waits for the one after."""
+        if self._planned is None:
+            preempted = self.scheduler.preemptions
+            plan = self.scheduler.plan()
+            self._may_read = self._may_read or self.scheduler.preemptions > preempted
+            shape = plan.shape()
+            seconds = self.costs.step_seconds(
+                shape.prefill_tokens, shape.prefill_attention, shape.decode_sequences, shape.decode_context
+            )
+            if self.stretched is not None:
+                seconds = self.stretched(self.now, seconds)
+            self._planned = plan, seconds
+        return self._planned
+
+    def _finish(self, plan: StepPlan, ended: list[Flight]) -> None:
+        flights = self._flights
+        for item in plan.items:
+            flight, decoding = flights[item.seq]
+            decoding.advance(len(item.tokens))
+            if item.sample is not None and self._take(flight, decoding):
+                self.scheduler.remove(decoding)
+                del self._flights[item.seq]
+                flight.last_token = self.now
+                ended.append(flight)
+
+    def _take(self, flight: Flight, decoding: Decoding) -> str:
+        """The next token, whose id only has to be its own; why it was the last one, if it was."""
+        sequence = decoding.sequence
+        before = len(sequence.tokens) - flight.prompt
+        token = (flight.index * 7919 + before) % VOCAB
+        sequence.take(token)
+        decoding.chain.append(token)
+        self.generated += 1
+        flight.written = before + 1
+        if flight.first_token < 0:
+            flight.first_token = self.now
+        return sequence.finish_reason
+
+
+def _tokens(flight: Flight) -> tuple[int, ...]:
+    """The prompt: what is in its full blocks is known by their ids, and the rest is its own."""
+    full = len(flight.full_blocks) * BLOCK_TOKENS
+    return (0,) * full + tuple((flight.index + i) % VOCAB for i in range(flight.prompt - full))

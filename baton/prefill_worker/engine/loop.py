@@ -1,0 +1,180 @@
+"""The prefill engine's loop: read prompts chunk by chunk, announce each block as soon as it exists. Torch-free.
+
+Knows nothing of gRPC or of who receives the blocks. Single-threaded: pages change hands only between steps.
+
+    Prefill -> job -> chunk -> chunk + first token -> PrefillDone -> (the I/O process ships) -> SendClosed
+                 └ BlocksReady ┴ BlocksReady ┘        pages stay pinned from the first BlocksReady to SendClosed
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.engine.checks import check_request
+from baton.engine.isolate import Outcome
+from baton.engine.plan import SequenceStep
+from baton.engine.step_loop import StepLoop
+from baton.kv.layout import prefix
+from baton.kv.pages.pool import PageLease
+from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
+from baton.protos import channel as ch
+from baton.protos.errors import Cancelled, Draining, to_info
+from baton.protos.nouns import Station
+
+
+class Shipment:
+    """What of one job the decode worker lacks, and whether the I/O process may be reading its pages."""
+
+    def __init__(self, job: PrefillJob, message: ch.Prefill):
+        self.job = job
+        self._held_blocks = message.held_blocks
+        self._received = frozenset(message.received_blocks)
+        self._next = 0
+        self._pinned: PageLease | None = None
+
+    def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
+        """Blocks that are finished since the last call; the first ones pin the lease's pages."""
+        computed = self.job.sequence.computed
+        blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
+        fresh = tuple(self._block(i, resident) for i in range(self._next, blocks) if self._wanted(i))
+        self._next = max(self._next, blocks)
+        if fresh and self._pinned is None:
+            self._pinned = self.job.held_lease
+            self._pinned.hold()
+        return fresh
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the I/O process was told of pages."""
+        return self._pinned is not None
+
+    def close(self) -> None:
+        """The job needs its pages no more; those the I/O process was told of wait for ``release``."""
+        if self.job.lease is not None:
+            self.job.lease.close()
+
+    def release(self) -> None:
+        """Nobody reads the pages any more."""
+        if self._pinned is not None:
+            self._pinned.release()
+            self._pinned = None
+
+    def _wanted(self, index: int) -> bool:
+        return index >= self._held_blocks and index not in self._received
+
+    def _block(self, index: int, resident: bool) -> ch.ShipBlock:
+        size = self.job.block_tokens
+        tokens = min(size, self.job.tokens - index * size)
+        return ch.ShipBlock(index, self.job.held_lease.pages[index], self.job.hashes[index], tokens, resident)
+
+
+class PrefillLoop(StepLoop):
+    """Prompts in, blocks and first tokens out."""
+
+    def __init__(self, *args: Any, chunk_tokens: int = 512, max_batch: int = 64, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch)
+        self.shipments: dict[int, Shipment] = {}
+        self._hit_tokens = self._asked_tokens = 0
+
+    def beat(self) -> bool:
+        """Plan, run, announce."""
+        plan = self.scheduler.plan(self.clock())
+        if not plan.items:
+            return False
+        for item in plan.items:
+            self._announce(item.seq)  # cached blocks leave while the first chunk computes
+        outcome = self.compute(plan)
+        for item in plan.items:
+            self._advance(item, outcome)
+        return True
+
+    # ---- messages ----
+
+    def on_prefill(self, message: ch.Prefill) -> None:
+        """A prompt to read."""
+        if self.draining:
+            raise Draining("this prefill worker is draining; ask another")
+        request = message.request
+        check_request(request, self.spec, self.pool.pages)
+        root = prefix.root(
+            self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
+        )
+        sequence = self.sequence(message.key, request)
+        size = self.pool.block_tokens
+        job = PrefillJob(sequence, prefix.chain(root, request.token_ids, size), self.clock(), size)
+        self.shipments[message.key] = Shipment(job, message)
+        self.scheduler.add(job)
+
+    def on_cancel(self, message: ch.Cancel) -> None:
+        """Stop computing; pages the I/O process knows of stay until it says SendClosed."""
+        if message.key in self.scheduler.jobs:
+            self.fail(message.key, Cancelled(f"cancelled: {message.reason}"))
+
+    def on_sendclosed(self, message: ch.SendClosed) -> None:
+        """The handoff is over, one way or the other."""
+        self.scheduler.remove(message.key)
+        shipment = self.shipments.pop(message.key, None)
+        if shipment is not None:
+            shipment.close()
+            shipment.release()
+
+    def fail(self, key: int, error: Exception) -> None:
+        """End one prompt with ``error``."""
+        self.scheduler.remove(key)
+        shipment = self.shipments.get(key)
+        if shipment is not None:
+            shipment.close()
+            if not shipment.pinned:
+                del self.shipments[key]
+        self.channel.send(ch.PrefillFailed(key, to_info(error)))
+
+    # ---- after a step ----
+
+    def _advance(self, item: SequenceStep, outcome: Outcome) -> None:
+        if item.seq in outcome.failed:
+            self.fail(item.seq, outcome.failed[item.seq])
+            return
+        job = self.scheduler.jobs[item.seq]
+        before = job.sequence.computed
+        job.sequence.computed = before + len(item.tokens)
+        job.sequence.score(before, outcome.scored.get(item.seq, ()))
+        job.sequence.pool(before, job.sequence.computed, outcome.pooled.get(item.seq))
+        for index in range(before // job.block_tokens, job.sequence.computed // job.block_tokens):
+            job.held_lease.seal(index, job.hashes[index])
+        self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device
+        if item.seq in outcome.sampled:
+            self._finish(job, outcome)
+
+    def _announce(self, key: int, resident: bool = False) -> None:
+        blocks = self.shipments[key].ready(resident)
+        if blocks:
+            self.channel.send(ch.BlocksReady(key, blocks))
+
+    def _finish(self, job: PrefillJob, outcome: Outcome) -> None:
+        key, now = job.sequence.seq, self.clock()
+        self.scheduler.remove(key)
+        (sampled,) = outcome.sampled[key]
+        first = job.sequence.append(sampled.token_id, sampled.logprobs)
+        started = now if job.started is None else job.started
+        stations = (Station("queue", started - job.arrived), Station("prefill", now - started))
+        self._hit_tokens += job.cached_tokens
+        self._asked_tokens += job.tokens
+        scores, pooled = tuple(job.sequence.scores), job.sequence.pooled()
+        self.channel.send(ch.PrefillDone(key, first, job.cached_tokens, stations, scores, pooled, now))
+
+    # ---- counts ----
+
+    @property
+    def empty(self) -> bool:
+        """No prompt is being read, and none being shipped."""
+        return not self.scheduler.jobs and not self.shipments
+
+    def load(self) -> tuple[int, int, int]:
+        """Prompts being read, prompts that wait, tokens still to be computed."""
+        started = sum(job.lease is not None for job in self.scheduler.jobs.values())
+        return started, len(self.scheduler.jobs) - started, self.scheduler.waiting_tokens
+
+    def extras(self) -> dict[str, int]:
+        """Prefix reuse, in tokens."""
+        return {"prefix_hit_tokens": self._hit_tokens, "prefix_asked_tokens": self._asked_tokens}

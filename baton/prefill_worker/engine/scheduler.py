@@ -1,0 +1,135 @@
+"""Which prompts a prefill step reads, and how much of each. Torch-free and pure: the time is passed in.
+
+Knows nothing of channels, handoffs or the runner. Shortest remaining prompt first, aged so that a long one
+isn't starved; a chunk budget is shared by several short prompts or filled by a piece of a long one.
+"""
+
+from __future__ import annotations
+
+from baton.engine.checks import blocks_for, holdable_of
+from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.sequence import Sequence
+from baton.kv.pages.pool import PageLease, PagePool
+from baton.protos.errors import PoolExhausted
+from baton.protos.nouns import BLOCK_TOKENS
+
+AGING_TOKENS_PER_S = 2048.0
+
+
+class PrefillJob:
+    """A prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
+
+    def __init__(self, sequence: Sequence, hashes: list[bytes], now: float, block_tokens: int = BLOCK_TOKENS):
+        self.block_tokens = block_tokens
+        self.sequence = sequence
+        self.hashes = hashes
+        self.arrived = now
+        self.started: float | None = None
+        self.lease: PageLease | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Length of what is to be read."""
+        return len(self.sequence.request.token_ids)
+
+    @property
+    def held_lease(self) -> PageLease:
+        """The lease of a job that was started."""
+        assert self.lease is not None, "this job has no pages yet"
+        return self.lease
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were found instead of computed."""
+        held = 0 if self.lease is None else self.lease.held
+        return min(held * self.block_tokens, self.sequence.request.prompt_tokens)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed."""
+        return self.tokens - self.sequence.computed
+
+    def full_hashes(self) -> list[bytes]:
+        """Hashes of the blocks that can be cached."""
+        return self.hashes[: self.tokens // self.block_tokens]
+
+
+class PrefillScheduler:
+    """Jobs that are being read or wait for it."""
+
+    def __init__(self, pool: PagePool, chunk_tokens: int, max_batch: int, aging: float = AGING_TOKENS_PER_S):
+        self.pool = pool
+        self.chunk_tokens = chunk_tokens
+        self.max_batch = max_batch
+        self.aging = aging
+        self.jobs: dict[int, PrefillJob] = {}
+        self._coming: dict[int, set[bytes]] = {}  # by started job, the blocks that it is the first to compute
+
+    def add(self, job: PrefillJob) -> None:
+        """Let ``job`` wait for its first chunk."""
+        self.jobs[job.sequence.seq] = job
+
+    def remove(self, key: int) -> PrefillJob | None:
+        """Forget a job that is read, failed or cancelled; its lease is the caller's."""
+        self._coming.pop(key, None)
+        return self.jobs.pop(key, None)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens still to be computed, over all jobs."""
+        return sum(job.remaining for job in self.jobs.values())
+
+    def plan(self, now: float) -> StepPlan:
+        """The next step; jobs it starts get their lease here."""
+        items: list[SequenceStep] = []
+        budget, room = self.chunk_tokens, True
+        for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):
+            if budget == 0 or len(items) == self.max_batch:
+                break
+            if job.lease is None:
+                room = room and (self._comes_soon(job) or self._start(job, now))
+            if job.lease is not None and (job.sequence.ready or job.remaining > budget):
+                items.append(_chunk(job, job.lease, budget))
+                budget -= len(items[-1].tokens)
+        return StepPlan(tuple(items))
+
+    def _urgency(self, job: PrefillJob, now: float) -> tuple[int, float, int]:
+        return (
+            job.sequence.request.priority,
+            job.remaining - self.aging * (now - job.arrived),
+            job.sequence.seq,
+        )
+
+    def _comes_soon(self, job: PrefillJob) -> bool:
+        """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
+        limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
+        have = min(self.pool.match(job.full_hashes()), limit)
+        return have < limit and any(job.hashes[have] in blocks for blocks in self._coming.values())
+
+    def _start(self, job: PrefillJob, now: float) -> bool:
+        try:
+            limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
+            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens, job.block_tokens), limit_held=limit)
+        except PoolExhausted:
+            return False
+        job.lease, job.started = lease, now
+        job.sequence.computed = lease.held * job.block_tokens
+        computes = set(job.full_hashes()[lease.held :])
+        self._coming[job.sequence.seq] = computes.difference(*self._coming.values())
+        return True
+
+
+def _chunk(job: PrefillJob, lease: PageLease, budget: int) -> SequenceStep:
+    sequence = job.sequence
+    take = min(sequence.pending, budget)
+    return SequenceStep(
+        seq=sequence.seq,
+        tokens=sequence.tokens[sequence.computed : sequence.computed + take],
+        start=sequence.computed,
+        pages=lease.pages,
+        sample=sequence.sample_spec() if take == sequence.pending else None,
+        is_prefill=True,
+        targets=sequence.targets(take),
+        pool=sequence.pools,
+        score_top=sequence.request.sampling.prompt_logprobs or 0,
+    )

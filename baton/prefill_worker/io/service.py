@@ -1,0 +1,260 @@
+"""The prefill worker's I/O side: one handoff per prompt, fed by the engine as blocks are finished. Torch-free.
+
+Knows nothing of gRPC (shell.py does) or of the pool. Every Prefill that the engine hears of is followed by exactly
+one SendClosed, after the handoff has let go of the pages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from baton.cluster.telemetry import Attributes, open_span
+from baton.engine.checks import blocks_for
+from baton.kv.exchange.filling import NOTHING, FillReport
+from baton.kv.exchange.warming import Warmer
+from baton.kv.layout import prefix
+from baton.kv.layout.bridge import bridge, wire_layout
+from baton.kv.layout.repaging import Repaging
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.wire.base import Transport
+from baton.prefill_worker.io.handoff import Destination, Handoff, HandoffReport, Sender
+from baton.prefill_worker.io.wire import Wire
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
+from baton.protos.nouns import EngineRequest, KvLayout, Station, TokenLogprobs, TokenRun
+
+
+class PrefillCall(msgspec.Struct, frozen=True):
+    """A prompt, where its blocks go, and who has ``fetch_blocks`` leading ones that are cheaper to fetch."""
+
+    request: EngineRequest
+    model_id: str
+    decode_address: str
+    lease: bytes
+    epoch: int
+    held_blocks: int
+    received_blocks: tuple[int, ...] = ()
+    traceparent: str = ""
+    decode_incarnation: str = ""
+    fetch_address: str = ""
+    fetch_blocks: int = 0
+    fetch_limit_s: float = 0.0
+
+
+class PrefillResult(msgspec.Struct, frozen=True):
+    """The first token, when the decode worker has taken everything over."""
+
+    first: TokenRun
+    cached_tokens: int
+    shipped_blocks: int
+    shipped_bytes: int
+    stations: tuple[Station, ...]
+    fetched_blocks: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
+
+
+class _Job:
+    """One prompt on its way."""
+
+    def __init__(self, handoff: Handoff, call: PrefillCall):
+        self.handoff = handoff
+        self.done: ch.PrefillDone | None = None
+        self._call = call
+        self.span = self._open("prefill")
+
+    def finish(self, done: ch.PrefillDone) -> None:
+        """The first token is known; what follows is exposed transfer."""
+        self.done = done
+        self.end_span()
+        self.span = self._open("transfer")
+        self.handoff.commit(done.first, done.cached_tokens, done.at)
+
+    def shipped(self, report: HandoffReport) -> None:
+        """What the transfer was, exactly: the span itself also holds the closing of the stream."""
+        if self.span is not None:
+            self.span.set_attribute("baton.kv.exposed_seconds", report.exposed_s)
+            self.span.set_attribute("baton.kv.bytes", report.shipped_bytes)
+
+    def end_span(self) -> None:
+        """The station in progress is over."""
+        if self.span is not None:
+            self.span.end()
+            self.span = None
+
+    def _open(self, name: str) -> Any:
+        request = self._call.request
+        attributes: Attributes = {"baton.request_id": request.request_id, "baton.tokens": len(request.token_ids)}
+        return open_span(name, self._call.traceparent, attributes) if self._call.traceparent else None
+
+
+class PrefillService:
+    """Every prompt of this worker. ``send`` hands the engine a message and never blocks."""
+
+    def __init__(
+        self,
+        send: Callable[[msgspec.Struct], None],
+        memory: PageMemory,
+        sender: Sender,
+        transport: Transport,
+        clock: Callable[[], float],
+        observe: Callable[[HandoffReport], None] = lambda report: None,
+        warmer: Warmer | None = None,
+        layout_of: Callable[[str], Awaitable[KvLayout]] | None = None,
+        keys: Iterator[int] | None = None,
+        failed: Callable[[str, BatonError], None] = lambda address, error: None,
+        meet: Callable[[str, str], None] = lambda address, incarnation: None,
+    ):
+        self._send = send
+        self._memory = memory
+        self._sender = sender
+        self._transport = transport
+        self._clock = clock
+        self._observe, self._failed, self._meet = observe, failed, meet
+        self._layout_of = layout_of
+        self._warmer = warmer
+        self._keys = keys or itertools.count(1)
+        self._jobs: dict[int, _Job] = {}
+        self._lost: BatonError | None = None
+        self.finished = 0
+
+    @property
+    def active(self) -> int:
+        """Prompts that have not ended."""
+        return len(self._jobs)
+
+    async def prefill(self, call: PrefillCall) -> PrefillResult:
+        """Compute a prompt and hand its blocks over. Raises the tree's errors; cancelling it cancels all."""
+        self._check(call)
+        self._meet(call.decode_address, call.decode_incarnation)
+        key, handoff = next(self._keys), self._handoff(call)
+        job = self._jobs[key] = _Job(handoff, call)
+        try:
+            fetched = await self._warm(call)
+            self._send(ch.Prefill(key, call.request, *await self._not_wanted(call)))
+            report = await handoff.run()
+            job.shipped(report)
+        except BatonError as error:
+            self._failed(call.decode_address, error)
+            raise
+        finally:
+            self._release(key, job)
+        assert job.done is not None, "a handoff can't complete before its prompt"
+        self.finished += 1
+        self._observe(report)
+        return PrefillResult(
+            job.done.first,
+            job.done.cached_tokens,
+            report.shipped_blocks,
+            report.shipped_bytes,
+            _stations(job.done, report, fetched),
+            fetched.blocks,
+            job.done.prompt_logprobs,
+            job.done.pooled,
+        )
+
+    def cancel_all(self, reason: str) -> int:
+        """End every prompt, as a drain's grace is over; how many that were."""
+        for job in self._jobs.values():
+            job.handoff.fail(Draining(f"the prefill worker leaves ({reason}); ask another"))
+        return len(self._jobs)
+
+    def send_away(self, error: BatonError) -> int:
+        """Nothing: what is being read is better read to its end than begun again elsewhere."""
+        return 0
+
+    def hang_up(self) -> None:
+        """Nothing: calls end by themselves."""
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+        self._lost = error
+        for job in self._jobs.values():
+            job.handoff.fail(error)
+
+    def take(self, message: Any) -> None:
+        """Act on one message of the engine; one about a prompt that left is dropped."""
+        job = self._jobs.get(message.key)
+        if job is None:
+            return
+        if isinstance(message, ch.BlocksReady):
+            job.handoff.ship(message.blocks)
+        elif isinstance(message, ch.PrefillDone):
+            job.finish(message)
+        elif isinstance(message, ch.PrefillFailed):
+            job.handoff.fail(from_info(message.error))
+
+    async def _warm(self, call: PrefillCall) -> FillReport:
+        """Blocks that are cheaper to fetch than to compute; the engine finds them in its cache then."""
+        if self._warmer is None:
+            return NOTHING
+        return await self._warmer.warm(
+            call.request, call.fetch_address, call.fetch_blocks, call.fetch_limit_s or None
+        )
+
+    async def _not_wanted(self, call: PrefillCall) -> tuple[int, tuple[int, ...]]:
+        """What the decode worker has already, in our blocks; it counts in its own."""
+        if self._layout_of is None or not (call.held_blocks or call.received_blocks):
+            return call.held_blocks, call.received_blocks  # nothing is nothing: no need to ask it before we begin
+        paging = self._paging(call, await self._layout_of(call.decode_address))
+        return (call.held_blocks, call.received_blocks) if paging is None else paging.wanted()
+
+    def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | None:
+        """What makes its blocks of ours; None where they are of one size."""
+        ours, tokens = self._sender.layout, len(call.request.token_ids)
+        if ours.block_tokens == theirs.block_tokens or not theirs.runs:
+            return None  # pages of less than a run: the bridge refuses them by name
+        return Repaging(ours, theirs, tokens, call.held_blocks, call.received_blocks)
+
+    def _release(self, key: int, job: _Job) -> None:
+        """However it ended: no page of it is read any more."""
+        job.end_span()
+        del self._jobs[key]
+        if job.done is None:
+            self._send(ch.Cancel(key, "handoff ended"))
+        self._send(ch.SendClosed(key))
+
+    def _handoff(self, call: PrefillCall) -> Handoff:
+        size = self._sender.layout.block_tokens
+        blocks = blocks_for(len(call.request.token_ids), size)
+        destination = Destination(
+            address=call.decode_address,
+            lease=call.lease,
+            epoch=call.epoch,
+            request_id=call.request.request_id,
+            total_blocks=blocks,
+            tail_tokens=len(call.request.token_ids) - (blocks - 1) * size,
+            adapter_id=call.request.adapter_id,
+        )
+        plan = None if self._layout_of is None else lambda: self._wire(call)
+        return Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
+
+    async def _wire(self, call: PrefillCall) -> Wire:
+        """How this prompt's blocks go to its decode worker. Raises LayoutMismatch before any byte moves."""
+        assert self._layout_of is not None
+        ours, theirs, request = self._sender.layout, await self._layout_of(call.decode_address), call.request
+        theirs = wire_layout(ours, theirs)
+        made, paging = bridge(ours, theirs), self._paging(call, theirs)
+        if ours.fidelity == theirs.fidelity and paging is None:
+            return Wire(theirs, made)
+        root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
+        return Wire(theirs, made, tuple(prefix.chain(root, request.token_ids, theirs.block_tokens)), paging)
+
+    def _check(self, call: PrefillCall) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if call.model_id and call.model_id != self._sender.model_id:
+            text = f"this worker serves {self._sender.model_id!r}, not {call.model_id!r}"
+            raise ModelNotFound(text, "model_id")
+        if not call.request.token_ids:
+            raise InvalidRequest("a prompt needs at least one token", "token_ids")
+
+
+def _stations(done: ch.PrefillDone, report: HandoffReport, fetched: FillReport) -> tuple[Station, ...]:
+    """The engine's own, and what went before and after it."""
+    fetch = (Station("fetch", fetched.seconds),) if fetched.blocks else ()
+    return (*fetch, *done.stations, Station("transfer", report.exposed_s))

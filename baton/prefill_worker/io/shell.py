@@ -1,0 +1,53 @@
+"""gRPC around PrefillService: protobuf in, protobuf out. Decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.prefill_worker.io.service import PrefillCall, PrefillService
+from baton.protos import convert
+from baton.protos.rpc import abort
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+
+
+class PrefillShell(stubs.PrefillWorkerServicer):
+    """Prefill is one long unary call: cancelling it cancels the prompt."""
+
+    def __init__(self, service: PrefillService):
+        self._service = service
+
+    async def Prefill(self, request: w.PrefillRequest, context: Any) -> w.PrefillResponse:
+        """When the first token is known and every block is acknowledged."""
+        try:
+            result = await self._service.prefill(call_from_pb(request))
+        except Exception as error:
+            await abort(context, error)
+        return w.PrefillResponse(
+            first=convert.run_to_pb(result.first),
+            cached_tokens=result.cached_tokens,
+            shipped_blocks=result.shipped_blocks,
+            shipped_bytes=result.shipped_bytes,
+            stations=convert.stations_to_pb(result.stations),
+            fetched_blocks=result.fetched_blocks,
+            prompt_logprobs=map(convert.logprobs_to_pb, result.prompt_logprobs),
+            pooled=result.pooled,
+        )
+
+
+def call_from_pb(pb: w.PrefillRequest) -> PrefillCall:
+    """The noun of a PrefillRequest."""
+    return PrefillCall(
+        request=convert.engine_request(pb),
+        model_id=pb.model_id,
+        decode_address=pb.decode_address,
+        lease=pb.lease,
+        epoch=pb.epoch,
+        held_blocks=pb.held_blocks,
+        received_blocks=tuple(pb.received_blocks),
+        traceparent=pb.traceparent,
+        decode_incarnation=pb.decode_incarnation,
+        fetch_address=pb.fetch_address,
+        fetch_blocks=pb.fetch_blocks,
+        fetch_limit_s=pb.fetch_limit_s,
+    )

@@ -1,0 +1,100 @@
+"""One child process of the local cluster: started, watched, started again, ended.
+
+Knows nothing of what it runs. It leads its own session (Ctrl-C reaches us alone) and dies with us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from baton.launch.supervise import BACKOFF_S, HEALTHY_S, child_environment
+from baton.process.processes import die_with_parent, kill_session
+
+LOOK_S = 0.5  # how late, at most, the end of a process is seen whose pipes others have
+Started = Callable[[asyncio.subprocess.Process], Awaitable[None]]
+
+
+class Child:
+    """``start`` it from the main thread (it dies with the thread that started it), ``stop`` it at the end."""
+
+    def __init__(self, command: Sequence[str], log: Path, pipes: bool = False) -> None:
+        self._command, self.log, self._pipes = list(command), log, pipes
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the last process started."""
+        return self.process.pid if self.process else None
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """Start it (again). With ``pipes`` its stdin and stdout are ours, else only the log is written."""
+        pipe = asyncio.subprocess.PIPE if self._pipes else asyncio.subprocess.DEVNULL
+        with _appended(self.log) as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe if self._pipes else log, stderr=log,
+                env=child_environment(), start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+        return self.process
+
+    async def keep(self, note: Callable[[str], None], started: Started) -> None:
+        """Run it for ever: ``started`` is awaited with each new process, ``note`` hears of each death."""
+        deaths, now = 0, asyncio.get_running_loop().time
+        process = self.process or await self.start()
+        while True:
+            since = now()
+            await started(process)
+            code = await _ended(process)
+            kill_session(process.pid)
+            note(f"ended with code {code}")
+            deaths = 0 if now() - since > HEALTHY_S else deaths
+            await asyncio.sleep(BACKOFF_S[min(deaths, len(BACKOFF_S) - 1)])
+            deaths += 1
+            process = await self._start_again(note)
+
+    async def _start_again(self, note: Callable[[str], None]) -> asyncio.subprocess.Process:
+        """Until it works: a machine that has no process or memory to give now may have it soon."""
+        while True:
+            try:
+                return await self.start()
+            except OSError as error:
+                note(f"can't be started: {error}")
+                await asyncio.sleep(BACKOFF_S[-2])
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, and after ``grace_s`` SIGKILL for what is left of its session."""
+        if self.process is None:
+            return
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_ended(self.process), grace_s)
+        kill_session(self.process.pid)
+        await _ended(self.process)
+
+    def last_words(self, size: int = 800) -> str:
+        """What its log ends with: the message after "error: " where it ended with one of ours."""
+        text = self.log.read_text(errors="replace")[-size:].strip() if self.log.is_file() else ""
+        return f"{text.rpartition('error: ')[2] or 'it printed nothing'} (log: {self.log})"
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Its exit code. ``wait`` alone returns when its pipes are closed, and whoever inherited them may live on."""
+    while process.returncode is None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), LOOK_S)
+    return process.returncode
+
+
+def _appended(log: Path) -> BinaryIO:
+    return log.open("ab")
+
+
+def python(*arguments: str) -> list[str]:
+    """This interpreter, running a module."""
+    return [sys.executable, "-m", *arguments]

@@ -1,0 +1,306 @@
+"""An answer under way: runs of ids from dispatch -> pieces of text per choice, stop strings obeyed.
+
+Knows nothing of REST or gRPC. Opening it opens every choice's stream; leaving its ``with`` block gives all of
+them back, so a caller that is cancelled anywhere inside leaks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from types import TracebackType
+
+import msgspec
+
+from baton.protos.errors import BatonError, Overloaded
+from baton.protos.nouns import TokenLogprobs, TokenRun
+from baton.router.answer.call import Frontend, Generation
+from baton.router.answer.metering import Meter, Unmetered
+from baton.router.request.request import ChoiceStream, Summary
+from baton.router.text.detokenize import StopStrings
+from baton.router.text.model import TextModel
+
+QUEUED_PIECES = 64
+WINDOW = 64  # choices of one call that are with dispatch at once
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id.
+
+    ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first piece where asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str = ""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens counted; ``cached_tokens`` are among the prompt's."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Choice:
+    """One choice's text, from its stream of ids."""
+
+    def __init__(
+        self,
+        index: int,
+        stream: ChoiceStream,
+        generation: Generation,
+        prompt: int,
+        text: TextModel,
+        meter: Meter | Unmetered,
+    ) -> None:
+        ask = generation.ask
+        self.index = index
+        self.prompt = prompt
+        self.stream = stream
+        self.tokens = 0
+        self.meter = meter
+        context = generation.prompts[prompt] if ask.continues else ()
+        self._detokenizer = text.detokenizer(context, ask.skip_special)
+        self._stops = StopStrings(ask.stops, ask.include_stop)
+        self._min_tokens = generation.samplings[prompt].min_tokens
+        self._prompt_only = ask.prompt_only
+        self._stoppable = bool(ask.stops)
+        self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
+
+    def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
+        """The first piece is to carry the prompt's logprobs, which ``scores`` gives by then."""
+        self._scores = scores
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Until the choice ends; a stop string cancels what its stream would still bring."""
+        try:
+            async for run in self.stream:
+                piece = self._scored(self.take(run))
+                self.meter.took(len(piece.token_ids))
+                if piece.finish_reason:
+                    self._end(piece.finish_reason)
+                yield piece
+                if piece.finish_reason:
+                    return
+        except BatonError as error:
+            self.meter.ended(error.label)
+            raise
+
+    def take(self, run: TokenRun) -> Piece:
+        """The piece that ``run`` makes; tokens after a stop string are dropped, as if they had never come."""
+        if self._prompt_only:
+            return Piece(self.index, "", finish_reason=run.finish_reason)
+        if not self._stoppable:
+            return self._taken_whole(run)
+        text = ""
+        for taken, token_id in enumerate(run.token_ids, 1):
+            is_last = bool(run.finish_reason) and taken == len(run.token_ids)
+            released, stopped = self._push(token_id, ends=is_last and run.stop_token_id is not None)
+            text += released
+            if stopped:
+                return self._piece(run, taken, text, "stop")
+        if run.finish_reason:
+            released, stopped = self._finish()
+            return self._piece(run, len(run.token_ids), text + released, "stop" if stopped else run.finish_reason)
+        return self._piece(run, len(run.token_ids), text, "")
+
+    def _taken_whole(self, run: TokenRun) -> Piece:
+        """Where no string can stop it. The id that ended the choice is no part of its text."""
+        self.tokens += len(run.token_ids)
+        shown = run.token_ids[:-1] if run.finish_reason and run.stop_token_id is not None else run.token_ids
+        text = self._detokenizer.push_all(shown)
+        if run.finish_reason:
+            text += self._detokenizer.flush()
+        return Piece(self.index, text, run.token_ids, run.logprobs, run.finish_reason)
+
+    def _scored(self, piece: Piece) -> Piece:
+        if self._scores is None:
+            return piece
+        scores, self._scores = self._scores(), None
+        return msgspec.structs.replace(piece, prompt_logprobs=scores)
+
+    def _end(self, finish_reason: str) -> None:
+        self.stream.summary.finish_reason = finish_reason
+        self.stream.cancel("stop_string")  # does nothing to a stream that ended by itself
+        self.meter.ended(finish_reason)
+
+    def _push(self, token_id: int, ends: bool) -> tuple[str, bool]:
+        self.tokens += 1
+        if ends:  # the id that ended the choice is no part of its text
+            return "", False
+        text = self._detokenizer.push(token_id)
+        if self.tokens < self._min_tokens:  # too early for a stop string; what was held can't be part of one
+            return self._stops.flush() + text, False
+        return self._stops.push(text)
+
+    def _finish(self) -> tuple[str, bool]:
+        released, stopped = self._stops.push(self._detokenizer.flush())
+        return released + self._stops.flush(), stopped
+
+    def _piece(self, run: TokenRun, taken: int, text: str, finish_reason: str) -> Piece:
+        return Piece(self.index, text, run.token_ids[:taken], run.logprobs[:taken], finish_reason)
+
+
+class Answer:
+    """All choices of all prompts of one call, as one stream of pieces. Index = prompt x n + choice.
+
+    ``choices`` are those opened so far: of many prompts, the next is handed in as one before it ends, so that a
+    call of a thousand prompts is no more in others' way than one of WINDOW.
+    """
+
+    def __init__(self, generation: Generation, opening: Opening) -> None:
+        self.generation = generation
+        self.choices = choices = opening.choices
+        self._opening = opening
+        self._feeders: list[asyncio.Task[None]] = []
+        self._first: Piece | None = None
+        self._pieces = choices[0].pieces() if self.count == 1 else self._merged()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        gone = kind is None or not issubclass(kind, Exception)  # GeneratorExit and CancelledError: nobody listens
+        self.close("client_gone" if gone else "failed")
+
+    @property
+    def count(self) -> int:
+        """Choices in all."""
+        return len(self.generation.prompts) * self.generation.ask.n
+
+    def close(self, reason: str) -> None:
+        """Give back every choice that goes on. Idempotent, at once."""
+        for feeder in self._feeders:
+            feeder.cancel()
+        for choice in self.choices:
+            choice.stream.cancel(reason)
+            choice.meter.ended("cancelled")
+
+    async def begun(self) -> None:
+        """Returns when the first piece is there, so that an error before it is still an error of the whole call."""
+        self._first = await anext(self._pieces)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Every piece, in each choice's order. Raises the first error of any choice."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            yield first
+        async for piece in self._pieces:
+            yield piece
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """One per choice; complete when the answer is."""
+        return [choice.stream.summary for choice in self.choices]
+
+    def usage(self) -> Usage:
+        """Counted so far. A prompt's cached tokens are its first choice's: the others find what that one left."""
+        firsts = [choice for choice in self.choices if choice.index % self.generation.ask.n == 0]
+        return Usage(
+            prompt_tokens=self.generation.prompt_tokens,
+            completion_tokens=sum(choice.tokens for choice in self.choices),
+            cached_tokens=sum(choice.stream.summary.cached_tokens for choice in firsts),
+        )
+
+    async def _merged(self) -> AsyncIterator[Piece]:
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(QUEUED_PIECES)
+        ended = 0
+        while ended < self.count:
+            self._open_more(queue, ended)
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                ended += 1
+            else:
+                yield found
+
+    def _open_more(self, queue: asyncio.Queue[Piece | Exception | None], ended: int) -> None:
+        """Hand in prompts while there is room in the window; who finds the queue full waits for one of its own."""
+        while self._opening.left and len(self.choices) - ended + self.generation.ask.n <= WINDOW:
+            try:
+                self._opening.open_next()
+            except Overloaded:
+                if ended == len(self.choices):
+                    raise
+                break
+        for choice in self.choices[len(self._feeders) :]:
+            self._feeders.append(asyncio.create_task(_feed(choice, queue)))
+
+
+async def _feed(choice: Choice, queue: asyncio.Queue[Piece | Exception | None]) -> None:
+    try:
+        async for piece in choice.pieces():
+            await queue.put(piece)
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
+    return stream.summary.prompt_logprobs
+
+
+class Opening:
+    """Hands a call's prompts to dispatch, one after the other. ``choices`` are those of the prompts handed in."""
+
+    def __init__(self, frontend: Frontend, generation: Generation, text: TextModel) -> None:
+        self._frontend, self._generation, self._text = frontend, generation, text
+        self._requests = generation.requests()
+        self._prompt = 0
+        self.choices: list[Choice] = []
+
+    @property
+    def left(self) -> int:
+        """Prompts to hand in yet."""
+        return len(self._generation.prompts) - self._prompt
+
+    def open_next(self) -> None:
+        """Raises what dispatch raises (Overloaded, …), with nothing of this prompt left open."""
+        generation, frontend, prompt = self._generation, self._frontend, self._prompt
+        streams = frontend.serving.open(self._requests[prompt])
+        try:
+            self.choices += [self._choice(prompt, stream) for stream in streams]
+        except BaseException:
+            for stream in streams:
+                stream.cancel("failed")
+            raise
+        self._prompt += 1
+        if generation.samplings[prompt].prompt_logprobs is not None:
+            for choice in self.choices[-len(streams) :]:
+                choice.score_prompt(partial(_scores_of, streams[0]))
+
+    def _choice(self, prompt: int, stream: ChoiceStream) -> Choice:
+        meter = self._frontend.meter(self._generation, stream, prompt)
+        index = prompt * self._generation.ask.n + stream.choice
+        return Choice(index, stream, self._generation, prompt, self._text, meter)
+
+    def refused(self, error: BatonError) -> None:
+        """Count a prompt that could not be handed in."""
+        context_class = self._frontend.class_of(len(self._generation.prompts[self._prompt]))
+        model = self._generation.entry.model_id
+        self._frontend.metrics.requests.labels(model, context_class, error.label).inc()
+
+
+def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> Answer:
+    """Hand the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
+    opening = Opening(frontend, generation, text)
+    try:
+        while opening.left and (not opening.choices or len(opening.choices) + generation.ask.n <= WINDOW):
+            opening.open_next()
+    except BaseException as error:
+        for choice in opening.choices:
+            choice.stream.cancel("failed")
+        if isinstance(error, BatonError):
+            opening.refused(error)
+        raise
+    return Answer(generation, opening)

@@ -1,0 +1,118 @@
+"""What answers add to the router's metrics, as a client sees them: seconds from arrival, tokens, outcomes, SLOs.
+
+Knows nothing of workers; times are by the router's own clock. One choice counts as one request. A piece of several
+tokens costs what a piece of one does, which is a division and two additions to lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.router.observe.live import GOOD_ENDS, Ended, verdict
+from baton.router.observe.tallies import Tallies
+from baton.router.request.request import Summary
+
+
+class Meter:
+    """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
+
+    ``prompt``: the token ids that it answers; ``counts_prompt``: whether they are its to count.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_first_at",
+        "_last_at",
+        "_longest_gap",
+        "_over",
+        "_prompt",
+        "_request_id",
+        "_summary",
+        "_tallies",
+        "_tally",
+        "_tokens",
+        "counts_prompt",
+    )
+
+    def __init__(
+        self,
+        tallies: Tallies,
+        arrived: float,
+        model_id: str,
+        summary: Summary,
+        counts_prompt: bool,
+        prompt: Sequence[int] = (),
+        request_id: str = "",
+    ) -> None:
+        self._tallies, self._tally = tallies, tallies.of(model_id, summary.context_class)
+        self._arrived, self._summary, self._prompt = arrived, summary, prompt
+        self.counts_prompt, self._request_id = counts_prompt, request_id
+        self._tokens, self._over = 0, False
+        self._first_at = self._last_at = self._longest_gap = 0.0
+
+    def took(self, tokens: int) -> None:
+        """``tokens`` more arrived, together."""
+        now = self._tallies.now()
+        if self._tokens == 0:
+            self._first_at = now
+            self._tallies.first(self._tally, now - self._arrived, self._summary.trace_id)
+        elif tokens:
+            gap = now - self._last_at
+            self._tally.gaps.count(gap, tokens)
+            if gap > self._longest_gap:
+                self._longest_gap = gap
+        self._tokens += tokens
+        self._last_at = now
+
+    def ended(self, outcome: str) -> None:
+        """``outcome``: a finish_reason, an error label or "cancelled"."""
+        if self._over:
+            return
+        self._over = True
+        tallies, summary = self._tallies, self._summary
+        lasted = tallies.now() - self._arrived
+        chain = summary.chain if self.counts_prompt else None
+        tallies.ended(self._tally, self._seen(outcome, lasted), chain, summary.trace_id)
+        if tallies.recorder is not None:
+            tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain)
+
+    def _seen(self, outcome: str, lasted: float) -> Ended:
+        """What its client saw: values alone, so that nothing large waits with them."""
+        summary, tokens = self._summary, self._tokens
+        ttft = self._first_at - self._arrived if tokens else None
+        tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None
+        slo_ttft, slo_tpot = summary.slo_ttft_s, summary.slo_tpot_s
+        judged = (slo_ttft or slo_tpot) and outcome != "cancelled"
+        return Ended(
+            self._tallies.wall_clock(),
+            self._request_id,
+            self._tally.model,
+            summary.context_class,
+            outcome,
+            summary.way,
+            summary.prefill_worker,
+            summary.decode_worker,
+            summary.prompt_tokens,
+            summary.cached_tokens,
+            tokens,
+            lasted,
+            ttft,
+            tpot,
+            self._longest_gap,
+            summary.stations,
+            slo_ttft,
+            slo_tpot,
+            verdict(ttft, tpot, slo_ttft, slo_tpot, outcome in GOOD_ENDS) if judged else "",
+        )
+
+
+class Unmetered:
+    """What a router without telemetry has in a Meter's place."""
+
+    __slots__ = ()
+
+    def took(self, tokens: int) -> None:
+        """Nothing; nor does the other."""
+
+    def ended(self, outcome: str) -> None:
+        """Nothing."""

@@ -1,0 +1,187 @@
+"""What a client asks for -> the ``Sampling`` that engines obey, or an error that names the field and the remedy.
+
+Knows nothing of REST or gRPC: both hand in the fields they were given, by name. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import ContextTooLong, InvalidRequest
+from baton.protos.nouns import MAX_LOGPROBS, POOLINGS, Sampling
+from baton.router.text.catalog import ModelEntry
+
+COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
+MAX_BIASES = 1024
+MAX_STOP_TOKENS = 128
+MAX_STOP_CHARS = 1024
+MAX_ALLOWED_TOKENS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+PENALTY = (-2.0, 2.0)
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "repetition_penalty": (0.0, 100.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one request may ask for. Bytes, counts, seconds."""
+
+    max_body_bytes: int = 8 << 20
+    max_stored_bytes: int = 256 << 20
+    max_n: int = 16
+    max_stop: int = 16
+    max_prompts: int = 2048
+    max_inflight_bytes: int = 1 << 30
+    request_timeout_s: float = 600.0
+
+
+def resolve_sampling(
+    ask: Mapping[str, Any],
+    entry: ModelEntry,
+    prompt_tokens: int,
+    default_max_tokens: int | None,
+    seed: int,
+    names: Mapping[str, str] | None = None,
+) -> Sampling:
+    """``ask`` over the model's defaults over OpenAI's. ``seed`` is taken where the client gave none.
+
+    ``default_max_tokens`` None: as many as the context holds. Call ``check_ask`` and ``check_prompt`` first.
+    """
+    fields = dict(entry.defaults) | dict(ask)
+    param = (names or {}).get("max_tokens", "max_tokens")
+    fields["max_tokens"] = _max_tokens(ask.get("max_tokens"), entry, prompt_tokens, default_max_tokens, param)
+    fields["seed"] = int(fields.get("seed", seed)) % 2**64
+    fields["top_k"] = 0 if fields.get("top_k", 0) < 0 else min(fields.get("top_k", 0), entry.vocab_size)
+    fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
+    fields["bad_words"] = tuple(fields.get("bad_words", ()))
+    fields["allowed_token_ids"] = tuple(fields.get("allowed_token_ids", ()))
+    fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
+    return Sampling(**fields)
+
+
+def check_ask(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
+    """Ranges of every sampling field; ``names`` renames fields in errors. Raises InvalidRequest."""
+    shown = dict(names or {})
+    for field, (low, high) in RANGES.items():
+        if field in ask:
+            _check_range(shown.get(field, field), ask[field], low, high, above=field in ABOVE_ZERO)
+    if ask.get("max_tokens", 1) < 1:
+        name = shown.get("max_tokens", "max_tokens")
+        raise InvalidRequest(f"{name} is {ask['max_tokens']}: it must be at least 1", name)
+    if ask.get("min_tokens", 0) > ask.get("max_tokens", math.inf):
+        raise InvalidRequest(
+            f"min_tokens {ask['min_tokens']} is over max_tokens {ask['max_tokens']}: lower it", "min_tokens"
+        )
+    _check_biases(ask.get("logit_bias", {}), entry.vocab_size)
+    check_count("stop_token_ids", len(ask.get("stop_token_ids", ())), MAX_STOP_TOKENS)
+    check_ids(ask.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
+    if ask.get("pooling", "") not in ("", *POOLINGS):
+        raise InvalidRequest(f"pooling is {ask['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
+    _check_allowed(ask, entry, shown)
+    for word in ask.get("bad_words", ()):  # from gRPC, where they come as ids
+        check_count("bad_words", len(ask["bad_words"]), 2 * MAX_BAD_WORDS)
+        check_count("bad_words", len(word), MAX_BAD_WORD_CHARS)
+        check_ids(word or (-1,), entry.vocab_size, "bad_words")
+
+
+def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -> None:
+    """Not empty, every id known, room for one more token. Raises InvalidRequest, ContextTooLong."""
+    if not ids:
+        raise InvalidRequest(f"{param} is empty: give at least one token", param)
+    if len(ids) >= entry.max_model_len:
+        raise ContextTooLong(
+            f"{param} has {len(ids)} tokens and the model's context holds {entry.max_model_len}, the answer "
+            f"included: shorten it by at least {len(ids) - entry.max_model_len + 1}",
+            param,
+        )
+    check_ids(ids, entry.vocab_size, param)
+
+
+def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Every id is in the vocabulary. Raises InvalidRequest naming the first that isn't."""
+    ids = tuple(ids)
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InvalidRequest(f"{param} has token id {bad}: this model's ids are 0 to {vocab_size - 1}", param)
+
+
+def check_n(n: int, limits: Limits) -> None:
+    """Choices asked for. Raises InvalidRequest."""
+    if not 1 <= n <= limits.max_n:
+        raise InvalidRequest(f"n is {n}: it must be from 1 to {limits.max_n}", "n")
+
+
+def check_stops(stops: Sequence[str], limits: Limits) -> None:
+    """Stop strings: few, none empty, none endless. Raises InvalidRequest."""
+    check_count("stop", len(stops), limits.max_stop)
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise InvalidRequest(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters", "stop")
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Bad words: few, none empty, none endless. Raises InvalidRequest."""
+    check_count("bad_words", len(words), MAX_BAD_WORDS)
+    if not all(len(word.strip()) > 0 and len(word) <= MAX_BAD_WORD_CHARS for word in words):
+        text = f"bad_words: each must have 1 to {MAX_BAD_WORD_CHARS} characters that aren't all spaces"
+        raise InvalidRequest(text, "bad_words")
+
+
+def _check_allowed(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str]) -> None:
+    allowed = ask.get("allowed_token_ids")
+    if allowed is None:
+        return
+    if not allowed:
+        raise InvalidRequest("allowed_token_ids is empty: leave it out, or give at least one", "allowed_token_ids")
+    check_count("allowed_token_ids", len(allowed), MAX_ALLOWED_TOKENS)
+    check_ids(allowed, entry.vocab_size, "allowed_token_ids")
+    if "grammar" in ask:
+        name = names.get("grammar", "grammar")
+        raise InvalidRequest(f"allowed_token_ids can't go with {name}: give one of them", "allowed_token_ids")
+
+
+def _max_tokens(asked: int | None, entry: ModelEntry, prompt_tokens: int, default: int | None, param: str) -> int:
+    room = entry.max_model_len - prompt_tokens
+    if asked is None:
+        return room if default is None else min(default, room)
+    if asked > room:
+        raise ContextTooLong(
+            f"the prompt has {prompt_tokens} tokens and {param} is {asked}: together more than the model's "
+            f"context of {entry.max_model_len}; ask for at most {room}",
+            param,
+        )
+    return asked
+
+
+def _check_range(name: str, value: float, low: float, high: float, above: bool) -> None:
+    if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+        floor = f"over {low:g}" if above else f"from {low:g}"
+        raise InvalidRequest(f"{name} is {value}: it must be {floor} to {high:g}", name)
+
+
+def _check_biases(biases: Mapping[int, float], vocab_size: int) -> None:
+    check_count("logit_bias", len(biases), MAX_BIASES)
+    check_ids(biases, vocab_size, "logit_bias")
+    for token_id, bias in biases.items():
+        _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0, above=False)
+
+
+def check_count(name: str, count: int, most: int) -> None:
+    """Raise InvalidRequest where a list has over ``most`` entries."""
+    if count > most:
+        raise InvalidRequest(f"{name} has {count} entries: at most {most} are allowed", name)

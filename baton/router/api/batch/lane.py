@@ -1,0 +1,284 @@
+"""The cost-first lane: answers batch jobs' requests when nobody waits, and goes on where another router stopped.
+
+Knows nothing of HTTP. One task finds jobs and claims them by a lease; each line is one low-priority request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from baton.cluster.batch_store import BatchStore, Claim, ClaimLost, Job, StoredFile
+from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
+from baton.protos.rpc import heed_cancel, settled
+from baton.router.access.caller import CALLER, Caller
+from baton.router.access.keys import Key
+from baton.router.answer.call import Frontend
+from baton.router.api.batch.lines import Line, answer_line, read_lines
+
+LEASE_S = 10.0
+LOOK_EVERY_S = 0.5
+ROOM_EVERY_S = 0.05
+RETRY_S = 0.5
+LINE_BYTES = 64 << 10  # of an answer that isn't there yet
+AT_ONCE = 8
+TRIES = 5
+MOST_PAUSE_S = 10.0
+NO_INPUT = {"code": "input_gone", "line": None, "message": "the input file is gone", "param": "input_file_id"}
+LOWEST_PRIORITY = 1000  # behind everybody who asks for an answer now
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class BatchLane:
+    """``queued``: requests that wait for a place; while there is one, the lane starts none of its own."""
+
+    def __init__(self, frontend: Frontend, store: BatchStore, owner: str, queued: Callable[[], int]) -> None:
+        self._frontend, self._store, self._owner, self._queued = frontend, store, owner, queued
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Work, while the block runs; what is unfinished then is somebody else's at once."""
+        task = asyncio.create_task(self._run(), name="batch lane")
+        try:
+            yield
+        finally:
+            while not task.done():  # a cancellation that meets a failing line is lost in the line's failure
+                task.cancel()
+                await asyncio.wait([task], timeout=ROOM_EVERY_S)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                for job_id in await self._store.open_jobs():
+                    await self._try(job_id)
+            except BatonError as error:
+                log.warning("batch lane: %s", error.message)
+            heed_cancel()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _try(self, job_id: str) -> None:
+        """``work``, so that a job that fails holds up none of those behind it."""
+        try:
+            await self.work(job_id)
+        except BatonError as error:
+            log.warning("batch lane: %s: %s", job_id, error.message)
+        except Exception:
+            log.exception("the batch lane failed on %s", job_id)
+        heed_cancel()
+
+    async def work(self, job_id: str) -> None:
+        """Answers a job's lines, unless another router has it; stops where another one takes it over."""
+        asked_at = asyncio.get_running_loop().time()
+        claim = await self._store.claim(job_id, self._owner, LEASE_S)
+        if claim is None:
+            return
+        held = _Held(claim, asked_at + LEASE_S)
+        tasks = [asyncio.create_task(self._work(held)), asyncio.create_task(self._keep(held))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _ended(tasks)
+            await self._let_go(claim)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def _work(self, held: _Held) -> None:
+        job = await self._patiently(lambda: self._store.job(held.claim.job_id))
+        if job is None:
+            await self._store.forget_job(held.claim.job_id)
+            return
+        try:
+            await self._answer(job, held)
+        except* ClaimLost:
+            log.warning("batch lane: %s was taken over by another router", job.id)
+
+    async def _keep(self, held: _Held) -> None:
+        """Renews the lease until another router has the job. What fails is tried again soon."""
+        loop, pause = asyncio.get_running_loop(), LEASE_S / 3
+        while True:
+            await asyncio.sleep(pause)
+            asked_at = loop.time()
+            try:
+                if not await self._store.renew(held.claim, LEASE_S):
+                    log.warning("batch lane: the claim on %s is gone; its work here stops", held.claim.job_id)
+                    return
+                held.until, pause = asked_at + LEASE_S, LEASE_S / 3
+            except BatonError as error:
+                log.warning("batch lane: the lease of %s: %s", held.claim.job_id, error.message)
+                pause = RETRY_S
+            heed_cancel()
+
+    async def _let_go(self, claim: Claim) -> None:
+        try:
+            await self._store.release(claim)
+        except BatonError as error:  # then it runs out by itself
+            log.warning("batch lane: the lease of %s: %s", claim.job_id, error.message)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What ``call`` gives, as soon as the store can be reached and has room: nothing computed is given up."""
+        said = ""
+        while True:
+            try:
+                return await call()
+            except (Unavailable, StorageFull) as error:
+                if error.label != said:
+                    log.warning("batch lane: %s", error.message)
+                said = error.label
+            heed_cancel()
+            await asyncio.sleep(RETRY_S)
+
+    async def _answer(self, job: Job, held: _Held) -> None:
+        content = await self._patiently(lambda: self._store.content(job.input_file))
+        lines, _ = read_lines(content, job.endpoint)
+        if len(lines) != job.total:
+            await self._close(job, held, NO_INPUT)
+            return
+        if not job.started:
+            job = msgspec.structs.replace(job, status="in_progress", started=int(self._frontend.wall_clock()))
+            await self._patiently(lambda: self._store.update(held.claim, job))
+        answered = await self._answered_before(job, held)
+        places = asyncio.Semaphore(AT_ONCE)
+        asked: list[asyncio.Task[None]] = []
+        refused: dict[str, Any] | None = None
+        async with asyncio.TaskGroup() as scope:
+            for number, line in enumerate(lines):
+                if number in answered:
+                    continue
+                cancelled = await self._room(job, places, held)
+                key, refused = self._key_now(job)
+                if refused or cancelled:
+                    places.release()
+                    break
+                asked.append(scope.create_task(self._line(job, held, key, number, line, places)))
+            await settled(asked)
+        await self._close(job, held, refused)
+
+    async def _answered_before(self, job: Job, held: _Held) -> set[int]:
+        """Lines that have their answers, by whichever router; ``held`` is told how much they are."""
+        found: set[int] = set()
+        for good in (True, False):
+            answers = await self._patiently(lambda good=good: self._store.answers(job.id, good))  # type: ignore[misc]
+            held.stored += sum(map(len, answers.values()))
+            found |= answers.keys()
+        return found
+
+    def _key_now(self, job: Job) -> tuple[Key | None, dict[str, Any] | None]:
+        """Its owner's key with the rates of now; or why there is to be no further line."""
+        try:
+            return self._frontend.gate.renewed(msgspec.json.decode(job.key, type=Key) if job.key else None), None
+        except Unauthenticated as error:
+            return None, {"code": error.label, "line": None, "message": error.message, "param": None}
+
+    async def _room(self, job: Job, places: asyncio.Semaphore, held: _Held) -> bool:
+        """Waits until we may start another line; whether the job is to be cancelled instead.
+
+        None is started while the lease is overdue (another router may have it), or while the store has no room for
+        the file that the answers become.
+        """
+        await places.acquire()
+        loop = asyncio.get_running_loop()
+        while self._queued() or not self._frontend.serving.ready() or loop.time() > held.until:  # noqa: ASYNC110
+            await asyncio.sleep(ROOM_EVERY_S)
+        while not (cancelled := await self._patiently(lambda: self._store.cancel_asked(job.id))):
+            if await self._patiently(lambda: self._store.has_room(held.stored + LINE_BYTES)):
+                break
+            if not held.waits:
+                log.warning("batch lane: %s waits until the store has room for its answers", job.id)
+            held.waits = True
+            await asyncio.sleep(RETRY_S)
+        held.waits = False
+        return cancelled
+
+    async def _line(
+        self, job: Job, held: _Held, key: Key | None, number: int, line: Line, places: asyncio.Semaphore
+    ) -> None:
+        request_id = self._frontend.new_id()
+        CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
+        urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
+        try:
+            answer, good = await self._answered(job, urgent, request_id)
+            told = orjson.dumps(answer)
+            await self._patiently(lambda: self._store.answer(held.claim, number, told, good))
+            held.stored += len(told)
+        finally:
+            places.release()
+
+    async def _answered(self, job: Job, line: Line, request_id: str) -> tuple[dict[str, object], bool]:
+        """A line's answer. A rate that is used up is waited for; what else may pass is tried some times."""
+        failed: BatonError = BatonError("it was not tried")
+        attempt = 0
+        while attempt < TRIES:
+            try:
+                return await answer_line(self._frontend, line, request_id)
+            except QuotaExceeded as error:
+                failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
+                if await self._patiently(lambda: self._store.cancel_asked(job.id)):
+                    break
+            except BatonError as error:
+                failed, pause = error, min(2.0**attempt, max(error.retry_after_s, ROOM_EVERY_S))
+                attempt += 1
+            except Exception as error:  # a line that we stumble over fails alone
+                log.exception("a line of %s failed in the router", job.id)
+                failed = BatonError(f"the router failed on this line: {error}")
+                break
+            await asyncio.sleep(pause)
+        return _gave_up(line, request_id, failed), False
+
+    async def _close(self, job: Job, held: _Held, error: dict[str, Any] | None = None) -> None:
+        """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
+        now, claim = int(self._frontend.wall_clock()), held.claim
+        cancelled = await self._patiently(lambda: self._store.cancel_asked(job.id))
+        counted = await self._patiently(lambda: self._store.job(job.id)) or job
+        output, errors = await self._file(job, claim, True, now), await self._file(job, claim, False, now)
+        done = msgspec.structs.replace(
+            counted,
+            status="failed" if error else "cancelled" if cancelled else "completed",
+            ended=now,
+            cancelled=now if cancelled else 0,
+            errors=(error,) if error else (),
+            output_file=output,
+            error_file=errors,
+        )
+        await self._patiently(lambda: self._store.close(claim, done))
+
+    async def _file(self, job: Job, claim: Claim, good: bool, now: int) -> str:
+        """The answers as a file, whose id is the job's own: whoever makes it again makes the same one."""
+        answers = await self._patiently(lambda: self._store.answers(job.id, good))
+        if not answers:
+            return ""
+        content = b"".join(answer + b"\n" for answer in answers.values())
+        name = "output" if good else "errors"
+        file_id = f"file-{job.id.removeprefix('batch_')}-{name}"
+        file = StoredFile(file_id, job.tenant, f"{job.id}_{name}.jsonl", "batch_output", len(content), now)
+        await self._patiently(lambda: self._store.add_output(claim, file, content))
+        return file_id
+
+
+class _Held:
+    """A claim as its lane sees it: held ``until`` (on the loop's clock); ``stored`` bytes of answers lie there."""
+
+    def __init__(self, claim: Claim, until: float) -> None:
+        self.claim, self.until = claim, until
+        self.stored = 0
+        self.waits = False
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancels until all are over: a cancellation that meets a failing line is lost in the line's failure."""
+    while any(not task.done() for task in tasks):
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=ROOM_EVERY_S)
+
+
+def _gave_up(line: Line, request_id: str, error: BatonError) -> dict[str, object]:
+    told = {"code": error.label, "message": error.message}
+    return {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": None, "error": told}

@@ -1,0 +1,94 @@
+"""A batch's input: one request per line of JSON, checked before any is run; and one line's answer.
+
+Knows nothing of stores or lanes. https://platform.openai.com/docs/api-reference/batch/request-input
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import orjson
+
+from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
+from baton.router.answer.call import Frontend
+from baton.router.api.errors import error_json
+from baton.router.api.large import parsed, require_light
+from baton.router.api.openai.calls import NO_HEADERS, Call, chat_call, completion_call, whole
+from baton.router.api.openai.schemas import ChatBody, CompletionBody
+from baton.router.api.responses.routes import responses_call
+from baton.router.api.responses.schemas import ResponsesBody
+
+MAX_LINES = 50_000
+MAX_TOLD = 20  # errors of a bad file that are told
+Json = dict[str, Any]
+CALLS: dict[str, tuple[type, Callable[..., Awaitable[Call]]]] = {
+    "/v1/chat/completions": (ChatBody, chat_call),
+    "/v1/completions": (CompletionBody, completion_call),
+    "/v1/responses": (ResponsesBody, responses_call),
+}
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One request of a batch."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+
+
+def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], list[Json]]:
+    """Every request, and what is wrong with the file: nothing runs when anything is."""
+    lines: list[Line] = []
+    errors: list[Json] = []
+    seen: set[str] = set()
+    for number, raw in enumerate(filter(None, (part.strip() for part in content.splitlines())), 1):
+        try:
+            lines.append(_line(raw, endpoint, seen, number))
+        except InvalidRequest as error:
+            errors.append({"code": error.label, "line": number, "message": error.message, "param": error.param})
+        if len(errors) == MAX_TOLD:
+            break
+    if not lines and not errors:
+        errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
+    return lines, errors
+
+
+async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[Json, bool]:
+    """The response of one request as a batch's output has it, and whether it is a good one.
+
+    Raises what trying again later may mend (Overloaded, Unavailable, QuotaExceeded).
+    """
+    kind, prepare = CALLS[line.url]
+    try:
+        body: Any = await parsed(kind, orjson.dumps(line.body))
+        if body.stream:
+            raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
+        content, _ = await whole(frontend, await prepare(frontend, NO_HEADERS, body))
+        status = 200
+    except BatonError as error:
+        if error.retryable or isinstance(error, QuotaExceeded):
+            raise
+        content, status = error_json(error), error.http_status
+    response = {"status_code": status, "request_id": request_id, "body": content}
+    answer = {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": response, "error": None}
+    return answer, status == 200
+
+
+def _line(raw: bytes, endpoint: str, seen: set[str], number: int) -> Line:
+    if number > MAX_LINES:
+        raise InvalidRequest(f"the file has over {MAX_LINES} requests: split it", "file")
+    require_light(raw, "line")
+    try:
+        line = msgspec.json.decode(raw, type=Line)
+        orjson.dumps(line.body)  # it will have to be written again: no number may be over 64 bits
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise InvalidRequest(f"line {number}: {error}", "line") from None
+    if line.method != "POST" or line.url != endpoint:
+        raise InvalidRequest(f"line {number}: method and url must be POST {endpoint}", "url")
+    if line.custom_id in seen:
+        raise InvalidRequest(f"line {number}: custom_id {line.custom_id!r} was used before", "custom_id")
+    seen.add(line.custom_id)
+    return line

@@ -1,0 +1,108 @@
+"""The outermost layer of both surfaces: who calls, under which id; the rest of the house reads it from CALLER.
+
+Knows nothing of endpoints or keys: the gate says who somebody is, or why they may not come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.protos.errors import BatonError
+from baton.router.access.caller import CALLER, NOBODY, with_call
+from baton.router.answer.call import Frontend, clean_request_id
+from baton.router.api.errors import error_response
+from baton.router.api.grpc.errors import grpc_errors
+from baton.router.api.grpc.reading import tolerant
+from baton.router.api.limits import BodiesInFlight
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
+OPEN_FILES = "/dashboard"  # a page without any data
+OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
+REQUEST_ID = "x-request-id"
+
+
+class Border:
+    """Every response carries ``x-request-id``: the caller's, or ours; ``explain`` takes either."""
+
+    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
+        self._app, self._frontend = app, frontend
+        self._bodies = BodiesInFlight(frontend.limits.max_inflight_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a known caller in; answer anybody else with the reason."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, own_id = Headers(scope=scope), self._frontend.new_id()
+        asked_id = clean_request_id(headers.get(REQUEST_ID))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = asked_id or own_id
+            await send(message)
+
+        try:
+            identify, authorization = self._frontend.gate.identify, headers.get("authorization")
+            caller = NOBODY if is_open(scope["path"]) else identify(authorization)
+            CALLER.set(with_call(caller, own_id, asked_id, headers.get))
+        except BatonError as error:
+            self._frontend.metrics.refused.labels(error.label).inc()
+            await error_response(error)(scope, receive, send_with_id)
+            return
+        with self._bodies.counting(receive) as counted:
+            await self._app(scope, counted, send_with_id)
+
+
+def is_open(path: str) -> bool:
+    """Whether nobody is asked for a key there."""
+    return path in OPEN_PATHS or path == OPEN_FILES or path.startswith(f"{OPEN_FILES}/")
+
+
+class GrpcBorder(grpc.aio.ServerInterceptor):
+    """The same for gRPC, by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``. Health stays open."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Set CALLER for the handler, or put one in its place that ends the call with the reason."""
+        if details.method.startswith(OPEN_SERVICES):
+            return tolerant(await continuation(details))
+        metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
+        try:
+            caller = self._frontend.gate.identify(metadata.get("authorization"))
+            asked_id = clean_request_id(metadata.get(REQUEST_ID))
+            CALLER.set(with_call(caller, self._frontend.new_id(), asked_id, metadata.get))
+        except BatonError as error:
+            self._frontend.metrics.refused.labels(error.label).inc()
+            return tolerant(_refusing(await continuation(details), error))
+        return tolerant(await continuation(details))
+
+
+def _refusing(handler: Any, error: BatonError) -> Any:
+    """A handler of the same kind that raises ``error``."""
+    if handler is None:
+        return None
+
+    async def refuse(request: Any, context: Any) -> Any:
+        async with grpc_errors(context):
+            raise error
+
+    async def refuse_stream(request: Any, context: Any) -> Any:
+        async with grpc_errors(context):
+            raise error
+        yield  # the handler's kind: it yields nothing
+
+    streams_in, codec = handler.request_streaming, (handler.request_deserializer, handler.response_serializer)
+    if handler.response_streaming:
+        stream = grpc.stream_stream_rpc_method_handler if streams_in else grpc.unary_stream_rpc_method_handler
+        return stream(refuse_stream, *codec)
+    unary = grpc.stream_unary_rpc_method_handler if streams_in else grpc.unary_unary_rpc_method_handler
+    return unary(refuse, *codec)

@@ -1,0 +1,106 @@
+"""gRPC requests whose bytes are no message: INVALID_ARGUMENT, where grpc.aio itself would say UNKNOWN.
+
+Knows nothing of which messages there are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from baton.protos.errors import InvalidRequest
+from baton.router.api.grpc.errors import grpc_errors
+
+
+class _Garbled:
+    """Stands for a message that could not be read."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def refuse(self) -> None:
+        raise InvalidRequest(f"the bytes are no message of this method's type: {self._why}")
+
+
+def tolerant(handler: Any) -> Any:
+    """``handler`` that reads what it can, and ends the call with the reason otherwise; None stays None."""
+    if handler is None or handler.request_deserializer is None:
+        return handler
+    make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
+    behaviour = getattr(handler, make.__name__.removesuffix("_rpc_method_handler"))
+    # A method that streams may also write to its context and return nothing (health's Watch does).
+    wrap = _WRAPS[bool(handler.request_streaming), inspect.isasyncgenfunction(behaviour)]
+    return make(wrap(behaviour), _reading(handler.request_deserializer), handler.response_serializer)
+
+
+def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except DecodeError as error:
+            return _Garbled(str(error))
+
+    return read
+
+
+def _one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def answer(request: Any, context: Any) -> Any:
+        if isinstance(request, _Garbled):
+            async with grpc_errors(context):
+                request.refuse()
+        return await behaviour(request, context)
+
+    return answer
+
+
+def _one_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def answer(request: Any, context: Any) -> Any:
+        if isinstance(request, _Garbled):
+            async with grpc_errors(context):
+                request.refuse()
+        async for response in behaviour(request, context):
+            yield response
+
+    return answer
+
+
+def _many_to_one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def answer(requests: Any, context: Any) -> Any:
+        async with grpc_errors(context):
+            return await behaviour(_whole(requests), context)
+
+    return answer
+
+
+def _many_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    async def answer(requests: Any, context: Any) -> Any:
+        async with grpc_errors(context):
+            async for response in behaviour(_whole(requests), context):
+                yield response
+
+    return answer
+
+
+async def _whole(requests: Any) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, _Garbled):
+            request.refuse()
+        yield request
+
+
+_MAKERS: dict[tuple[bool, bool], Any] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+_WRAPS: dict[tuple[bool, bool], Any] = {
+    (False, False): _one,
+    (False, True): _one_to_many,
+    (True, False): _many_to_one,
+    (True, True): _many_to_many,
+}

@@ -1,0 +1,149 @@
+"""The Open Inference Protocol over gRPC: ``inference.GRPCInferenceService``, Triton's streaming included.
+
+Knows nothing of what tensors mean (``open_inference``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+
+from baton.protos.errors import BatonError, InvalidRequest
+from baton.protos.v1 import open_inference_pb2 as pb
+from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
+from baton.router.answer.answer import open_answer
+from baton.router.answer.call import Frontend
+from baton.router.answer.validate import check_count
+from baton.router.api.grpc.errors import grpc_errors
+from baton.router.api.large import MAX_NUMBERS
+from baton.router.api.open_inference import tensors as oip
+from baton.router.api.open_inference.tensors import Json, Tensor
+from baton.router.api.openai.calls import Call, Headers, whole
+
+Context: TypeAlias = grpc.aio.ServicerContext
+_CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+
+
+class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
+    """One method per rpc; each is read, do, answer."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        """We answer."""
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        """Whether a request could be placed now."""
+        return pb.ServerReadyResponse(ready=self._frontend.serving.ready())
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """Whether the model is served now; an unknown one is not."""
+        is_known = request.version in ("", oip.VERSION)
+        return pb.ModelReadyResponse(ready=is_known and oip.served(self._frontend, request.name))
+
+    async def ServerMetadata(
+        self, request: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        """Who we are."""
+        return pb.ServerMetadataResponse(**oip.server_metadata())
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """A model's tensors."""
+        async with grpc_errors(context):
+            oip.require_version(request.version)
+            return pb.ModelMetadataResponse(**oip.model_metadata(self._frontend.catalog.find(request.name)))
+
+    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """The whole answer."""
+        async with grpc_errors(context):
+            call = await self._call(request, context, stream=False)
+            content, _ = await whole(self._frontend, call)
+            return _response(request, content)
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Each request's answer in turn, in pieces; an error ends its request, not the stream."""
+        async for request in requests:
+            try:
+                async for response in self._pieces(request, context):
+                    yield pb.ModelStreamInferResponse(infer_response=response)
+            except BatonError as error:
+                failed = pb.ModelInferResponse(id=request.id, model_name=request.model_name)
+                yield pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed)
+
+    async def _pieces(
+        self, request: pb.ModelInferRequest, context: Context
+    ) -> AsyncIterator[pb.ModelInferResponse]:
+        call = await self._call(request, context, stream=True)
+        with open_answer(self._frontend, call.generation, call.text) as answer:
+            left = answer.count
+            async for piece in answer:
+                left -= bool(piece.finish_reason)
+                for chunk in call.shape.chunks(piece):
+                    response = _response(request, chunk)
+                    response.parameters["triton_final_response"].bool_param = not left
+                    yield response
+
+    async def _call(self, request: pb.ModelInferRequest, context: Context, stream: bool) -> Call:
+        parameters = {name: _parameter(value) for name, value in request.parameters.items()}
+        body = oip.body_of(request.model_name, _tensors(request), parameters, stream)
+        return await oip.call_of(self._frontend, _headers(context), body, request.model_version)
+
+
+def _headers(context: Context) -> Headers:
+    """What REST has as headers: metadata, and the call's own deadline."""
+    headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+    remaining = context.time_remaining()
+    return headers if remaining is None else headers | {"x-request-timeout": str(max(remaining, 0.001))}
+
+
+MAX_INPUTS = 64
+
+
+def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
+    raw = request.raw_input_contents
+    check_count("inputs", max(len(raw), len(request.inputs)), MAX_INPUTS)
+    if raw and len(raw) != len(request.inputs):
+        text = f"{len(raw)} raw contents for {len(request.inputs)} inputs: give one each, or none"
+        raise InvalidRequest(text, "raw_input_contents")
+    tensors = []
+    for at, one in enumerate(request.inputs):
+        values = oip.unpacked(one.name, one.datatype, raw[at]) if raw else _contents(one)
+        tensors.append(Tensor(one.name, one.datatype, list(one.shape), values))
+    return tensors
+
+
+def _contents(one: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    if one.datatype not in _CONTENTS:
+        raise InvalidRequest(f"{one.name} has datatype {one.datatype!r}: use {', '.join(_CONTENTS)}", one.name)
+    found = getattr(one.contents, _CONTENTS[one.datatype])
+    check_count(one.name, len(found), MAX_NUMBERS)
+    return list(found)
+
+
+def _parameter(value: pb.InferParameter) -> Any:
+    kind = value.WhichOneof("parameter_choice")
+    return getattr(value, kind) if kind else None
+
+
+def _response(request: pb.ModelInferRequest, content: Json) -> pb.ModelInferResponse:
+    outputs = oip.outputs_of(content, [output.name for output in request.outputs])
+    return pb.ModelInferResponse(
+        model_name=content["model"],
+        model_version=oip.VERSION,
+        id=request.id,
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
+            for t in outputs
+        ],
+        raw_output_contents=map(oip.packed, outputs),
+    )

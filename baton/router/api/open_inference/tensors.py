@@ -1,0 +1,191 @@
+"""The Open Inference Protocol's tensors <-> a completion: what REST and gRPC of the protocol share.
+
+Knows nothing of either. Tensors follow Triton's backends for language models: ``text_input`` in, ``text_output``
+out, ``sampling_parameters`` as JSON. Specification: https://github.com/kserve/open-inference-protocol
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from baton.protos.errors import InvalidRequest, ModelNotFound
+from baton.protos.version import product_version
+from baton.router.answer.call import Frontend
+from baton.router.answer.validate import check_count
+from baton.router.api.body import read_body_of
+from baton.router.api.large import MAX_NUMBERS
+from baton.router.api.openai.calls import Call, Headers, completion_call
+from baton.router.api.openai.schemas import CompletionBody
+from baton.router.text.catalog import ModelEntry
+
+VERSION = "1"
+EXTENSIONS = ("binary_tensor_data", "generate", "model_repository(index)", "parameters")
+INPUTS = (("text_input", "BYTES", [-1]), ("input_ids", "INT32", [-1]), ("sampling_parameters", "BYTES", [1]),
+          ("stream", "BOOL", [1]))  # fmt: skip
+OUTPUTS = (("text_output", "BYTES", [-1]), ("finish_reason", "BYTES", [-1]), ("num_input_tokens", "UINT32", [1]),
+           ("num_output_tokens", "UINT32", [1]))  # fmt: skip
+DTYPES = {
+    "BOOL": "?", "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2",
+    "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+NOT_OURS = frozenset({"prompt", "stream", "stream_options", "model", "priority"})  # the protocol has its own
+Json = dict[str, Any]
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """``values`` are flattened; BYTES are ``bytes``."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    values: list[Any]
+
+    def __post_init__(self) -> None:
+        check_count(f"{self.name}.shape", len(self.shape), MAX_DIMENSIONS)
+        check_count(self.name, len(self.values), MAX_NUMBERS)
+        count = int(np.prod(self.shape, dtype=object)) if self.shape else 1
+        if any(size < 0 for size in self.shape) or count != len(self.values):
+            text = f"{self.name} has {len(self.values)} values, which don't fill its shape {self.shape}"
+            raise InvalidRequest(text, self.name)
+
+
+MAX_DIMENSIONS = 8
+
+
+def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
+    """The values of a raw tensor: little-endian numbers, BYTES each after its length. Raises InvalidRequest."""
+    if datatype == "BYTES":
+        return _unpacked_bytes(name, raw)
+    if datatype not in DTYPES:
+        raise InvalidRequest(f"{name} has datatype {datatype!r}: use BYTES, {', '.join(DTYPES)}", name)
+    dtype = np.dtype(DTYPES[datatype])
+    if len(raw) % dtype.itemsize:
+        raise InvalidRequest(f"{name} has {len(raw)} bytes, no multiple of {dtype.itemsize}", name)
+    check_count(name, len(raw) // dtype.itemsize, MAX_NUMBERS)
+    values: list[Any] = np.frombuffer(raw, dtype).tolist()
+    return values
+
+
+def packed(tensor: Tensor) -> bytes:
+    """The raw form of ``tensor``."""
+    if tensor.datatype == "BYTES":
+        return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
+    return np.array(tensor.values, DTYPES[tensor.datatype]).tobytes()
+
+
+def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, Any], stream: bool) -> CompletionBody:
+    """The completion that a request asks for. Raises InvalidRequest naming the tensor or parameter."""
+    given = {tensor.name: tensor for tensor in inputs}
+    unknown = given.keys() - {name for name, _, _ in INPUTS}
+    if unknown:
+        name = min(unknown)
+        raise InvalidRequest(f"{name} is no input of this model: give {', '.join(n for n, _, _ in INPUTS)}", name)
+    fields = completion_fields(parameters) | _sampling_parameters(given)
+    prompt = _prompt(given)
+    return read_body_of(CompletionBody, fields | {"model": model or None, "prompt": prompt, "stream": stream})
+
+
+def completion_fields(parameters: Mapping[str, Any]) -> Json:
+    """What of ``parameters`` the completion's body is to judge: to obey, to refuse or to ignore."""
+    return {name: value for name, value in parameters.items() if name not in NOT_OURS}
+
+
+async def call_of(frontend: Frontend, headers: Headers, body: CompletionBody, version: str) -> Call:
+    """The call of that body. Raises InvalidRequest, ModelNotFound."""
+    require_version(version)
+    return await completion_call(frontend, headers, body)
+
+
+def outputs_of(completion: Json, wanted: Sequence[str]) -> list[Tensor]:
+    """An answer (or a chunk of one) as tensors; ``wanted`` names some, empty all. Raises InvalidRequest."""
+    choices, usage = completion["choices"], completion.get("usage") or {}
+    texts = [choice["text"].encode() for choice in choices]
+    reasons = [(choice["finish_reason"] or "").encode() for choice in choices]
+    found = [Tensor("text_output", "BYTES", [len(texts)], texts)]
+    found.append(Tensor("finish_reason", "BYTES", [len(reasons)], reasons))
+    if usage:
+        found.append(Tensor("num_input_tokens", "UINT32", [1], [usage["prompt_tokens"]]))
+        found.append(Tensor("num_output_tokens", "UINT32", [1], [usage["completion_tokens"]]))
+    if not wanted:
+        return found
+    known = {name for name, _, _ in OUTPUTS}
+    for name in wanted:
+        if name not in known:
+            raise InvalidRequest(f"{name} is no output of this model: ask for {', '.join(sorted(known))}", name)
+    return [tensor for tensor in found if tensor.name in wanted]
+
+
+def require_version(version: str) -> None:
+    """Raises ModelNotFound for any but the only one."""
+    if version not in ("", VERSION):
+        raise ModelNotFound(f"version {version!r} is not served: there is {VERSION}", "version")
+
+
+def model_metadata(entry: ModelEntry) -> Json:
+    """A model's tensors."""
+
+    def tensors(known: Sequence[tuple[str, str, list[int]]]) -> list[Json]:
+        return [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in known]
+
+    return {
+        "name": entry.model_id,
+        "versions": [VERSION],
+        "platform": "baton",
+        "inputs": tensors(INPUTS),
+        "outputs": tensors(OUTPUTS),
+    }
+
+
+def server_metadata() -> Json:
+    """Who we are."""
+    return {"name": "baton", "version": product_version(), "extensions": list(EXTENSIONS)}
+
+
+def served(frontend: Frontend, model: str) -> bool:
+    """Whether some worker serves ``model`` now."""
+    return frontend.serving.ready() and any(entry.model_id == model for entry in frontend.catalog.entries())
+
+
+def _prompt(given: Mapping[str, Tensor]) -> list[Any]:
+    if ("text_input" in given) == ("input_ids" in given):
+        raise InvalidRequest("give either text_input or input_ids", "text_input")
+    if "text_input" in given:
+        return [_text(value, "text_input") for value in given["text_input"].values]
+    return [given["input_ids"].values]
+
+
+def _sampling_parameters(given: Mapping[str, Tensor]) -> Json:
+    tensor = given.get("sampling_parameters")
+    if tensor is None or not tensor.values:
+        return {}
+    try:
+        said = json.loads(_text(tensor.values[0], tensor.name))
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise InvalidRequest("sampling_parameters should be the text of a JSON object", tensor.name)
+    return completion_fields(said)
+
+
+def _text(value: Any, name: str) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name} should be UTF-8", name) from None
+
+
+def _unpacked_bytes(name: str, raw: bytes) -> list[bytes]:
+    values, at = [], 0
+    while at < len(raw):
+        if at + 4 > len(raw) or at + 4 + struct.unpack_from("<I", raw, at)[0] > len(raw):
+            raise InvalidRequest(f"{name} ends in the middle of a value", name)
+        size = struct.unpack_from("<I", raw, at)[0]
+        values.append(raw[at + 4 : at + 4 + size])
+        at += 4 + size
+    return values

@@ -1,0 +1,52 @@
+"""OpenAI's ``best_of``: more answers are written than are given out, the likeliest per token are kept.
+
+Knows nothing of how an answer is worded: it wraps what words it. Nothing of it is streamed; usage counts all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.router.answer.answer import Piece, Usage
+from baton.router.api.openai.shapes import Json, Shape
+
+
+class BestOf:
+    """``keep`` of each prompt's ``of`` choices, by rising index the likeliest first."""
+
+    always_closes = False
+
+    def __init__(self, shape: Shape, of: int, keep: int, shows_logprobs: bool) -> None:
+        self._shape, self._of, self._keep, self._shows_logprobs = shape, of, keep, shows_logprobs
+
+    def opening(self) -> Iterator[Json]:
+        """Nothing: there is no stream of it."""
+        return iter(())
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """Nothing either."""
+        return iter(())
+
+    def closing(self, usage: Usage) -> Json:
+        """The wrapped shape's."""
+        return self._shape.closing(usage)
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """The response with the best choices only."""
+        answer = self._shape.whole(pieces, usage)
+        kept = [answer["choices"][at] | {"index": index} for index, at in enumerate(self._best(pieces))]
+        if not self._shows_logprobs:  # asked of the engine for our own sake
+            kept = [choice | {"logprobs": None} for choice in kept]
+        return answer | {"choices": kept}
+
+    def _best(self, pieces: list[Piece]) -> Iterator[int]:
+        """Indices, prompt by prompt."""
+        for first in range(0, len(pieces), self._of):
+            group = range(first, first + self._of)
+            yield from sorted(group, key=lambda at: -mean_logprob(pieces[at]))[: self._keep]
+
+
+def mean_logprob(piece: Piece) -> float:
+    """Per token; nothing written is as good as certain."""
+    logprobs = [entry.chosen.logprob for entry in piece.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0

@@ -1,0 +1,262 @@
+"""One call of OpenAI's generation endpoints: a body -> what to generate and how to word the answer -> the response.
+
+Knows nothing of routes or workers. ``headers`` are the request's; a batch has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import ModuleType
+
+import msgspec
+from starlette.responses import Response
+
+from baton.protos.errors import InvalidRequest
+from baton.router.answer.answer import Answer, Piece, open_answer
+from baton.router.answer.call import Ask, Frontend, Generation, clean_traceparent
+from baton.router.answer.validate import COMPLETION_TOKENS
+from baton.router.api.large import INLINE_BYTES, aside, large_response
+from baton.router.api.openai.best_of import BestOf
+from baton.router.api.openai.messages import size_of
+from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
+from baton.router.api.openai.shapes import ChatShape, CompletionShape, Json, Shape, collected, usage_json
+from baton.router.api.openai.truncation import all_ids
+from baton.router.api.request_body import ignored_header
+from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
+from baton.router.request.request import Summary
+from baton.router.text import reasoning_parsers, tool_parsers
+from baton.router.text.chat_reader import Reading
+from baton.router.text.model import TextModel
+from baton.router.text.tool_parsers import ToolParser
+
+ROUTE_HEADER = "x-baton-route"
+TIMEOUT_HEADER = "x-request-timeout"
+Headers = Mapping[str, str]
+NO_HEADERS: Headers = {}
+CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call, validated: ready to be opened. ``told``: headers of its answer."""
+
+    generation: Generation
+    text: TextModel
+    shape: Shape
+    body: GenerationBody
+    style: EventStyle = OPENAI_EVENTS
+    told: Mapping[str, str] = {}
+
+
+async def completion_call(frontend: Frontend, headers: Headers, body: CompletionBody) -> Call:
+    """Of ``/v1/completions``. Raises InvalidRequest, ModelNotFound."""
+    if not 1 <= len(body.prompt) <= frontend.limits.max_prompts:
+        raise InvalidRequest(
+            f"prompt has {len(body.prompt)} entries: give 1 to {frontend.limits.max_prompts}", "prompt"
+        )
+    entry = frontend.catalog.find(body.model or "")
+    text = frontend.catalog.text(entry)
+
+    cut = body.cut(entry.max_model_len, body.answer_tokens)
+
+    async def prompts() -> list[Sequence[int]]:
+        return [ids async for ids in all_ids(text, body.prompt, body.add_special_tokens, cut)]
+
+    ask = _ask(frontend, headers, body, COMPLETION_TOKENS, continues=True, names={})
+    generation = await frontend.prepare(entry, ask, prompts)
+    echoes = None
+    if body.echo:
+        used = body.prompt if cut is None else generation.prompts
+        echoes = [prompt if isinstance(prompt, str) else await text.decode(prompt) for prompt in used]
+    shape = CompletionShape(
+        generation,
+        text.tokenizer,
+        int(frontend.wall_clock()),
+        body.include_usage,
+        bool(body.return_token_ids),
+        echoes,
+        wants_prompt=body.prompt_logprobs is not None,
+    )
+    if body.picks:
+        shown = BestOf(shape, generation.ask.n, body.keeps, body.logprobs is not None)
+        return Call(generation, text, shown, body, told=ignored_header(body))
+    return Call(generation, text, shape, body, told=ignored_header(body))
+
+
+async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> Call:
+    """Of ``/v1/chat/completions``. Raises InvalidRequest, ModelNotFound."""
+    names = dict(CHAT_NAMES)
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    generation, text, reading = await chat_generation(frontend, headers, body, names)
+    created, with_ids = int(frontend.wall_clock()), bool(body.return_token_ids)
+    shape = ChatShape(generation, text.tokenizer, created, body.include_usage, with_ids, reading)
+    return Call(generation, text, shape, body, told=ignored_header(body))
+
+
+async def chat_generation(
+    frontend: Frontend, headers: Headers, body: ChatBody, names: dict[str, str]
+) -> tuple[Generation, TextModel, Reading]:
+    """A conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
+    entry = frontend.catalog.find(body.model or "")
+    text = frontend.catalog.text(entry)
+    effort = names.get("reasoning_effort", "reasoning_effort")
+    is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
+    rendered = await aside(is_large, body.render, text, body.messages, effort)
+    cut = body.cut(entry.max_model_len, body.answer_tokens)
+
+    async def prompts() -> list[Sequence[int]]:
+        ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
+        return [ids if cut is None else cut.of(ids)]
+
+    reading, needs_special = _reading(frontend, text, body, rendered)
+    ask = _ask(frontend, headers, body, None, continues=bool(body.continue_final_message), names=names)
+    if needs_special:
+        ask = msgspec.structs.replace(ask, skip_special=False)
+    return await frontend.prepare(entry, ask, prompts), text, reading
+
+
+def _reading(frontend: Frontend, text: TextModel, body: ChatBody, rendered: str) -> tuple[Reading, bool]:
+    """How the answer is read, and whether its special tokens must stay in the text for that."""
+    formats = frontend.formats
+    reasoning = None if body.grammar() else reasoning_parsers.load(formats.reasoning, text.template_source)
+    tools = tool_parsers.load(formats.tools, text.template_source) if body.offered else None
+    marks = [*(tools.MARKS if tools else ()), *(reasoning.MARKS if reasoning else ())]
+    make_tools: Callable[[], ToolParser] | None = tools.make if tools else None
+    if body.demanded() is not None:
+        make_tools = body.demanded_parser
+    reading = Reading(
+        tools=make_tools,
+        reasoning=partial(reasoning.make, _thinking(body, rendered, reasoning)) if reasoning else None,
+        call_id=partial(_call_id, frontend),
+        parallel=body.parallel_tool_calls is not False,
+        shows_reasoning=body.include_reasoning is not False,
+        marks=tuple(marks),
+    )
+    return reading, any(map(text.hides, marks))
+
+
+def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:
+    """Whether the answer begins inside a thought: one that the template opened, or that the client left open."""
+    if not body.continue_final_message:
+        return rendered.rstrip().endswith(reasoning.BEGIN)
+    said = body.messages[-1].content or ""
+    return said.rfind(reasoning.BEGIN) > said.rfind(reasoning.END)
+
+
+def _call_id(frontend: Frontend) -> str:
+    """Nine letters and digits, the most that some chat templates take."""
+    return frontend.new_id()[:9]
+
+
+def _choices(frontend: Frontend, body: GenerationBody) -> int:
+    """Answers to write for each prompt."""
+    n, most = 1 if body.n is None else body.n, frontend.limits.max_n
+    if not isinstance(body, CompletionBody) or body.best_of is None:
+        return n
+    if body.best_of > most:
+        raise InvalidRequest(f"best_of is {body.best_of}: it must be from n to {most}", "best_of")
+    return body.best_of
+
+
+def _ask(
+    frontend: Frontend,
+    headers: Headers,
+    body: GenerationBody,
+    default_max_tokens: int | None,
+    continues: bool,
+    names: dict[str, str],
+) -> Ask:
+    return Ask(
+        sampling=body.sampling(),
+        n=_choices(frontend, body),
+        stops=tuple(body.stop),
+        default_max_tokens=default_max_tokens,
+        names=names | {name: names.get(theirs, theirs) for name, theirs in body.names().items()},
+        bad_words=tuple(body.bad_words or ()),
+        prompt_only=isinstance(body, CompletionBody) and body.prompt_only,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special=body.skip_special_tokens is not False,
+        continues=continues,
+        tenant_salt=(body.cache_salt or "").encode(),
+        priority=body.priority or 0,
+        deadline=frontend.deadline(timeout_s(headers)),
+        traceparent=clean_traceparent(headers.get("traceparent")),
+        session=body.session,
+    )
+
+
+def timeout_s(headers: Headers) -> float | None:
+    """Seconds that the client gives us, if it says so."""
+    said = headers.get(TIMEOUT_HEADER)
+    try:
+        seconds = float(said) if said else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not seconds > 0:
+        raise InvalidRequest(f"{TIMEOUT_HEADER} is {said!r}: give seconds over 0", TIMEOUT_HEADER)
+    return seconds
+
+
+async def respond(frontend: Frontend, call: Call) -> Response:
+    """The answer whole, or a stream whose first piece is already there: an error before it keeps its status."""
+    if not call.body.stream:
+        content, summary = await whole(frontend, call)
+        return await large_response(content, {ROUTE_HEADER: route_header(summary), **call.told}, is_scored(call))
+    with ExitStack() as scope:
+        answer = scope.enter_context(open_answer(frontend, call.generation, call.text))
+        await answer.begun()
+        scope.pop_all()  # from here on it is the stream's to close
+    headers = {ROUTE_HEADER: route_header(answer.summaries[0]), **call.told}
+    events = _events(answer, call.shape, call.body)
+    return EventStream(events, lambda: answer.close("client_gone"), headers, call.style)
+
+
+async def whole(frontend: Frontend, call: Call) -> tuple[Json, Summary]:
+    """The answer as one object, and how its first choice went."""
+    with open_answer(frontend, call.generation, call.text) as answer:
+        parts: list[list[Piece]] = [[] for _ in range(answer.count)]
+        async for piece in answer:
+            parts[piece.index].append(piece)
+        shown = await aside(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))
+        return shown, answer.summaries[0]
+
+
+def is_scored(call: Call) -> bool:
+    """Whether tokens come back one by one: such an answer is as long as its prompt, times the alternatives."""
+    sampling = call.generation.samplings[0]
+    asked = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    return asked or bool(call.body.return_token_ids)
+
+
+async def _events(answer: Answer, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:
+    told = 0  # tokens that the client was sent: choices that are ahead of their chunks don't count yet
+
+    def with_usage(chunk: Json) -> Json:
+        usage = msgspec.structs.replace(answer.usage(), completion_tokens=told)
+        return chunk | {"usage": usage_json(usage)} if body.continuous_usage else chunk
+
+    for chunk in shape.opening():
+        yield with_usage(chunk)
+    async for piece in answer:
+        told += len(piece.token_ids)
+        for chunk in shape.chunks(piece):
+            yield with_usage(chunk)
+    if body.include_usage or shape.always_closes:
+        yield shape.closing(answer.usage())
+
+
+def route_header(summary: Summary) -> str:
+    """The way that a request took and its seconds at each station so far, for a person to read."""
+    ways = {
+        "way": summary.way,
+        "class": summary.context_class,
+        "prefill": summary.prefill_worker,
+        "decode": summary.decode_worker,
+        "attempts": str(summary.attempts),
+        "cached": str(summary.cached_tokens),
+    }
+    told = [f"{name}={value}" for name, value in ways.items() if value]
+    return "; ".join(told + [f"{name}_s={seconds:.6f}" for name, seconds in summary.stations.items()])

@@ -1,0 +1,129 @@
+"""OpenAI's ``/v1/embeddings``: a text's hidden state as one vector of length 1.
+
+Knows nothing of models. An embedding takes the way of any request that writes one token: the prompt's pooled state
+comes back beside it, and the token is dropped.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
+from pydantic import Field
+from starlette.responses import Response
+
+from baton.protos.errors import InvalidRequest
+from baton.router.answer.answer import open_answer
+from baton.router.answer.call import Ask, Frontend, Generation, clean_traceparent
+from baton.router.api.body import body_docs
+from baton.router.api.disconnect import until_disconnect
+from baton.router.api.large import aside, parsed
+from baton.router.api.limits import read_body
+from baton.router.api.openai.calls import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
+from baton.router.api.openai.schemas import Prompts
+from baton.router.api.openai.truncation import TruncatedBody, all_ids
+from baton.router.api.request_body import ignored_header
+from baton.router.text.model import TextModel
+
+Vector = NDArray[np.float32]
+INLINE_FLOATS = 16_384  # written on the loop
+
+
+class EmbeddingsBody(TruncatedBody):
+    """POST /v1/embeddings. ``pooling``: the mean of all tokens' states (the default), or the last token's."""
+
+    surface: ClassVar[str] = "embeddings"
+
+    model: str | None = None
+    id_lists: ClassVar[tuple[str, ...]] = ("input",)
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, ge=1)
+    pooling: Literal["mean", "last"] = "mean"
+    add_special_tokens: bool = True
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(default=None, max_length=256)
+
+
+def embeddings_routes(frontend: Frontend) -> APIRouter:
+    """``/v1/embeddings``."""
+    routes = APIRouter()
+
+    @routes.post("/v1/embeddings", openapi_extra=body_docs(EmbeddingsBody))
+    async def embeddings(request: Request) -> Response:
+        body = await parsed(EmbeddingsBody, await read_body(request, frontend.limits.max_body_bytes))
+        return await until_disconnect(request.receive, _embeddings(frontend, request, body))
+
+    return routes
+
+
+async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody) -> Response:
+    most = frontend.limits.max_prompts
+    if not 1 <= len(body.input) <= most:
+        raise InvalidRequest(f"input has {len(body.input)} entries: give 1 to {most}", "input")
+    entry = frontend.catalog.find(body.model or "")
+    text = frontend.catalog.text(entry)
+
+    cut = body.cut(entry.max_model_len)
+
+    async def prompts() -> list[Sequence[int]]:
+        return [ids async for ids in all_ids(text, body.input, body.add_special_tokens, cut, "input")]
+
+    generation = await frontend.prepare(entry, _ask(frontend, request, body), prompts)
+    vectors, route = await _vectors(frontend, generation, text)
+    usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
+    is_large = sum(map(len, vectors)) > INLINE_FLOATS
+    written = await aside(is_large, _written, vectors, body)
+    told = {"object": "list", "model": entry.model_id, "usage": usage}
+    content = orjson.dumps(told)[:-1] + b',"data":[' + written + b"]}"
+    headers = {ROUTE_HEADER: route, **ignored_header(body)}
+    return Response(content, headers=headers, media_type="application/json")
+
+
+def _ask(frontend: Frontend, request: Request, body: EmbeddingsBody) -> Ask:
+    return Ask(
+        sampling={"max_tokens": 1, "temperature": 0.0, "pooling": body.pooling},
+        names={"prompt": "input", "max_tokens": "input"},
+        prompt_only=True,
+        tenant_salt=(body.cache_salt or "").encode(),
+        priority=body.priority or 0,
+        deadline=frontend.deadline(timeout_s({TIMEOUT_HEADER: request.headers.get(TIMEOUT_HEADER, "")})),
+        traceparent=clean_traceparent(request.headers.get("traceparent")),
+    )
+
+
+async def _vectors(frontend: Frontend, generation: Generation, text: TextModel) -> tuple[list[Vector], str]:
+    """One per prompt, as the workers gave them; and the first one's way."""
+    with open_answer(frontend, generation, text) as answer:
+        async for _ in answer:
+            pass
+        summaries = answer.summaries
+        return [np.frombuffer(s.pooled, "<f4") for s in summaries], route_header(summaries[0])
+
+
+def _cut(vector: Vector, dimensions: int | None) -> Vector:
+    """The first ``dimensions`` of it, at length 1."""
+    if dimensions is not None and dimensions > len(vector):
+        text = f"dimensions is {dimensions}: this model's vectors have {len(vector)}"
+        raise InvalidRequest(text, "dimensions")
+    cut = vector[:dimensions].astype(np.float64)
+    return (cut / max(float(np.linalg.norm(cut)), 1e-12)).astype("<f4")
+
+
+def _written(vectors: list[Vector], body: EmbeddingsBody) -> bytes:
+    """As JSON, one after the other: a thousand of them at once would hold up everybody."""
+    form = body.encoding_format
+    return b",".join(
+        orjson.dumps(_embedding(at, _cut(vector, body.dimensions), form)) for at, vector in enumerate(vectors)
+    )
+
+
+def _embedding(index: int, vector: Vector, form: str) -> dict[str, Any]:
+    value: Any = base64.b64encode(vector.tobytes()).decode() if form == "base64" else vector.tolist()
+    return {"object": "embedding", "index": index, "embedding": value}

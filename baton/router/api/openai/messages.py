@@ -1,0 +1,90 @@
+"""The turns of a conversation as clients send them, and as chat templates want them.
+
+Knows nothing of models or templates.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from baton.router.api.body import Body, Quick
+from baton.router.api.large import require_light
+
+PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
+
+
+def _content(value: Any) -> str | None:
+    """A message's content as text: a string as it is, text parts joined."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("should be a string or an array of text parts")
+    for at, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f'part {at} should be {{"type": "text", "text": …}}: this model reads text only')
+    return "".join(part["text"] for part in value)
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """What rendering costs, in characters: their content, and some for each message."""
+    return sum(len(message.content or "") + PER_MESSAGE for message in messages)
+
+
+class TextPart(BaseModel):
+    """A part of a message's content, as the OpenAPI document has it."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type=str | list[TextPart] | None)]
+
+
+class PastFunction(Body):
+    """What was called."""
+
+    name: str
+    arguments: str = ""
+
+
+class PastCall(Body):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: PastFunction
+
+    def plain(self) -> dict[str, Any]:
+        """As templates want it: arguments as an object where they are one."""
+        require_light(self.function.arguments, "messages")
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        return {
+            "id": self.id,
+            "type": self.type,
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
+
+
+class Message(Quick):
+    """One turn. Further keys (name, tool_call_id, …) go to the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content = None
+    tool_calls: list[PastCall] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As templates want it: text content, "developer" as the "system" that models were trained with."""
+        role = "system" if self.role == "developer" else self.role
+        rest = dict(self.model_extra or {})
+        if self.tool_calls:
+            rest["tool_calls"] = [call.plain() for call in self.tool_calls]
+        return {**rest, "role": role, "content": self.content or ""}

@@ -1,0 +1,276 @@
+"""The bodies clients send, as types: OpenAI's fields and the extensions that vLLM's users know.
+
+Knows nothing of models, limits or ranges (``validate.py``). A wrong type is an error that names the field; a field
+whose effect we can't give is refused (``foreign_fields``), one that nobody knows is named in the answer's header.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import Grammar
+from baton.router.answer.validate import COMPLETION_TOKENS
+from baton.router.api.body import SCHEMA_REF, Body, body_docs, parse_body
+from baton.router.api.openai.conversation import ConversationBody
+from baton.router.api.openai.messages import Message
+from baton.router.api.openai.structured import ConstrainedBody, StructuredBody
+from baton.router.api.openai.truncation import TruncatedBody
+from baton.router.api.request_body import RequestBody
+
+__all__ = [
+    "SCHEMA_REF",
+    "Body",
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "TokenizeBody",
+    "body_docs",
+    "parse_body",
+]
+
+Prompt = str | list[int]
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """``value`` in one of the four forms of a prompt, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("should be a string, an array of token ids, or an array of either")
+    if all(type(item) is int for item in value):
+        return [value]
+    for item in value:
+        if not isinstance(item, str) and not (isinstance(item, list) and all(type(i) is int for i in item)):
+            raise ValueError("should hold only token ids (integers), only strings, or only arrays of token ids")
+    return value
+
+
+def _stops(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else value if value is not None else []
+
+
+AnyPrompt = str | list[int] | list[str] | list[list[int]]
+Prompts = Annotated[list[Prompt], BeforeValidator(_prompts, json_schema_input_type=AnyPrompt)]
+TokenId = Annotated[int, Field(strict=False)]  # a key of a JSON object, which is text
+Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)]
+
+
+class StreamOptions(RequestBody):
+    """``include_usage``: one more chunk with the usage and no choices; continuous: each chunk's usage so far."""
+
+    inside: ClassVar[str] = "stream_options."
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingBody(ConstrainedBody):
+    """How tokens are chosen, where answers end, how they are queued and cached: what all of them have in common."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stop: Stops = []
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(default=None, max_length=256)
+    prompt_cache_key: str | None = Field(default=None, max_length=256)
+    session_id: str | None = Field(default=None, max_length=256)
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+
+class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
+    """What completions and chat have in common."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream: true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs can't be streamed: leave stream out", "prompt_logprobs")
+        return self
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling fields that the client set, as ``validate.resolve_sampling`` takes them."""
+        fields = {name: value for name in SAMPLING_FIELDS if (value := self._first(name)) is not None}
+        grammar = self.grammar()
+        return fields if grammar is None else fields | {"grammar": grammar[0]}
+
+    def names(self) -> dict[str, str]:
+        """The client's names of sampling fields, where they differ from ours."""
+        grammar = self.grammar()
+        return {} if grammar is None else {"grammar": grammar[1]}
+
+    def _first(self, name: str) -> Any:
+        """A field's value, or what ``nvext`` says under that name."""
+        value = getattr(self, name)
+        return getattr(self.nvext, name, None) if value is None and self.nvext is not None else value
+
+    @property
+    def session(self) -> str:
+        """The conversation that this is a turn of; empty for none."""
+        return self.prompt_cache_key or self.session_id or ""
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+SAMPLING_FIELDS = (
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids",
+    "prompt_logprobs",
+)  # fmt: skip
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    surface: ClassVar[str] = "completions"
+
+    id_lists: ClassVar[tuple[str, ...]] = ("prompt",)
+
+    prompt: Prompts
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _only_what_we_can_do(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of < self.keeps:
+            raise InvalidRequest(f"best_of is {self.best_of}: it can't be below n, {self.keeps}", "best_of")
+        if self.picks and self.stream:
+            raise InvalidRequest("best_of over n can't be streamed: leave one of them out", "best_of")
+        return self
+
+    @property
+    def keeps(self) -> int:
+        """Choices of each prompt that are given out."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def picks(self) -> bool:
+        """Whether more of them are written than that."""
+        return self.best_of is not None and self.best_of > self.keeps
+
+    @property
+    def prompt_only(self) -> bool:
+        """Nothing is to be written: the prompt comes back, with its logprobs where asked for."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def answer_tokens(self) -> int:
+        """Room that the answer takes in the context."""
+        return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
+
+    def sampling(self) -> dict[str, Any]:
+        """``logprobs`` is the number of alternatives, with ``echo`` the prompt's too."""
+        asked = 0 if self.picks and self.logprobs is None else self.logprobs
+        fields = super().sampling() | ({} if asked is None else {"logprobs": asked})
+        if self.echo and self.logprobs is not None:
+            fields["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return fields | ({"max_tokens": 1} if self.prompt_only else {})
+
+
+class ChatBody(GenerationBody, ConversationBody):
+    """POST /v1/chat/completions."""
+
+    surface: ClassVar[str] = "chat"
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    include_reasoning: bool | None = None
+
+    @field_validator("logprobs")
+    @classmethod
+    def _zero_is_false(cls, value: bool | int | None) -> bool:
+        if type(value) is int and value not in (0, 1):
+            raise ValueError("should be a boolean; top_logprobs says how many")
+        return bool(value)
+
+    @model_validator(mode="after")
+    def _only_what_we_can_do(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs is only allowed with logprobs: true", "top_logprobs")
+        return self
+
+    def grammar(self) -> tuple[Grammar, str] | None:
+        """A demanded tool call is a form of answer too."""
+        asked, demanded = super().grammar(), self.demanded()
+        if demanded is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(f"{asked[1]} can't go with a tool_choice that demands a call", asked[1])
+        return demanded, "tools"
+
+    @property
+    def answer_tokens(self) -> int:
+        """Room that the answer takes in the context, at least."""
+        return max(1, self.max_completion_tokens or self.max_tokens or 1)
+
+    def sampling(self) -> dict[str, Any]:
+        """``max_completion_tokens`` is the newer name of ``max_tokens``; ``top_logprobs`` the alternatives."""
+        ask = super().sampling()
+        if self.max_completion_tokens is not None:
+            ask["max_tokens"] = self.max_completion_tokens
+        return ask | ({"logprobs": self.top_logprobs or 0} if self.logprobs else {})
+
+
+class TokenizeBody(ConversationBody):
+    """POST /tokenize: a prompt (with special tokens unless told) or a conversation (without them)."""
+
+    surface: ClassVar[str] = "tokenize"
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeBody:
+        if (self.prompt is None) == (not self.messages):
+            raise InvalidRequest("give either prompt or messages", "prompt")
+        return self
+
+
+class DetokenizeBody(RequestBody):
+    """POST /detokenize."""
+
+    surface: ClassVar[str] = "detokenize"
+
+    model: str | None = None
+    id_lists: ClassVar[tuple[str, ...]] = ("tokens",)
+
+    tokens: list[int]
+    skip_special_tokens: bool = False

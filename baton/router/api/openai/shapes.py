@@ -1,0 +1,298 @@
+"""Pieces of an answer -> the JSON objects of OpenAI's two generation endpoints, streamed and whole.
+
+Knows nothing of HTTP or of where the pieces come from. https://platform.openai.com/docs/api-reference
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any, Protocol
+
+from baton.protos.nouns import TokenLogprob, TokenLogprobs
+from baton.router.answer.answer import Piece, Usage
+from baton.router.answer.call import Generation
+from baton.router.text.chat_reader import ChatReader, Reading
+from baton.router.text.tokenizer import Tokenizer, token_name
+
+Json = dict[str, Any]
+LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
+
+
+class Shape(Protocol):
+    """How one endpoint words an answer. ``always_closes``: its streams end with ``closing``, asked for or not."""
+
+    always_closes: bool
+
+    def opening(self) -> Iterator[Json]:
+        """Chunks that come before any text."""
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """Chunks for ``piece``; none where it brings nothing that the client sees."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """The response that isn't streamed; ``pieces[i]`` is all of choice i."""
+
+    def closing(self, usage: Usage) -> Json:
+        """The chunk with the usage and no choices."""
+
+
+class _Frame:
+    """The envelope that every object of one answer shares."""
+
+    def __init__(self, generation: Generation, kind: str, prefix: str, created: int, with_usage: bool) -> None:
+        self.envelope: Json = {
+            "id": f"{prefix}-{generation.request_id}",
+            "object": kind,
+            "created": created,
+            "model": generation.entry.model_id,
+        }
+        self._null_usage: Json = {"usage": None} if with_usage else {}
+
+    def chunk(self, choice: Json) -> Json:
+        return {**self.envelope, "choices": [choice], **self._null_usage}
+
+    def whole(self, kind: str, choices: list[Json], usage: Usage) -> Json:
+        return {**self.envelope, "object": kind, "choices": choices, "usage": usage_json(usage)}
+
+    def closing(self, usage: Usage) -> Json:
+        return {**self.envelope, "choices": [], "usage": usage_json(usage)}
+
+
+class CompletionShape:
+    """``/v1/completions``. ``echoes[i]`` is what goes before the answers to prompt i."""
+
+    always_closes = False
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        created: int,
+        include_usage: bool = False,
+        return_ids: bool = False,
+        echoes: list[str] | None = None,
+        wants_prompt: bool = False,
+    ) -> None:
+        self._frame = _Frame(generation, "text_completion", "cmpl", created, include_usage)
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._return_ids = return_ids
+        self._echoes = echoes or [""] * len(generation.prompts)
+        self._echoed = echoes is not None
+        self._offsets = [len(echo) for echo in self._echoes for _ in range(generation.ask.n)]
+        self._begun: set[int] = set()
+        self._wants_logprobs = "logprobs" in generation.ask.sampling
+        self._wants_prompt = wants_prompt
+
+    def opening(self) -> Iterator[Json]:
+        """Nothing: a completion has no roles."""
+        return iter(())
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """One chunk, with the finish_reason where it is the last."""
+        choice = self._choice(piece)
+        if choice["text"] or choice["logprobs"] or piece.finish_reason or self._return_ids:
+            yield self._frame.chunk(choice)
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """All choices, by index."""
+        return self._frame.whole("text_completion", [self._choice(piece) for piece in pieces], usage)
+
+    def closing(self, usage: Usage) -> Json:
+        """Usage alone."""
+        return self._frame.closing(usage)
+
+    def _choice(self, piece: Piece) -> Json:
+        prompt = piece.index // self._generation.ask.n
+        first = piece.index not in self._begun
+        self._begun.add(piece.index)
+        text = self._echoes[prompt] + piece.text if first else piece.text
+        choice: Json = {
+            "index": piece.index,
+            "text": text,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason or None,
+        }
+        if piece.prompt_logprobs is not None and self._wants_prompt:
+            choice["prompt_logprobs"] = prompt_json(piece.prompt_logprobs, self._tokenizer)
+        if self._return_ids:
+            choice["token_ids"] = piece.token_ids
+            choice["prompt_token_ids"] = self._generation.prompts[prompt] if first else None
+        return choice
+
+    def _logprobs(self, piece: Piece) -> Json | None:
+        names = [self._name(entry.chosen) for entry in piece.logprobs]
+        found: Json = {
+            "tokens": names,
+            "token_logprobs": [finite(entry.chosen.logprob) for entry in piece.logprobs],
+            "top_logprobs": [self._alternatives(entry) for entry in piece.logprobs],
+            "text_offset": self._text_offsets(piece) if names else [],
+        }
+        if self._echoed and piece.prompt_logprobs is not None and self._wants_logprobs:
+            prompt = self._of_prompt(piece.index, piece.prompt_logprobs)
+            return {name: prompt[name] + found[name] for name in found}
+        return found if names else None
+
+    def _of_prompt(self, index: int, scores: tuple[TokenLogprobs, ...]) -> Json:
+        """As ``_logprobs``, of the prompt's tokens; nothing is known of how likely the first one was."""
+        ids = self._generation.prompts[index // self._generation.ask.n]
+        top = self._generation.ask.sampling.get("logprobs", 0)
+        lengths = [len(self._tokenizer.token_bytes(i, True).decode(errors="ignore")) for i in ids]
+        return {
+            "tokens": [token_name(self._tokenizer.token_bytes(i)) for i in ids],
+            "token_logprobs": [None, *(finite(entry.chosen.logprob) for entry in scores)],
+            "top_logprobs": [None, *(self._alternatives(_first(entry, top)) for entry in scores)],
+            "text_offset": list(accumulate(lengths[:-1], initial=0)),
+        }
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The likeliest, and the chosen one where it isn't among them; the likelier of two equal names stays."""
+        found: dict[str, float] = {}
+        for one in sorted({*entry.top, entry.chosen}, key=lambda one: one.rank):
+            found.setdefault(self._name(one), finite(one.logprob))
+        return found
+
+    def _text_offsets(self, piece: Piece) -> list[int]:
+        offsets, at = [], self._offsets[piece.index]
+        for token_id in piece.token_ids:
+            offsets.append(at)
+            at += len(
+                self._tokenizer.token_bytes(token_id, self._generation.ask.skip_special).decode(errors="ignore")
+            )
+        self._offsets[piece.index] = at
+        return offsets
+
+    def _name(self, one: TokenLogprob) -> str:
+        return token_name(self._tokenizer.token_bytes(one.token_id))
+
+
+class ChatShape:
+    """``/v1/chat/completions``: a role chunk first, and a chunk of its own for each finish_reason."""
+
+    always_closes = False
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        created: int,
+        include_usage: bool = False,
+        return_ids: bool = False,
+        reading: Reading = Reading(),
+    ) -> None:
+        self._reading = reading
+        self._readers: dict[int, ChatReader] = {}
+        self._frame = _Frame(generation, "chat.completion.chunk", "chatcmpl", created, include_usage)
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._return_ids = return_ids
+
+    def opening(self) -> Iterator[Json]:
+        """The role, for each index."""
+        for index in range(self._generation.ask.n):
+            delta = {"role": "assistant", "content": ""}
+            chunk = self._frame.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+            yield self._with_prompt_ids(chunk) if index == 0 else chunk
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """Content, thought and calls, then the end."""
+        reader = self._readers.setdefault(piece.index, self._reading.reader())
+        deltas = reader.push(piece.text) + (reader.flush() if piece.finish_reason else [])
+        rest = self._rest(piece, None)
+        if not deltas and (piece.logprobs or (self._return_ids and piece.token_ids)):
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            yield self._frame.chunk({"index": piece.index, "delta": delta} | rest)
+            rest = {"logprobs": None, "finish_reason": None}
+        if piece.finish_reason:
+            reason = reader.finish_reason(piece.finish_reason)
+            yield self._frame.chunk({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+        """All choices, by index."""
+        scores = pieces[0].prompt_logprobs
+        scored = {} if scores is None else {"prompt_logprobs": prompt_json(scores, self._tokenizer)}
+        choices = [self._choice(piece) for piece in pieces]
+        return self._with_prompt_ids(self._frame.whole("chat.completion", choices, usage)) | scored
+
+    def closing(self, usage: Usage) -> Json:
+        """Usage alone."""
+        return self._frame.closing(usage)
+
+    def _choice(self, piece: Piece) -> Json:
+        reader = self._reading.reader()
+        message = reader.message(piece.text)
+        return {"index": piece.index, "message": message} | self._rest(
+            piece, reader.finish_reason(piece.finish_reason)
+        )
+
+    def _rest(self, piece: Piece, finish_reason: str | None) -> Json:
+        shows = self._generation.ask.skip_special
+        entries = [logprob_json(entry, self._tokenizer, shows) for entry in piece.logprobs]
+        rest: Json = {
+            "logprobs": {"content": entries, "refusal": None} if entries else None,
+            "finish_reason": finish_reason,
+        }
+        return rest | ({"token_ids": piece.token_ids} if self._return_ids else {})
+
+    def _with_prompt_ids(self, json: Json) -> Json:
+        return json | {"prompt_token_ids": self._generation.prompts[0]} if self._return_ids else json
+
+
+def logprob_json(entry: TokenLogprobs, tokenizer: Tokenizer, skip_special: bool) -> Json:
+    """A token of a chat or a response, with its alternatives, as OpenAI writes it.
+
+    ``bytes`` of all tokens join to the text, so a special token that the text leaves out has none.
+    """
+
+    def one(token: TokenLogprob) -> Json:
+        shown = tokenizer.token_bytes(token.token_id, skip_special)
+        name = token_name(tokenizer.token_bytes(token.token_id))
+        return {"token": name, "logprob": finite(token.logprob), "bytes": list(shown)}
+
+    return one(entry.chosen) | {"top_logprobs": [one(token) for token in entry.top]}
+
+
+def prompt_json(scores: tuple[TokenLogprobs, ...], tokenizer: Tokenizer) -> list[Json | None]:
+    """vLLM's ``prompt_logprobs``: by position, each likely token and the prompt's own; nothing for the first."""
+
+    def entry(one: TokenLogprob) -> Json:
+        name = token_name(tokenizer.token_bytes(one.token_id))
+        return {"logprob": finite(one.logprob), "rank": one.rank, "decoded_token": name}
+
+    return [None, *({str(o.token_id): entry(o) for o in (*s.top, s.chosen)} for s in scores)]
+
+
+def _first(entry: TokenLogprobs, top: int) -> TokenLogprobs:
+    return TokenLogprobs(entry.chosen, entry.top[:top])
+
+
+def usage_json(usage: Usage) -> Json:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def collected(pieces: list[list[Piece]]) -> list[Piece]:
+    """Each choice's pieces as one."""
+    return [
+        Piece(
+            index=index,
+            text="".join(piece.text for piece in parts),
+            token_ids=tuple(i for piece in parts for i in piece.token_ids),
+            logprobs=tuple(p for piece in parts for p in piece.logprobs),
+            finish_reason=parts[-1].finish_reason,
+            prompt_logprobs=parts[0].prompt_logprobs,
+        )
+        for index, parts in enumerate(pieces)
+    ]
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can say."""
+    return max(logprob, LOWEST_LOGPROB)

@@ -1,0 +1,174 @@
+"""Tools as clients declare them, and the grammar that makes a model call one where it must.
+
+Knows nothing of any model's own format (``tool_parsers``): a call that is demanded is plain JSON by grammar, so
+it is valid whatever the model was trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import Grammar
+from baton.router.api.body import Body
+from baton.router.api.openai.schema_text import refusal_of, schema_text
+from baton.router.api.request_body import RequestBody
+from baton.router.text.tool_parsers import Arguments, Called, Event, ToolParser
+from baton.router.text.tool_parsers._calls import Calls
+
+MAX_TOOLS = 128
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Function(Body):
+    """What the model may call. ``parameters`` is a JSON schema; without it there are none."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """OpenAI's wrapping of a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The one function to call."""
+
+    name: Name
+
+
+class NamedChoice(Body):
+    """``tool_choice`` as an object."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ToolsBody(RequestBody):
+    """The fields of tool calling."""
+
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _choice_fits_the_tools(self) -> ToolsBody:
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidRequest(f"tools has {twice!r} twice: give each function a name of its own", "tools")
+        if self.tool_choice not in (None, "none", "auto") and not names:
+            raise InvalidRequest("tool_choice is only allowed with tools", "tool_choice")
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+            text = f"tool_choice names {self.tool_choice.function.name!r}: tools has {', '.join(names)}"
+            raise InvalidRequest(text, "tool_choice")
+        return self
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """What the chat template shows the model; nothing for "none"."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    def demanded(self) -> Grammar | None:
+        """What the answer must match where a call is demanded."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return _schema(self._named(self.tool_choice.function.name))
+        if self.tool_choice != "required":
+            return None
+        refusal = refusal_of([_parameters(tool) for tool in self.tools or ()])
+        return Grammar("json_schema", refusal) if refusal else _schema(self._any_call())
+
+    def demanded_parser(self) -> ToolParser:
+        """Reads an answer that ``demanded`` shaped."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return OneCall(self.tool_choice.function.name)
+        return JsonCalls()
+
+    def _named(self, name: str) -> dict[str, Any]:
+        return next(_parameters(t) for t in self.tools or () if t.function.name == name)
+
+    def _any_call(self) -> dict[str, Any]:
+        definitions: dict[str, Any] = {}
+        calls = [_call_schema(i, tool, definitions) for i, tool in enumerate(self.tools or ())]
+        most = {"maxItems": 1} if self.parallel_tool_calls is False else {}
+        return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+class OneCall:
+    """The whole answer is one function's arguments."""
+
+    def __init__(self, name: str) -> None:
+        self._begin: list[Event] = [Called(0, name)]
+
+    def push(self, text: str) -> list[Event]:
+        """The call begins with its first character."""
+        if not text:
+            return []
+        events, self._begin = [*self._begin, Arguments(0, text)], []
+        return events
+
+    def flush(self) -> list[Event]:
+        """Nothing waits."""
+        return []
+
+
+class JsonCalls:
+    """The whole answer is an array of calls."""
+
+    def __init__(self) -> None:
+        self._calls = Calls()
+
+    def push(self, text: str) -> list[Event]:
+        """As it comes."""
+        return self._calls.push(text)[0]
+
+    def flush(self) -> list[Event]:
+        """Nothing waits."""
+        return []
+
+
+def _schema(schema: dict[str, Any]) -> Grammar:
+    return Grammar("json_schema", schema_text(schema))
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
+
+
+def _call_schema(number: int, tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
+    """One call; what its parameters define moves to the root, under names of its own, where references look."""
+    parameters = dict(_parameters(tool))
+    for key in ("$defs", "definitions"):
+        for name, schema in parameters.pop(key, {}).items():
+            definitions[f"{number}/{key}/{name}".replace("/", ".")] = _moved(schema, number)
+    properties = {"name": {"const": tool.function.name}, "parameters": _moved(parameters, number)}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, number: int) -> Any:
+    """``schema`` with its references to definitions following them."""
+    if isinstance(schema, list):
+        return [_moved(part, number) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(part, number) for key, part in schema.items()}
+    target = moved.get("$ref")
+    if isinstance(target, str) and target.startswith(("#/$defs/", "#/definitions/")):
+        _, key, name = target.split("/", 2)
+        moved["$ref"] = f"#/$defs/{number}.{key}.{name}"
+    return moved

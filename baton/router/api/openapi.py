@@ -1,0 +1,171 @@
+"""The OpenAPI document: bodies that are read by hand, errors as they are, streams and plain text where they come.
+
+Knows nothing of what endpoints do. FastAPI knows the paths; the rest is told here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
+
+from baton.router.api.batch.routes import BatchBody
+from baton.router.api.body import SCHEMA_REF, Body
+from baton.router.api.open_inference.rest import GenerateBody, InferBody
+from baton.router.api.openai.embeddings import EmbeddingsBody
+from baton.router.api.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from baton.router.api.openapi_answers import COMPONENTS, event_of, schema_of
+from baton.router.api.operator.cluster import HoldBody
+from baton.router.api.operator.roles import RatioBody, RoleBody
+from baton.router.api.responses.schemas import ResponsesBody
+
+Json = dict[str, Any]
+BODIES: tuple[type[Body], ...] = (
+    CompletionBody,
+    ChatBody,
+    ResponsesBody,
+    EmbeddingsBody,
+    BatchBody,
+    TokenizeBody,
+    DetokenizeBody,
+    InferBody,
+    GenerateBody,
+    RoleBody,
+    RatioBody,
+    HoldBody,
+)
+PROBLEMS = {
+    400: "Something in the request is wrong: `param` names it",
+    401: "No API key, or one that opens nothing",
+    403: "The key is good, but not for this",
+    404: "There is nothing of that name",
+    413: "The body is over router.max_body_bytes",
+    429: "Overload or a rate that is used up: come back after Retry-After (retry-after-ms)",
+    500: "A defect of the server",
+    503: "Nobody can answer now: come back after Retry-After (retry-after-ms)",
+    504: "The deadline passed before the answer was complete",
+}
+OPEN = ("/health", "/ready", "/version", "/metrics")  # as border.OPEN_PATHS
+GENERATING = (
+    "completions", "/v1/responses", "/v1/embeddings", "/infer", "/generate", "/generate_stream",
+)  # fmt: skip
+STREAM = "text/event-stream"
+BINARY: Json = {"type": "string", "format": "binary"}
+CALL_HEADERS = {
+    "x-session-id": ("the conversation: its turns go to the same decode worker", {"maxLength": 256}),
+    "x-request-id": ("the caller's own name of the call: echoed, and known to explain", {"maxLength": 128}),
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Make ``app``'s document complete."""
+    generated = app.openapi
+
+    def openapi() -> Json:
+        document = generated()
+        components = document.setdefault("components", {})
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schemas = components.setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own: our errors have another shape
+            schemas.pop(name, None)
+        schemas.update(_bodies() | COMPONENTS)
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                _describe(method, path, operation)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    written = functools.cache(lambda: orjson.dumps(openapi()))
+
+    async def document(request: Request) -> Response:
+        """Made once, in a thread: it takes some 50 ms."""
+        return Response(await asyncio.to_thread(written), media_type="application/json")
+
+    routes = app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", "") != app.openapi_url]
+    app.add_route(str(app.openapi_url), document, include_in_schema=False)
+
+
+@functools.cache
+def _bodies() -> Json:
+    """Every body's schema by name: made when somebody first asks for the document, for it takes a while."""
+    _, found = models_json_schema([(body, "validation") for body in BODIES], ref_template=SCHEMA_REF)
+    return dict(found["$defs"])
+
+
+def _describe(method: str, path: str, operation: Json) -> None:
+    error = {"$ref": SCHEMA_REF.format(model="ProtocolError" if path.startswith("/v2") else "Error")}
+    responses = operation["responses"]
+    responses.pop("422", None)
+    responses.pop("default", None)
+    for status in _problems(path, operation):
+        content = {"application/json": {"schema": error}}
+        responses[str(status)] = {"description": PROBLEMS[status], "content": content}
+        if status in (429, 503):
+            responses[str(status)]["headers"] = {
+                name: {"schema": {"type": "integer"}} for name in ("retry-after", "retry-after-ms")
+            }
+    responses["200"] |= {"description": "The answer", "content": _contents(method, path)}
+    if path not in OPEN:
+        operation["security"] = [{}, {"key": []}]  # keys are asked for where router.keys_file is set
+    if path.endswith(GENERATING):
+        operation["parameters"] = [*operation.get("parameters", ()), *_headers()]
+        told = ("x-baton-route", "x-baton-ignored")
+        responses["200"]["headers"] = {name: {"schema": {"type": "string"}} for name in told}
+    _name_once(operation)
+
+
+def _problems(path: str, operation: Json) -> list[int]:
+    """Statuses other than 200 that can come."""
+    found = {400, 500}
+    if path not in OPEN:
+        found |= {401}
+    if "{" in path or path in ("/tokenize", "/detokenize"):
+        found |= {404}
+    if "requestBody" in operation:
+        found |= {413, 429}
+    if path.endswith(GENERATING):
+        found |= {403, 404, 429, 503, 504}
+    if path.startswith(("/v1/workers", "/v1/ratio", "/v1/cluster")):
+        found |= {403, 404, 503, 504}
+    if path.startswith(("/v1/files", "/v1/batches")) or path.endswith("/ready"):
+        found |= {404, 503}
+    if path.startswith(("/v1/models", "/tokenize", "/detokenize", "/v2/models")):
+        found |= {503}  # before the first worker came
+    return sorted(found)
+
+
+def _headers() -> list[Json]:
+    return [
+        {"name": name, "in": "header", "description": text, "schema": {"type": "string"} | limits}
+        for name, (text, limits) in CALL_HEADERS.items()
+    ]
+
+
+def _contents(method: str, path: str) -> Json:
+    """By media type."""
+    told: Json = {"application/json": {"schema": schema_of(method, path)}}
+    if path == "/metrics":
+        return {"text/plain": {"schema": {"type": "string"}}}
+    if path.endswith("/content"):
+        return {"application/octet-stream": {"schema": BINARY}}
+    if path.endswith("/infer"):
+        return told | {"application/octet-stream": {"schema": BINARY}}
+    if path.endswith(("/generate_stream", "/stream")):
+        told = {}
+    event = event_of(path)
+    return told if event is None else told | {STREAM: {"schema": event}}
+
+
+def _name_once(operation: Json) -> None:
+    """A path parameter that is declared by FastAPI and by us is one."""
+    seen: dict[tuple[str, str], Json] = {}
+    for parameter in operation.get("parameters", ()):
+        seen[parameter["name"], parameter["in"]] = parameter
+    if seen:
+        operation["parameters"] = list(seen.values())

@@ -1,0 +1,159 @@
+"""The operator's surface: ``/v1/cluster`` (once, or as a live stream), drain and eject, and the page for all that.
+
+Knows nothing of how the figures come about. Figures and actions are for keys made with --admin, where keys are
+asked for; the page's own files hold no data and are open. Browsers of other sites can't act here: an action needs a
+JSON body, which they may not send, and whoever's browser says that it comes from another site is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from baton.cluster.holds import Hold
+from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
+from baton.router.access.caller import CALLER
+from baton.router.answer.call import Frontend
+from baton.router.api.body import Body, body_docs
+from baton.router.api.errors import json_response
+from baton.router.api.large import parsed
+from baton.router.api.limits import read_body
+from baton.router.observe.overview import Overview
+
+STREAM_S = 1.0
+PAGE = "/dashboard"
+MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class HoldBody(Body):
+    """``drain``: nothing new, what runs ends there. ``eject``: what runs goes elsewhere. ``none``: put it back."""
+
+    hold: Annotated[Literal["drain", "eject", "none"], Field(description="drain, eject or none")]
+
+
+def cluster_routes(frontend: Frontend) -> APIRouter:
+    """Figures and actions."""
+    routes = APIRouter()
+
+    @routes.get("/v1/cluster")
+    async def cluster() -> Response:
+        """Everything, now."""
+        return json_response(await _overview(frontend).snapshot(), headers={"cache-control": "no-store"})
+
+    @routes.get("/v1/cluster/stream")
+    async def stream() -> Response:
+        """The same as server-sent events, one a second."""
+        events = _events(_overview(frontend))
+        return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    @routes.post("/v1/workers/{slot}/hold", openapi_extra=body_docs(HoldBody))
+    async def hold(slot: str, request: Request) -> Response:
+        """Take a worker out of the rotation, or put it back; every router heeds it within a second."""
+        require_admin()
+        require_same_site(request)
+        body = await parsed(HoldBody, await read_body(request, frontend.limits.max_body_bytes))
+        return json_response(await _hold(frontend, slot, body.hold))
+
+    return routes
+
+
+def page_routes() -> APIRouter:
+    """The page's files, from the package."""
+    routes, folder = APIRouter(include_in_schema=False), files("baton.router") / "dashboard"
+    found = {
+        entry.name: (entry.read_bytes(), MEDIA["." + entry.name.rpartition(".")[2]])
+        for entry in folder.iterdir()
+        if "." + entry.name.rpartition(".")[2] in MEDIA
+    }
+
+    @routes.get(PAGE)
+    async def page() -> Response:
+        return RedirectResponse(PAGE + "/", 308)
+
+    @routes.get(PAGE + "/{name:path}")
+    async def file(name: str) -> Response:
+        content = found.get(name or "index.html")
+        if content is None:
+            raise HTTPException(404, "no such file")
+        return Response(content[0], media_type=content[1], headers=HEADERS)
+
+    return routes
+
+
+async def _events(overview: Overview) -> AsyncIterator[bytes]:
+    while True:
+        yield b"data: " + orjson.dumps(await overview.snapshot()) + b"\n\n"
+        await asyncio.sleep(STREAM_S)
+
+
+async def _hold(frontend: Frontend, slot: str, how: str) -> dict[str, Any]:
+    if frontend.holds is None:
+        raise Unavailable("this router is not part of a cluster whose workers can be held")
+    workers = frontend.holds.snapshot()
+    if slot not in workers and slot not in frontend.holds.holds:
+        names = ", ".join(sorted(workers)) or "none"
+        raise WorkerUnknown(f"no worker {slot!r} here; there is {names}", "worker")
+    if how == "none":
+        await frontend.holds.store.put(slot, None)
+    else:
+        _require_another(workers, slot)
+        by = CALLER.get().tenant or "operator"
+        await frontend.holds.store.put(
+            slot, Hold("drain" if how == "drain" else "eject", by, frontend.wall_clock())
+        )
+    after = (await frontend.holds.refresh()).get(slot)
+    if frontend.overview is not None:
+        frontend.overview.outdated()
+    return {"worker": slot, "hold": how, "state": after.info.state if after else "absent"}
+
+
+def _require_another(workers: Any, slot: str) -> None:
+    """The last decode worker of a model stays: without it nothing could be answered."""
+    leaving = workers.get(slot)
+    if leaving is None or leaving.info.role != "decode":
+        return
+    rest = [e.info for name, e in workers.items() if name != slot and e.info.model_id == leaving.info.model_id]
+    if not any(info.role == "decode" and info.state == "ready" for info in rest):
+        raise InvalidRequest(
+            f"{slot} is the only decode worker of {leaving.info.model_id!r} that is ready", "worker"
+        )
+
+
+def _overview(frontend: Frontend) -> Overview:
+    require_admin()
+    if frontend.overview is None:
+        raise Unavailable("this router shows no cluster: telemetry is off (telemetry.enabled)")
+    return frontend.overview
+
+
+def require_admin() -> None:
+    """Raises Forbidden for a tenant's key."""
+    key = CALLER.get().key
+    if key is not None and not key.admin:
+        raise Forbidden("the cluster is for keys made with --admin", "authorization")
+
+
+def require_same_site(request: Request) -> None:
+    """Raises Forbidden for a browser that another site sends, and for a body that it could send unasked."""
+    site = request.headers.get("sec-fetch-site", "none")
+    if site not in ("same-origin", "none"):
+        raise Forbidden("this comes from another site's page", "sec-fetch-site")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise InvalidRequest("send the action as JSON (content-type: application/json)", "content-type")

@@ -1,0 +1,45 @@
+"""``GET /v1/requests/{id}/explain``: why a request went where it went, and what came of it.
+
+Knows nothing of policies; a record is JSON that ``decisions`` wrote.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from baton.protos.errors import RequestUnknown
+from baton.router.access.caller import CALLER
+from baton.router.answer.call import Frontend
+
+MAX_ID = 160
+
+
+class _Owner(msgspec.Struct):
+    tenant: str = ""
+
+
+def explain_routes(frontend: Frontend) -> APIRouter:
+    """The one route."""
+    routes = APIRouter()
+
+    @routes.get("/v1/requests/{request_id}/explain")
+    async def explain(request_id: str) -> Response:
+        """The record of a request of the last hour; of one's own tenant, where keys are asked for."""
+        record = await _record(frontend, request_id)
+        if record is None or not CALLER.get().may_see(msgspec.json.decode(record, type=_Owner).tenant):
+            raise RequestUnknown(
+                f"no record of request {request_id[:MAX_ID]!r}: it is kept for a while, under the answer's id "
+                "or its x-request-id",
+                "request_id",
+            )
+        return Response(record, media_type="application/json")
+
+    return routes
+
+
+async def _record(frontend: Frontend, request_id: str) -> bytes | None:
+    if frontend.decisions is None or len(request_id) > MAX_ID:
+        return None
+    return await frontend.decisions.find(request_id, CALLER.get().tenant)

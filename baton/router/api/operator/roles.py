@@ -1,0 +1,158 @@
+"""Roles and the ratio over REST: ``/v1/workers/{slot}/role`` and ``/v1/ratio``, for admins.
+
+Knows nothing of how a worker changes or how a ratio is chosen. What an operator sets is pinned: the controller
+leaves a pinned cluster alone until ``{"ratio": "auto"}`` takes the pin back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import Field
+from redis.exceptions import RedisError
+from starlette.responses import Response
+
+from baton.cluster.advice import AdviceStore, Change, Pin
+from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
+from baton.router.access.caller import CALLER
+from baton.router.answer.call import Frontend
+from baton.router.api.body import Body, body_docs
+from baton.router.api.errors import json_response
+from baton.router.api.large import parsed
+from baton.router.api.limits import read_body
+from baton.router.api.operator.cluster import require_same_site
+from baton.router.dispatch.role_control import GRACE_S, RoleChange, RoleControl, parse_ratio
+
+TIMELINE_SHOWN = 50
+
+
+class RoleBody(Body):
+    """What a worker is to become; ``grace_s``: how long prompts it reads may still take.
+
+    ``force``: also where it leaves a model without a worker of a role.
+    """
+
+    role: str
+    grace_s: Annotated[float, Field(ge=0, le=600)] = GRACE_S
+    force: bool = False
+
+
+class RatioBody(Body):
+    """``PREFILL:DECODE``, or ``auto``. ``force``: also where a model is left without a worker of a role."""
+
+    ratio: str
+    grace_s: Annotated[float, Field(ge=0, le=600)] = GRACE_S
+    force: bool = False
+
+
+def roles_routes(frontend: Frontend) -> APIRouter:
+    """All of them."""
+    routes = APIRouter()
+
+    @routes.post("/v1/workers/{slot}/role", openapi_extra=body_docs(RoleBody))
+    async def set_role(slot: str, request: Request) -> Response:
+        """Answered when the worker serves its new role. No request fails by it; the new ratio is pinned."""
+        _require_admin()
+        require_same_site(request)
+        body = await parsed(RoleBody, await read_body(request, frontend.limits.max_body_bytes))
+        control, store = _parts(frontend)
+        before = control.ratio()
+        change = await control.set_role(slot, body.role, body.grace_s, body.force)
+        await _noted(frontend, store, before, control.ratio(), [change])
+        return json_response(msgspec.to_builtins(change))
+
+    @routes.get("/v1/ratio")
+    async def ratio() -> Response:
+        """Where the cluster is, what is pinned, what the controller says, and what changed lately."""
+        _require_admin()
+        control, store = _parts(frontend)
+        return json_response(await shown(control, store))
+
+    @routes.post("/v1/ratio", openapi_extra=body_docs(RatioBody))
+    async def set_ratio(request: Request) -> Response:
+        """Form a ratio and pin it, or give the dial back to the controller."""
+        _require_admin()
+        require_same_site(request)
+        body = await parsed(RatioBody, await read_body(request, frontend.limits.max_body_bytes))
+        control, store = _parts(frontend)
+        before = control.ratio()
+        if body.ratio == "auto":
+            await _unpin(frontend, store, before)
+            return json_response(await shown(control, store))
+        prefill, decode = parse_ratio(body.ratio, sum(before))
+        earlier = await _pinned(store)
+        if not await store.pin(Pin(prefill, decode, frontend.wall_clock(), _who())):
+            raise Unavailable("Redis is away: the ratio could not be pinned", retry_after_s=1.0)
+        try:
+            changes = await control.set_ratio(prefill, decode, body.grace_s, body.force)
+        except BatonError:
+            await store.pin(earlier)  # what could not be formed is not what the cluster is held to
+            raise
+        await _noted(frontend, store, before, control.ratio(), changes)
+        return json_response(await shown(control, store) | {"changes": msgspec.to_builtins(changes)})
+
+    return routes
+
+
+async def shown(control: RoleControl, store: AdviceStore) -> dict[str, Any]:
+    """As JSON would show it."""
+    prefill, decode = control.ratio()
+    pin = await _pinned(store)
+    advice, timeline = await store.get(), await store.timeline(TIMELINE_SHOWN)
+    return {
+        "prefill": prefill,
+        "decode": decode,
+        "workers": {info.worker_id: info.role for info in control.workers()},
+        "pin": msgspec.to_builtins(pin),
+        "advice": msgspec.to_builtins(advice),
+        "timeline": msgspec.to_builtins(timeline),
+    }
+
+
+async def _pinned(store: AdviceStore) -> Pin | None:
+    try:
+        return await store.pinned()
+    except (RedisError, OSError):
+        return None
+
+
+async def _noted(
+    frontend: Frontend,
+    store: AdviceStore,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    changes: list[RoleChange],
+) -> None:
+    """An operator's change: pinned, and in the timeline."""
+    now = frontend.wall_clock()
+    await store.pin(Pin(*after, now, _who()))
+    moved = tuple(c.worker for c in changes if c.before != c.after)
+    seconds = max((c.seconds for c in changes), default=0.0)
+    kind, reason = ("rerole", "an operator asked") if moved else ("pin", "an operator pinned the ratio as it is")
+    await store.note(Change(now, kind, before, after, reason, moved, seconds, _who()))
+
+
+async def _unpin(frontend: Frontend, store: AdviceStore, now: tuple[int, int]) -> None:
+    if not store.controlled:
+        raise InvalidRequest("there is no controller: controller.mode is off; start with advise or auto", "ratio")
+    if not (await store.set_mode("auto") and await store.pin(None)):
+        raise Unavailable("Redis is away: the pin could not be taken back", retry_after_s=1.0)
+    await store.note(Change(frontend.wall_clock(), "unpin", now, now, "an operator gave the dial back", by=_who()))
+
+
+def _parts(frontend: Frontend) -> tuple[RoleControl, AdviceStore]:
+    if frontend.roles is None or frontend.advice is None:
+        raise Unavailable("this router is not part of a cluster whose roles can be changed")
+    return frontend.roles, frontend.advice
+
+
+def _who() -> str:
+    return CALLER.get().tenant or "operator"
+
+
+def _require_admin() -> None:
+    key = CALLER.get().key
+    if key is not None and not key.admin:
+        raise Forbidden("roles and the ratio are for keys made with --admin", "authorization")

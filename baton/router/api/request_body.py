@@ -1,0 +1,67 @@
+"""A client's request whose every field is accounted for: obeyed, refused by name, harmless, or named as ignored.
+
+Knows nothing of what any field means (``foreign_fields`` does).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, model_validator
+
+from baton.protos.errors import InvalidRequest
+from baton.router.api.body import Body
+from baton.router.api.foreign_fields import reason, refusable, refusal
+
+IGNORED_HEADER = "x-baton-ignored"
+MOST_NAMED = 16
+MOST_LOOKED_AT = 256
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class RequestBody(Body):
+    """``surface`` is its name in ``foreign_fields``; ``inside`` goes before a field's name in errors."""
+
+    model_config = ConfigDict(extra="allow")
+    surface: ClassVar[str] = ""
+    inside: ClassVar[str] = ""
+
+    @model_validator(mode="after")
+    def _refuse_what_cannot_be_obeyed(self) -> RequestBody:
+        given = self.extra
+        for name in refusable(self.surface) if given else ():  # few, where a client may send a million
+            if name in given:
+                refuse(self.surface, name, given[name], self.inside)
+        return self
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Fields that the body doesn't declare."""
+        return self.__pydantic_extra__ or {}
+
+    def ignored(self) -> Iterator[str]:
+        """Fields that nobody knows, here and in the bodies inside."""
+        for name in islice(self.extra, MOST_LOOKED_AT):
+            if not reason(self.surface, name) and refusal(self.surface, name) is None:
+                yield self.inside + name
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            if isinstance(value, RequestBody):
+                yield from value.ignored()
+
+
+def refuse(surface: str, name: str, value: Any, inside: str = "") -> None:
+    """Raises InvalidRequest where ``name`` is refused at ``surface`` and ``value`` asks for something."""
+    found = refusal(surface, name)
+    if found is not None and found.refuses(value):
+        shown = inside + name
+        raise InvalidRequest(f"{shown} is not supported: {found.remedy}", shown)
+
+
+def ignored_header(body: RequestBody) -> dict[str, str]:
+    """The answer's header that names the fields which changed nothing because nobody knows them; {} for none."""
+    names = list(islice(filter(_NAME.fullmatch, body.ignored()), MOST_NAMED))
+    return {IGNORED_HEADER: ", ".join(names)} if names else {}

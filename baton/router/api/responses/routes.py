@@ -1,0 +1,67 @@
+"""OpenAI's Responses API over REST, stateless.
+
+Knows nothing of how a response is worded (``responses_shape``) or generated (``openai_calls``).
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from baton.router.answer.call import Frontend
+from baton.router.api.disconnect import until_disconnect
+from baton.router.api.errors import error_json
+from baton.router.api.large import parsed
+from baton.router.api.limits import read_body
+from baton.router.api.openai.calls import CHAT_NAMES, Call, Headers, chat_generation, respond
+from baton.router.api.openai.schemas import body_docs
+from baton.router.api.request_body import ignored_header
+from baton.router.api.responses.schemas import Json, ResponsesBody
+from baton.router.api.responses.shape import ResponsesShape
+from baton.router.api.sse import EventStyle, named_event_bytes
+
+NAMES = CHAT_NAMES | {
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+
+
+def responses_routes(frontend: Frontend) -> APIRouter:
+    """``/v1/responses``."""
+    routes = APIRouter()
+
+    @routes.post("/v1/responses", openapi_extra=body_docs(ResponsesBody))
+    async def responses(request: Request) -> Response:
+        body = await parsed(ResponsesBody, await read_body(request, frontend.limits.max_body_bytes))
+        return await until_disconnect(request.receive, _respond(frontend, request, body))
+
+    return routes
+
+
+async def _respond(frontend: Frontend, request: Request, body: ResponsesBody) -> Response:
+    return await respond(frontend, await responses_call(frontend, request.headers, body))
+
+
+async def responses_call(frontend: Frontend, headers: Headers, body: ResponsesBody) -> Call:
+    """Of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
+    chat = body.chat()
+    generation, text, reading = await chat_generation(frontend, headers, chat, NAMES)
+    shape = ResponsesShape(generation, text.tokenizer, int(frontend.wall_clock()), body, reading)
+    return Call(generation, text, shape, chat, STYLE, ignored_header(body))
+
+
+def _error(error: BaseException) -> Json:
+    """An error in the middle of a stream."""
+    told = error_json(error)["error"]
+    return {
+        "type": "error",
+        "sequence_number": 0,
+        "code": told["code"],
+        "message": told["message"],
+        "param": told["param"],
+    }
+
+
+STYLE = EventStyle(named_event_bytes, _error, b"")

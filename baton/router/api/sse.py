@@ -1,0 +1,90 @@
+"""Server-sent events over ASGI (WHATWG HTML, section 9.2): one ``data:`` line per JSON object.
+
+Knows nothing of what is sent; it tells the sender when the client has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.protos.errors import BatonError, Cancelled
+from baton.router.api.disconnect import until_disconnect
+from baton.router.api.errors import error_json
+
+DONE = b"data: [DONE]\n\n"
+log = logging.getLogger(__name__)
+
+
+class EventStyle(msgspec.Struct, frozen=True):
+    """How one API writes events: each as bytes, an error as an event, and what follows the last."""
+
+    encode: Callable[[Any], bytes]
+    error: Callable[[BaseException], Any]
+    done: bytes
+
+
+class EventStream(Response):
+    """Sends ``events`` until they end or the client goes; then calls ``close`` once, whatever happened.
+
+    An error after the first byte can't change the status: it goes out as a last event, and no [DONE] follows.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[Any],
+        close: Callable[[], None],
+        headers: dict[str, str],
+        style: EventStyle | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+        self._style = style or OPENAI_EVENTS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application of one response."""
+        try:
+            await until_disconnect(receive, self._send_all(send))
+        except Cancelled:
+            log.debug("client went away in the middle of a stream")
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await _send(send, self._style.encode(event))
+            await _send(send, self._style.done)
+        except Exception as error:
+            if not isinstance(error, BatonError):
+                log.exception("a stream failed")
+            await _send(send, self._style.encode(self._style.error(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event_bytes(event: Any) -> bytes:
+    """One event. JSON has no raw line breaks, so one ``data:`` line does."""
+    return b"data: " + orjson.dumps(event) + b"\n\n"
+
+
+def named_event_bytes(event: Any) -> bytes:
+    """One event under its own ``type``, as the Responses API writes them."""
+    return b"event: " + event["type"].encode() + b"\n" + event_bytes(event)
+
+
+OPENAI_EVENTS = EventStyle(event_bytes, error_json, DONE)
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})

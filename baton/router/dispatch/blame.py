@@ -1,0 +1,76 @@
+"""What a worker's failure means for a request: ask it again later, go elsewhere, or give up.
+
+Knows nothing of connections or queues; dispatch carries the verdict out.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from baton.cluster.telemetry import RouterMetrics
+from baton.protos.errors import (
+    BatonError,
+    Draining,
+    NoWorker,
+    Overloaded,
+    RequestBlamed,
+    WorkerLost,
+    WorkerStalled,
+)
+from baton.router.dispatch.choice_run import ChoiceRun
+from baton.router.dispatch.view import ClusterView
+
+log = logging.getLogger("baton.router")
+
+
+class Overdue(WorkerLost):
+    """A prefill took much longer than predicted; another worker gets it."""
+
+    label = "overdue"
+
+
+MOST_SUSPECTED = 2  # stalled workers: one may be the worker's own fault, or a neighbour's
+
+
+class Blame:
+    """``max_attempts`` per choice; a worker without room is offered nothing for ``full_wait_s``."""
+
+    def __init__(self, view: ClusterView, metrics: RouterMetrics, max_attempts: int, full_wait_s: float) -> None:
+        self._view, self._metrics = view, metrics
+        self._max_attempts, self._full_wait_s = max_attempts, full_wait_s
+
+    def __call__(self, run: ChoiceRun, worker_id: str, error: BatonError, refused: bool) -> None:
+        """A worker that had no room (``refused``) is asked again later, a lost one is replaced.
+
+        Raises ``error`` when trying again can't help, or was tried often enough; RequestBlamed for a request that
+        stalls engines.
+        """
+        if refused and isinstance(error, Overloaded | Draining):
+            self._view.full(worker_id, self._full_wait_s)
+            return
+        run.left(worker_id, error)
+        if isinstance(error, NoWorker):
+            return  # nobody failed: the way that was planned is closed, another may be open
+        if isinstance(error, Draining | Overdue):
+            run.moves += 1  # nor did one that was asked to leave, or is slow
+        else:
+            run.failures += 1
+            _suspect(run, error)
+            if not error.retryable or run.failures >= self._max_attempts:
+                raise error
+            log.info("%s goes elsewhere than %s: %s", run.request.request_id, worker_id, error)
+        run.avoid.add(worker_id)
+        self._metrics.retries.labels(error.label).inc()
+
+
+def _suspect(run: ChoiceRun, error: BatonError) -> None:
+    """Counts an engine that fell silent before it gave ``run`` a token; what had one was no trouble to it.
+
+    Raises RequestBlamed at the second one. A third would fall silent too, with everybody's requests on it.
+    """
+    if not isinstance(error, WorkerStalled) or run.fed:
+        return
+    run.suspected += 1
+    if run.suspected >= MOST_SUSPECTED:
+        text = f"{run.suspected} workers' engines stopped answering once they had this request: no other gets it"
+        raise RequestBlamed(f"{text}; change it, or ask the operator for the workers' logs") from error

@@ -1,0 +1,133 @@
+"""Where one choice can go now: the snapshot narrowed to what it may use, the policy asked, the place reserved.
+
+Knows nothing of queues, connections or attempts: ``dispatch`` waits for a turn and calls what ``attempt`` gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from baton.protos.errors import ContextTooLong, NoWorker, Unavailable, WeightsGone
+from baton.router.dispatch.affinity import Sessions
+from baton.router.dispatch.choice_run import ChoiceRun
+from baton.router.dispatch.view import ClusterView, Reservation
+from baton.router.policies import Ask, ClusterSnapshot, Option, Policy, fits
+from baton.router.policies._fetch import uncached, with_fetch
+from baton.router.policies._session import choose_with_session
+from baton.router.request.request import RouterRequest, Summary
+from baton.router.request.weights import weights_of
+
+
+class Hints(Protocol):
+    """Who seems to hold how much of a prompt; router.dispatch.prefix_hints.PrefixHints is the real one."""
+
+    def hits(
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
+    ) -> Awaitable[Mapping[str, int]]:
+        """worker id -> leading blocks. What others want of the prompt's blocks is left in ``summary``."""
+
+
+class Placer:
+    """Asks the policy. ``worker_wait_s``: how long nobody at all may be there."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        hints: Hints,
+        policy: Policy,
+        clock: Callable[[], float],
+        worker_wait_s: float,
+        sessions: Sessions | None = None,
+    ) -> None:
+        self._view, self._hints, self._policy = view, hints, policy
+        self._sessions = sessions or Sessions()
+        self._clock, self._worker_wait_s = clock, worker_wait_s
+
+    async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:
+        """One try to place ``run``, to be made at its turn; it keeps its decode worker ``lease_on`` if it has one.
+
+        The try gives None when nobody has room now, and raises NoWorker, WeightsGone and ContextTooLong.
+        """
+        snapshot = self._kin(run)
+        ask = run.ask(await self._hints.hits(snapshot, run.request, run.tokens, run.summary))
+        return lambda: self._choose(run, ask, lease_on)
+
+    def others(self, run: ChoiceRun, taken: Option) -> bool:
+        """Returns whether another prefill worker than ``taken``'s could read it for the same decode worker."""
+        snapshot = self._kin(run)
+        idle = [p for p in snapshot.prefill if p.id != taken.prefill and p.id not in run.avoid and not p.full]
+        return any(fits(p, d) for d in snapshot.decode if d.id == taken.decode for p in idle)
+
+    def _choose(self, run: ChoiceRun, ask: Ask, lease_on: str) -> Reservation | None:
+        snapshot = self._narrow(run, self._kin(run), lease_on)
+        if not snapshot.decode:
+            self._bear_absence(run)
+            return None
+        run.nobody_since = None
+        _require_pages(snapshot, ask)
+        decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, ask))
+        if decision is None:
+            return None
+        decision = with_fetch(snapshot, ask, decision)
+        placed = self._view.reserve(decision, uncached(ask, decision.taken), seated=not lease_on)
+        writer = next(d for d in snapshot.decode if d.id == decision.taken.decode)
+        placed.held = run.request.pin.hold(weights_of(writer.info))
+        return placed
+
+    def _kin(self, run: ChoiceRun) -> ClusterSnapshot:
+        """The cluster without decode workers of other weights than the call's; prefill workers have to fit one."""
+        snapshot, pin = self._view.snapshot(run.request.model_id, run.request.adapter_id), run.request.pin
+        if all(pin.allows(d.info) for d in snapshot.decode):
+            return snapshot
+        return msgspec.structs.replace(snapshot, decode=tuple(d for d in snapshot.decode if pin.allows(d.info)))
+
+    def _with_session(self, run: ChoiceRun, snapshot: ClusterSnapshot, ask: Ask) -> Ask:
+        """``ask`` with the worker that should have this turn, by what is known at this moment."""
+        if not run.request.session:
+            return ask
+        home = self._sessions.home(run.request, [d.id for d in snapshot.decode])
+        return msgspec.structs.replace(ask, session_worker=home)
+
+    def _narrow(self, run: ChoiceRun, snapshot: ClusterSnapshot, lease_on: str) -> ClusterSnapshot:
+        """A leased request stays on its decode worker; a further choice follows the first one's blocks."""
+        replace = msgspec.structs.replace
+        if lease_on:
+            held = tuple(replace(d, sequences=0, full=False) for d in snapshot.decode if d.id == lease_on)
+            if held and not any(fits(p, held[0]) for p in snapshot.prefill):
+                raise NoWorker("no prefill worker is left for the request's second try")
+            return replace(snapshot, decode=held, local_max_tokens=-1)
+        if run.choice > 0:
+            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and d.id not in run.avoid)
+            return replace(snapshot, decode=home, prefill=()) if home else snapshot
+        return snapshot
+
+    def _bear_absence(self, run: ChoiceRun) -> None:
+        now = self._clock()
+        if run.nobody_since is None:
+            run.nobody_since = now
+        if now - run.nobody_since > self._worker_wait_s:
+            raise self._absence(run)
+
+    def _absence(self, run: ChoiceRun) -> Unavailable:
+        """What is missing: any decode worker, or one of the weights that the answer began on."""
+        request, pin = run.request, run.request.pin
+        if pin.fixed and self._view.snapshot(request.model_id, request.adapter_id).decode:
+            return WeightsGone(
+                f"the answer began on weights {pin.weights}, which no decode worker of {request.model_id!r} runs "
+                "any more; send the request again, and it is answered from its beginning by those that are served",
+                retry_after_s=1.0,
+            )
+        message = f"no decode worker of {request.model_id!r} can be reached; is one starting?"
+        return NoWorker(message, retry_after_s=1.0)
+
+
+def _require_pages(snapshot: ClusterSnapshot, ask: Ask) -> None:
+    most = max(d.info.pages for d in snapshot.decode)
+    if ask.blocks > most:
+        raise ContextTooLong(
+            f"{ask.tokens} tokens need {ask.blocks} KV pages; the largest pool has {most}: shorten the prompt",
+            "prompt",
+        )

@@ -1,0 +1,84 @@
+"""Who seems to hold how much of a prompt: asked of the prefix index, in bounded time. A hint, never the truth.
+
+Knows nothing of Redis or of policies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from baton.cluster.patience import Patience
+from baton.cluster.prefix_index import truncated
+from baton.kv.layout import prefix
+from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
+from baton.router.policies import ClusterSnapshot
+from baton.router.request.request import RouterRequest, Summary
+
+HASH_OFF_LOOP_TOKENS = 4096
+
+
+class PrefixIndex(Protocol):
+    """Who holds how much of a chain; cluster.prefix_index.PrefixIndex is the real one."""
+
+    async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
+        """worker id -> leading blocks, of hashes that ``truncated`` put together."""
+
+
+class PrefixHints:
+    """``hits`` by worker; {} without an index, or when it is late by the measure of ``patience``.
+
+    ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
+    """
+
+    def __init__(self, index: PrefixIndex | None, patience: Patience | None = None, keeps: bool = False) -> None:
+        self._index, self._patience, self._keeps = index, patience or Patience(), keeps
+
+    async def hits(
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
+    ) -> dict[str, int]:
+        """worker id -> leading blocks of 16 of ``tokens`` that it says it holds; of those with the same weights.
+
+        The chain that is made for it is left in ``summary``, where it is wanted and not there yet.
+        """
+        workers = [c.info for c in (*snapshot.prefill, *snapshot.decode)]
+        if self._index is None or not workers or len(tokens) < BLOCK_TOKENS:
+            return {}
+        info = workers[-1]
+        chains = _chains(workers, info.fingerprint)
+        wanted = self._keeps and not summary.chain and tokens is request.token_ids
+        if wanted:
+            chains.setdefault((info.layout.fidelity, BLOCK_TOKENS), [])
+        found: dict[str, int] = {}
+        for (fidelity, size), ids in chains.items():
+            root = prefix.root(info.fingerprint, fidelity, request.adapter_id, request.tenant_salt)
+            chain = truncated(await _hashes(root, tokens, size))
+            if wanted and (fidelity, size) == (info.layout.fidelity, BLOCK_TOKENS):
+                summary.chain = chain
+            held = await self._ask(ids, chain) if ids and chain else {}
+            found |= {worker: blocks * size // BLOCK_TOKENS for worker, blocks in held.items()}
+        return found
+
+    async def _ask(self, ids: Sequence[str], chain: bytes) -> dict[str, int]:
+        index = self._index
+        assert index is not None
+        try:
+            return await self._patience.ask(lambda: index.longest(ids, chain))
+        except TimeoutError:
+            return {}
+
+
+def _chains(workers: Sequence[WorkerInfo], fingerprint: str) -> dict[tuple[str, int], list[str]]:
+    """Who shares block hashes: by (fidelity, tokens in a block). One, but where these are mixed."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for worker in workers:
+        if worker.fingerprint == fingerprint and worker.layout.runs:
+            found.setdefault((worker.layout.fidelity, worker.layout.block_tokens), []).append(worker.worker_id)
+    return found
+
+
+async def _hashes(root: bytes, tokens: tuple[int, ...], block_tokens: int) -> list[bytes]:
+    if len(tokens) < HASH_OFF_LOOP_TOKENS:
+        return prefix.block_hashes(root, tokens, block_tokens)
+    return await asyncio.to_thread(prefix.block_hashes, root, tokens, block_tokens)

@@ -1,0 +1,186 @@
+"""Workers that change their role while they run, one by one or to a ratio, as an operator or the controller wants.
+
+Knows nothing of why, of REST or of Redis; a worker does the change (worker/host.py), and here it is asked
+for and waited for: a change is over when this router has a link to the worker in its new role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from math import gcd
+
+import msgspec
+
+from baton.protos.errors import DeadlineExceeded, InvalidRequest, NoWorker, WorkerUnknown
+from baton.protos.nouns import WorkerInfo
+from baton.router.dispatch.view import ClusterView
+from baton.router.workers.connections import Links
+from baton.router.workers.link import Link
+
+ROLES = ("prefill", "decode")
+GRACE_S = 1.0
+CHANGE_S = 30.0
+LOOK_S = 0.05
+ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
+
+
+class RoleChange(msgspec.Struct, frozen=True):
+    """One worker's change, from the decision to the first moment at which it can be given work in its new role."""
+
+    worker: str
+    before: str
+    after: str
+    seconds: float
+    incarnation: str = ""
+
+
+class RoleControl:
+    """``look`` asks the membership now instead of at its next poll."""
+
+    def __init__(
+        self, links: Links, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
+    ) -> None:
+        self._links, self._view, self._clock, self._look = links, view, clock, look
+        self._turn = asyncio.Lock()
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """Those that can be reached, by name."""
+        return tuple(sorted((k.info for k in self._links if k.up), key=lambda info: info.worker_id))
+
+    def ratio(self) -> tuple[int, int]:
+        """Prefill and decode workers that can be reached."""
+        return self._view.reachable("prefill"), self._view.reachable("decode")
+
+    def usable(self) -> tuple[int, int]:
+        """Prefill and decode workers that can be given work: reachable, and held by nobody."""
+        roles = [info.role for info in self.workers() if info.state == "ready"]
+        return roles.count("prefill"), roles.count("decode")
+
+    async def set_role(
+        self, worker_id: str, role: str, grace_s: float = GRACE_S, force: bool = False
+    ) -> RoleChange:
+        """Change it and wait until it serves. Raises as ``move``."""
+        return (await self.move([worker_id], role, grace_s, force))[0]
+
+    async def move(
+        self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S, force: bool = False
+    ) -> list[RoleChange]:
+        """Change several at once and wait until they serve.
+
+        Raises WorkerUnknown, NoWorker, DeadlineExceeded, and InvalidRequest: unless ``force``, each role that is
+        left must keep a ready worker of the same model.
+        """
+        if role not in ROLES:
+            raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
+        async with self._turn:  # two changes at once could each count on the other's worker to stay
+            links = [self._link(name) for name in worker_ids]
+            if not force:
+                self._require_others([link.info for link in links if link.info.role != role])
+            changes = (self._set_role(link, role, grace_s) for link in links)
+            ended = await asyncio.gather(*changes, return_exceptions=True)  # none goes on behind our back
+            for failure in ended:
+                if isinstance(failure, BaseException):
+                    raise failure
+            return [change for change in ended if isinstance(change, RoleChange)]
+
+    async def set_ratio(
+        self, prefill: int, decode: int, grace_s: float = GRACE_S, force: bool = False
+    ) -> list[RoleChange]:
+        """Form it from the workers here. Raises InvalidRequest that names what could be formed, and as ``move``."""
+        now = self.ratio()
+        if prefill + decode != sum(now) or decode < 1 or prefill < 0:
+            raise cannot_form(f"{prefill}:{decode}", sum(now))
+        role, count = ("decode", now[0] - prefill) if prefill < now[0] else ("prefill", prefill - now[0])
+        leaving = self.least_busy(role, count)
+        if len(leaving) < count:
+            raise NoWorker(f"only {len(leaving)} of the {count} workers to change are ready now", retry_after_s=2.0)
+        return await self.move(leaving, role, grace_s, force) if count else []
+
+    def least_busy(self, become: str, count: int) -> list[str]:
+        """``count`` workers of the other role, those with the least to lose first and one of each model last."""
+        leaving = "prefill" if become == "decode" else "decode"
+        able = [info for info in self.workers() if info.role == leaving and info.state == "ready"]
+        able.sort(key=lambda info: (self._view.busy(info.worker_id), info.worker_id))
+        last_of_model = {info.model_id: info.worker_id for info in able}
+        able.sort(key=lambda info: info.worker_id == last_of_model[info.model_id])
+        return [info.worker_id for info in able[:count]]
+
+    # ---- one change ----------------------------------------------------------------------------------
+
+    async def _set_role(self, link: Link, role: str, grace_s: float) -> RoleChange:
+        since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
+        if role == before:
+            return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
+        incarnation = await link.set_role(role, grace_s)
+        await self._until_served(worker_id, incarnation, since + grace_s + CHANGE_S)
+        return RoleChange(worker_id, before, role, self._clock() - since, incarnation)
+
+    def _link(self, worker_id: str) -> Link:
+        found = next((k for k in self._links if k.info.worker_id == worker_id), None)
+        if found is None:
+            names = ", ".join(info.worker_id for info in self.workers()) or "none"
+            raise WorkerUnknown(f"no worker {worker_id!r} here; there is {names}", "worker")
+        if not found.up:
+            raise NoWorker(f"{worker_id} can't be reached now", retry_after_s=1.0)
+        return found
+
+    def _require_others(self, leaving: Sequence[WorkerInfo]) -> None:
+        """Raises InvalidRequest where a model would keep no ready worker of the role that ``leaving`` give up."""
+        names = {info.worker_id for info in leaving}
+        for one in leaving:
+            of_model = [i for i in self.workers() if i.model_id == one.model_id and i.state == "ready"]
+            staying = [i for i in of_model if i.worker_id not in names]
+            if not any(i.role == one.role for i in staying):
+                raise _would_leave_none(one, len(staying) + sum(i.model_id == one.model_id for i in leaving))
+
+    async def _until_served(self, worker_id: str, incarnation: str, deadline: float) -> None:
+        while not self._serves(worker_id, incarnation):
+            if self._clock() > deadline:
+                raise DeadlineExceeded(f"{worker_id} did not come back in its new role; its log says why")
+            await asyncio.sleep(LOOK_S)
+            await self._look()
+
+    def _serves(self, worker_id: str, incarnation: str) -> bool:
+        links = (k for k in self._links if k.info.worker_id == worker_id)
+        return any(k.up and k.info.incarnation == incarnation and k.info.state == "ready" for k in links)
+
+
+def _would_leave_none(one: WorkerInfo, workers: int) -> InvalidRequest:
+    """The error: ``workers`` of the model would be left, none of them in the role of ``one``."""
+    left = {role: 0 if role == one.role else workers for role in ROLES}
+    then = "no request could be answered"
+    if one.role == "prefill":
+        then = "decode workers would read every prompt themselves"
+    return InvalidRequest(
+        f"{one.worker_id} is the last ready {one.role} worker of {one.model_id!r}: prefill={left['prefill']} "
+        f"decode={left['decode']} would be left, and {then}. Make another worker a {one.role} worker first, "
+        'or force it (--force, or "force": true)',
+        "role",
+    )
+
+
+def parse_ratio(text: str, workers: int) -> tuple[int, int]:
+    """``3:1`` for a cluster of ``workers``: that many of each, or parts of the whole. Raises InvalidRequest."""
+    match = ONE_BY_ONE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"ratio {text!r}: write PREFILL:DECODE as in 3:1, or auto", "ratio")
+    prefill, decode = int(match[1]), int(match[2])
+    parts = prefill + decode
+    if decode == 0 or parts == 0 or workers % parts:
+        raise cannot_form(text, workers)
+    return prefill * workers // parts, decode * workers // parts
+
+
+def cannot_form(text: str, workers: int) -> InvalidRequest:
+    """The error, with what could be formed."""
+    formable = ", ".join(_reduced(p, workers - p) for p in range(1, workers))
+    return InvalidRequest(
+        f"{workers} workers can't form {text}; they can form {formable or 'nothing'} (prefill:decode)", "ratio"
+    )
+
+
+def _reduced(prefill: int, decode: int) -> str:
+    by = gcd(prefill, decode)
+    return f"{prefill // by}:{decode // by}"

@@ -1,0 +1,122 @@
+"""A place in the router's queue, and what its request brings. Knows nothing of order or room: admission does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from baton.protos.errors import BatonError
+from baton.router.request.request import RouterRequest
+
+MOST_OUTPUT = 1024  # of max_tokens, which is often a bound that no answer reaches
+BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in the messages that carry it
+
+
+class Queue(Protocol):
+    """Where tickets wait; Admission is the real one."""
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Put it at its place."""
+
+    def dequeue(self, ticket: Ticket) -> None:
+        """Take it out."""
+
+    def let_go(self, ticket: Ticket) -> None:
+        """Its request is over."""
+
+
+class Placement(Protocol):
+    """What an attempt reserves."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+
+T = TypeVar("T", bound=Placement)
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What a request brings: ``work`` in tokens, ``size`` in bytes while it is here, its SLO in seconds or 0."""
+
+    priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    work: float = 1.0
+    size: int = 0
+    slo_ttft_s: float = 0.0
+
+
+def load_of(request: RouterRequest) -> Load:
+    """What a request brings."""
+    ids, sampling = len(request.token_ids), request.sampling
+    return Load(
+        priority=request.priority,
+        tenant=request.tenant,
+        weight=request.key.weight if request.key else 1.0,
+        work=ids + request.n * min(sampling.max_tokens, MOST_OUTPUT),
+        size=BYTES_PER_TOKEN * (ids + request.n * min(sampling.max_tokens, MOST_OUTPUT)),
+        slo_ttft_s=request.slo_ttft_s,
+    )
+
+
+class Ticket(Generic[T]):
+    """A place in the queue. It stays the request's own until ``leave``, however often it waits."""
+
+    def __init__(
+        self, admission: Queue, pool: str, queue: str, order: tuple[float, int], since: float, load: Load
+    ) -> None:
+        self.pool, self.queue, self.order, self.since, self.load = pool, queue, order, since, load
+        self.counted = False
+        self.held_bytes = 0
+        self._admission = admission
+        self._attempt: Callable[[], T | None] | None = None
+        self._placed: asyncio.Future[T] | None = None
+        self._refusal: BatonError | None = None
+
+    async def wait(self, attempt: Callable[[], T | None]) -> T:
+        """Wait for a turn in which ``attempt`` finds room; its placement. What it raises is raised here."""
+        if self._refusal is not None:
+            raise self._refusal
+        placed: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._attempt, self._placed = attempt, placed
+        self._admission.enqueue(self)
+        try:
+            return await placed
+        except asyncio.CancelledError:
+            # Cancelled between its turn and its waking up: nobody else knows of the placement.
+            if placed.done() and not placed.cancelled() and placed.exception() is None:
+                placed.result().close()
+            raise
+        finally:
+            self._attempt = self._placed = None  # it leads back to us: garbage that only a collection would find
+            self._admission.dequeue(self)
+
+    def take_turn(self) -> bool:
+        """Try now; False when there is no room. For Admission alone."""
+        assert self._attempt is not None
+        assert self._placed is not None
+        if self._placed.done():
+            return True
+        try:
+            placement = self._attempt()
+        except Exception as error:
+            self._placed.set_exception(error)
+            return True
+        if placement is None:
+            return False
+        self._placed.set_result(placement)
+        return True
+
+    def shed(self, error: BatonError) -> None:
+        """It gives way, now or as soon as it waits. For Admission alone."""
+        self._refusal = error
+        if self._placed is not None and not self._placed.done():
+            self._placed.set_exception(error)
+
+    def leave(self) -> None:
+        """Give up the place, and what its request holds here. Idempotent."""
+        self._admission.dequeue(self)
+        self._admission.let_go(self)

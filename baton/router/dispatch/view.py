@@ -1,0 +1,305 @@
+"""The cluster as this router sees it: who can be reached, and what it has placed where.
+
+Knows nothing of how a way is chosen or of requests' contents. A worker counts when its link is up and it says
+"ready"; Redis (the roster) brings new ones and their load, and its silence takes nobody away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from baton.protos.errors import Draining
+from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.router.dispatch.throttle import Throttle
+from baton.router.policies import Candidate, ClusterSnapshot, Decision, Option
+from baton.router.request.request import ServedModel
+from baton.router.request.weights import Hold, weights_of
+from baton.router.workers.connections import DecodeLink, Link, Links
+
+log = logging.getLogger("baton.router")
+
+POLL_S = 0.1
+TIGHT_S = 2.0  # after a refusal a worker is asked one at a time: the queue's order holds, and few ask in vain
+REMEMBER_MODEL_S = 300.0
+NO_LOAD = WorkerLoad()
+
+
+class Seen(Protocol):
+    """An entry of the roster."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        """Who."""
+
+    @property
+    def load(self) -> WorkerLoad:
+        """How busy, a beat ago."""
+
+
+class Roster(Protocol):
+    """Who joined; cluster.membership.Roster is the real one."""
+
+    def snapshot(self) -> Mapping[str, Seen]:
+        """Now, without waiting."""
+
+
+class ViewSettings(msgspec.Struct, frozen=True):
+    """How much a worker is handed ahead of time, in uncached prompt tokens; up to how many go the local way."""
+
+    window_tokens: int = 4096
+    local_max_tokens: int = 64
+
+
+class _Own:
+    """What this router has on one worker."""
+
+    __slots__ = ("full_until", "sequences", "tight_until", "unanswered", "unread_requests", "unread_tokens")
+
+    def __init__(self) -> None:
+        self.sequences = self.unanswered = self.unread_requests = self.unread_tokens = 0
+        self.full_until = self.tight_until = float("-inf")
+
+    @property
+    def is_idle(self) -> bool:
+        """This router has nothing there."""
+        return not (self.sequences or self.unanswered or self.unread_requests or self.unread_tokens)
+
+    def is_full(self, now: float) -> bool:
+        """It refused somebody just now; or lately, and has yet to answer the one that tries again."""
+        return self.full_until > now or (self.tight_until > now and self.unanswered > 0)
+
+
+class Reservation:
+    """A request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is computed."""
+
+    def __init__(self, view: ClusterView, decision: Decision, uncached: int, seated: bool) -> None:
+        self.decision = decision
+        self.taken: Option = decision.taken
+        self.held: Hold | None = None
+        self._view, self._uncached = view, uncached
+        self._reader: str | None = self.taken.reader
+        self._seat: str | None = self.taken.decode if seated else None
+        view.count(self._reader, requests=1, tokens=uncached)
+        self._unanswered = seated
+        if self._seat:
+            view.count(self._seat, sequences=1, unanswered=1)
+
+    def answered(self) -> None:
+        """The decode worker said yes or no. Idempotent."""
+        if self._unanswered:
+            self._unanswered = False
+            self._view.count(self.taken.decode, unanswered=-1)
+            self._view.changed()
+
+    def has_read(self) -> None:
+        """The prompt is computed: the reader has room for the next. Idempotent."""
+        if self._reader is not None:
+            self._view.count(self._reader, requests=-1, tokens=-self._uncached)
+            if self._reader == self.taken.prefill:
+                self._view.roomy(self._reader)
+            self._reader = None
+            self._view.changed()
+
+    def close(self) -> None:
+        """Everything is over there. Idempotent."""
+        self.has_read()
+        self.answered()
+        if self._seat is not None:
+            self._view.count(self._seat, sequences=-1)
+            self._view.roomy(self._seat)
+            self._seat = None
+        if self.held is not None:
+            self.held.close()
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ClusterView:
+    """Joins the roster, the links and this router's own counts; ``on_change`` tells that room may have appeared."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        links: Links,
+        clock: Callable[[], float],
+        settings: ViewSettings = ViewSettings(),
+        throttle: Throttle | None = None,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._throttle = throttle or Throttle(clock)
+        self._roster, self._links, self._clock, self._settings = roster, links, clock, settings
+        self._own: dict[str, _Own] = {}
+        self._loads: dict[str, WorkerLoad] = {}
+        self._models: dict[str, tuple[ServedModel, float]] = {}
+        self._snapshots: dict[tuple[str, str], ClusterSnapshot] = {}
+        self._mixed: set[str] = set()  # models whose workers differ in what only one tokenizer could serve
+        self._turn = 0
+        links.changed = self.changed
+
+    async def run(self) -> None:
+        """Follow the roster until cancelled. Each look also lets the queue look at its deadlines."""
+        while True:
+            try:
+                self.refresh()
+                self.changed()
+            except Exception:  # a router that no longer looks would never hear of a worker that came back
+                log.exception("the roster's news could not be taken")
+            await asyncio.sleep(POLL_S)
+
+    def refresh(self) -> None:
+        """Take the roster's news."""
+        seen = self._roster.snapshot()
+        self._links.sync({worker_id: entry.info for worker_id, entry in seen.items()})
+        self._loads = {worker_id: entry.load for worker_id, entry in seen.items()}
+        self._empty_the_leaving()
+        now = self._clock()
+        for link in self._links:
+            self._models[link.info.model_id] = (self._served(link.info.model_id), now)
+        self._models = {k: (m, at) for k, (m, at) in self._models.items() if now - at < REMEMBER_MODEL_S}
+        linked = {link.info.worker_id for link in self._links}
+        self._own = {k: own for k, own in self._own.items() if k in linked or not own.is_idle}
+
+    def _empty_the_leaving(self) -> None:
+        """A decode worker that drains: its requests go on elsewhere, if there is somebody who can take them."""
+        for link in self._links:
+            if not isinstance(link, DecodeLink) or link.info.state != "draining":
+                continue
+            if any(k.up and _can_go_on(k.info, link.info) for k in self._links):
+                link.move_away(Draining(f"{link.info.worker_id} is draining"))
+
+    def changed(self) -> None:
+        """Something is no longer as it was: room may have appeared."""
+        self._snapshots.clear()
+        self.on_change()
+
+    # ---- what is asked of it -------------------------------------------------------------------------
+
+    def snapshot(self, model_id: str, adapter_id: str = "") -> ClusterSnapshot:
+        """Workers that can take a request of the model now. The same object until something changes."""
+        known = self._snapshots.get((model_id, adapter_id))
+        if known is None:
+            known = self._snapshots[model_id, adapter_id] = self._look(model_id, adapter_id)
+        return known
+
+    def _look(self, model_id: str, adapter_id: str) -> ClusterSnapshot:
+        able = [k for k in self._links if k.up and _serves(k.info, model_id, adapter_id)]
+        able.sort(key=lambda link: link.info.worker_id)
+        return ClusterSnapshot(
+            prefill=tuple(self._candidate(k) for k in able if k.info.role == "prefill"),
+            decode=tuple(self._candidate(k) for k in able if k.info.role == "decode"),
+            turn=self._turn,
+            window_tokens=self._settings.window_tokens,
+            local_max_tokens=self._settings.local_max_tokens,
+        )
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """Models that are served, or were some minutes ago; by id."""
+        return tuple(self._models[k][0] for k in sorted(self._models))
+
+    def ready(self) -> bool:
+        """Whether a decode worker can be reached."""
+        return any(k.up and k.info.role == "decode" and k.info.state == "ready" for k in self._links)
+
+    def reachable(self, role: str) -> int:
+        """Links of the role that are up."""
+        return sum(k.up and k.info.role == role for k in self._links)
+
+    def reserve(self, decision: Decision, uncached: int, seated: bool = True) -> Reservation:
+        """Count a placement. ``seated`` False: its decode seat is counted already (a second prefill)."""
+        self._turn += 1
+        self._snapshots.clear()
+        return Reservation(self, decision, uncached, seated)
+
+    def full(self, worker_id: str, seconds: float) -> None:
+        """It refused somebody for want of room: offer it nothing for a moment."""
+        own, now = self._of(worker_id), self._clock()
+        own.full_until, own.tight_until = now + seconds, now + TIGHT_S
+        self._snapshots.clear()
+        asyncio.get_running_loop().call_later(seconds, self.changed)
+
+    def roomy(self, worker_id: str) -> None:
+        """Something ended there: it may have room again."""
+        self._of(worker_id).full_until = float("-inf")
+        self.changed()
+
+    def count(
+        self, worker_id: str, sequences: int = 0, requests: int = 0, tokens: int = 0, unanswered: int = 0
+    ) -> None:
+        """For Reservation alone."""
+        own = self._of(worker_id)
+        own.sequences += sequences
+        own.unanswered += unanswered
+        own.unread_requests += requests
+        own.unread_tokens += tokens
+
+    def sequences(self, worker_id: str) -> int:
+        """This router's, on one worker."""
+        return self._of(worker_id).sequences
+
+    def busy(self, worker_id: str) -> tuple[int, int]:
+        """What it would lose by leaving: prompt tokens that wait there, sequences that run; of every router."""
+        load, own = self._loads.get(worker_id, NO_LOAD), self._of(worker_id)
+        return max(load.waiting_tokens, own.unread_tokens), max(load.running + load.waiting, own.sequences)
+
+    def own_counts(self) -> dict[str, tuple[int, int, int]]:
+        """worker id -> (sequences, unread requests, unread tokens) where any is not 0: empty when idle."""
+        counts = {k: (o.sequences, o.unread_requests, o.unread_tokens) for k, o in self._own.items()}
+        return {k: c for k, c in counts.items() if any(c)}
+
+    def _served(self, model_id: str) -> ServedModel:
+        """What every worker of the name can keep, because a request may be placed on any of them."""
+        infos = [link.info for link in self._links if link.info.model_id == model_id]
+        self._warn_of_tokenizers(model_id, {(info.vocab_size, info.eos_token_ids) for info in infos})
+        return ServedModel(
+            model_id,
+            min(info.max_model_len for info in infos),
+            min(info.vocab_size for info in infos),
+            tuple(sorted({i for info in infos for i in info.eos_token_ids})),
+            tuple(sorted({a for info in infos for a in info.adapters})),
+            has_text=any(not info.device.startswith("paced:") for info in infos),
+        )
+
+    def _warn_of_tokenizers(self, model_id: str, seen: set[tuple[int, tuple[int, ...]]]) -> None:
+        """Once for as long as it lasts: one name has one tokenizer and one template, which this router read."""
+        if len(seen) > 1 and model_id not in self._mixed:
+            log.warning(
+                "workers of %r differ in vocabulary or end tokens (%s): weights may differ under one name, the "
+                "tokenizer may not; serve the other checkpoint under a name of its own",
+                model_id,
+                "; ".join(f"{vocab} ids, ends {list(ends)}" for vocab, ends in sorted(seen)),
+            )
+        (self._mixed.add if len(seen) > 1 else self._mixed.discard)(model_id)
+
+    def _of(self, worker_id: str) -> _Own:
+        return self._own.setdefault(worker_id, _Own())
+
+    def _candidate(self, link: Link) -> Candidate:
+        own = self._of(link.info.worker_id)
+        crowded = own.sequences >= self._throttle.cap(link.info.max_batch) and link.info.role == "decode"
+        return Candidate(
+            info=link.info,
+            load=self._loads.get(link.info.worker_id, NO_LOAD),
+            sequences=own.sequences,
+            unread_requests=own.unread_requests,
+            unread_tokens=own.unread_tokens,
+            full=crowded or own.is_full(self._clock()),
+        )
+
+
+def _can_go_on(other: WorkerInfo, leaving: WorkerInfo) -> bool:
+    """Whether one takes the other's requests."""
+    same = (other.model_id, weights_of(other)) == (leaving.model_id, weights_of(leaving))
+    return same and other.role == "decode" and other.state == "ready"
+
+
+def _serves(info: WorkerInfo, model_id: str, adapter_id: str) -> bool:
+    return info.model_id == model_id and info.state == "ready" and (not adapter_id or adapter_id in info.adapters)

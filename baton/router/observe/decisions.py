@@ -1,0 +1,218 @@
+"""Why each request went where it went, kept for a while: every candidate, every term, and what was then observed.
+
+Knows nothing of how a policy chooses, nor of HTTP. This process's own requests are in a ring that is bounded in
+entries and bytes; a shared store (Redis, with a TTL) lets any router answer for any other. The store is a hint:
+when it is slow or away, records are dropped from the way to it, and nothing else changes.
+
+    opened ──> Trail (live, written to by its choices) ──flush──> JSON in the ring and, batched, in the store
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.protos.errors import BatonError
+from baton.protos.rpc import heed_cancel
+from baton.router.observe.trail import Trail, choice_json
+from baton.router.request.request import RouterRequest, Summary
+
+FLUSH_S = 0.25
+KEPT_REQUESTS = 4096
+KEPT_BYTES = 16 << 20
+MAX_UNSENT = 4096
+ASKED = "asked:"
+FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
+
+
+class RecordStore(Protocol):
+    """Where every router of a cluster finds every record; cluster.records.RecordStore is the real one."""
+
+    async def put(self, records: Mapping[str, bytes]) -> None:
+        """Keep them for the store's TTL; never raises, and never waits long."""
+
+    async def get(self, key: str) -> bytes | None:
+        """One of them; None when it is gone or the store is away."""
+
+
+class Record:
+    """A request that runs, or ended a moment ago: what its JSON is made of."""
+
+    def __init__(self, request: RouterRequest, context_class: str, router_id: str, opened: float) -> None:
+        self.request, self.context_class, self.router_id, self.opened = request, context_class, router_id, opened
+        self.trails: list[Trail] = []
+
+    @property
+    def over(self) -> bool:
+        """Every choice has ended."""
+        return all(t.over for t in self.trails)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON would show it."""
+        request = self.request
+        return {
+            "request_id": request.request_id,
+            "asked_id": request.asked_id,
+            "router": self.router_id,
+            "tenant": request.tenant,
+            "model": request.model_id,
+            "context_class": self.context_class,
+            "priority": request.priority,
+            "prompt_tokens": len(request.token_ids),
+            "max_tokens": request.sampling.max_tokens,
+            "slo": {"ttft_s": request.slo_ttft_s, "tpot_s": request.slo_tpot_s},
+            "session": request.session,
+            "state": "over" if self.over else "running",
+            "choices": [choice_json(t) for t in self.trails],
+        }
+
+
+class Watcher(Protocol):
+    """Who is told of requests as they come and go; router.observe.traffic.TrafficMeter is one."""
+
+    def opened(self, record: Record) -> None:
+        """A request came in."""
+
+    def over(self, record: Record) -> None:
+        """All of its choices have ended."""
+
+
+class DecisionLog:
+    """The records. ``run`` writes them out; without it they stay live until the ring is full."""
+
+    def __init__(
+        self,
+        router_id: str,
+        clock: Callable[[], float],
+        store: RecordStore | None = None,
+        kept: int = KEPT_REQUESTS,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._router_id, self._clock, self._store = router_id, clock, store
+        self._kept, self._kept_bytes = kept, kept_bytes
+        self._live: OrderedDict[str, Record] = OrderedDict()
+        self._ring: OrderedDict[str, bytes] = OrderedDict()
+        self._ring_bytes = 0
+        self._dirty: dict[str, None] = {}
+        self._aliases: OrderedDict[str, str] = OrderedDict()
+        self.watcher: Watcher | None = None
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._ring)
+
+    # ---- dispatch's side -----------------------------------------------------------------------------
+
+    def opened(self, request: RouterRequest, context_class: str) -> Record:
+        """A request came in; its trails are added by ``trail``."""
+        record = Record(request, context_class, self._router_id, self._clock())
+        self._live[request.request_id] = record
+        if self.watcher is not None:
+            self.watcher.opened(record)
+        if len(self._live) > self._kept:
+            self._live.popitem(last=False)
+        if request.asked_id:
+            self._aliases[_alias(request.tenant, request.asked_id)] = request.request_id
+            if len(self._aliases) > self._kept:
+                self._aliases.popitem(last=False)
+        return record
+
+    def trail(self, record: Record, choice: int, summary: Summary) -> Trail:
+        """One more choice of it."""
+        trail = Trail(choice, summary, [])
+        record.trails.append(trail)
+        return trail
+
+    def refused(self, request: RouterRequest, context_class: str, error: BatonError) -> None:
+        """A request that was turned away at the door: nobody was weighed for it, and why."""
+        record = self.opened(request, context_class)
+        trail = self.trail(record, 0, Summary(prompt_tokens=len(request.token_ids), context_class=context_class))
+        trail.failed(error)
+        self.changed(record)
+
+    def changed(self, record: Record) -> None:
+        """It is to be written out again, soon."""
+        self._dirty[record.request.request_id] = None
+
+    def unplaced(self) -> list[Record]:
+        """Requests that wait for their first place."""
+        return [r for r in self._live.values() if not r.over and not any(t.placements for t in r.trails)]
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    async def find(self, request_id: str, tenant: str = "") -> bytes | None:
+        """The record as JSON: a live one, one of the ring, or another router's. None when nobody knows it.
+
+        By its own id; or by the one that ``tenant`` gave it, which is no other tenant's business.
+        """
+        alias = _alias(tenant, request_id)
+        bare = bare_id(request_id)
+        for name in (request_id, bare, f"{bare}{FIRST_OF_SEVERAL}", self._aliases.get(alias, "")):
+            if name in self._live:
+                return msgspec.json.encode(self._live[name].plain())
+            if name in self._ring:
+                return self._ring[name]
+        return None if self._store is None else await self._of_store(self._store, request_id, alias)
+
+    async def _of_store(self, store: RecordStore, request_id: str, alias: str) -> bytes | None:
+        bare = bare_id(request_id)
+        own = () if bare.startswith(ASKED) else (bare, f"{bare}{FIRST_OF_SEVERAL}")  # an alias is no record
+        for name in own:
+            found = await store.get(name)
+            if found is not None:
+                return found
+        named = await store.get(alias)
+        return None if named is None else await store.get(named.decode())
+
+    # ---- writing -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write out what changed, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+            heed_cancel()
+
+    async def flush(self) -> None:
+        """Encode what changed; what is over moves to the ring; the store gets all of it in one batch."""
+        dirty, self._dirty = self._dirty, {}
+        unsent: dict[str, bytes] = {}
+        for request_id in dirty:
+            record = self._live.get(request_id)
+            if record is None:
+                continue
+            encoded = msgspec.json.encode(record.plain())
+            if record.over:
+                del self._live[request_id]
+                if self.watcher is not None:
+                    self.watcher.over(record)
+                self._keep(request_id, encoded)
+            if self._store is not None and len(unsent) < MAX_UNSENT:
+                unsent[request_id] = encoded
+                if record.request.asked_id:
+                    unsent[_alias(record.request.tenant, record.request.asked_id)] = request_id.encode()
+        if self._store is not None and unsent:
+            await self._store.put(unsent)
+
+    def _keep(self, request_id: str, encoded: bytes) -> None:
+        self._ring[request_id] = encoded
+        self._ring_bytes += len(encoded)
+        while len(self._ring) > self._kept or self._ring_bytes > self._kept_bytes:
+            _, dropped = self._ring.popitem(last=False)
+            self._ring_bytes -= len(dropped)
+
+
+def bare_id(text: str) -> str:
+    """``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc`` name the request ``abc``."""
+    for prefix in ("chatcmpl-", "cmpl-", "resp_"):
+        if text.startswith(prefix):
+            return text.removeprefix(prefix)
+    return text
+
+
+def _alias(tenant: str, asked_id: str) -> str:
+    """A key that no id of ours can be."""
+    return f"{ASKED}{tenant}:{asked_id}"

@@ -1,0 +1,75 @@
+"""Seconds counted once, for the histograms of /metrics and for the live figures.
+
+Knows nothing of requests. A cell is what no edge of either divides, so that one look-up says where some seconds
+belong in both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from baton.cluster.metrics import SECONDS
+from baton.router.observe.live import Bins, bin_of, bin_start
+
+Cells = dict[int, int]
+LONGEST_S = 86400.0  # what is beyond it is counted as that long in the live figures
+EDGES = sorted({*map(float, SECONDS), *(bin_start(at) for at in range(1, bin_of(LONGEST_S)))})
+_WITHIN = [EDGES[0], *((a + b) / 2 for a, b in pairwise(EDGES)), EDGES[-1] * 1.01]
+_BUCKETS = [bisect_left(SECONDS, seconds) for seconds in _WITHIN]
+_BINS = [bin_of(seconds) for seconds in (EDGES[0] / 2, *_WITHIN[1:])]
+_EDGES = np.array(EDGES)
+MOST = 2048  # gaps that wait to be looked up, together
+
+
+class Gaps:
+    """``count`` each gap between tokens; ``drain`` hands over what was counted since the last time."""
+
+    __slots__ = ("_cells", "_each", "_seconds", "_tokens")
+
+    def __init__(self) -> None:
+        self._cells: Counter[int] = Counter()
+        self._each: list[float] = []
+        self._tokens: list[int] = []
+        self._seconds = 0.0
+
+    def count(self, seconds: float, tokens: int) -> None:
+        """``tokens`` came together, ``seconds`` after those before them."""
+        self._each.append(seconds / tokens)
+        self._tokens.append(tokens)
+        self._seconds += seconds
+        if len(self._tokens) >= MOST:
+            self._look_up()
+
+    def drain(self, bins: Bins) -> tuple[dict[int, int], float]:
+        """Gaps by the histogram's bucket, and their seconds together; they are added to ``bins``, too."""
+        self._look_up()
+        cells, seconds = self._cells, self._seconds
+        self._cells, self._seconds = Counter(), 0.0
+        return sort_into(cells, bins), seconds
+
+    def _look_up(self) -> None:
+        if self._tokens:
+            self._cells.update(cells_of(self._each, self._tokens))
+            self._each, self._tokens = [], []
+
+
+def cells_of(values: Sequence[float], counts: Sequence[int] | None = None) -> Cells:
+    """How many of ``values``, in seconds, are in each cell; each counts as one, or as often as ``counts`` says."""
+    found = np.bincount(_EDGES.searchsorted(values), counts)
+    (cells,) = found.nonzero()
+    return dict(zip(cells.tolist(), map(int, found[cells].tolist()), strict=True))
+
+
+def sort_into(cells: Cells, bins: Bins) -> dict[int, int]:
+    """How many are in each of the histogram's buckets; they are added to ``bins``, too."""
+    buckets: dict[int, int] = {}
+    for cell, count in cells.items():
+        bucket, at = _BUCKETS[cell], _BINS[cell]
+        buckets[bucket] = buckets.get(bucket, 0) + count
+        bins[at] = bins.get(at, 0) + count
+    return buckets

@@ -1,0 +1,219 @@
+"""What choices count, by model and context class: taken down as it comes, and folded into the metrics and the live
+figures when somebody looks at them, with every new slot of the live figures, and after ``MOST`` choices.
+
+Knows nothing of how a choice is measured. To fold many costs a tenth of telling each to a dozen instruments.
+
+    Meter ──append──> Tally ──fold──> RouterMetrics (before a scrape), LiveStats (before a look)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from time import monotonic, time
+from typing import Any
+
+from baton.cluster.metrics import SECONDS, TOKENS
+from baton.cluster.telemetry import RouterMetrics, exemplar
+from baton.router.observe.gaps import Gaps, cells_of, sort_into
+from baton.router.observe.live import GOOD_ENDS, KEPT_REQUESTS, SLOT_S, Bins, ClassWindow, Ended, LiveStats, verdict
+from baton.router.observe.recorder import TraceRecorder
+from baton.router.observe.reuse import EndlessCache
+
+MOST = 256  # choices that wait; they are folded in less than a millisecond
+OWN = {"e2e": "duration", "tpot": "tpot", "longest_gap": "longest_gap"}  # not stations: they have instruments
+_bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TOKENS)
+
+
+class Tally:
+    """One model and class since the last fold."""
+
+    __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "traced")
+
+    def __init__(self, model: str, context_class: str) -> None:
+        self.model, self.labels = model, (model, context_class)
+        self.gaps = Gaps()
+        self.firsts: list[float] = []  # seconds to first tokens
+        self.over: list[Ended] = []
+        self.prompts: list[Ended] = []  # of these, who count their prompt's tokens
+        self.chains: list[bytes] = []  # and its blocks
+        self.traced: list[tuple[Ended, str]] = []  # and who lead to a trace
+
+
+class Tallies:
+    """All of them, by one ``clock``. ``recorder`` is whose lines meters write, on the ``wall_clock``'s time."""
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        live: LiveStats | None = None,
+        clock: Callable[[], float] = monotonic,
+        wall_clock: Callable[[], float] = time,
+        recorder: TraceRecorder | None = None,
+    ) -> None:
+        self.metrics, self.live, self.wall_clock, self.recorder = metrics, live, wall_clock, recorder
+        self._clock = clock
+        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._endless = EndlessCache()
+        self._waiting = 0
+        self._slot = 0
+        self._due = 0.0
+        metrics.asked.before(self.fold)
+        if live is not None:
+            live.before_a_look = metrics.asked.now
+
+    def now(self) -> float:
+        """By the clock. What came before belongs to one slot of ``live``: with a new one it is folded."""
+        now = self._clock()
+        if now >= self._due:
+            self.fold()
+        return now
+
+    def of(self, model: str, context_class: str) -> Tally:
+        """Where to take it down."""
+        found = self._tallies.get((model, context_class))
+        if found is None:
+            found = self._tallies[model, context_class] = Tally(model, context_class)
+        return found
+
+    def first(self, tally: Tally, seconds: float, trace_id: str) -> None:
+        """A choice's first token came."""
+        if trace_id:
+            self.metrics.ttft.labels(*tally.labels).observe(seconds, exemplar(trace_id))
+        else:
+            tally.firsts.append(seconds)
+
+    def ended(self, tally: Tally, over: Ended, chain: bytes | None, trace_id: str = "") -> None:
+        """A choice is over. ``chain``: of the prompt's blocks, as far as they are known; None: not its to count."""
+        tally.over.append(over)
+        if chain is not None:
+            tally.prompts.append(over)
+            tally.chains.append(chain)
+        if trace_id:
+            tally.traced.append((over, trace_id))
+        self._waiting += 1
+        if self._waiting >= MOST:
+            self.fold()
+
+    def fold(self) -> None:
+        """Hand over what was taken down."""
+        latest = [one for tally in self._tallies.values() for one in self._fold(tally)[-KEPT_REQUESTS:]]
+        if self.live is not None:
+            self.live.recent.extend(sorted(latest, key=attrgetter("at")))
+        self._waiting = 0
+        self._slot = int(self._clock() / SLOT_S)
+        self._due = (self._slot + 1) * SLOT_S
+
+    def _fold(self, tally: Tally) -> list[Ended]:
+        window, over = ClassWindow(), tally.over
+        self._count_tokens(tally, window)
+        if over:
+            tally.over = []
+            outcomes = Counter(map(attrgetter("outcome"), over))
+            window.counts = counts_of(over, outcomes)
+            self._count_ends(tally, over, outcomes)
+            self._count_prompts(tally, window.counts)
+            self._count_times(tally, over, window.bins)
+            self._lead_to(tally)
+        if self.live is not None and (window.counts or window.bins):
+            self.live.add(self._slot, tally.labels[1], window)
+        return over
+
+    def _count_tokens(self, tally: Tally, window: ClassWindow) -> None:
+        """First ones, and the gaps between the others."""
+        firsts, tally.firsts = tally.firsts, []
+        if firsts:
+            self.metrics.ttft.labels(*tally.labels).observe_many(Counter(map(_bucket, firsts)), sum(firsts))
+        bins: Bins = {}
+        gaps, seconds = tally.gaps.drain(bins)
+        if gaps:
+            window.bins["itl"] = bins
+            self.metrics.itl.labels(*tally.labels).observe_many(gaps, seconds)
+
+    def _count_ends(self, tally: Tally, over: Sequence[Ended], outcomes: Mapping[str, int]) -> None:
+        metrics, labels = self.metrics, tally.labels
+        for outcome, count in outcomes.items():
+            metrics.requests.labels(*labels, outcome).inc(count)
+        for (slo, found), count in Counter(judged(over)).items():
+            metrics.slo.labels(*labels, slo, found).inc(count)
+        _count_lengths(metrics.output_tokens, metrics.output_length, labels, [e.output_tokens for e in over])
+
+    def _count_prompts(self, tally: Tally, counts: dict[str, int]) -> None:
+        """And what an endless cache would have held of them."""
+        metrics, labels, prompts, chains = self.metrics, tally.labels, tally.prompts, tally.chains
+        if not prompts:
+            return
+        tally.prompts, tally.chains = [], []
+        lengths = [e.prompt_tokens for e in prompts]
+        _count_lengths(metrics.prompt_tokens, metrics.prompt_length, labels, lengths)
+        metrics.cached_tokens.labels(*labels).inc(sum(e.cached_tokens for e in prompts))
+        best = sum(map(self._endless.could_reuse, chains, lengths))
+        metrics.best_cached_tokens.labels(*labels).inc(best)
+        if best:
+            counts["best"] = best
+
+    def _count_times(self, tally: Tally, over: Sequence[Ended], bins: dict[str, Bins]) -> None:
+        for name, seconds in times_of(over).items():
+            buckets = sort_into(cells_of(seconds), bins.setdefault(name, {}))
+            if name != "ttft":  # counted with its token
+                self._histogram(tally, name).observe_many(buckets, sum(seconds))
+
+    def _lead_to(self, tally: Tally) -> None:
+        """Traces that are kept, as the exemplars of their buckets."""
+        traced, tally.traced = tally.traced, []
+        for one, trace_id in traced:
+            for name, (value,) in times_of([one]).items():
+                if name != "ttft":
+                    self._histogram(tally, name).exemplify(value, exemplar(trace_id), one.at)
+
+    def _histogram(self, tally: Tally, name: str) -> Any:
+        if name in OWN:
+            return getattr(self.metrics, OWN[name]).labels(*tally.labels)
+        return self.metrics.station.labels(*tally.labels, name)
+
+
+def counts_of(over: Sequence[Ended], outcomes: Mapping[str, int]) -> dict[str, int]:
+    """What the live figures count of choices that ended."""
+    found = {
+        "ended": len(over),
+        "in": sum(e.prompt_tokens for e in over),
+        "cached": sum(e.cached_tokens for e in over),
+        "out": sum(e.output_tokens for e in over),
+    }
+    found |= {name: count for name, count in Counter(map(attrgetter("verdict"), over)).items() if name}
+    for outcome, count in outcomes.items():
+        if outcome not in (*GOOD_ENDS, "cancelled"):
+            name = "refused" if outcome == "overloaded" else "failed"
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def times_of(over: Sequence[Ended]) -> dict[str, list[float]]:
+    """Their seconds by name: stations, and what a client saw. One token has no TPOT and no gap."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for one in over:
+        for name, seconds in one.stations.items():
+            found[name].append(seconds)
+    found["e2e"] = [e.duration_s for e in over]
+    found["ttft"] = [e.ttft_s for e in over if e.ttft_s is not None]  # the router's own is not from arrival
+    found["tpot"] = [e.tpot_s for e in over if e.tpot_s is not None]
+    found["longest_gap"] = [e.longest_gap_s for e in over if e.tpot_s is not None]
+    return {name: seconds for name, seconds in found.items() if seconds}
+
+
+def judged(over: Sequence[Ended]) -> Iterator[tuple[str, str]]:
+    """Each SLO that was asked for, with its verdict."""
+    for one in over:
+        if one.verdict:
+            judge = partial(verdict, one.ttft_s, one.tpot_s, ok=one.outcome in GOOD_ENDS)
+            each = {"ttft": judge(one.slo_ttft_s, 0.0), "tpot": judge(0.0, one.slo_tpot_s), "all": one.verdict}
+            yield from ((slo, found) for slo, found in each.items() if found)
+
+
+def _count_lengths(counter: Any, histogram: Any, labels: tuple[str, str], lengths: Sequence[int]) -> None:
+    total = sum(lengths)
+    counter.labels(*labels).inc(total)
+    histogram.labels(*labels).observe_many(Counter(map(_length_bucket, lengths)), total)

@@ -1,0 +1,123 @@
+"""This router's traffic, summed each second from the decision records, for the controller and the twin-error meter.
+
+Knows nothing of ratios or of Redis: ``push`` takes the slices. It is told of a request when it is opened and when
+all of its choices have ended; what waits without a place is counted when a slice is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from baton.cluster.traffic import ClassTraffic, Served, Slice, Twin
+from baton.router.observe.decisions import Record
+from baton.router.observe.live import GOOD_ENDS, verdict
+from baton.router.observe.trail import Trail, predicted_against_observed
+from baton.router.request.request import Summary
+
+EVERY_S = 1.0
+MOST_TWINS = 64
+MOST_SERVED = 256
+WRITE_TOKENS = 64  # of an answer, in the cost policy's term "write"
+
+
+class Log(Protocol):
+    """What is asked of a DecisionLog."""
+
+    def unplaced(self) -> Iterable[Record]:
+        """Requests that wait for their first place."""
+
+
+class TrafficMeter:
+    """``opened`` and ``over`` are the log's to call; ``run`` pushes a slice each second."""
+
+    def __init__(self, router_id: str, log: Log, wall_clock: Callable[[], float]) -> None:
+        self._router_id, self._log, self._wall_clock = router_id, log, wall_clock
+        self._since = wall_clock()
+        self._slice = Slice(router_id, self._since, 0.0, {}, 0, 0, [], [])
+
+    def opened(self, record: Record) -> None:
+        """A request came in."""
+        traffic = self._of(record)
+        traffic.arrived += 1
+        traffic.arrived_tokens += len(record.request.token_ids)
+
+    def over(self, record: Record) -> None:
+        """All of its choices have ended; the first read the prompt."""
+        traffic, prompt = self._of(record), len(record.request.token_ids)
+        for trail in record.trails:
+            self._answered(traffic, record, trail, prompt)
+        first = record.trails[0].summary
+        outputs = sum(t.summary.completion_tokens for t in record.trails)
+        if outputs and len(self._slice.served) < MOST_SERVED:
+            came = self._wall_clock() - max(
+                t.summary.stations.get("ttft", 0.0) + _decode_s(t) for t in record.trails
+            )
+            self._slice.served.append(Served(came, prompt, outputs, first.cached_tokens))
+
+    def cut(self) -> Slice:
+        """The slice since the last one."""
+        now = self._wall_clock()
+        done, done.at, done.seconds = self._slice, now, now - self._since
+        waiting = list(self._log.unplaced())
+        done.waiting, done.waiting_tokens = len(waiting), sum(len(r.request.token_ids) for r in waiting)
+        self._since, self._slice = now, Slice(self._router_id, now, 0.0, {}, 0, 0, [], [])
+        return done
+
+    async def run(self, push: Callable[[Slice], Awaitable[None]]) -> None:
+        """Push a slice, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await push(self.cut())
+
+    def _of(self, record: Record) -> ClassTraffic:
+        return self._slice.classes.setdefault(record.context_class or "none", ClassTraffic())
+
+    def _answered(self, traffic: ClassTraffic, record: Record, trail: Trail, prompt: int) -> None:
+        summary, outputs = trail.summary, trail.summary.completion_tokens
+        cached = summary.cached_tokens if trail.choice == 0 else prompt
+        uncached = max(0, prompt - cached)
+        traffic.ended += trail.choice == 0
+        traffic.prompt_tokens += prompt if trail.choice == 0 else 0
+        traffic.cached_tokens += cached if trail.choice == 0 else 0
+        traffic.pairs += uncached * (cached + uncached / 2)
+        traffic.output_tokens += outputs
+        traffic.context_tokens += outputs * (prompt + outputs / 2)
+        self._judge(traffic, record, summary)
+        if len(self._slice.twins) < MOST_TWINS and (twin := _twin(record, trail)) is not None:
+            self._slice.twins.append(twin)
+
+    def _judge(self, traffic: ClassTraffic, record: Record, summary: Summary) -> None:
+        request = record.request
+        ok = summary.finish_reason in GOOD_ENDS
+        ttft = summary.stations.get("ttft")
+        found = verdict(ttft, _tpot(summary), request.slo_ttft_s, request.slo_tpot_s, ok)
+        traffic.judged += found in ("met", "missed")
+        traffic.good += found == "met"
+
+
+def _twin(record: Record, trail: Trail) -> Twin | None:
+    """None where nothing was predicted, or the request had to go elsewhere: that isn't the prediction's fault."""
+    if len(trail.placements) != 1 or trail.error:
+        return None
+    compared = predicted_against_observed(trail).get("ttft")
+    if compared is None:
+        return None
+    write = trail.placements[0].decision.taken.terms.get("write")
+    tokens = max(1, min(record.request.sampling.max_tokens, WRITE_TOKENS))
+    return Twin(
+        compared["predicted_s"],
+        compared["observed_s"],
+        None if write is None else write / tokens,
+        _tpot(trail.summary),
+    )
+
+
+def _tpot(summary: Summary) -> float | None:
+    decode = summary.stations.get("decode")
+    return decode / (summary.completion_tokens - 1) if decode and summary.completion_tokens > 1 else None
+
+
+def _decode_s(trail: Trail) -> float:
+    return trail.summary.stations.get("decode", 0.0)

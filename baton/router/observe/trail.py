@@ -1,0 +1,117 @@
+"""One choice's way through the cluster: where it was placed, why it left, and what was then observed; also as JSON.
+
+Knows nothing of how a policy chooses, nor of where records are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.protos.errors import BatonError
+from baton.router.policies import Decision, Option
+from baton.router.request.request import Summary
+
+# What a term of the cost model predicts -> the station whose seconds it can be held against.
+OBSERVED_AT = {"queue": "prefill_queue", "read": "prefill", "ship": "transfer"}
+NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
+
+
+class Placement(msgspec.Struct):
+    """One answer of the policy. Times in seconds after the request was opened, by the router's clock.
+
+    ``weights`` are the decode worker's, which the whole answer has to be written on.
+    """
+
+    at_s: float
+    waited_s: float
+    decision: Decision
+    left_for: str = ""
+    weights: str = ""
+
+
+class Trail(msgspec.Struct):
+    """One choice's way so far."""
+
+    choice: int
+    summary: Summary
+    placements: list[Placement] = []
+    error: str = ""
+    over: bool = False
+
+    def placed(self, decision: Decision, at_s: float, waited_s: float, weights: str = "") -> None:
+        """The policy took a way."""
+        self.placements.append(Placement(at_s, waited_s, decision, weights=weights))
+
+    def left(self, reason: str) -> None:
+        """It goes elsewhere: why."""
+        if self.placements:
+            self.placements[-1].left_for = reason
+
+    def failed(self, error: BatonError) -> None:
+        """It ended without an answer, or without all of it."""
+        self.error, self.over = f"{error.label}: {error.message}", True
+
+
+def choice_json(trail: Trail) -> dict[str, Any]:
+    """As JSON would show it."""
+    summary = trail.summary
+    return {
+        "choice": trail.choice,
+        "way": summary.way,
+        "prefill_worker": summary.prefill_worker,
+        "decode_worker": summary.decode_worker,
+        "attempts": summary.attempts,
+        "cached_tokens": summary.cached_tokens,
+        "completion_tokens": summary.completion_tokens,
+        "finish_reason": summary.finish_reason,
+        "error": trail.error,
+        "placements": [_placement(p) for p in trail.placements],
+        "observed_s": summary.stations,
+        "predicted_against_observed": predicted_against_observed(trail),
+    }
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    decision = placement.decision
+    others = [o for o in decision.options if o is not decision.taken]
+    return {
+        "at_s": placement.at_s,
+        "waited_s": placement.waited_s,
+        "policy": decision.policy,
+        "unit": "seconds" if decision.in_seconds else "none",
+        "taken": _option(decision.taken),
+        "not_taken": [_option(o) for o in others],
+        "not_listed": decision.more,
+        "left_for": placement.left_for,
+        "weights": placement.weights,
+    }
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "way": option.way,
+        "prefill": option.prefill,
+        "decode": option.decode,
+        "cost": option.cost,
+        "terms": option.terms,
+        "cached_tokens": option.cached_tokens,
+        "fetch": {"from": option.fetch_from, "blocks": option.fetch_blocks} if option.fetch_from else None,
+    }
+
+
+def predicted_against_observed(trail: Trail) -> dict[str, dict[str, float | None]]:
+    """Of the first placement, when its policy predicts seconds: queue, prefill, transfer and TTFT."""
+    if not trail.placements or not trail.placements[0].decision.in_seconds:
+        return {}
+    first, seen = trail.placements[0], trail.summary.stations
+    terms = first.decision.taken.terms
+    compared = {
+        NAMES[term]: {"predicted_s": terms[term], "observed_s": seen.get(OBSERVED_AT[term])}
+        for term in NAMES
+        if term in terms
+    }
+    predicted = first.at_s + sum(terms.get(term, 0.0) for term in NAMES)
+    compared["ttft"] = {"predicted_s": predicted, "observed_s": seen.get("ttft")}
+    return compared

@@ -1,0 +1,256 @@
+"""What the surfaces (REST, gRPC) hand to dispatch, and the stream they get back for each choice.
+
+Knows nothing of workers, policies, text or HTTP: ids in, runs of ids out.
+
+    open ──push──> [waiting runs] ──async for──> surface
+              │                         │
+              └─ emitted: every id once └─ cancel(reason): the surface's only way back
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from baton.protos.errors import BatonError, Cancelled
+from baton.protos.nouns import Sampling, Station, TokenLogprobs, TokenRun
+from baton.router.access.keys import Key
+from baton.router.request.weights import Pin
+
+QUICK_S = 0.0025  # runs that follow one another sooner share a write; workers space their frames by twice as much
+LATE_S = 0.003  # a reader that wakes this long after its run came: the event loop is behind
+HOLD_TIMES, HOLD_MOST_S = 4, 0.025  # behind, a run is held that often the delay, so that others join it
+
+
+class RouterRequest(msgspec.Struct, frozen=True):
+    """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock.
+
+    ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none. ``session`` names the
+    conversation that this is a turn of, or is "". ``pin`` is shared by all prompts of the caller's call.
+    """
+
+    request_id: str
+    model_id: str
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    adapter_id: str = ""
+    n: int = 1
+    tenant_salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
+    traceparent: str = ""
+    asked_id: str = ""
+    key: Key | None = None
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
+    session: str = ""
+    pin: Pin = msgspec.field(default_factory=Pin)
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is; empty where keys are not asked for."""
+        return self.key.tenant if self.key else ""
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """What the surfaces must know of a model that some worker serves now.
+
+    ``has_text``: it is a checkpoint with a tokenizer of its own, and not a paced engine, whose tokens are bytes.
+    """
+
+    model_id: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    adapters: tuple[str, ...] = ()
+    has_text: bool = False
+
+
+class Summary(msgspec.Struct):
+    """What became of a choice. True at any time, complete once its stream ended.
+
+    ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock.
+    SLOs are the request's own or its class's; ``trace_id`` is set where its trace is kept. ``chain``: the hashes of
+    the prompt's full blocks in a row (cluster.prefix_index.truncated), where telemetry wants them.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+    stop_token_id: int | None = None
+    context_class: str = ""
+    way: str = ""
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    attempts: int = 0
+    stations: dict[str, float] = {}
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes = b""
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
+    trace_id: str = ""
+    chain: bytes = b""
+
+    def took(self, station: Station) -> None:
+        """Add a station's seconds; a second visit (a retry) adds up."""
+        self.stations[station.name] = self.stations.get(station.name, 0.0) + station.seconds
+
+
+class ChoiceStream:
+    """Runs of one choice's tokens, each output index exactly once and in order.
+
+    Iterate it to its end, or ``cancel`` it: one of the two must happen, else its pages stay leased. Errors of
+    the tree (protos/errors.py) are raised by the iteration; runs that came before them are given out first.
+    """
+
+    def __init__(self, choice: int, summary: Summary, clock: Callable[[], float] = time.monotonic) -> None:
+        self.choice = choice
+        self.summary = summary
+        self.emitted: list[int] = []
+        self.cancel_reason = ""
+        self._clock = clock
+        self._waiting: list[TokenRun] = []
+        self._wake: asyncio.Future[None] | None = None  # the reader's, while it waits for anything
+        self._holding = False  # it waits for the end alone: what comes joins what waits
+        self._ended = False
+        self._error: BatonError | None = None
+        self._came_at = 0.0
+        self._given_at: float | None = None
+        self._on_cancel: Callable[[], object] = lambda: None
+
+    # ---- the surface's side --------------------------------------------------------------------------
+
+    def __aiter__(self) -> ChoiceStream:
+        return self
+
+    async def __anext__(self) -> TokenRun:
+        """The next run; everything that waits comes as one. Raises the error that ended the choice."""
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            await self._woken()
+        if self._given_at is not None and not self._ended:
+            await self._hold(self._given_at)
+        self._given_at = self._clock()
+        waiting, self._waiting = self._waiting, []
+        return waiting[0] if len(waiting) == 1 else joined(waiting)
+
+    async def _hold(self, given_at: float) -> None:
+        """Let more join what waits, where each run is a write too many: they come quick, or the loop is behind."""
+        now = self._clock()
+        late = now - self._came_at
+        behind = min(HOLD_MOST_S, HOLD_TIMES * late) if late > LATE_S else 0.0
+        seconds = max(behind, given_at + QUICK_S - now)
+        if seconds > 0:
+            self._holding = True
+            timer = asyncio.get_running_loop().call_later(seconds, self._tell)
+            try:
+                await self._woken()
+            finally:
+                self._holding = False
+                timer.cancel()
+
+    async def _woken(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    def _tell(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def cancel(self, reason: str) -> None:
+        """Stop now ("client_gone", "stop_string", "deadline", "shutdown"). Idempotent; nothing to await.
+
+        A reader that goes on iterating gets ``Cancelled``. After the end it does nothing.
+        """
+        if not self._ended:
+            self.cancel_reason = reason
+            self.fail(Cancelled(f"cancelled: {reason}"))
+            self._on_cancel()
+
+    # ---- dispatch's side -----------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will be pushed."""
+        return self._ended
+
+    @property
+    def error(self) -> BatonError | None:
+        """What ended it early."""
+        return self._error
+
+    def on_cancel(self, callback: Callable[[], object]) -> None:
+        """What ``cancel`` calls, once at most."""
+        self._on_cancel = callback
+
+    def push(self, run: TokenRun) -> int:
+        """Take ``run``, less the indices that were emitted before; how many tokens were new.
+
+        One with a finish_reason ends the stream: the summary must be complete by then.
+        """
+        if self._ended:
+            return 0
+        fresh = unseen(run, len(self.emitted))
+        if fresh is None:
+            return 0
+        self.emitted += fresh.token_ids
+        self.summary.completion_tokens = len(self.emitted)
+        if not self._waiting:
+            self._came_at = self._clock()
+        self._waiting.append(fresh)
+        if fresh.finish_reason:
+            self.summary.finish_reason, self.summary.stop_token_id = fresh.finish_reason, fresh.stop_token_id
+            self._ended = True
+        if self._ended or not self._holding:
+            self._tell()
+        return len(fresh.token_ids)
+
+    def fail(self, error: BatonError) -> None:
+        """End with ``error``, unless it ended already."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._tell()
+
+
+class Serving(Protocol):
+    """What the surfaces need of dispatch. ``router.dispatch.dispatcher.Dispatcher`` is the real one."""
+
+    def open(self, request: RouterRequest) -> list[ChoiceStream]:
+        """One stream per choice. Raises Overloaded (queue full) and ModelNotFound; iterating raises the rest."""
+
+    def models(self) -> tuple[ServedModel, ...]:
+        """What the workers serve, by id; a model stays for some minutes after its last worker went."""
+
+    def ready(self) -> bool:
+        """Whether some worker could write an answer now."""
+
+
+def unseen(run: TokenRun, emitted: int) -> TokenRun | None:
+    """``run`` without its first ``emitted - run.output_index`` tokens; None when that leaves no news."""
+    seen = emitted - run.output_index
+    if seen == 0:
+        return run
+    if seen < 0:
+        raise BatonError(f"outputs {emitted} to {run.output_index - 1} never came; the answer would have a hole")
+    if seen >= len(run.token_ids) and not run.finish_reason:
+        return None
+    return TokenRun(emitted, run.token_ids[seen:], run.logprobs[seen:], run.finish_reason, run.stop_token_id)
+
+
+def joined(runs: list[TokenRun]) -> TokenRun:
+    """Consecutive runs as one."""
+    ids = tuple(i for run in runs for i in run.token_ids)
+    logprobs = tuple(p for run in runs for p in run.logprobs)
+    last = runs[-1]
+    return TokenRun(runs[0].output_index, ids, logprobs, last.finish_reason, last.stop_token_id)

@@ -1,0 +1,108 @@
+"""One chat answer's text -> what of it is thought, content and tool calls, as OpenAI's deltas.
+
+Knows nothing of ids, streams or which model wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from baton.router.text.reasoning_parsers import ReasoningParser
+from baton.router.text.tool_parsers import Arguments, Called, Event, Said, ToolParser
+
+Delta = dict[str, Any]
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """How a call's answers are to be read; each of its choices gets parsers of its own.
+
+    ``marks``: what stands in a text between thought, content and calls, and belongs to none of them.
+    """
+
+    tools: Callable[[], ToolParser] | None = None
+    reasoning: Callable[[], ReasoningParser] | None = None
+    call_id: Callable[[], str] = lambda: "call"
+    parallel: bool = True
+    shows_reasoning: bool = True
+    marks: tuple[str, ...] = ()
+
+    def reader(self) -> ChatReader:
+        """For one choice."""
+        return ChatReader(self)
+
+
+class ChatReader:
+    """Of one choice. ``calls`` counts the tool calls that have begun."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._tools = reading.tools() if reading.tools else None
+        self._reasoning = reading.reasoning() if reading.reasoning else None
+        self.calls = 0
+
+    def push(self, text: str) -> list[Delta]:
+        """What became certain with ``text``."""
+        if self._reasoning is None:
+            return self._answer(text)
+        thought, answer = self._reasoning.push(text)
+        return self._thought(thought) + self._answer(answer)
+
+    def flush(self) -> list[Delta]:
+        """The end: what was held back."""
+        deltas: list[Delta] = []
+        if self._reasoning is not None:
+            thought, answer = self._reasoning.flush()
+            deltas = self._thought(thought) + self._answer(answer)
+        return deltas + self._deltas(self._tools.flush()) if self._tools else deltas
+
+    def finish_reason(self, reason: str) -> str:
+        """An answer that stopped after calls stopped for them."""
+        return "tool_calls" if reason == "stop" and self.calls else reason
+
+    def message(self, text: str) -> Delta:
+        """The whole ``text`` as a message."""
+        message: Delta = {"role": "assistant", "content": None, "refusal": None}
+        for delta in self.push(text) + self.flush():
+            for key in ("content", "reasoning_content"):
+                if key in delta:
+                    message[key] = (message.get(key) or "") + delta[key]
+            for call in delta.get("tool_calls", ()):
+                _add(message.setdefault("tool_calls", []), call)
+        if message["content"] is None and not self.calls:
+            message["content"] = ""
+        return message
+
+    def _thought(self, text: str) -> list[Delta]:
+        return [{"reasoning_content": text}] if text and self._reading.shows_reasoning else []
+
+    def _answer(self, text: str) -> list[Delta]:
+        if self._tools is not None:
+            return self._deltas(self._tools.push(text))
+        return [{"content": text}] if text else []
+
+    def _deltas(self, events: list[Event]) -> list[Delta]:
+        return [delta for event in events if (delta := self._delta(event)) is not None]
+
+    def _delta(self, event: Event) -> Delta | None:
+        if isinstance(event, Said):
+            return {"content": event.text}
+        if event.index and not self._reading.parallel:
+            return None
+        if isinstance(event, Called):
+            self.calls += 1
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": self._reading.call_id(), "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        assert isinstance(event, Arguments)
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+
+
+def _add(calls: list[Delta], part: Delta) -> None:
+    """Put a delta's part of a call where it belongs."""
+    if "id" in part:
+        calls.append({key: part[key] for key in ("id", "type", "function")})
+    else:
+        calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]

@@ -1,0 +1,143 @@
+"""Text <-> token ids of one model: its tokenizer.json, or bytes where it has none.
+
+Knows nothing of chat, requests or event loops. ``encode`` may run in any thread (the Rust side drops the GIL).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer as RustTokenizer
+
+from baton.protos.errors import CheckpointError, InvalidRequest
+from baton.router.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+BYTES = 256
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Ids of ``text``; special tokens that occur in it are taken as such."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``, whole."""
+
+    def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
+        """What one token adds to the text, which may be part of a character; empty for an unknown id."""
+
+    def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """For one choice whose text continues ``context``."""
+
+
+class HfTokenizer:
+    """A tokenizer.json, through the ``tokenizers`` library. Raises CheckpointError when it can't be read."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tokenizer = RustTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{path}: not a tokenizer this version reads: {error}", "tokenizer") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._byte_level = _decoder_type(self._tokenizer) == "ByteLevel"
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """As a batch of one: unlike ``encode`` of the library, that drops the GIL."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """As the library does it."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
+        """Exact for byte-level vocabularies, else from the token's own spelling."""
+        if skip_special_tokens and token_id in self._special:
+            return b""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        return _byte_level_bytes(token) if self._byte_level else _spelled_bytes(token)
+
+    def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """By bytes where the vocabulary allows, else by a window."""
+        if self._byte_level:
+            return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
+        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens), context)
+
+
+class ByteTokenizer:
+    """For a model without a tokenizer (the paced engine): an id below 256 is that byte, others read ``<id>``."""
+
+    def __init__(self, vocab_size: int, special: Sequence[int] = ()) -> None:
+        self._vocab_size = vocab_size
+        self._special = frozenset(special)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """UTF-8. Raises InvalidRequest where the vocabulary has fewer ids than bytes."""
+        ids = list(text.encode())
+        if ids and max(ids) >= self._vocab_size:
+            raise InvalidRequest(
+                f"this model has no tokenizer and only {self._vocab_size} tokens: send the prompt as token ids",
+                "prompt",
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Bytes joined; what isn't UTF-8 is replaced."""
+        return b"".join(self.token_bytes(i, skip_special_tokens) for i in ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
+        """One byte, or a readable stand-in."""
+        if skip_special_tokens and token_id in self._special:
+            return b""
+        return bytes([token_id]) if token_id < BYTES else f"<{token_id}>".encode()
+
+    def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
+        """By bytes."""
+        return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
+
+
+def token_name(token: bytes) -> str:
+    """A token as text in logprobs; one that isn't UTF-8 by itself as OpenAI writes it: ``bytes:\\xe4\\xbd``."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _decoder_type(tokenizer: RustTokenizer) -> str:
+    decoder = tokenizer.decoder
+    return "" if decoder is None else str(json.loads(decoder.__getstate__())["type"])
+
+
+@functools.cache
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the rest from U+0100 up."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(BYTES) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(BYTES + i): b for i, b in enumerate(rest)}
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    table = _byte_of_char()
+    try:
+        return bytes([table[char] for char in token])
+    except KeyError:  # an added token: its spelling is its text
+        return token.encode()
+
+
+def _spelled_bytes(token: str) -> bytes:
+    if byte := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(byte[1])
+    return token.replace("▁", " ").encode()

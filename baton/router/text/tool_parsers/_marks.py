@@ -1,0 +1,30 @@
+"""A mark in text that comes in pieces: what is before it goes on, a tail that may be its beginning waits.
+
+Knows nothing of what a mark means.
+"""
+
+from __future__ import annotations
+
+from baton.router.text.detokenize import StopStrings
+
+
+class Marked:
+    """Splits text at the first of ``marks``."""
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = marks
+        self._stops = StopStrings(marks, include=True)
+        self._behind = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text before a mark, and what follows the mark: None while none came."""
+        tail = self._stops.held
+        released, found = self._stops.push(text)
+        if not found:
+            return released, None
+        mark = next(m for m in self._marks if released.endswith(m))
+        return released[: -len(mark)], (tail + text)[len(released) :]
+
+    def flush(self) -> str:
+        """What waited."""
+        return self._stops.flush()

@@ -1,0 +1,78 @@
+"""Hermes, Qwen 2.5 and 3: ``<tool_call>{"name": …, "arguments": …}</tool_call>``, each call in marks of its own.
+
+Source: https://github.com/NousResearch/Hermes-Function-Calling
+"""
+
+from __future__ import annotations
+
+from baton.router.text.tool_parsers import Event, Said, ToolParser
+from baton.router.text.tool_parsers._calls import Calls
+from baton.router.text.tool_parsers._marks import Marked
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+MARKS = (BEGIN,)
+
+
+class Hermes:
+    """Text outside of the marks is said; a call that is no JSON is said as it came."""
+
+    def __init__(self) -> None:
+        self._outside = Marked(BEGIN)
+        self._inside: Marked | None = None
+        self._calls = Calls()
+        self._raw: list[str] = []
+        self._before = -1
+
+    def push(self, text: str) -> list[Event]:
+        """Alternates between outside and inside as often as ``text`` does."""
+        events: list[Event] = []
+        rest: str | None = text
+        while rest is not None:
+            rest = self._within(rest, events) if self._inside else self._without(rest, events)
+        return events
+
+    def flush(self) -> list[Event]:
+        """A call that was never closed counts if it has begun."""
+        events: list[Event] = []
+        if self._inside is None:
+            self._say(self._outside.flush(), events)
+        else:
+            self._read(self._inside.flush(), events)
+            self._leave(events, "")
+        return events
+
+    def _without(self, text: str, events: list[Event]) -> str | None:
+        said, behind = self._outside.push(text)
+        self._say(said, events)
+        if behind is not None:
+            self._before = self._calls.index
+            self._inside, self._raw, self._calls = Marked(END), [], Calls(self._before + 1)
+        return behind
+
+    def _within(self, text: str, events: list[Event]) -> str | None:
+        assert self._inside is not None
+        body, behind = self._inside.push(text)
+        self._read(body, events)
+        if behind is not None:
+            self._leave(events, END)
+        return behind
+
+    def _read(self, body: str, events: list[Event]) -> None:
+        self._raw.append(body)
+        if not self._calls.done:
+            events += self._calls.push(body)[0]
+
+    def _leave(self, events: list[Event], end: str) -> None:
+        if self._calls.index == self._before:
+            self._say(BEGIN + "".join(self._raw) + end, events)
+        self._inside, self._outside = None, Marked(BEGIN)
+
+    def _say(self, text: str, events: list[Event]) -> None:
+        """Line breaks between calls are nobody's."""
+        if text and not (self._calls.index >= 0 and text.isspace()):
+            events.append(Said(text))
+
+
+def make() -> ToolParser:
+    """A parser for one answer."""
+    return Hermes()

@@ -1,0 +1,83 @@
+"""Llama 3.1 and later: the whole answer is ``{"name": …, "parameters": {…}}``, several apart by ``;``, perhaps
+after ``<|python_tag|>``. An answer that begins otherwise calls nothing.
+
+Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/ (JSON based tool calling)
+"""
+
+from __future__ import annotations
+
+from baton.router.text.tool_parsers import Event, Said, ToolParser
+from baton.router.text.tool_parsers._calls import Calls
+
+TAG = "<|python_tag|>"
+MARKS = (TAG, "<|eom_id|>", "Environment: ipython")
+_BETWEEN = " \t\r\n;,"
+
+
+class Llama3:
+    """Waits for the first characters, then reads calls or says everything."""
+
+    def __init__(self) -> None:
+        self._start: list[str] = []
+        self._blank = True  # nothing but white space so far
+        self._says: bool | None = None
+        self._calls = Calls()
+        self._before = -1
+        self._raw: list[str] = []
+
+    def push(self, text: str) -> list[Event]:
+        """Events, once it is clear what the answer is."""
+        if self._says is None:
+            text = self._judge(text)
+        if self._says is None or not text:
+            return []
+        return [Said(text)] if self._says else self._read(text)
+
+    def flush(self) -> list[Event]:
+        """What was held, and a value that named no call."""
+        held = "".join(self._start) if self._says is None else self._unread()
+        return [Said(held)] if held else []
+
+    def _judge(self, text: str) -> str:
+        """What to read of the text so far; empty while it may still be either."""
+        self._start.append(text)
+        self._blank = self._blank and not text.strip()
+        if self._blank:
+            return ""
+        whole = "".join(self._start)
+        begin = whole.lstrip()
+        if begin.startswith(("{", TAG)):
+            self._says = False
+            return begin.removeprefix(TAG)
+        if TAG.startswith(begin):
+            return ""
+        self._says = True
+        return whole
+
+    def _read(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        while text:
+            if not self._raw and self._before >= 0:  # behind a call
+                text = text.lstrip(_BETWEEN)
+            found, rest = self._calls.push(text)
+            self._raw.append(text[: len(text) - len(rest)])
+            events += found
+            text = rest
+            if self._calls.broken or (self._calls.done and self._calls.index == self._before):  # a list of none
+                self._says = True
+                said = self._unread() + text
+                return [*events, Said(said)] if said else events
+            if self._calls.done:
+                self._before, self._raw = self._calls.index, []
+                self._calls = Calls(self._before + 1)
+        return events
+
+    def _unread(self) -> str:
+        """The value at hand, unless its call has begun."""
+        raw, self._raw = "".join(self._raw), []
+        return raw if self._calls.index == self._before else ""
+
+
+def make() -> ToolParser:
+    """A parser for one answer."""
+    return Llama3()

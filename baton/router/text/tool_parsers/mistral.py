@@ -1,0 +1,97 @@
+"""Mistral: ``[TOOL_CALLS][{"name": …, "arguments": {…}}, …]``, or since v11 ``[TOOL_CALLS]name[ARGS]{…}`` per call.
+
+Source: https://github.com/mistralai/mistral-common (instruct tokenizers v3 to v13)
+"""
+
+from __future__ import annotations
+
+import json
+
+from baton.router.text.tool_parsers import Event, Said, ToolParser
+from baton.router.text.tool_parsers._calls import Calls
+from baton.router.text.tool_parsers._marks import Marked
+
+MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+MARKS = (MARK,)
+
+
+class Mistral:
+    """Text before the first mark is said; after it there are only calls."""
+
+    def __init__(self) -> None:
+        self._outside: Marked | None = Marked(MARK)
+        self._calls = Calls()
+        self._before = -1
+        self._head: list[str] | None = None  # after a mark: what stands before the arguments
+        self._blank = True  # nothing but white space stands there so far
+        self._raw: list[str] = []
+
+    def push(self, text: str) -> list[Event]:
+        """Events of ``text``."""
+        events: list[Event] = []
+        rest = text
+        while rest:
+            rest = self._say_until_mark(rest, events) if self._outside else self._call(rest, events)
+        return events
+
+    def flush(self) -> list[Event]:
+        """What was held; a call without a name as it came."""
+        if self._outside:
+            held = self._outside.flush()
+        else:
+            unread = self._calls.index == self._before
+            held = "".join([MARK, *(self._head or ()), *self._raw]) if unread else ""
+        return [Said(held)] if held.strip() else []
+
+    def _say_until_mark(self, text: str, events: list[Event]) -> str:
+        assert self._outside is not None
+        said, behind = self._outside.push(text)
+        if said and not (self._calls.index >= 0 and said.isspace()):
+            events.append(Said(said))
+        if behind is None:
+            return ""
+        self._outside, self._head, self._raw, self._blank = None, [], [], True
+        self._before = self._calls.index
+        self._calls = Calls(self._before + 1)
+        return behind
+
+    def _call(self, text: str, events: list[Event]) -> str:
+        if self._head is not None:
+            text = self._read_head(text, events)
+        for at, char in enumerate(text):
+            self._raw.append(char)
+            events += self._calls.push(char)[0]
+            if self._named and self._calls.passed:
+                events += self._calls.push("}")[0]
+            if self._calls.done or self._calls.broken:
+                if self._calls.index == self._before:
+                    events.append(Said(MARK + "".join(self._raw)))
+                self._outside = Marked(MARK)
+                return text[at + 1 :]
+        return ""
+
+    def _read_head(self, text: str, events: list[Event]) -> str:
+        """What to read as JSON: all of it in the older form, the arguments in the newer one."""
+        assert self._head is not None
+        self._head.append(text)
+        if self._blank:
+            begin = text.lstrip()
+            self._blank, self._named = not begin, not begin.startswith("[")
+            if begin and not self._named:
+                self._head = None
+                return begin
+        if "{" not in text:
+            return ""
+        begin = "".join(self._head).lstrip()
+        at = begin.find("{")
+        name = begin[:at].split(CALL_ID)[0].removesuffix(ARGS).strip()
+        self._head, self._raw = None, [begin[:at]]
+        events += self._calls.push('{"name":' + json.dumps(name) + ',"arguments":')[0]
+        return begin[at:]
+
+    _named = False
+
+
+def make() -> ToolParser:
+    """A parser for one answer."""
+    return Mistral()

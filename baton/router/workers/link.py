@@ -1,0 +1,294 @@
+"""A connection to one worker: a Session with a decode worker, a channel to a prefill worker, kept up by itself.
+
+Knows nothing of policies, queues or Redis. A link that is ``up`` is the truth about a worker being alive and making
+progress; it tells the incarnation it expects from another one on the same port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.protos import version
+from baton.protos.errors import BatonError, Cancelled, WorkerLost, WorkerStalled
+from baton.protos.nouns import PROTOCOL, WorkerInfo
+from baton.protos.rpc import heed_cancel
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.router.workers.call_errors import from_rpc, said
+from baton.router.workers.decode_session import Lease, Session, Sink
+from baton.tls.rpc import handshake_failure
+
+log = logging.getLogger("baton.router")
+
+HELLO_TIMEOUT_S = 5.0
+PROBE_EVERY_S = 1.0
+STALL_S = 5.0
+BACKOFF_S = (0.05, 1.0)
+BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and can't serve us
+
+
+class Link(ABC):
+    """A connection to one incarnation of a worker. ``run`` keeps it until it is cancelled."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        router_id: str,
+        channel: grpc.aio.Channel,
+        changed: Callable[[], None],
+        rng: random.Random,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self.info = info
+        self.up = self._was_up = False
+        self._router_id, self._channel, self._changed, self._rng = router_id, channel, changed, rng
+        self._stall_s = stall_s
+        self._doubts = asyncio.Event()
+        self._complaint = ""
+
+    async def run(self) -> None:
+        """Connect, hold, reconnect with growing pauses: nothing but its own cancellation ends it."""
+        pause, longest = BACKOFF_S
+        try:
+            while True:
+                if await self._tried():
+                    pause = BACKOFF_S[0]
+                heed_cancel()
+                await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+                pause = min(longest, pause * 2)
+        finally:
+            self._set(False)
+            await self._channel.close()
+
+    async def _tried(self) -> bool:
+        """One connection's life; whether it ever was up."""
+        self._was_up = False
+        try:
+            await self._hold()
+        except BatonError as error:
+            self._complain(error)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            log.debug("%s: %s", self.info.worker_id, error)
+            if isinstance(error, grpc.aio.AioRpcError) and (why := handshake_failure(error)):
+                self._complain(WorkerLost(f"no TLS with {self.info.address}: {why}"))
+            elif isinstance(error, grpc.aio.AioRpcError) and error.code() in BROKEN:
+                self._complain(WorkerLost(f"{error.code().name}: {error.details()}"))
+            elif isinstance(error, grpc.aio.AioRpcError) and (reason := said(error)):
+                self._complain(reason)
+        except asyncio.CancelledError:
+            heed_cancel()  # ours; else a call was cancelled from elsewhere: a lost connection like any other
+            log.debug("%s: a call ended as cancelled", self.info.worker_id)
+        except Exception:  # a link that ended would never come back: its worker would be out of reach for good
+            log.exception("the link to %s failed; it is made anew", self.info.worker_id)
+        finally:
+            self._set(False)
+        return self._was_up
+
+    def _complain(self, error: BatonError) -> None:
+        """Once for each reason, however often it is tried again."""
+        if error.message != self._complaint:
+            log.warning("%s %s: %s", self.info.role, self.info.worker_id, error)
+        self._complaint = error.message
+
+    @abstractmethod
+    async def _hold(self) -> None:
+        """Connect, be up as long as the worker answers; returns or raises when it doesn't any more."""
+
+    async def _probe(self) -> None:
+        """Whether it makes progress: its engine answers between two steps. Raises WorkerLost.
+
+        A stopped or hung process keeps its connections; only an answer tells.
+        """
+        asked = stubs.WorkerStub(self._channel).Snapshot(w.SnapshotRequest(), timeout=self._stall_s)
+        try:
+            said_by = (await asked).incarnation
+            heed_cancel()
+        except grpc.aio.AioRpcError as error:
+            heed_cancel()
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                kind = WorkerStalled if silent else WorkerLost
+                raise kind(f"{self.info.worker_id} makes no progress: {error.code().name}") from None
+            return
+        if said_by and said_by != self.info.incarnation:
+            raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
+
+    async def set_role(self, role: str, grace_s: float) -> str:
+        """Ask it to play another role; the incarnation that it will have then. Raises what the worker raised."""
+        request = w.SetRoleRequest(role=role, grace_seconds=grace_s)
+        try:
+            reply = await stubs.WorkerStub(self._channel).SetRole(request, timeout=HELLO_TIMEOUT_S)
+            heed_cancel()
+        except grpc.aio.AioRpcError as error:
+            heed_cancel()
+            raise said(error) or from_rpc(error, self.info.worker_id) from None
+        return str(reply.incarnation)
+
+    async def _watch(self) -> None:
+        """Probe again and again; ends when one isn't answered."""
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            await self._probe()
+
+    def _set(self, up: bool) -> None:
+        if up != self.up:
+            log.info("%s %s is %s", self.info.role, self.info.worker_id, "up" if up else "down")
+            self.up = up
+            self._was_up |= up
+            self._changed()
+
+    def _check(self, seen: w.WorkerInfo) -> None:
+        if not version.runs_with(seen.protocol):
+            raise WorkerLost(version.refusal(seen.worker_id, seen.protocol, seen.version))
+        if seen.incarnation != self.info.incarnation:
+            raise WorkerLost(f"{self.info.address} is now another incarnation of {seen.worker_id}")
+
+
+class DecodeLink(Link):
+    """Holds the one Session with a decode worker."""
+
+    _session: Session | None = None
+
+    def admit(self, admit: w.Admit, sink: Sink, why: Callable[[], str]) -> Lease:
+        """Enter the result to place the request. Raises WorkerLost when the link is down."""
+        if self._session is None or not self.up:
+            raise WorkerLost(f"no connection to {self.info.worker_id}")
+        return Lease(self._session, admit, sink, why)
+
+    def move_away(self, error: BatonError) -> int:
+        """Give up what this router has there, with ``error``: it goes elsewhere. How much that was."""
+        return 0 if self._session is None else self._session.move_away(error)
+
+    async def _hold(self) -> None:
+        session, lost = Session(self.info.worker_id), WorkerLost(f"lost the connection to {self.info.worker_id}")
+        call = stubs.DecodeWorkerStub(self._channel).Session()
+        tasks = [asyncio.create_task(_write(call, session), name=f"session to {self.info.worker_id}")]
+        try:
+            session.send(w.SessionUp(hello=w.Hello(router_id=self._router_id, protocol=PROTOCOL)))
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                self._check((await _read(call)).welcome.worker)
+            await self._probe()
+            self._session = session
+            self._set(True)
+            tasks += [
+                asyncio.create_task(_read_all(call, session), name=f"session of {self.info.worker_id}"),
+                asyncio.create_task(self._watch(), name=f"link watch of {self.info.worker_id}"),
+            ]
+            done, _ = await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except WorkerStalled as stalled:
+            lost = stalled
+            raise
+        finally:
+            self._session = None
+            self._set(False)  # first: whoever lost a lease looks for another worker at once
+            session.lose(lost)
+            for task in tasks:
+                task.cancel()
+            call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read_all(call: Any, session: Session) -> None:
+    while True:
+        session.receive(await _read(call))
+
+
+async def _read(call: Any) -> w.SessionDown:
+    down = await call.read()
+    heed_cancel()
+    if down is grpc.aio.EOF:
+        raise WorkerLost("the worker closed the session")
+    return down
+
+
+async def _write(call: Any, session: Session) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        while True:
+            await call.write(await session.outbox.get())
+            heed_cancel()
+
+
+class PrefillLink(Link):
+    """Watches the channel to a prefill worker, and calls it."""
+
+    def __init__(self, *parts: Any, **fields: Any) -> None:
+        super().__init__(*parts, **fields)
+        self._calls: set[Any] = set()
+        self._stalled = False  # why its calls were cancelled
+
+    async def prefill(self, request: w.PrefillRequest, timeout_s: float | None) -> w.PrefillResponse:
+        """Returns when every block was acknowledged. Cancelling the caller cancels the call.
+
+        Raises what the worker raised, WorkerLost, or DeadlineExceeded.
+        """
+        call = stubs.PrefillWorkerStub(self._channel).Prefill(request, timeout=timeout_s)
+        self._calls.add(call)
+        try:
+            response = await call
+            heed_cancel()
+            return response
+        except asyncio.CancelledError:
+            heed_cancel()
+            kind = WorkerStalled if self._stalled else WorkerLost
+            raise kind(f"{self.info.worker_id} makes no progress") from None  # _give_up cancelled the call
+        except grpc.aio.AioRpcError as error:
+            heed_cancel()
+            reason = said(error)
+            if reason is None and error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._doubt()
+            if isinstance(reason, Cancelled):
+                reason = WorkerLost(f"{self.info.worker_id} cancelled the prefill by itself: {reason}")
+            raise reason or from_rpc(error, self.info.worker_id) from None
+        finally:
+            self._calls.discard(call)
+
+    def _doubt(self) -> None:
+        """A call broke: the worker is down until it describes itself again; sooner than the channel tells."""
+        self._set(False)
+        self._doubts.set()
+
+    async def _hold(self) -> None:
+        described = stubs.WorkerStub(self._channel).Describe(
+            w.DescribeRequest(), timeout=HELLO_TIMEOUT_S, wait_for_ready=False
+        )
+        seen = await described
+        heed_cancel()
+        self._check(seen)
+        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            return
+        await self._probe()
+        self._doubts.clear()
+        self._set(True)
+        watch = asyncio.create_task(self._watch(), name=f"link watch of {self.info.worker_id}")
+        waits: list[asyncio.Task[Any]] = [
+            asyncio.create_task(self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)),
+            asyncio.create_task(self._doubts.wait()),
+            watch,
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                self._stalled = isinstance(watch.exception(), WorkerStalled)
+                self._give_up()
+                watch.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _give_up(self) -> None:
+        """It makes no progress: down first, so that its calls are placed elsewhere."""
+        self._set(False)
+        for call in list(self._calls):
+            call.cancel()

@@ -1,0 +1,140 @@
+"""One /metrics, and one live state, for all router processes: whichever is asked asks the others, and adds up.
+
+Knows nothing of what a metric means, but that workers which each process can reach are the same workers. A process
+is asked on its unix socket by one line: the Accept header of a scrape, or LIVE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from baton.router.observe.live import LiveState
+
+WAIT_S = 1.0
+LINE_BYTES = 4096
+LIVE = "live"
+EOF = "# EOF"
+# Families that every process sees whole: the largest counts.
+NOT_ADDED = {
+    "baton_workers",
+    "baton_workers_price_dollars_per_hour",
+    "baton_router_certificate_expiry_timestamp_seconds",
+}
+
+
+class SharedMetrics:
+    """What process ``index`` of ``count`` knows, reachable for the others on a socket in ``folder``."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        folder: Path,
+        index: int,
+        count: int,
+        live: Callable[[], LiveState] | None = None,
+    ) -> None:
+        self._registry, self._folder, self._index, self._count = registry, folder, index, count
+        self.live = live
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer the other processes while the block runs."""
+        path = self._path(self._index)
+        path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._answer, path, limit=LINE_BYTES)
+        try:
+            yield
+        finally:
+            server.close()
+            path.unlink(missing_ok=True)
+
+    async def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Of all processes, and its media type; one that doesn't answer is left out."""
+        encode, media_type = choose_encoder(accept)
+        accept = accept.replace("\n", " ")[: LINE_BYTES // 2]
+        texts = [encode(self._registry), *await self._ask_others(accept)]
+        return merged([text.decode() for text in texts if text]).encode(), media_type
+
+    async def others(self) -> Sequence[LiveState]:
+        """The live states of the other processes that answer."""
+        return [msgspec.json.decode(found, type=LiveState) for found in await self._ask_others(LIVE) if found]
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            asked = (await reader.readline()).decode(errors="replace").strip()
+            writer.write(self._said(asked))
+            await writer.drain()
+        except (OSError, ValueError):
+            return  # whoever asked is gone
+        finally:
+            writer.close()
+
+    def _said(self, asked: str) -> bytes:
+        if asked == LIVE:
+            return msgspec.json.encode(self.live()) if self.live is not None else b""
+        encode, _ = choose_encoder(asked)
+        return encode(self._registry)
+
+    async def _ask_others(self, what: str) -> list[bytes]:
+        return await asyncio.gather(*(self._ask(i, what) for i in range(self._count) if i != self._index))
+
+    async def _ask(self, index: int, what: str) -> bytes:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                reader, writer = await asyncio.open_unix_connection(self._path(index))
+                writer.write(what.encode() + b"\n")
+                found = await reader.read(-1)
+                writer.close()
+        except (TimeoutError, OSError):
+            return b""
+        return found
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"router-{index}.sock"
+
+
+def merged(texts: Iterable[str]) -> str:
+    """Expositions added up, sample by sample; of exemplars, any of those that there are."""
+    headers: dict[str, list[str]] = {}
+    samples: dict[str, dict[str, float]] = {}
+    exemplars: dict[str, str] = {}
+    ends = False
+    for text in texts:
+        family = ""
+        for line in text.splitlines():
+            if line == EOF:
+                ends = True
+            elif line.startswith("# "):
+                family = line.split(" ", 3)[2]
+                known = headers.setdefault(family, [])
+                if line not in known:
+                    known.append(line)
+            elif line:
+                sample, _, exemplar = line.partition(" # ")
+                key, _, value = sample.rpartition(" ")
+                held = samples.setdefault(family, {})
+                held[key] = _joined(family, key, held.get(key), float(value))
+                if exemplar:
+                    exemplars[key] = f" # {exemplar}"
+    shown = "".join(_family(headers[f], samples.get(f, {}), exemplars) for f in headers)
+    return shown + f"{EOF}\n" if ends else shown
+
+
+def _joined(family: str, key: str, before: float | None, value: float) -> float:
+    if before is None:
+        return value
+    if key.partition("{")[0].endswith("_created"):
+        return min(before, value)
+    return max(before, value) if family in NOT_ADDED else before + value
+
+
+def _family(header: list[str], samples: dict[str, float], exemplars: dict[str, str]) -> str:
+    lines = (f"{key} {value!r}{exemplars.get(key, '')}" for key, value in samples.items())
+    return "\n".join([*header, *lines]) + "\n"

@@ -1,0 +1,95 @@
+"""A worker's exchange of cached blocks: what it gives others, what it takes from them and from its lower tiers.
+
+Composed here for either role; knows nothing of prompts, answers or servers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton.kv.exchange.fetch import BlockFetcher
+from baton.kv.exchange.filling import Filler, FillReport
+from baton.kv.exchange.source import BlockSource
+from baton.kv.exchange.warming import Warmer
+from baton.kv.tiers.stack import Tier
+from baton.process.security import identity_of
+from baton.protos import channel as ch
+from baton.protos.errors import WorkerLost
+from baton.protos.nouns import WorkerInfo
+from baton.tls.rpc import Dialer
+from baton.worker.engine_process import EngineProcess
+from baton.worker.lower_tiers import WorkerTiers
+from baton.worker.spec import WorkerSpec
+
+Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]
+
+
+class WorkerBlocks:
+    """``source`` answers Fetch; ``warmer`` brings blocks here; the index hears what is held in all."""
+
+    def __init__(
+        self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo, observe: Callable[[FillReport], None]
+    ) -> None:
+        send, memory = engine.channel.send, engine.memory
+        self._tiers = WorkerTiers(spec, engine, info) if spec.has_tiers else None
+        self._publish: Publish = lambda added, removed: None
+        self._filler = Filler(send, memory, time.monotonic)
+        self._fetcher = BlockFetcher(info.model_id, info.layout, Dialer(identity_of(spec.tls)))
+        self.warmer = Warmer(
+            self._filler,
+            self._fetcher,
+            info.fingerprint,
+            info.layout.fidelity,
+            observe,
+            self._tiers.tiers if self._tiers else None,
+            self._tiers.holdings if self._tiers else None,
+            info.layout.block_tokens,
+        )
+        self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
+
+    def plays(self, role: str) -> None:
+        """The worker's role from now on."""
+        if self._tiers is not None:
+            self._tiers.plays(role)
+
+    def announce_to(self, publish: Publish) -> None:
+        """Tell the index of every change from now on, and of what a disk tier still holds."""
+        self._publish = publish
+        if self._tiers is not None:
+            self._tiers.holdings.announce_to(publish)
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """The lower tiers, for their figures."""
+        return self._tiers.tiers.tiers if self._tiers else ()
+
+    def take(self, message: msgspec.Struct) -> bool:
+        """Act on one message of the engine, if it is for us."""
+        if isinstance(message, ch.Pinned):
+            self.source.take(message)
+        elif isinstance(message, ch.Filling):
+            self._filler.take(message)
+        elif isinstance(message, ch.CacheChanged):
+            changed = self._tiers.holdings.changed if self._tiers else self._publish
+            changed(message.added, message.removed)
+        else:
+            return self._tiers is not None and self._tiers.take(message)
+        return True
+
+    def running(self, sequences: int) -> None:
+        """How many sequences the engine works on."""
+        if self._tiers is not None:
+            self._tiers.running(sequences)
+
+    def lost(self, error: WorkerLost) -> None:
+        """The engine is gone."""
+        self.source.lost(error)
+        self._filler.lost(error)
+
+    async def close(self) -> None:
+        """Close every connection and tier."""
+        await self._fetcher.close()
+        if self._tiers is not None:
+            await self._tiers.close()

@@ -1,0 +1,214 @@
+"""What every worker answers whatever its role: Describe, Drain, Snapshot, Fetch, SetRole.
+
+Knows nothing of prompts or answers; a role's service is anything that counts and cancels its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from baton.cluster.roles import ROLES
+from baton.kv.exchange.source import BlockSource
+from baton.protos import channel as ch
+from baton.protos import convert
+from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
+from baton.protos.nouns import PoolSnapshot, WorkerInfo
+from baton.protos.rpc import abort
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+
+LOOK_EVERY_S = 0.02
+AWAY_S = 0.05  # in which routers hear that their requests go elsewhere
+MAX_GRACE_S = 600.0
+
+
+class RoleService(Protocol):
+    """DecodeService or PrefillService."""
+
+    finished: int
+
+    @property
+    def active(self) -> int:
+        """Requests that have not ended."""
+
+    def take(self, message: Any) -> None:
+        """Act on an engine's message."""
+
+    def cancel_all(self, reason: str) -> int:
+        """End what runs; how many that were."""
+
+    def send_away(self, error: BatonError) -> int:
+        """Tell routers of what loses nothing by going on elsewhere; how many that were."""
+
+    def hang_up(self) -> None:
+        """Nothing follows what is queued for routers."""
+
+    def lost(self, error: BatonError) -> None:
+        """The engine is gone."""
+
+
+class RoleAsk(msgspec.Struct, frozen=True):
+    """Somebody wants this worker to play ``role``, and to be known as ``incarnation`` then."""
+
+    role: str
+    grace_s: float
+    incarnation: str
+
+
+class WorkerControl:
+    """The worker's own state, in its I/O process.
+
+    ``announce(info, role)`` makes it known that this worker drains, and remembers what it is to become; False
+    when nobody can be told.
+    """
+
+    def __init__(self, info: WorkerInfo, send: Callable[[msgspec.Struct], None], service: RoleService):
+        self.info = info
+        self._send = send
+        self._service = service
+        self._tickets = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[PoolSnapshot]] = {}
+        self._role_asked: asyncio.Future[RoleAsk] = asyncio.get_running_loop().create_future()
+        self._confirmed = asyncio.Event()
+        self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
+
+    async def snapshot(self) -> PoolSnapshot:
+        """The pool, counted by the engine between two steps. Raises WorkerLost when it dies meanwhile."""
+        ticket = next(self._tickets)
+        self._asked[ticket] = answer = asyncio.get_running_loop().create_future()
+        self._send(ch.AskSnapshot(ticket))
+        try:
+            return msgspec.structs.replace(await answer, incarnation=self.info.incarnation)
+        finally:
+            del self._asked[ticket]
+
+    def answered(self, message: ch.SnapshotIs) -> None:
+        """The engine counted."""
+        answer = self._asked.get(message.ticket)
+        if answer is not None and not answer.done():
+            answer.set_result(message.snapshot)
+
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Take nothing new; requests that finished within ``grace_s``, and those that had to be cancelled."""
+        before = self._service.finished
+        self.info = msgspec.structs.replace(self.info, state="draining")
+        self._send(ch.Drain())
+        await self._idle_within(grace_s)
+        cancelled = self._service.cancel_all("draining")
+        if cancelled:
+            await self._idle_within(1.0)
+        return self._service.finished - before, cancelled
+
+    async def set_role(self, role: str, grace_s: float) -> str:
+        """Begin to change; the incarnation under which ``role`` will be served.
+
+        Raises InvalidRequest, Draining, Unavailable.
+        """
+        if role not in ROLES:
+            raise InvalidRequest(f"role {role!r}: a worker is one of {', '.join(ROLES)}", "role")
+        if not 0 <= grace_s <= MAX_GRACE_S or math.isnan(grace_s):
+            raise InvalidRequest(f"grace_seconds {grace_s}: give 0 to {MAX_GRACE_S:g}", "grace_seconds")
+        if self._role_asked.done():
+            return self._pending(role)
+        if role == self.info.role:
+            return self.info.incarnation
+        if self.info.state != "ready":
+            raise Draining(f"{self.info.worker_id} is {self.info.state}; ask when it is ready")
+        ask = RoleAsk(role, grace_s, secrets.token_hex(8))
+        before, self.info = self.info, msgspec.structs.replace(self.info, state="draining")
+        self._role_asked.set_result(ask)
+        if self.announce is not None and not await self.announce(self.info, role):
+            self.info, self._role_asked = before, asyncio.get_running_loop().create_future()
+            raise Unavailable("Redis is away: routers wouldn't hear of the new role; try again", retry_after_s=1.0)
+        self._confirmed.set()
+        return ask.incarnation
+
+    async def role_asked(self) -> RoleAsk:
+        """Once somebody asked, and routers were told."""
+        await self._confirmed.wait()
+        return self._role_asked.result()
+
+    async def leave_role(self, ask: RoleAsk) -> None:
+        """Let every request go: answers move at once, prompts are read to their end within the grace."""
+        self._send(ch.Drain())
+        away = Draining(f"{self.info.worker_id} becomes a {ask.role} worker; go on elsewhere")
+        if self._service.send_away(away):
+            await asyncio.sleep(AWAY_S)
+            self._service.cancel_all("it changes its role")
+        await self._idle_within(ask.grace_s)
+        if self._service.cancel_all("it changes its role"):
+            await self._idle_within(1.0)
+        self._service.hang_up()
+
+    def _pending(self, role: str) -> str:
+        ask = self._role_asked.result()
+        if ask.role != role:
+            raise Draining(f"{self.info.worker_id} is becoming a {ask.role} worker; ask again when it is")
+        return ask.incarnation
+
+    def lost(self, error: WorkerLost) -> None:
+        """The engine is gone."""
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    async def _idle_within(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._service.active and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+class WorkerShell(stubs.WorkerServicer):
+    """gRPC around WorkerControl and the blocks that others may fetch."""
+
+    def __init__(self, control: WorkerControl, source: BlockSource):
+        self._control = control
+        self._source = source
+
+    async def Describe(self, request: w.DescribeRequest, context: Any) -> w.WorkerInfo:
+        """At once, whatever the engine does."""
+        return convert.info_to_pb(self._control.info)
+
+    async def Snapshot(self, request: w.SnapshotRequest, context: Any) -> w.PoolSnapshot:
+        """Counted after the step in flight."""
+        try:
+            return convert.snapshot_to_pb(await self._control.snapshot())
+        except BatonError as error:
+            await abort(context, error)
+
+    async def Drain(self, request: w.DrainRequest, context: Any) -> w.DrainResponse:
+        """Returns when nothing runs any more."""
+        finished, cancelled = await self._control.drain(request.grace_seconds)
+        return w.DrainResponse(finished=finished, cancelled=cancelled)
+
+    async def SetRole(self, request: w.SetRoleRequest, context: Any) -> w.SetRoleResponse:
+        """Answered as soon as the change has begun: this server goes with the role."""
+        try:
+            incarnation = await self._control.set_role(request.role, request.grace_seconds)
+        except BatonError as error:
+            await abort(context, error)
+        return w.SetRoleResponse(incarnation=incarnation)
+
+    async def Fetch(self, request: w.FetchRequest, context: Any) -> AsyncIterator[w.FetchedBlock]:
+        """The leading blocks that are cached here."""
+        layout = convert.layout_from_pb(request.layout)
+        try:
+            async with aclosing(self._source.fetch(request.model_id, tuple(request.hashes), layout)) as pages:
+                async for page in pages:
+                    yield w.FetchedBlock(
+                        hash=page.hash,
+                        checksum=page.checksum,
+                        data=page.data,
+                        shard_rank=layout.shard_rank,
+                        shard_count=layout.shard_count,
+                    )
+        except BatonError as error:
+            await abort(context, error)

@@ -1,0 +1,209 @@
+"""The engine process: load the model, make the pages, run the loop. No asyncio, no gRPC.
+
+Knows nothing of routers or handoffs; everything it hears and says goes over one socket to its parent, and it
+ends with its parent (PR_SET_PDEATHSIG, and end of stream on the socket).
+
+    fd of the pages, EngineReady -> loop            or EngineFailed -> exit 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.checkpoints.hub import locate
+from baton.engine.grammar.running import GRACE_S, Grammars
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner, mirror_of
+from baton.engine.step_loop import Channel, StepLoop
+from baton.engine.wide_pages import widened
+from baton.kv.layout.bridge import with_codec
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PagePool
+from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.process.heap import settle_heap
+from baton.protos.channel import EngineFailed, EngineReady
+from baton.protos.errors import ConfigError, to_info
+from baton.protos.nouns import BLOCK_TOKENS
+from baton.worker.channel import EngineChannel
+from baton.worker.spec import WorkerSpec, load_spec
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Exit status 0 when told to leave, 1 when the engine couldn't start."""
+    parser = argparse.ArgumentParser(prog="baton.worker.engine_main")
+    parser.add_argument("--spec", required=True, help="WorkerSpec as JSON")
+    parser.add_argument("--fd", type=int, required=True, help="the inherited end of the socket pair")
+    parser.add_argument("--parent", type=int, required=True, help="pid of the I/O process")
+    args = parser.parse_args()
+    die_with_parent(args.parent)
+    os.set_inheritable(args.fd, False)  # a compiler that outlives us must not keep the channel open
+    channel = EngineChannel(socket.socket(fileno=args.fd))
+    try:
+        spec = load_spec(args.spec)
+        logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} engine %(message)s")
+        loop = build(spec, channel)
+    except Exception as error:
+        channel.send(EngineFailed(to_info(error)))
+        return _leave(channel, 1)
+    settle_heap()
+    loop.run()
+    while loop.next_role:
+        loop = successor(spec, loop)
+        loop.run()
+    return _leave(channel, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """No engine outlives its I/O process; a terminal's Ctrl-C is the I/O process's to act on."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the I/O process is gone already")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
+    """Load, allocate, announce. Raises CheckpointError, ConfigError."""
+    runner, profile_pages = make_runner(spec)
+    runner = widened(runner, spec.block_tokens)
+    profile_pages = profile_pages * BLOCK_TOKENS // spec.block_tokens  # a profile counts pages of 16
+    layout = with_codec(runner.spec.layout, spec.kv_codec)
+    runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
+    page_bytes = runner.spec.layout.page_bytes
+    pages = spec.pages or profile_pages or spec.kv_memory_bytes // page_bytes
+    if pages < 1:
+        text = f"{spec.kv_memory_bytes} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
+        raise ConfigError(text, "worker.kv_memory_bytes")
+    memory = PageMemory.create(pages, page_bytes)
+    runner.bind(memory.view(), pages)
+    channel.send_fd(memory.fd)
+    model, mirror = runner.spec, mirror_of(runner)
+    channel.send(
+        EngineReady(
+            model.layout,
+            model.fingerprint,
+            model.max_model_len,
+            model.vocab_size,
+            model.eos_token_ids,
+            pages,
+            spec.max_batch,
+            runner.work,
+            None if mirror is None else mirror.shared,
+        )
+    )
+    pool = PagePool(pages, model.layout.block_tokens)
+    pool.idle = {} if spec.has_tiers else None
+    grammars = Grammars(model, tokenizer_of(spec), GRACE_S)
+    grammars.warm()
+    return make_loop(spec, runner, pool, channel, grammars, memory.view())
+
+
+def successor(spec: WorkerSpec, loop: StepLoop) -> StepLoop:
+    """The loop of the role that ``loop`` was told to leave to: same runner, same pages, same cached blocks."""
+    told = msgspec.structs.replace(spec, role=loop.next_role)
+    after = make_loop(told, loop.runner, loop.pool, loop.channel, loop.grammars, loop.memory)
+    after.succeed(loop)
+    return after
+
+
+def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
+    """The paced engine or a real one, and the pages that its profile asks for (0: none)."""
+    if spec.paced_profile:
+        return make_paced(spec)
+    config = EngineConfig(
+        model=spec.model,
+        dtype=spec.dtype,  # type: ignore[arg-type]  # load_runner checks it
+        device=spec.device,  # type: ignore[arg-type]
+        max_model_len=spec.max_model_len or None,
+        threads=spec.threads or None,
+        kv_cache_dtype=spec.kv_cache_dtype,  # type: ignore[arg-type]
+        quantization=spec.quantization,  # type: ignore[arg-type]
+        cache_dir=spec.cache_dir,
+        cuda_step=spec.cuda_step,  # type: ignore[arg-type]
+    )
+    return load_runner(config), 0
+
+
+def make_paced(spec: WorkerSpec) -> tuple[Runner, int]:
+    """A runner that takes its time from a profile."""
+    from baton.cost.curves import step_seconds
+    from baton.cost.profiles import load_profile
+    from baton.engine.backends.paced.runner import PacedRunner
+
+    profile = load_profile(spec.paced_profile)
+    runner = PacedRunner(
+        name=spec.paced_profile,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        vocab_size=profile.vocab_size,
+        max_model_len=spec.max_model_len or profile.max_model_len,
+        step_seconds=lambda sample: step_seconds(profile.step, sample),
+        work=profile.work,
+    )
+    return runner, profile.pages
+
+
+def tokenizer_of(spec: WorkerSpec) -> Path | None:
+    """The model's tokenizer.json; None where it has none, as a paced engine."""
+    path = None if spec.paced_profile else locate(spec.model) / "tokenizer.json"
+    return path if path is not None and path.is_file() else None
+
+
+def make_loop(
+    spec: WorkerSpec,
+    runner: Runner,
+    pool: PagePool,
+    channel: Channel,
+    grammars: Grammars | None = None,
+    memory: memoryview | None = None,
+) -> StepLoop:
+    """The role's loop; ``memory`` is the pages', which only a decode worker's loop touches itself."""
+    if spec.role == "prefill":
+        return PrefillLoop(
+            runner,
+            pool,
+            channel,
+            time.monotonic,
+            chunk_tokens=spec.prefill_chunk_tokens,
+            max_batch=spec.max_batch,
+            grammars=grammars,
+            memory=memory,
+        )
+    return DecodeLoop(
+        runner,
+        pool,
+        channel,
+        time.monotonic,
+        entropy=os.urandom,  # never seeded: a lease of an earlier incarnation must not be valid again
+        max_batch=spec.max_batch,
+        chunk_tokens=spec.prefill_chunk_tokens,
+        ttl_s=spec.lease_ttl_s,
+        itl_target_s=spec.itl_target_s,
+        grammars=grammars,
+        memory=memory,
+    )
+
+
+def _leave(channel: EngineChannel, status: int) -> int:
+    """Let the last words out: the I/O process reads them and closes its end, or a second passes."""
+    with suppress(EOFError):
+        channel.poll(1.0)
+    channel.close()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The engine process as its I/O process sees it: started, listened to, ended.
+
+Knows nothing of what the messages mean beyond the first two.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import msgspec
+
+from baton.kv.memory.device_pages import opened_or_none
+from baton.kv.memory.host_pages import PageMemory
+from baton.process.endings import Memory, ending_of
+from baton.process.processes import die_with_parent
+from baton.protos.channel import EngineFailed, EngineReady, Shutdown
+from baton.protos.errors import StartupError, from_info
+from baton.worker.channel import IoChannel
+from baton.worker.spec import WorkerSpec, dump_spec
+
+FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a card; a context there costs memory
+
+
+class EngineProcess:
+    """A running engine. Start it from the main thread: it dies with the thread that started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: IoChannel, wants_card: bool = True):
+        self.process = process
+        self.channel = channel
+        self._wants_card = wants_card
+        self._memory = Memory()
+        self.memory: PageMemory
+        self.ready: EngineReady
+
+    @classmethod
+    def spawn(cls, spec: WorkerSpec, ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        """The child, with its end of the socket pair. It is not told where Redis is: command lines are public."""
+        fd, told = theirs.fileno(), msgspec.structs.replace(spec, redis_url="")
+        command = [sys.executable, "-m", "baton.worker.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
+        command += ["--parent", str(os.getpid())]
+        # A session of its own: autogroup scheduling then shares the cores between engine and I/O. The kernel learns
+        # whom it dies with before anything is imported: an orphan would compete with its starting successor.
+        return subprocess.Popen(
+            command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGKILL),
+        )  # fmt: skip
+
+    @classmethod
+    async def start(cls, spec: WorkerSpec) -> EngineProcess:
+        """Wait for the model to be loaded. Raises the engine's own StartupError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = cls.spawn(spec, ours, theirs)
+        engine = cls(process, await IoChannel.open(ours), spec.kv_transport in FROM_CARD)
+        try:
+            await engine._await_ready()
+        except BaseException:
+            engine.kill()
+            raise
+        return engine
+
+    async def _await_ready(self) -> None:
+        try:
+            fd = await self.channel.receive_fd()
+            message = await self.channel.receive()
+        except EOFError:
+            raise StartupError(f"the engine process died at start ({self.obituary()}); see its log") from None
+        if isinstance(message, EngineFailed):
+            raise from_info(message.error)
+        assert fd is not None, "an engine sends its pages before anything else"
+        assert isinstance(message, EngineReady), "an engine's first message is EngineReady or EngineFailed"
+        self.ready = message
+        self.memory = PageMemory.attach(fd, message.pages, message.layout.page_bytes)
+        if message.device_pages is not None and self._wants_card:
+            self.memory.device = opened_or_none(message.device_pages, self.memory.view())
+
+    def obituary(self) -> str:
+        """How it ended, waiting a moment for the kernel to say."""
+        try:
+            code = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "its channel closed"
+        return ending_of(code, self._memory).detail
+
+    def leave(self, patience_s: float = 1.0) -> None:
+        """Ask it to go, then make it."""
+        self.channel.send(Shutdown())
+        self.channel.close()
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it now."""
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()

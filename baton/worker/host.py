@@ -1,0 +1,309 @@
+"""A worker's I/O process: start the engine, serve its role over gRPC, be a member, leave in order. No torch.
+
+A life has one engine and one role after another: a change of role ends the service, the server and the membership
+of the old one and begins those of the new one, around the same engine process, weights and pages.
+
+Knows nothing of Ray. It holds its slot's lock for as long as it lives, and ends with non-zero status as soon as
+its engine is gone: a worker is two processes that live and die together.
+
+    python -m baton.worker.host --spec FILE_OR_JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import msgspec
+import uvloop
+
+from baton.cluster.membership import Member
+from baton.cluster.telemetry import setup_tracing
+from baton.engine.backends.cuda.gpu import settled
+from baton.kv.exchange.filling import FillReport
+from baton.kv.memory import copying
+from baton.process.heap import settle_heap
+from baton.process.liveness import alive_file, beat
+from baton.process.loop_watch import watching
+from baton.process.security import identity_of
+from baton.process.time_limit import end_unless_turning, end_with, end_within
+from baton.protos.channel import EngineReady, SetRole
+from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
+from baton.protos.nouns import WorkerInfo, of_this_build
+from baton.worker.block_exchange import WorkerBlocks
+from baton.worker.control import RoleAsk
+from baton.worker.engine_process import EngineProcess
+from baton.worker.membership import join, present_role
+from baton.worker.report import WorkerReport
+from baton.worker.server import Shown, Worker, serve_grpc, serve_metrics
+from baton.worker.slot_guard import SlotGuard
+from baton.worker.slots import Slot, SlotRecord
+from baton.worker.spec import WorkerSpec, load_spec
+
+T = TypeVar("T")
+log = logging.getLogger("baton.worker")
+
+EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
+STOP_GRACE_S = 0.3
+HANG_UP_S = 1.0  # for what is queued for routers as a role ends; normally it takes milliseconds
+CHANGE_S = 5.0  # an engine that has nothing to do plays another role sooner than that
+# What takes longer hangs, and is ended so that the slot comes free: opening what a role serves; leaving, beyond its
+# drain; leaving without an engine, when there is little to put in order. So is an event loop that stands still.
+OPEN_S, LEAVE_S, LOST_S, HUNG_S = 15.0, 8.0, 3.0, 60.0
+
+
+def main() -> int:
+    """Parse, take the slot, run; the exit status says how it ended."""
+    parser = argparse.ArgumentParser(prog="baton.worker.host")
+    parser.add_argument("--spec", required=True, help="WorkerSpec: JSON, or a file that holds it")
+    try:
+        spec = load_spec(parser.parse_args().spec)
+    except StartupError as error:
+        print(error.message, file=sys.stderr)
+        return EXIT_STARTUP
+    return run(spec)
+
+
+def run(spec: WorkerSpec) -> int:
+    """The worker of ``spec``, from start to exit status, in this process."""
+    logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s")
+    spec = msgspec.structs.replace(spec, device=settled(spec.device))
+    slot = Slot(spec.slot_dir, spec.slot)
+    if not slot.acquire():
+        log.error("slot %s is held by process %s", spec.slot, slot.holder())
+        return EXIT_TAKEN
+    return uvloop.run(Host(spec, slot, settle_heap).run())
+
+
+class Host:
+    """One life of a worker. ``prepared`` is called when all is there but its first role."""
+
+    def __init__(self, spec: WorkerSpec, slot: Slot, prepared: Callable[[], None] = lambda: None):
+        self.spec = spec
+        self.slot = slot
+        self.prepared = prepared
+        self.record = SlotRecord(spec.slot, os.getpid(), incarnation=secrets.token_hex(8))
+        self.stop: asyncio.Event = asyncio.Event()
+
+    async def run(self) -> int:
+        """From start to exit status."""
+        watch_signals(self.stop)
+        watch_owner(self.spec.owner_pid, self.stop)
+        self.spec = msgspec.structs.replace(self.spec, role=await present_role(self.spec, self.slot.read()))
+        self._say(state="starting", role=self.spec.role)
+        try:
+            identity_of(self.spec.tls)  # what is wrong with it is said before a model is loaded
+            self._guard = SlotGuard(self.spec, self.stop, self._say_waiting)
+            async with self._guard as mine:
+                engine = await self._unless_stopped(EngineProcess.start(self.spec)) if mine else None
+                return 0 if engine is None else await self._with(engine)
+        except StartupError as error:
+            log.error("%s", error.message)
+            self._say(state="failed", error=to_info(error))
+            return EXIT_STARTUP
+
+    def _say_waiting(self, place: str) -> None:
+        waits = Unavailable(f"{self.spec.slot} is served from {place}; waiting until it is not")
+        self._say(state="starting", error=to_info(waits))
+
+    async def _with(self, engine: EngineProcess) -> int:
+        shutdown_tracing = setup_tracing("baton-" + self.spec.role, self.spec.otlp_endpoint, self.spec.slot)
+        try:
+            return await self._serve(engine)
+        finally:
+            end_within(LEAVE_S)  # also after an error, with servers and tasks still up
+            engine.leave()
+            await asyncio.to_thread(shutdown_tracing)
+
+    async def _serve(self, engine: EngineProcess) -> int:
+        async with AsyncExitStack() as stack:
+            kept = Kept(self.spec, engine, describe(self.spec, engine.ready, self.record.incarnation))
+            stack.push_async_callback(kept.blocks.close)
+            self._say(engine_pid=engine.process.pid, metrics_address=serve_metrics(self.spec, kept.shown, stack))
+            await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
+            log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
+            self.prepared()
+            stack.enter_context(watching(self.spec.loop_stall_s))
+            while (status := await self._play(engine, kept)) is None:
+                self.spec = msgspec.structs.replace(self.spec, role=kept.ask.role)
+                self._say(incarnation=kept.ask.incarnation)
+        return status
+
+    async def _play(self, engine: EngineProcess, kept: Kept) -> int | None:
+        """One role, from ready to gone; the exit status, or None when ``kept.ask`` says what comes next."""
+        info = self._info(engine.ready)
+        report = kept.reports(info)
+        end_within(OPEN_S)
+        async with AsyncExitStack() as stack:
+            worker = Worker(self.spec, engine, report, info, kept.blocks, kept.keys)
+            server = await serve_grpc(self.spec, worker, stack)
+            member = await join(self.spec, worker, report, stack, kept.held)
+            info = worker.control.info
+            self._say(state="ready", role=info.role, address=info.address, error=None)
+            log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
+            listening = asyncio.create_task(worker.listen(), name="engine")
+            alive = alive_file(self.spec.slot_dir, self.spec.slot)
+            beating = asyncio.create_task(beat(worker.health, alive), name="alive")
+            status = await self._until_over(worker, engine, member, kept, listening)
+            await server.stop(HANG_UP_S if status is None else STOP_GRACE_S)
+            listening.cancel()
+            beating.cancel()
+            kept.held = member.index.held if member is not None else ()
+        return status
+
+    async def _until_over(
+        self,
+        worker: Worker,
+        engine: EngineProcess,
+        member: Member | None,
+        kept: Kept,
+        listening: asyncio.Task[None],
+    ) -> int | None:
+        changing = asyncio.create_task(self._change(worker, engine, kept), name="role")
+        stopped = asyncio.create_task(self.stop.wait())
+        turning = asyncio.create_task(end_unless_turning(HUNG_S))
+        watching = asyncio.create_task(self._watch(worker, engine), name="engine watch")
+        await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (changing, stopped, turning, watching):
+            task.cancel()
+        if worker.next_role:
+            end_within(LEAVE_S)
+            return None
+        end_within(LOST_S if worker.engine_lost else LEAVE_S + self.spec.drain_grace_s)
+        if not worker.engine_lost:
+            await worker.leave(self.spec.drain_grace_s, member)
+            if member is not None:
+                await member.depart(*self._leaving())
+            return 0
+        error = WorkerLost(f"the engine of {self.spec.slot} died ({engine.obituary()})")
+        log.error("%s", error.message)
+        worker.lost(error)
+        if member is not None:
+            await member.depart("engine", error.message)
+        return EXIT_ENGINE_LOST
+
+    def _leaving(self) -> tuple[str, str]:
+        """Why an orderly end was asked for."""
+        if self._guard.lost:
+            return "slot_lost", "another node serves its slot now"
+        return "drained", "told to stop; it drained"
+
+    async def _watch(self, worker: Worker, engine: EngineProcess) -> None:
+        """End an engine that gets on no more: whoever starts the worker again gives it a new one."""
+        await worker.stuck(self.spec.stall_s)
+        log.error("the engine of %s gave no answer for %g s: it is ended", self.spec.slot, 2 * self.spec.stall_s)
+        engine.process.kill()
+
+    async def _change(self, worker: Worker, engine: EngineProcess, kept: Kept) -> None:
+        """When asked to, let go of every request and tell the engine; ``listen`` hears that it is done.
+
+        An engine that doesn't get there is ended: whoever starts it again gets the new role that way.
+        """
+        kept.ask = await worker.control.role_asked()
+        log.info("%s becomes a %s worker", self.spec.slot, kept.ask.role)
+        try:
+            await worker.control.leave_role(kept.ask)
+            engine.channel.send(SetRole(kept.ask.role))
+            await asyncio.sleep(CHANGE_S)
+        except Exception:
+            log.exception("the change of role failed")
+        log.error("the engine did not become a %s worker within %g s: it is ended", kept.ask.role, CHANGE_S)
+        engine.process.kill()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of ``work``, or None when we are told to stop first."""
+        task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+    def _info(self, ready: EngineReady) -> WorkerInfo:
+        info = describe(self.spec, ready, self.record.incarnation)
+        return msgspec.structs.replace(info, metrics_address=self.record.metrics_address)
+
+    def _say(self, **fields: object) -> None:
+        self.record = msgspec.structs.replace(self.record, **fields)
+        self.slot.write(self.record)
+
+
+class Kept:
+    """What outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine's speed."""
+
+    ask: RoleAsk
+
+    def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
+        self.keys = itertools.count(1)
+        self.blocks = WorkerBlocks(spec, engine, info, self._fetched)
+        self.held: tuple[bytes, ...] = ()
+        self._report = WorkerReport(info, spec=spec, work=engine.ready.work)
+        self.shown = Shown(self._report.registry)
+
+    def reports(self, info: WorkerInfo) -> WorkerReport:
+        """The report of the role that begins."""
+        self._report = WorkerReport(info, self._report)
+        self.shown.registry = self._report.registry
+        return self._report
+
+    def _fetched(self, report: FillReport) -> None:
+        self._report.fetched(report)
+
+
+def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
+    """Who this worker is, but for its addresses."""
+    info = WorkerInfo(
+        worker_id=spec.slot,
+        incarnation=incarnation,
+        role=spec.role,
+        address="",
+        model_id=spec.model_id,
+        fingerprint=ready.fingerprint,
+        layout=ready.layout,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        eos_token_ids=ready.eos_token_ids,
+        pages=ready.pages,
+        max_batch=ready.max_batch,
+        device=spec.device,
+    )
+    return of_this_build(info)
+
+
+def watch_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT ask for an orderly end."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+def watch_owner(pid: int, stop: asyncio.Event) -> None:
+    """End when process ``pid`` ends; 0 watches nobody."""
+    if not pid:
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        stop.set()
+        return
+    loop = asyncio.get_running_loop()
+
+    def gone() -> None:
+        loop.remove_reader(fd)
+        stop.set()
+
+    loop.add_reader(fd, gone)
+
+
+if __name__ == "__main__":
+    end_with(main)

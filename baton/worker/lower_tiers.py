@@ -1,0 +1,77 @@
+"""A worker's lower tiers as its spec asks for them, with the task that writes back. Knows nothing of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from baton.kv.tiers.disk import DiskTier
+from baton.kv.tiers.holdings import Holdings
+from baton.kv.tiers.memory import host_slab
+from baton.kv.tiers.stack import BESIDE_DECODE, Tier, Tiers
+from baton.kv.tiers.writeback import WriteBack
+from baton.protos import channel as ch
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import WorkerInfo
+from baton.worker.engine_process import EngineProcess
+from baton.worker.spec import WorkerSpec
+
+
+class WorkerTiers:
+    """What is below the device: the tiers, what is held in all, and the write-back that ``close`` ends."""
+
+    def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
+        self._disk: DiskTier | None = None
+        self._shares_cores = spec.device != "cuda"
+        self._beside_decode = False
+        self.plays(spec.role)
+        self.tiers = Tiers(self._open(spec, info))
+        self.holdings = Holdings(self.tiers)
+        self._writeback = WriteBack(engine.channel.send, engine.memory, self.tiers, self.holdings, time.monotonic)
+        self._task = asyncio.create_task(self._writeback.run(), name="write-back")
+
+    def plays(self, role: str) -> None:
+        """The worker's role from now on."""
+        self._beside_decode = role == "decode" and self._shares_cores
+
+    def running(self, sequences: int) -> None:
+        """Lift gently while a CPU decodes; a GPU's steps have a memory of their own."""
+        self.tiers.duty = BESIDE_DECODE if self._beside_decode and sequences else 1.0
+
+    def take(self, message: msgspec.Struct) -> bool:
+        """Act on one message of the engine, if it is for us."""
+        if isinstance(message, ch.Kept):
+            self._writeback.take(message)
+        elif isinstance(message, ch.CacheIdle):
+            self._writeback.idle(message.hashes)
+        else:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop copying; what the disk holds stays for the next process of the slot."""
+        self._task.cancel()
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            hung = any(tier.hung for tier in self.tiers.tiers)
+            self.tiers.close()
+            if self._disk is not None and not hung:  # else its thread may still use the files' descriptors
+                self._disk.close()
+
+    def _open(self, spec: WorkerSpec, info: WorkerInfo) -> list[Tier]:
+        made = []
+        if spec.host_tier_bytes:
+            host = host_slab(spec.host_tier_bytes, info.layout.page_bytes)
+            if host is None:
+                text = f"{spec.host_tier_bytes} bytes don't hold one page of {info.layout.page_bytes}"
+                raise ConfigError(f"{text}; raise worker.host_tier_bytes", "worker.host_tier_bytes")
+            made.append(Tier("host", host))
+        if spec.disk_tier_bytes:
+            folder = Path(spec.disk_tier_dir).expanduser() / spec.slot
+            self._disk = DiskTier(folder, spec.disk_tier_bytes, info.layout, info.fingerprint)
+            made.append(Tier("disk", self._disk.slab))
+        return made

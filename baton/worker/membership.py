@@ -1,0 +1,71 @@
+"""A worker's membership: joined, fed with load and cache changes, left. Off when there is no Redis.
+
+Knows nothing of engines or servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from baton.cluster.membership import Member, Roster, connect, end_task
+from baton.cluster.roles import RoleWishes
+from baton.protos.nouns import WorkerInfo
+from baton.worker.peers import Peers
+from baton.worker.report import WorkerReport
+from baton.worker.slots import SlotRecord
+from baton.worker.spec import WorkerSpec
+
+
+async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
+    """What this slot was last told to be, or was: it comes back as that, and not as what it was planned to be."""
+    recorded = record.role if record is not None and record.role else spec.role
+    if not spec.redis_url:
+        return recorded
+    redis = connect(spec.redis_url)
+    try:
+        return await RoleWishes(redis, spec.namespace).of(spec.slot) or recorded
+    except (RedisError, OSError):
+        return recorded
+    finally:
+        await redis.aclose()
+
+
+async def join(
+    spec: WorkerSpec, worker: Any, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
+) -> Member | None:
+    """Become a member until ``stack`` closes, with ``held`` blocks cached already; None without a Redis URL."""
+    if not spec.redis_url:
+        return None
+    redis = connect(spec.redis_url)
+    stack.push_async_callback(redis.aclose)
+    member = Member(redis, spec.namespace, worker.control.info, spec.lease_s, spec.beat_s)
+    member.publish(held, ())
+    worker.blocks.announce_to(member.publish)
+    worker.control.announce = partial(_announce, member, RoleWishes(redis, spec.namespace))
+    member.load = report.load()
+    await stack.enter_async_context(member)
+    if spec.role == "prefill":
+        peers = Peers(member.info, Roster(redis, spec.namespace).refresh, worker.transport, time.monotonic)
+        stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
+    feeding = asyncio.create_task(_feed(member, worker, report, spec.beat_s / 2), name="load")
+    stack.callback(feeding.cancel)
+    return member
+
+
+async def _announce(member: Member, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
+    """It drains, to come back in ``role``."""
+    member.info = info
+    return await wishes.want(info.worker_id, role) and await member.beat()
+
+
+async def _feed(member: Member, worker: Any, report: WorkerReport, every_s: float) -> None:
+    while True:
+        member.info, member.load = worker.control.info, report.load()
+        report.tiers(worker.blocks.tiers())
+        await asyncio.sleep(every_s)

@@ -1,0 +1,232 @@
+"""The servers of a worker's I/O process, and the pump between its engine and its role's service.
+
+Knows nothing of slots, processes' ends or Redis.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
+
+from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.service import DecodeService
+from baton.decode_worker.io.shell import DecodeShell
+from baton.kv.transport.auto import AutoTransport, this_host
+from baton.kv.transport.grpc import handoff_handler, server_options
+from baton.prefill_worker.io.handoff import HandoffReport, Sender
+from baton.prefill_worker.io.service import PrefillService
+from baton.prefill_worker.io.shell import PrefillShell
+from baton.process.metrics_server import start_metrics
+from baton.process.security import identity_of, warn_of_plaintext
+from baton.protos import channel as ch
+from baton.protos.errors import ConfigError, WorkerLost
+from baton.protos.nouns import WorkerInfo
+from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
+from baton.worker.block_exchange import WorkerBlocks
+from baton.worker.control import RoleService, WorkerControl, WorkerShell
+from baton.worker.data_ports import open_data_ports
+from baton.worker.engine_process import EngineProcess
+from baton.worker.engine_watch import EngineWatch
+from baton.worker.report import WorkerReport
+from baton.worker.spec import WorkerSpec
+
+log = logging.getLogger("baton.worker")
+
+
+class Worker:
+    """A role's service with its engine. ``listen`` pumps until the engine is gone, or plays another role.
+
+    ``blocks`` and ``keys`` (of requests on the engine's channel) outlive a role.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        engine: EngineProcess,
+        report: WorkerReport,
+        info: WorkerInfo,
+        blocks: WorkerBlocks,
+        keys: Iterator[int],
+    ):
+        self.engine_lost = False
+        self.next_role = ""
+        self._engine = engine
+        self._report = report
+        send = engine.channel.send
+        self.identity = identity_of(spec.tls, f"the gRPC port of {spec.slot}")
+        self.transport = AutoTransport(
+            engine.memory, time.monotonic, spec.kv_transport, report.link, identity=self.identity
+        )
+        self.health, self.names = health_aio.HealthServicer(), [""]
+        self.blocks, self._keys = blocks, keys
+        self.blocks.plays(spec.role)
+        self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
+        self.service: RoleService = self._prefill(info) if spec.role == "prefill" else self._decode(spec, info)
+        info = msgspec.structs.replace(info, kv_backing=engine.memory.backing)
+        self.control = WorkerControl(info, send, self.service)
+
+    async def listen(self) -> None:
+        """Every message of the engine, until it is gone."""
+        async for message in self._engine.channel:
+            if isinstance(message, ch.RoleIs):
+                self.next_role = message.role
+                return
+            try:
+                self._take(message)
+            except Exception:  # one request's trouble must not stop the others
+                log.exception("a %s from the engine was not handled", type(message).__name__)
+        self.engine_lost = True
+
+    def lost(self, error: WorkerLost) -> None:
+        """Everything in flight ends with ``error``."""
+        self.blocks.lost(error)
+        self.service.lost(error)
+        self.control.lost(error)
+
+    async def stuck(self, limit_s: float) -> None:
+        """Returns when the engine gets on no more. Before that, health and membership have told that it stalls."""
+        await EngineWatch(self._asked, self._stalls, limit_s).run()
+
+    async def _asked(self) -> None:
+        with suppress(WorkerLost):  # ``listen`` hears that too
+            await self.control.snapshot()
+
+    async def _stalls(self, stalls: bool) -> None:
+        info, (before, after) = self.control.info, ("ready", "stalled") if stalls else ("stalled", "ready")
+        log.warning("the engine of %s is %s", info.worker_id, "silent" if stalls else "back")
+        if info.state == before:
+            self.control.info = msgspec.structs.replace(info, state=after)
+        serving = health_pb2.HealthCheckResponse
+        for name in self.names:
+            await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
+
+    async def leave(self, grace_s: float, member: Any) -> None:
+        """Drain: routers are told first, then requests may finish."""
+        await self.health.enter_graceful_shutdown()
+        if member is not None:
+            member.info = msgspec.structs.replace(self.control.info, state="draining")
+            await member.beat()
+        await self.control.drain(grace_s)
+
+    def add_to(self, server: grpc.aio.Server) -> list[str]:
+        """Register the role's services; their full names."""
+        stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.blocks.source), server)
+        if isinstance(self.service, PrefillService):
+            stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
+            return ["baton.v1.Worker", "baton.v1.PrefillWorker"]
+        assert isinstance(self.service, DecodeService)
+        stubs.add_DecodeWorkerServicer_to_server(DecodeShell(self.service, lambda: self.control.info), server)
+        server.add_generic_rpc_handlers((handoff_handler(self.intake.accept),))
+        return ["baton.v1.Worker", "baton.v1.DecodeWorker"]
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, ch.Stats):
+            self._report.stats(message)
+            self.blocks.running(message.running)
+            self._report.refusals(self.intake.refusals)
+        elif isinstance(message, ch.SnapshotIs):
+            self.control.answered(message)
+        elif not self.blocks.take(message):
+            self.service.take(message)
+
+    def _prefill(self, info: WorkerInfo) -> PrefillService:
+        engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
+        return PrefillService(
+            engine.channel.send,
+            engine.memory,
+            sender,
+            self.transport,
+            time.monotonic,
+            self._shipped,
+            self.blocks.warmer,
+            self.transport.layout,
+            self._keys,
+            lambda address, error: self._report.failed(self.transport.peer(address), error.label),
+            self.transport.expect,
+        )
+
+    def _shipped(self, report: HandoffReport) -> None:
+        self._report.handoff(report)
+        self._report.shipped(self.transport.peer(report.address), report.shipped_bytes)
+
+    def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
+        send, warmer = self._engine.channel.send, self.blocks.warmer
+        return DecodeService(send, self.intake, info.model_id, spec.lease_ttl_s, warmer, self._keys)
+
+
+async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) -> grpc.aio.Server:
+    """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
+    guards = [NameGuard(names_for(WORKER_CALLS, spec.tls.domain), spec.slot)] if spec.tls else []
+    options = [*server_options(worker.control.info.layout.page_bytes), ("grpc.so_reuseport", 0)]
+    server = grpc.aio.server(options=options, interceptors=guards)
+    warn_of_plaintext(spec.host, spec.tls)
+    names = worker.add_to(server)
+    worker.names += names
+    health_pb2_grpc.add_HealthServicer_to_server(worker.health, server)
+    for name in worker.names:
+        await worker.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+    try:
+        port = add_port(server, f"{spec.host}:{spec.port}", worker.identity)
+    except RuntimeError as error:
+        raise ConfigError(f"{spec.host}:{spec.port} can't be bound ({error}); set another port", "port") from None
+    data = open_data_ports(spec, worker.intake, stack) if spec.role == "decode" else {}
+    worker.control.info = msgspec.structs.replace(
+        worker.control.info,
+        address=f"{spec.host}:{port}",
+        host_id=this_host(),
+        data_addresses=data,
+    )
+    await server.start()
+    stack.push_async_callback(worker.transport.close)
+    return server
+
+
+class Shown(Collector):
+    """What /metrics shows: the present role's registry, behind one port for the process's life."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Now."""
+        return self.registry.collect()
+
+    def restricted_registry(self, names: Iterable[str]) -> Any:
+        """The same, of some metrics alone."""
+        return self.registry.restricted_registry(names)
+
+
+def serve_metrics(spec: WorkerSpec, shown: Shown, stack: AsyncExitStack) -> str:
+    """GET /metrics on a port of its own; its address, empty when off."""
+    if not spec.metrics:
+        return ""
+    try:
+        identity = identity_of(spec.tls, f"the metrics port of {spec.slot}")
+        server, thread = start_metrics(spec.metrics_port, spec.host, shown, identity)
+    except OSError as error:
+        where = f"{spec.host}:{spec.metrics_port}"
+        text = f"/metrics can't be had at {where} ({error.strerror}): choose another worker.metrics_port"
+        raise ConfigError(text, "worker.metrics_port") from None
+    stack.callback(_stop_metrics, server, thread)
+    return f"{spec.host}:{server.server_port}"
+
+
+def _stop_metrics(server: Any, thread: threading.Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join(1.0)

@@ -1,0 +1,94 @@
+"""Holds a worker host's slot across nodes, for as long as it serves; the file lock (slots.py) holds it within one.
+
+Knows nothing of engines. A Redis that is away stops nobody: the slot is taken when it is back, and who finds it
+taken by another then leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+
+from redis.exceptions import RedisError
+
+from baton.cluster.membership import connect, end_task
+from baton.cluster.slot_lease import SlotLease
+from baton.kv.transport.auto import this_host
+from baton.protos.rpc import heed_cancel
+from baton.worker.spec import WorkerSpec
+
+LEAVE_S = 1.0
+log = logging.getLogger("baton.worker")
+
+
+class SlotGuard:
+    """``async with SlotGuard(…) as mine``: waits for the slot; ``mine`` is False when ``stop`` came first.
+
+    ``waits(place)`` is called once when another node has the slot. When it is lost later, ``stop`` is set.
+    """
+
+    def __init__(self, spec: WorkerSpec, stop: asyncio.Event, waits: Callable[[str], None]) -> None:
+        self._spec, self._stop, self._waits = spec, stop, waits
+        self._task: asyncio.Task[None] | None = None
+        self.lost = False
+
+    async def __aenter__(self) -> bool:
+        if not self._spec.redis_url:
+            return True
+        self._redis = connect(self._spec.redis_url)
+        place = f"{socket.gethostname()} {this_host()} {self._spec.slot_dir}"
+        owner = secrets.token_hex(8)
+        self._lease = SlotLease(
+            self._redis, self._spec.namespace, self._spec.slot, owner, place, self._spec.lease_s
+        )
+        if not await self._taken():
+            await self._redis.aclose()
+            return False
+        self._task = asyncio.create_task(self._keep(), name="slot lease")
+        return True
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is None:
+            return
+        await end_task(self._task)
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._lease.drop()
+        await self._redis.aclose()
+
+    async def _taken(self) -> bool:
+        told = False
+        while not self._stop.is_set():
+            try:
+                holder = await self._lease.take()
+            except (RedisError, OSError) as error:
+                log.warning("Redis is away (%s): slot %s is held on this node alone", error, self._spec.slot)
+                return True
+            if not holder:
+                return True
+            if not told:
+                log.warning("slot %s is served from %s; waiting until it is not", self._spec.slot, holder)
+                self._waits(holder.partition(" ")[0])
+                told = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), self._spec.beat_s)
+        return False
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._spec.beat_s)
+            try:
+                ours = await self._lease.keep()
+            except (RedisError, OSError):
+                ours = True  # for all we know
+            heed_cancel()
+            if ours:
+                continue
+            log.error("slot %s is served from another node now: leaving", self._spec.slot)
+            self.lost = True
+            self._stop.set()
+            return

@@ -1,0 +1,129 @@
+"""`baton top`, of snapshots as a router gives them."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from typer.testing import CliRunner
+
+from baton.cluster.config import ContextClass
+from baton.cluster.telemetry import RouterMetrics
+from baton.console.cluster.top import page
+from baton.console.main import app
+from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+from baton.router.observe.live import ClassWindow, LiveStats, bin_of
+from baton.router.observe.overview import Overview, Prices
+from baton.router.observe.tallies import Tallies
+from tests.router.ends import ended
+
+
+class Seen:
+    def __init__(self, name: str, role: str, **fields) -> None:
+        layout = KvLayout("uint8", (), 16, "paced")
+        self.info = WorkerInfo(
+            name, "i", role, "127.0.0.1:1", "m", "f", layout, 4096, 100, (), 1000, max_batch=16, **fields
+        )
+        self.load = WorkerLoad(running=4, waiting=2, free_pages=300, cached_pages=200, leased_pages=500, busy=0.75)
+        self.age_s = 0.2
+
+
+class Roster:
+    def snapshot(self):
+        held = Seen("decode-1", "decode", state="standby")
+        return {s.info.worker_id: s for s in (Seen("prefill-0", "prefill"), Seen("decode-0", "decode"), held)}
+
+
+@pytest.fixture
+async def snapshot():
+    live = LiveStats(lambda: 100.0)
+    tallies = Tallies(RouterMetrics(CollectorRegistry()), live, lambda: 100.0)
+    tallies.fold()
+    for n, verdict in enumerate(("met", "missed")):
+        stations = {"queue": 0.01, "prefill": 0.08, "transfer": 0.002, "first_decode": 0.01}
+        over = ended(
+            at=50.0, request_id=f"request-{n}", prefill="prefill-0", decode="decode-0", cached_tokens=50,
+            output_tokens=20, duration_s=0.6, stations=stations, verdict=verdict,
+        )  # fmt: skip
+        tallies.ended(tallies.of("m", "short"), over, b"")
+        live.add(20, "short", ClassWindow({}, {"itl": {bin_of(0.02): 19}}))
+    live.refused("short", had_slo=True)
+    overview = Overview(
+        Roster(), live, [ContextClass(name="short", slo_ttft_s=0.2)],
+        router={"model": "demo", "policy": "cost", "processes": 1},
+        clock=lambda: 200.0, wall_clock=lambda: 60.0, waiting=lambda: {"short": 3},
+        reachable=lambda: frozenset({"prefill-0", "decode-0", "decode-1"}), prices=Prices(2.0, 1.0),
+        fullness=lambda info, load: 0.09 if info.role == "decode" else None,
+    )  # fmt: skip
+    return await overview.snapshot()
+
+
+def test_a_snapshot_adds_up(snapshot):
+    short = snapshot["classes"][0]
+    assert short["attainment"] == pytest.approx(1 / 3)
+    assert short["waiting"] == 3
+    assert snapshot["router"]["model"] == "m"  # what is served, whatever the router's own setting names
+    assert snapshot["pools"]["decode"] == {
+        "workers": 2, "ready": 1, "running": 8, "waiting": 4, "kv_usage": 0.5, "full": 0.09,
+        "prefill_tokens_per_s": 0.0, "decode_tokens_per_s": 0.0,
+    }  # fmt: skip
+    cost = snapshot["totals"]["cost"]
+    assert cost["dollars_per_hour"] == 4.0
+    assert cost["per_million_input"] == pytest.approx(2 / 3600 / (200 / snapshot["window_s"]) * 1e6)
+    assert cost["per_million_output"] == pytest.approx(2 / 3600 / (40 / snapshot["window_s"]) * 1e6)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_page_names_every_worker_and_class(snapshot, width):
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(page(snapshot, width))
+    text = console.export_text()
+    for name in ("prefill-0", "decode-0", "short", "50%"):
+        assert name in text
+    assert "TTFT p50" in text
+    assert " 9%" in text  # how full it is, beside 75% of its time in steps
+    assert "75%" not in text
+    assert ("transfer" in text) == (width >= 120)
+    if width > 80:
+        assert "decode-1 (standby)" in text
+        assert "request-0" in text
+
+
+@pytest.fixture
+def router(snapshot):
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            allowed = self.headers["authorization"] == "Bearer good"
+            body = snapshot if allowed else {"error": {"message": "give an API key"}}
+            self.send_response(200 if allowed else 401)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_once_and_json_end_by_themselves(router):
+    run = CliRunner().invoke
+    shown = run(app, ["top", "--once", "--url", router, "--key", "good"])
+    assert shown.exit_code == 0
+    assert "goodput" in shown.output
+    plain = run(app, ["top", "--json", "--url", router, "--key", "good"])
+    assert json.loads(plain.output)["queues"] == [{"class": "short", "waiting": 3}]
+
+
+def test_a_missing_key_and_a_missing_router_are_one_line(router):
+    run = CliRunner().invoke
+    refused = run(app, ["top", "--once", "--url", router])
+    assert refused.exit_code == 1
+    assert "give an API key" in refused.output
+    nobody = run(app, ["top", "--once", "--url", "http://127.0.0.1:9"])
+    assert nobody.exit_code == 1
+    assert "pass --url" in nobody.output

@@ -1,0 +1,92 @@
+"""What `baton workers` says of each worker's version."""
+
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
+from baton.cluster.membership import Entry
+from baton.console.cluster.workers import RUN_DIR, meeting_place, show_workers, table, version_of
+from baton.launch.redis_server import RedisServer
+from baton.protos.errors import ConfigError, NoWorker
+from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
+from baton.protos.version import PROTOCOL
+
+INFO = WorkerInfo(
+    "decode-0", "i", "decode", "10.0.0.3:8100", "m", "f", KvLayout("float32", (), 256, "float32"), 16, 16, (), 1
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "protocol", "shown"),
+    [
+        ("1.2.3", PROTOCOL, "1.2.3"),
+        ("1.2.2", "1.0", "1.2.2, protocol 1.0"),
+        ("", "1.0", "?, protocol 1.0"),
+        ("9.0.0", "1.9", "[red]9.0.0, protocol 1.9: refused[/]"),
+    ],
+)
+def test_a_workers_version_is_shown_and_whether_we_run_together(build: str, protocol: str, shown: str) -> None:
+    assert version_of(msgspec.structs.replace(INFO, version=build, protocol=protocol)) == shown
+
+
+def test_every_worker_has_a_row_with_its_version() -> None:
+    text = StringIO()
+    entry = Entry(msgspec.structs.replace(INFO, version="1.2.3"), WorkerLoad(), 0.2)
+    Console(file=text, width=160).print(table({"decode-0": entry}))
+    header, row = text.getvalue().splitlines()[:2]
+    assert "version" in header
+    assert {"decode-0", "1.2.3", "10.0.0.3:8100"} <= set(row.split())
+
+
+def test_without_a_redis_it_is_the_cluster_of_this_machine_or_of_this_pod_with_its_namespace(monkeypatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="bt-") as folder:
+        server = RedisServer(Path(folder)).start()
+        try:
+            config = BatonConfig(redis=RedisConfig(url=server.url), cluster=ClusterConfig(namespace="llm.demo"))
+            Path(folder, "config.json").write_text(config.model_dump_json())
+            monkeypatch.setenv(RUN_DIR, folder)
+            monkeypatch.setattr(tempfile, "tempdir", folder)
+            assert meeting_place(None, "") == (server.url, "llm.demo")
+            assert meeting_place(None, "other") == (server.url, "other")
+            assert meeting_place(server.url, "") == (server.url, "baton")
+            with pytest.raises(ConfigError, match="no Redis answers"):
+                meeting_place("unix:///nowhere", "")
+            with pytest.raises(NoWorker, match="namespace 'empty'"):
+                show_workers(server.url, "empty")
+        finally:
+            server.stop()
+
+
+def test_several_clusters_on_a_machine_are_listed_and_none_is_picked_in_silence(
+    tmp_path, monkeypatch, server, capsys
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv(RUN_DIR, raising=False)
+
+    def runs(name: str, redis_url: str) -> str:
+        config = BatonConfig(redis=RedisConfig(url=redis_url), cluster=ClusterConfig(namespace=name))
+        folder = tmp_path / f"baton-{name}"
+        folder.mkdir()
+        (folder / "config.json").write_text(config.model_dump_json())
+        return str(folder)
+
+    runs("over", "unix:///nowhere")
+    with pytest.raises(ConfigError, match=r"no cluster runs in .*/baton-\*.*started with --run-dir"):
+        meeting_place(None, "")
+    one = runs("one", server.url)
+    assert meeting_place(None, "")[1] == "one"
+    assert one in "".join(capsys.readouterr().err.split())
+    two = runs("two", server.url)
+    with pytest.raises(ConfigError, match="2 clusters run on this machine") as several:
+        meeting_place(None, "")
+    assert all(f"{RUN_DIR}={folder}" in several.value.message for folder in (one, two))
+    monkeypatch.setenv(RUN_DIR, one)
+    assert meeting_place(None, "")[1] == "one"
+    monkeypatch.setenv(RUN_DIR, str(tmp_path / "baton-over"))
+    with pytest.raises(ConfigError, match=r"no cluster runs in .*baton-over"):
+        meeting_place(None, "")

@@ -1,0 +1,207 @@
+"""`baton doctor` against real things: a taken port, a Redis that answers or doesn't, certificates, this machine."""
+
+import json
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import redis as client
+from typer.testing import CliRunner
+
+from baton.cluster.config import load_config
+from baton.console.main import app
+from baton.console.setup.doctor import examine, machine, services
+from baton.console.setup.findings import Finding, exit_code
+from baton.engine.backends.cuda.gpu import Gpu, probe
+from baton.launch.redis_server import find_server
+from baton.tls.authority import Authority
+
+
+def config(**sections):
+    return load_config(flags=sections, search=Path("/nowhere"))
+
+
+def states(found) -> dict[str, str]:
+    return {f.subject: f.state for f in ([found] if isinstance(found, Finding) else found)}
+
+
+def test_it_examines_this_machine_and_says_so_in_json(tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text("[router]\nport = 0\ngrpc_port = 0\n[worker]\ndevice = 'paced:zero'\n")
+    result = CliRunner().invoke(app, ["doctor", "--quick", "--json", "--config", str(file)])
+    found = json.loads(result.output)
+    assert found["ok"] == (result.exit_code == 0)
+    seen = {f["subject"] for f in found["findings"]}
+    assert {
+        "cpu",
+        "memory",
+        "huge pages",
+        "nofile",
+        "memlock",
+        "clock",
+        "mtu",
+        "kernels",
+        "gpu",
+        "redis",
+        "ray",
+    } <= seen
+    assert all(f.get("remedy") or f["state"] in ("ok", "skip") for f in found["findings"])
+
+
+def test_a_wrong_config_is_the_one_finding(tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text("[router]\nprot = 1\n")
+    assert states(examine.examine(str(file), quick=True)) == {"config": "fail"}
+
+
+def test_a_port_that_is_taken_fails_with_the_key() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = services.ports(config(router={"port": port, "grpc_port": 0}))
+    assert states(found) == {f"port {port}": "fail"}
+    assert "router.port" in found[0].what
+    assert states(services.ports(config(router={"port": port, "grpc_port": 0}))) == {f"port {port}": "ok"}
+
+
+def test_a_redis_that_answers_and_one_that_does_not(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    away = services.redis_server(config(redis={"url": f"redis://:secret@127.0.0.1:{port}/0"}))
+    assert states(away) == {"redis": "fail"}
+    assert "secret" not in away[0].what
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    options += ["--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru"]
+    server = subprocess.Popen([find_server(), *options], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(200):
+            found = services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
+            if "clocks" in states(found):
+                break
+            time.sleep(0.05)
+        assert states(found)["clocks"] == "ok"
+        assert states(found)["redis memory"] == "fail"
+        with client.Redis(port=port) as connection:
+            connection.config_set("maxmemory-policy", "noeviction")
+            seen = services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
+            assert states(seen)["redis memory"] == "ok"
+            connection.config_set("maxmemory", connection.info("memory")["used_memory"])
+            seen = services.redis_server(config(redis={"url": f"redis://127.0.0.1:{port}/0"}))
+            assert states(seen)["redis memory"] == "warn"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_ray_that_nobody_hears_fails() -> None:
+    assert states(services.ray(config(ray={"address": "127.0.0.1:1"}, redis={"url": "redis://x"}))) == {
+        "ray": "fail"
+    }
+    assert states(services.ray(config(ray={"address": "nonsense"}, redis={"url": "redis://x"}))) == {"ray": "fail"}
+    assert states(services.ray(config())) == {"ray": "ok"}
+
+
+def test_more_kv_than_memory_fails() -> None:
+    assert states(machine.memory(config(worker={"kv_memory_bytes": 1 << 50}))) == {"memory": "fail"}
+
+
+def test_a_gpu_that_is_asked_for_and_not_here_or_too_old_fails_with_its_remedy() -> None:
+    def none():
+        return probe("libno-such-driver.so")
+
+    for ask in (
+        none,
+        lambda: Gpu("L40S", (8, 9), (13, 0), 48 << 30),
+        lambda: Gpu("H100", (9, 0), (12, 4), 80 << 30),
+    ):
+        found = machine.gpu(config(worker={"device": "cuda"}), ask)
+        assert (found.state, bool(found.remedy)) == ("fail", True)
+        assert states(machine.gpu(config(), ask)) == {"gpu": "skip"}
+    good = machine.gpu(config(worker={"device": "auto"}), lambda: Gpu("H100", (9, 0), (13, 0), 80 << 30))
+    assert good.state == "ok"
+    assert good.what.startswith("H100, 80 GiB, a driver for CUDA 13.0; ")
+
+
+def test_which_way_kv_leaves_a_gpu_is_said_and_what_keeps_it_from_the_card() -> None:
+    def said(exclusive: bool, way: str) -> Finding:
+        gpu = Gpu("H100", (9, 0), (13, 0), 80 << 30, exclusive)
+        return machine.gpu(config(worker={"device": "cuda", "kv_transport": way}), lambda: gpu)
+
+    assert said(False, "auto").what.endswith("KV goes from card to card: cuda_ipc on one, nccl between two")
+    assert said(False, "tcp").what.endswith("KV leaves by the host's pages (worker.kv_transport is tcp)")
+    refused = said(True, "auto")
+    assert (refused.state, refused.remedy) == ("warn", "nvidia-smi -c DEFAULT, or kv_transport = shm")
+    assert said(True, "tcp").state == "ok"
+
+
+def test_whatever_is_wrong_has_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "baton.toml"
+    file.write_text(
+        "[router]\nport = 0\ngrpc_port = 0\n[worker]\ndevice = 'cuda'\nmodel = '/none'\n"
+        "[redis]\nurl = 'redis://127.0.0.1:1'\n[ray]\naddress = '127.0.0.1:1'\n[tls]\ndir = '/none'\n"
+    )
+    found = [f for f in examine.examine(str(file), quick=True) if f.state in ("warn", "fail")]
+    assert {"gpu", "model", "redis", "ray", "tls router", "tls worker"} <= {f.subject for f in found}
+    assert all(f.remedy for f in found), found
+
+
+def test_without_a_compiler_kernels_come_from_the_prebuilt_folder(tmp_path: Path, monkeypatch) -> None:
+    from baton.kernels.abi import build, native
+
+    library = build.built(native.isa())
+    name = build.prebuilt_name(native.isa(), (*build.FLAGS, *build.ISA_FLAGS[native.isa()]))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert states(machine.compiler()) == {"kernels": "warn"}
+    (tmp_path / name).symlink_to(library)
+    monkeypatch.setenv("BATON_KERNELS_DIR", str(tmp_path))
+    assert states(machine.compiler()) == {"kernels": "ok"}
+    assert build.built(native.isa()) == tmp_path / name
+
+
+def test_transports_are_measured() -> None:
+    found = services.transports()
+    assert {f.subject for f in found} == {"kv by shm", "kv by tcp", "kv by grpc"}
+    assert all("GB/s" in f.what for f in found)
+
+
+def test_certificates_are_looked_at(tmp_path: Path) -> None:
+    assert states(services.certificates(config())) == {"tls": "skip"}
+    missing = services.certificates(config(tls={"dir": str(tmp_path / "none")}))
+    assert states(missing) == {"tls router": "fail", "tls worker": "fail"}
+    made = CliRunner().invoke(app, ["certs", "make", str(tmp_path / "certs")])
+    assert made.exit_code == 0, made.output
+    assert states(services.certificates(config(tls={"dir": str(tmp_path / "certs")}))) == {
+        "tls router": "ok",
+        "tls worker": "ok",
+    }
+
+
+def test_a_certificate_that_ends_soon_is_a_warning_and_one_that_is_over_a_failure(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.make()
+    authority.issue("router", ["router.baton.internal"], days=6)
+    authority.issue("worker", ["worker.baton.internal"], days=-2)
+    authority.issue("public", ["api.example"], days=30)
+    public = {"public_cert": str(tmp_path / "public.crt"), "public_key": str(tmp_path / "public.key")}
+    found = services.certificates(config(tls={"dir": str(tmp_path), **public}))
+    assert states(found) == {"tls router": "warn", "tls worker": "fail", "tls public": "ok"}
+    assert "days left" in found[0].what
+    assert "ended 2 days ago" in found[1].what
+    assert all("renew" in f.remedy for f in found)
+
+
+def test_an_examination_that_breaks_does_not_stop_the_others(monkeypatch) -> None:
+    def broken(_):
+        raise RuntimeError("odd kernel")
+
+    monkeypatch.setitem(examine.LOOKS, "clock", broken)
+    found = {f.subject: f for f in examine.examine(None, quick=True)}
+    assert found["clock"].state == "warn"
+    assert "odd kernel" in found["clock"].what
+    assert "ray" in found
+
+
+@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warn", 0), ("skip", 0), ("fail", 1)])
+def test_only_a_failure_gives_a_failing_exit_code(state, code) -> None:
+    assert exit_code([Finding("a", "ok", ""), Finding("b", state, "")]) == code

@@ -1,0 +1,127 @@
+"""The controller at a look, over a real Redis: what it waits for, what it counts, what it shows of itself."""
+
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from redis.asyncio import Redis
+
+from baton.cluster.advice import AdviceStore, Pin
+from baton.cluster.config import load_config
+from baton.cluster.lease import Lease
+from baton.cluster.membership import Entry
+from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.traffic import TrafficStore
+from baton.controller.loop import CHANGE_S, Controller
+from baton.controller.metrics import ControlMetrics
+from baton.controller.replicas import ReplicaControl
+from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
+from baton.router.dispatch.role_control import RoleChange
+
+CURVE = StepCurve(0.03, 4e-4, 0.0, 1.25e-3, 0.0)
+INFO = WorkerInfo("w", "w-1", "prefill", "", "m", "", KvLayout("float32", (), 64, "float32"), 64, 64, (), 8)
+
+
+class Cluster:
+    """Members and roles of a cluster that is told what it looks like; ``moved`` is what was asked of it."""
+
+    def __init__(self, **roles: str) -> None:
+        self.roles, self.states, self.moved = roles, dict.fromkeys(roles, "ready"), []
+
+    def snapshot(self) -> dict[str, Entry]:
+        load = WorkerLoad(step_curve=CURVE)
+        return {
+            slot: Entry(
+                msgspec.structs.replace(INFO, worker_id=slot, role=role, state=self.states[slot], max_batch=8),
+                load, 0.0,
+            )
+            for slot, role in self.roles.items()
+        }  # fmt: skip
+
+    def least_busy(self, become: str, count: int) -> list[str]:
+        return sorted(slot for slot, role in self.roles.items() if role != become)[:count]
+
+    async def move(self, names: list[str], role: str, grace_s: float) -> list[RoleChange]:
+        self.roles |= dict.fromkeys(names, role)
+        return [RoleChange(name, "", role, 0.1) for name in names]
+
+    def usable(self) -> tuple[int, int]:
+        ready = [role for slot, role in self.roles.items() if self.states[slot] == "ready"]
+        return ready.count("prefill"), ready.count("decode")
+
+
+class At:
+    """A clock that is set."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def controller(redis: Redis, cluster: Cluster, clock: At, folder: Path, registry: CollectorRegistry) -> Controller:
+    config = load_config(flags={"controller": {"mode": "auto", "dial_s": 0.0}}, search=folder)
+    metrics = ControlMetrics(RouterMetrics(registry), clock)
+    return Controller(
+        config, cluster, cluster, TrafficStore(redis, "baton"), AdviceStore(redis, "baton"),
+        Lease(redis, "baton", "controller", "r", 15.0), ReplicaControl(redis, config), metrics, clock,
+    )  # type: ignore[arg-type] # fmt: skip
+
+
+async def test_a_worker_that_is_held_is_not_waited_for_for_ever_nor_counted(redis: Redis, tmp_path: Path) -> None:
+    cluster, clock = Cluster(a="prefill", b="decode", c="decode"), At(1000.0)
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    assert (await looked.look()).reason == "no traffic"
+    cluster.states["c"] = "draining"
+    clock.now += 5
+    changing = await looked.look()
+    assert (changing.reason, changing.decode) == ("a change is under way", 1)
+    clock.now += CHANGE_S + 5
+    assert (await looked.look()).reason == "no traffic"
+    cluster.states["c"] = "ready"
+    clock.now += 5
+    assert (await looked.look()).decode == 2
+
+
+async def test_its_figures_are_shown_while_it_leads_and_its_age_grows(redis: Redis, tmp_path: Path) -> None:
+    registry, clock = CollectorRegistry(), At(1000.0)
+    looked = controller(redis, Cluster(a="prefill", b="decode"), clock, tmp_path, registry)
+    await looked.look()
+    clock.now += 42
+    text = generate_latest(registry).decode()
+    assert 'baton_controller_decision_age_seconds{mode="auto"} 42.0' in text
+    assert 'baton_controller_decisions_total{kind="hold"} 1.0' in text
+    looked._metrics.left()
+    assert "baton_controller_decision_age_seconds{" not in generate_latest(registry).decode()
+
+
+async def test_a_cluster_that_was_left_without_prefill_workers_gets_one_back(redis: Redis, tmp_path: Path) -> None:
+    cluster, clock = Cluster(**{"prefill-0": "decode", "decode-0": "decode"}), At(1000.0)
+    looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
+    await AdviceStore(redis, "baton").pin(Pin(0, 2))
+    for clock.now in (1005.0, 1010.0, 1015.0):
+        await looked.look()
+    assert cluster.usable() == (0, 2)  # an operator's word holds
+    await AdviceStore(redis, "baton").pin(None)
+    for clock.now in (1020.0, 1025.0):
+        await looked.look()
+    assert cluster.usable() == (1, 1)
+    assert "no prefill worker is left" in (await AdviceStore(redis, "baton").timeline())[0].reason
+
+
+async def test_a_cluster_that_is_yet_to_come_up_is_no_news_and_one_that_has_gone_is(
+    redis: Redis, tmp_path: Path
+) -> None:
+    cluster, clock = Cluster(), At(1000.0)
+    looked, store = controller(redis, cluster, clock, tmp_path, CollectorRegistry()), AdviceStore(redis, "baton")
+    await looked.look()
+    assert not await store.timeline()
+    cluster.roles, cluster.states = {"a": "prefill", "b": "decode"}, {"a": "ready", "b": "ready"}
+    await looked.look()
+    cluster.roles = {}
+    await looked.look()
+    assert [change.reason.partition(":")[0] for change in await store.timeline()] == [
+        "0 workers can be given work",
+        "no traffic",
+    ]

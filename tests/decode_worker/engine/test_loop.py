@@ -1,0 +1,412 @@
+"""The decode loop over a real pool, real pages and the paced engine; only the channel is a list."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from baton.decode_worker.engine.loop import SHARED_S, DecodeLoop
+from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
+from baton.engine.plan import StepPlan, StepResult
+from baton.kv.layout import prefix
+from baton.kv.memory.host_pages import PageMemory
+from baton.kv.pages.pool import PagePool
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest, Sampling, TokenRun
+from tests.faults import each_line
+
+KV, VOCAB, CONTEXT = 32, 997, 4096
+MODEL: dict[str, Any] = {"kv_bytes_per_token": KV, "vocab_size": VOCAB, "max_model_len": CONTEXT}
+
+
+class Tape:
+    """The engine's end of a channel that only remembers."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        return []
+
+
+class Bench:
+    """A decode loop and what its I/O process would do, by hand."""
+
+    def __init__(self, pages: int = 64, runner: Any = None, **limits: Any):
+        self.now = 0.0
+        self.memory = PageMemory.create(pages, 16 * KV)
+        self.runner = runner or PacedRunner("test", step_seconds=lambda s: 0.0, **MODEL)
+        self.runner.bind(self.memory.view(), pages)
+        self.pool, self.tape = PagePool(pages), Tape()
+        ids = itertools.count(1)
+        limits = {"max_batch": 8, "chunk_tokens": 64, "ttl_s": 30.0} | limits
+        self.loop = DecodeLoop(
+            self.runner,
+            self.pool,
+            self.tape,
+            lambda: self.now,
+            entropy=lambda n: next(ids).to_bytes(n, "big"),
+            memory=self.memory.view(),
+            **limits,
+        )
+        self._keys = itertools.count(1)
+
+    def say(self, *messages: Any) -> list[Any]:
+        """One turn with these messages; what the engine answered, without reports."""
+        before = len(self.tape.sent)
+        self.loop.turn(list(messages))
+        return [m for m in self.tape.sent[before:] if not isinstance(m, (ch.Stats, ch.CacheChanged))]
+
+    def admit(self, prompt: list[int], local: bool, ttl_s: float = 0.0, **sampling: Any) -> ch.Admitted:
+        answered = self.say(ch.Admit(key := next(self._keys), request(key, prompt, **sampling), local, ttl_s))
+        return next(m for m in answered if isinstance(m, (ch.Admitted, ch.Refused)) and m.key == key)
+
+    def deliver(self, admitted: ch.Admitted, prompt: list[int], epoch: int = 1) -> None:
+        """Write the prompt's KV as a prefill worker would have, and report it."""
+        rows = list(rows_after(b"", prompt, 0, KV))
+        for i, page in enumerate(admitted.pages[admitted.held_blocks :], admitted.held_blocks):
+            data = b"".join(rows[16 * i : 16 * i + 16])
+            self.memory.page(page)[: len(data)] = data
+        blocks = tuple(range(admitted.held_blocks, len(admitted.pages)))
+        self.say(ch.ReceiveOpened(admitted.key, epoch), ch.BlocksReceived(admitted.key, epoch, blocks))
+
+    def commit(self, admitted: ch.Admitted, prompt: list[int], epoch: int = 1, **sampling: Any) -> list[Any]:
+        first = answer(prompt, **sampling)[0]
+        return self.say(ch.Commit(admitted.key, epoch, TokenRun(0, (first,)), 0))
+
+    def finish(self, *keys: int, turns: int = 500) -> dict[int, list[int]]:
+        """Turn until nothing runs; tokens by key, checked for their indices."""
+        for _ in range(turns):
+            if not self.loop.turn([]):
+                break
+        return {key: self.tokens(key) for key in keys}
+
+    def tokens(self, key: int) -> list[int]:
+        outputs = [o for m in self.tape.sent if isinstance(m, ch.Tokens) for o in m.outputs if o.key == key]
+        got = [t for o in outputs for t in o.run.token_ids]
+        assert [o.run.output_index for o in outputs] == list(range(len(outputs)))
+        return got
+
+    def at_baseline(self) -> bool:
+        self.pool.check()
+        return self.loop.snapshot().at_baseline and not self.loop.answers and not self.loop.receives
+
+
+def request(
+    key: int, prompt: list[int], choice: int = 0, emitted: tuple[int, ...] = (), **sampling: Any
+) -> EngineRequest:
+    fields = {"temperature": 0.0, "max_tokens": 8} | sampling
+    return EngineRequest(f"r{key}", (*prompt, *emitted), len(prompt), Sampling(**fields), choice)
+
+
+def answer(prompt: list[int], choice: int = 0, **sampling: Any) -> list[int]:
+    return paced_answer(prompt, Sampling(**{"temperature": 0.0, "max_tokens": 8} | sampling), choice, **MODEL)
+
+
+def prompt_of(length: int, salt: int = 0) -> list[int]:
+    return [(7 * i + 131 * salt + 3) % VOCAB for i in range(length)]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 65, 200])
+def test_a_local_request_is_answered_as_it_would_be_alone(bench: Bench, length: int) -> None:
+    admitted = bench.admit(prompt_of(length), local=True)
+    assert bench.finish(admitted.key)[admitted.key] == answer(prompt_of(length))
+    assert bench.at_baseline()
+
+
+def test_mixed_requests_share_steps_and_get_their_own_answers(bench: Bench) -> None:
+    lengths = [5, 40, 130, 17, 64]
+    keys = [bench.admit(prompt_of(n, n), local=True, max_tokens=20).key for n in lengths]
+    got = bench.finish(*keys)
+    assert [got[k] for k in keys] == [answer(prompt_of(n, n), max_tokens=20) for n in lengths]
+    assert bench.at_baseline()
+
+
+def test_a_handed_over_prompt_is_decoded_from_its_pages(bench: Bench) -> None:
+    prompt = prompt_of(50)
+    admitted = bench.admit(prompt, local=False)
+    bench.deliver(admitted, prompt)
+    assert ch.Committed(admitted.key, 1) in bench.commit(admitted, prompt)
+    assert bench.finish(admitted.key)[admitted.key] == answer(prompt)
+    assert not bench.at_baseline(), "the stream is still open: its pages wait"
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    assert bench.at_baseline()
+
+
+def test_the_first_token_can_be_the_last(bench: Bench) -> None:
+    prompt = prompt_of(20)
+    admitted = bench.admit(prompt, local=False, max_tokens=1)
+    bench.deliver(admitted, prompt)
+    (tokens,) = [m for m in bench.commit(admitted, prompt) if isinstance(m, ch.Tokens)]
+    assert tokens.outputs[0].run.finish_reason == "length"
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    assert bench.at_baseline()
+
+
+def test_a_second_request_finds_the_blocks_of_the_first_answer(bench: Bench) -> None:
+    prompt = prompt_of(40)
+    first = bench.admit(prompt, local=True, max_tokens=30)
+    emitted = bench.finish(first.key)[first.key]
+    again = bench.admit(prompt + emitted + [1], local=True)
+    assert again.held_blocks == (40 + 30 - 1) // 16
+    assert bench.finish(again.key)[again.key] == answer(prompt + emitted + [1])
+    assert bench.at_baseline()
+
+
+def test_a_replay_goes_on_at_the_next_index(bench: Bench) -> None:
+    prompt, whole = prompt_of(30), answer(prompt_of(30), max_tokens=12)
+    bench.say(ch.Admit(9, request(9, prompt, emitted=tuple(whole[:5]), max_tokens=12), True, 0.0))
+    for _ in range(20):
+        bench.loop.turn([])
+    runs = [o.run for m in bench.tape.sent if isinstance(m, ch.Tokens) for o in m.outputs]
+    assert runs[0].output_index == 5
+    assert [t for r in runs for t in r.token_ids] == whole[5:]
+
+
+def test_choices_of_a_sampled_request_differ_by_index(bench: Bench) -> None:
+    prompt, sampling = prompt_of(33), {"temperature": 1.0, "seed": 7}
+    got = []
+    for choice in range(3):
+        bench.say(ch.Admit(50 + choice, request(1, prompt, choice, **sampling), True, 0.0))
+        got.append(bench.finish(50 + choice)[50 + choice])
+    assert got == [answer(prompt, choice, **sampling) for choice in range(3)]
+    assert len({tuple(g) for g in got}) == 3
+
+
+def test_min_tokens_holds_a_stop_id_back_and_ignore_eos_lets_it_pass() -> None:
+    prompt = prompt_of(20)
+    stop = answer(prompt, max_tokens=8)[3]
+    for sampling in ({"stop_token_ids": (stop,)}, {"stop_token_ids": (stop,), "min_tokens": 6}):
+        bench = Bench()
+        key = bench.admit(prompt, local=True, **sampling).key
+        assert bench.finish(key)[key] == answer(prompt, **sampling)
+    eos = PacedRunner("eos", step_seconds=lambda s: 0.0, eos_token_ids=(stop,), **MODEL)
+    bench = Bench(runner=eos)
+    ends, goes_on = bench.admit(prompt, local=True).key, bench.admit(prompt, local=True, ignore_eos=True).key
+    got = bench.finish(ends, goes_on)
+    assert len(got[ends]) == 4
+    assert len(got[goes_on]) == 8
+
+
+def test_a_cancel_gives_pages_back_within_the_turn(bench: Bench) -> None:
+    admitted = bench.admit(prompt_of(100), local=True, max_tokens=500)
+    assert bench.say(ch.Cancel(admitted.key, "client_gone")) == [ch.Ended(admitted.key, None)]
+    assert bench.at_baseline()
+
+
+def test_a_cancel_during_a_receive_quarantines_until_the_stream_is_closed(bench: Bench) -> None:
+    admitted = bench.admit(prompt_of(100), local=False)
+    bench.say(ch.ReceiveOpened(admitted.key, 1))
+    bench.say(ch.Cancel(admitted.key, "client_gone"))
+    counts = bench.pool.snapshot_counts()
+    assert (counts.leased, counts.quarantined) == (0, 7)
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    assert bench.at_baseline()
+
+
+def test_a_commit_that_lost_against_a_cancel_ends_again_and_harms_nobody(bench: Bench) -> None:
+    prompt = prompt_of(50)
+    admitted = bench.admit(prompt, local=False)
+    bench.deliver(admitted, prompt)
+    bench.say(ch.Cancel(admitted.key, "client_gone"))
+    (ended,) = bench.commit(admitted, prompt)
+    assert ended.error.type == "LeaseUnknown"
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    assert bench.at_baseline()
+
+
+def test_a_cancel_that_lost_against_a_commit_still_ends_it(bench: Bench) -> None:
+    prompt = prompt_of(50)
+    admitted = bench.admit(prompt, local=False, max_tokens=500)
+    bench.deliver(admitted, prompt)
+    bench.commit(admitted, prompt, max_tokens=500)
+    assert bench.say(ch.Cancel(admitted.key, "client_gone"), ch.ReceiveClosed(admitted.key, 1))[0].error is None
+    assert bench.at_baseline()
+
+
+def test_an_incomplete_commit_fails_the_request_and_closes_its_receive(bench: Bench) -> None:
+    admitted = bench.admit(prompt_of(50), local=False)
+    bench.say(ch.ReceiveOpened(admitted.key, 1), ch.BlocksReceived(admitted.key, 1, (0, 1)))
+    ended, close = bench.commit(admitted, prompt_of(50))
+    assert ended.error.type == "HandoffRefused"
+    assert close == ch.CloseReceive(admitted.key)
+    bench.say(ch.Cancel(admitted.key, "closed"), ch.ReceiveClosed(admitted.key, 1))
+    assert bench.at_baseline()
+
+
+def test_a_rearm_keeps_what_arrived_and_ignores_the_older_commit(bench: Bench) -> None:
+    prompt = prompt_of(50)
+    admitted = bench.admit(prompt, local=False)
+    bench.deliver(admitted, prompt)
+    (rearmed,) = bench.say(ch.Rearm(admitted.key, admitted.lease, 2))
+    assert rearmed == ch.Rearmed(admitted.key, 2, (0, 1, 2, 3))
+    assert bench.commit(admitted, prompt, epoch=1) == []
+    bench.say(ch.ReceiveOpened(admitted.key, 2), ch.ReceiveClosed(admitted.key, 1))
+    bench.commit(admitted, prompt, epoch=2)
+    assert bench.finish(admitted.key)[admitted.key] == answer(prompt)
+    bench.say(ch.ReceiveClosed(admitted.key, 2))
+    assert bench.at_baseline()
+
+
+@pytest.mark.parametrize(("lease", "epoch", "error"), [(b"x" * 16, 2, "LeaseUnknown"), (None, 3, "StaleEpoch")])
+def test_a_wrong_rearm_is_refused(bench: Bench, lease: bytes | None, epoch: int, error: str) -> None:
+    admitted = bench.admit(prompt_of(50), local=False)
+    (refused,) = bench.say(ch.Rearm(admitted.key, lease or admitted.lease, epoch))
+    assert refused.error.type == error
+
+
+def test_a_lease_without_progress_is_swept_and_its_pages_wait_for_the_fence(bench: Bench) -> None:
+    admitted = bench.admit(prompt_of(50), local=False, ttl_s=5.0)
+    bench.now = 4.0
+    bench.say(ch.ReceiveOpened(admitted.key, 1))
+    bench.now = 20.0
+    assert bench.say() == [], "an open stream is watched by its keepalive"
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    bench.now = 24.0
+    assert bench.say() == []
+    assert bench.loop.patience() == pytest.approx(1.0)
+    bench.now = 25.5
+    ended, close = bench.say()
+    assert (ended.error.type, close) == ("LeaseUnknown", ch.CloseReceive(admitted.key))
+    assert bench.loop.snapshot().leases_swept == 1
+    bench.say(ch.ReceiveOpened(admitted.key, 1))
+    assert bench.pool.snapshot_counts().quarantined == 4, "that receive was on its way in the channel"
+    bench.say(ch.ReceiveClosed(admitted.key, 1))
+    assert bench.pool.snapshot_counts().quarantined == 4
+    bench.say(ch.Cancel(admitted.key, "closed"))
+    assert bench.at_baseline()
+
+
+def test_the_youngest_is_preempted_and_its_answer_stays_the_same() -> None:
+    bench = Bench(pages=12)
+    keys = [bench.admit(prompt_of(30, n), local=True, max_tokens=60).key for n in range(3)]
+    got = bench.finish(*keys)
+    assert [got[k] for k in keys] == [answer(prompt_of(30, n), max_tokens=60) for n in range(3)]
+    assert bench.loop.scheduler.preemptions > 0
+    assert bench.at_baseline()
+
+
+def test_a_sequence_that_outgrows_the_whole_pool_fails_alone_with_the_pools_size() -> None:
+    bench = Bench(pages=4)
+    key = bench.admit(prompt_of(30), local=True, max_tokens=200).key
+    bench.finish(key)
+    (ended,) = [m for m in bench.tape.sent if isinstance(m, ch.Ended)]
+    assert ended.error.type == "PoolExhausted"
+    assert "4 pages" in ended.error.message
+    assert bench.at_baseline()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ([], "InvalidRequest"),
+        ([VOCAB], "InvalidRequest"),
+        ([1] * CONTEXT, "ContextTooLong"),
+        ([1] * 1040, "ContextTooLong"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_by_name(bench: Bench, prompt: list[int], error: str) -> None:
+    assert bench.admit(prompt, local=True).error.type == error
+    assert bench.at_baseline()
+
+
+def test_a_full_pool_refuses_with_a_retryable_error(bench: Bench) -> None:
+    bench.admit(prompt_of(900), local=False)
+    assert bench.admit(prompt_of(200), local=False).error.type == "PoolExhausted"
+
+
+def test_a_draining_engine_finishes_what_it_has(bench: Bench) -> None:
+    key = bench.admit(prompt_of(30), local=True).key
+    bench.say(ch.Drain())
+    assert bench.admit(prompt_of(30), local=True).error.type == "Draining"
+    assert bench.finish(key)[key] == answer(prompt_of(30))
+
+
+class Poisoned(PacedRunner):
+    """Raises for every step that holds the bad token: a sequence that can't be computed."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if any(13 in item.tokens for item in plan.items):
+            raise RuntimeError("boom")
+        return super().run(plan)
+
+
+def test_a_sequence_that_can_not_be_computed_fails_alone() -> None:
+    bench = Bench(runner=Poisoned("bad", step_seconds=lambda s: 0.0, **MODEL))
+    good = [list(range(20, 40 + n)) for n in range(5)]
+    keys = [bench.admit(p, local=False).key for p in good]  # nothing runs yet: all meet in one step
+    for key in keys:
+        bench.say(ch.Cancel(key, "warm up"))
+    messages = [ch.Admit(100 + n, request(n, p, max_tokens=3), True, 0.0) for n, p in enumerate(good)]
+    bench.say(*messages, ch.Admit(200, request(9, [1, 13, 2]), True, 0.0))
+    got = bench.finish(*range(100, 105))
+    assert [len(got[100 + n]) for n in range(5)] == [3] * 5
+    ended = [m for m in bench.tape.sent if isinstance(m, ch.Ended) and m.key == 200]
+    assert "boom" in ended[0].error.message
+    assert bench.at_baseline()
+
+
+def test_cache_changes_and_load_are_reported_at_most_ten_times_a_second(bench: Bench) -> None:
+    key = bench.admit(prompt_of(40), local=True, max_tokens=30).key
+    for _ in range(40):
+        bench.now += 0.01
+        bench.loop.turn([])
+    bench.now += 0.1
+    bench.loop.turn([])
+    stats = [m for m in bench.tape.sent if isinstance(m, ch.Stats)]
+    added = [h for m in bench.tape.sent if isinstance(m, ch.CacheChanged) for h in m.added]
+    assert len(stats) <= 7
+    assert len(added) == (40 + 30 - 1) // 16
+    assert stats[-1].tokens_decoded == 29
+    assert stats[-1].cached_pages == 4
+    assert bench.tokens(key) == answer(prompt_of(40), max_tokens=30)
+
+
+def test_a_sequence_without_a_page_waits_for_shared_pages_a_while_and_not_for_ever() -> None:
+    bench, prompt = Bench(pages=8), prompt_of(64)
+    cached = bench.admit(prompt, local=True, max_tokens=1)
+    bench.finish(cached.key)
+    root = prefix.root(bench.runner.spec.fingerprint, bench.runner.spec.layout.fidelity)
+    bench.say(ch.Pin(-1, tuple(prefix.chain(root, prompt))))  # somebody reads them, and stops reading
+    grows = bench.admit(prompt_of(60, salt=1), local=True, max_tokens=40)
+    bench.finish(grows.key)
+    ended = [m for m in bench.tape.sent if isinstance(m, ch.Ended)]
+    assert not ended, "the pages may come back"
+    bench.now += SHARED_S / 2
+    assert not bench.loop.turn([])
+    bench.now += SHARED_S
+    bench.loop.turn([])
+    [ended] = [m for m in bench.tape.sent if isinstance(m, ch.Ended)]
+    assert ended.key == grows.key
+    assert "don't fit the pool" in ended.error.message
+    bench.say(ch.Unpin(-1))
+    assert bench.at_baseline()
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_an_admission_that_fails_at_any_line_leaves_nothing_behind(local: bool) -> None:
+    bench, key, refused = Bench(), itertools.count(100), 0
+    for fault in each_line(
+        "decode_worker/engine/loop.py", "decode_worker/engine/leases.py", "decode_worker/engine/scheduler.py"
+    ):
+        admit = ch.Admit(next(key), request(1, prompt_of(40)), local, 0.0)
+        with fault:
+            bench.loop.take(admit)
+        kinds = (ch.Admitted, ch.Refused, ch.Ended)
+        [said] = [m for m in bench.tape.sent if isinstance(m, kinds) and m.key == admit.key]
+        if isinstance(said, ch.Refused):
+            refused += 1
+            assert bench.at_baseline(), fault.where
+        bench.say(ch.Cancel(admit.key, "over"))
+        assert bench.at_baseline(), fault.where
+    assert refused > 15

@@ -1,0 +1,290 @@
+"""baton.launch.ray.seats without Ray: a small stand-in that keeps nodes, actors and placement groups."""
+
+import sys
+import types
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.launch.ray.seats import Seats
+from baton.launch.supervise import HostPlan, SlotStatus
+
+
+class RayError(Exception):
+    """Ray's own root."""
+
+
+class Actor:
+    """Of one slot; ``stop`` is answered when the test says so."""
+
+    def __init__(self, plan: HostPlan) -> None:
+        self.plan, self.state, self.killed = plan, "ready", False
+        self.status = types.SimpleNamespace(remote=lambda: ("status", self))
+        self.stop = types.SimpleNamespace(remote=self._stop)
+
+    def _stop(self, grace_s: float) -> Any:
+        return ("stop", self)
+
+
+class FakeRay:
+    """As much of Ray as Seats asks for. ``stopped`` holds slots whose hosts have ended."""
+
+    def __init__(self) -> None:
+        self.alive: dict[str, dict[str, float]] = {}
+        self.named: dict[str, Actor] = {}
+        self.named_groups: dict[str, Any] = {}
+        self.draining: dict[str, int] = {}
+        self.actors: list[Actor] = []
+        self.groups: list[str] = []
+        self.stopped: set[str] = set()
+        self.new_actors_are = "ready"
+        self.exceptions = types.SimpleNamespace(RayError=RayError)
+        client = types.SimpleNamespace(get_draining_nodes=lambda: self.draining)
+        worker = types.SimpleNamespace(global_worker=types.SimpleNamespace(gcs_client=client))
+        self._private = types.SimpleNamespace(worker=worker)
+        self.util = types.SimpleNamespace(
+            list_named_actors=lambda: list(self.named), get_placement_group=self._group_named
+        )
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": n, "Alive": True, "Resources": r, "Labels": {}} for n, r in self.alive.items()]
+
+    def remote(self, **_: Any) -> Any:
+        def start(plan: str, name: str) -> Actor:
+            self.actors.append(Actor(msgspec.json.decode(plan, type=HostPlan)))
+            self.actors[-1].state = self.new_actors_are
+            if name:
+                self.named[name] = self.actors[-1]
+            return self.actors[-1]
+
+        def options(name: str = "", **_: Any) -> Any:
+            return types.SimpleNamespace(remote=lambda plan: start(plan, name))
+
+        return lambda kind: types.SimpleNamespace(options=options)
+
+    def get_actor(self, name: str) -> Actor:
+        return self.named[name]
+
+    def _group_named(self, name: str) -> Any:
+        if name not in self.named_groups:
+            raise ValueError(name)
+        return self.named_groups[name]
+
+    def place(self, bundles: list[dict[str, float]], name: str = "", **options: Any) -> Any:
+        self.groups.append(str(options))
+        if name:
+            self.named_groups[name] = types.SimpleNamespace(bundle_specs=bundles)
+        return options
+
+    def wait(self, asked: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        done = [a for a in asked if a[0] == "status" or a[1].plan.slot in self.stopped]
+        return done, [a for a in asked if a not in done]
+
+    def get(self, answer: Any) -> bytes:
+        return msgspec.json.encode(SlotStatus(answer[1].plan.slot, answer[1].state))
+
+    def kill(self, actor: Actor) -> None:
+        actor.killed = True
+        self.named = {name: other for name, other in self.named.items() if other is not actor}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    groups = types.ModuleType("ray.util.placement_group")
+    groups.placement_group = made.place  # type: ignore[attr-defined]
+    groups.remove_placement_group = lambda group: None  # type: ignore[attr-defined]
+    strategies = types.ModuleType("ray.util.scheduling_strategies")
+    strategies.PlacementGroupSchedulingStrategy = lambda **options: options  # type: ignore[attr-defined]
+    for name, module in (("placement_group", groups), ("scheduling_strategies", strategies)):
+        monkeypatch.setitem(sys.modules, f"ray.util.{name}", module)
+    return made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def seats(ray: FakeRay, clock: Clock, *slots: str, lasting: bool = False, gpus: bool = False) -> Seats:
+    made = Seats(ray, gpus=gpus, clock=clock, wall_clock=clock, lasting=lasting)
+    made.want([plan(slot) for slot in slots])
+    made.tend()
+    made.statuses()
+    return made
+
+
+def plan(slot: str, *command: str) -> HostPlan:
+    return HostPlan(slot, slot.split("-")[0], "{}", "/slots", "/log", command)
+
+
+def later(made: Seats, clock: Clock, seconds: float = 1.0) -> dict[str, SlotStatus]:
+    clock.now += seconds
+    made.tend()
+    return made.statuses()[0]
+
+
+def test_slots_of_a_dead_node_go_elsewhere_and_pauses_grow_with_each_loss(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"a": {"baton_decode": 1}}
+    made = seats(ray, clock, "decode-0")
+    for pause in (0.0, 0.5, 1.0, 2.0):
+        (gone,) = made.where().values()
+        spare = "a" if gone == "b" else "b"
+        ray.alive = {spare: {"baton_decode": 1}}
+        if pause:
+            later(made, clock)
+            assert made.unseated(), "not before the pause"
+            later(made, clock, max(0.0, pause - 1.0) + 0.01)
+        later(made, clock)
+        assert made.where() == {"decode-0": spare}
+    assert [actor.killed for actor in ray.actors] == [True] * 4 + [False]
+
+
+def test_who_finds_no_room_waits_and_is_seated_when_a_node_joins(ray: FakeRay, clock: Clock) -> None:
+    made = seats(ray, clock, "prefill-0")
+    assert made.statuses()[0]["prefill-0"].state == "waiting"
+    ray.alive["n"] = {"baton_prefill": 1}
+    later(made, clock)
+    assert made.where() == {"prefill-0": "n"}
+    assert "'ray.io/node-id': 'n'" in ray.groups[0]
+
+
+def test_a_slot_that_is_not_wanted_drains_before_its_actor_goes_and_comes_back_when_it_is(
+    ray: FakeRay, clock: Clock
+) -> None:
+    ray.alive["n"] = {"baton_decode": 2}
+    made = seats(ray, clock, "decode-0", "decode-1")
+    made.want([plan("decode-0")])
+    later(made, clock)
+    assert not ray.actors[1].killed, "it drains"
+    made.want([plan("decode-0"), plan("decode-1")])
+    later(made, clock, 0.1)
+    assert len(ray.actors) == 2, "not twice at once"
+    ray.stopped.add("decode-1")
+    later(made, clock, 0.1)
+    assert ray.actors[1].killed
+    later(made, clock)
+    assert set(made.where()) == {"decode-0", "decode-1"}
+    assert len(ray.actors) == 3
+
+
+def test_a_host_that_does_not_stop_is_given_up_after_its_time(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2}
+    made = seats(ray, clock, "decode-0", "decode-1")
+    made.want([plan("decode-0")])
+    later(made, clock)
+    assert later(made, clock, 30)["decode-1"].state == "ended"
+    assert ray.actors[1].killed
+
+
+def test_a_node_that_will_be_taken_is_left_one_worker_of_a_role_after_the_other(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"old": {"baton_decode": 2}}
+    made = seats(ray, clock, "decode-0", "decode-1")
+    ray.alive["new"] = {"baton_decode": 2}
+    ray.draining = {"old": int((clock.now + 300) * 1000)}
+    clock.now += 5
+    ray.new_actors_are = "starting"
+    ray.stopped = {"decode-0"}
+    for _ in range(9):
+        later(made, clock)
+    assert made.where() == {"decode-0": "new", "decode-1": "old"}, "until the first serves again"
+    ray.actors[-1].state = "ready"
+    ray.stopped = {"decode-1"}
+    later(made, clock)
+    assert made.where()["decode-1"] == "old", "and every router knows"
+    for _ in range(5):
+        later(made, clock)
+    assert set(made.where().values()) == {"new"}
+
+
+def test_a_node_that_goes_very_soon_is_left_by_all_at_once(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"old": {"baton_decode": 2}, "new": {"baton_decode": 0}}
+    made = seats(ray, clock, "decode-0", "decode-1")
+    ray.stopped = {"decode-0", "decode-1"}
+    ray.draining = {"old": int((clock.now + 5) * 1000)}
+    later(made, clock)
+    later(made, clock)
+    assert made.where() == {}
+    assert {plan.slot for plan in made.unseated()} == {"decode-0", "decode-1"}
+
+
+def test_one_of_two_leaves_a_node_at_a_time_however_often_it_is_looked_at(ray: FakeRay, clock: Clock) -> None:
+    ray.alive = {"old": {"baton_decode": 2}}
+    made = seats(ray, clock, "decode-0", "decode-1")
+    ray.alive["new"] = {"baton_decode": 2}
+    ray.draining = {"old": int((clock.now + 300) * 1000)}
+    ray.new_actors_are = "starting"
+    ray.stopped = {"decode-0", "decode-1"}
+    for _ in range(50):
+        later(made, clock, 0.2)
+    assert sorted(made.where().values()) == ["new", "old"]
+
+
+def test_the_next_one_takes_over_lasting_workers_and_drains_what_it_does_not_want(
+    ray: FakeRay, clock: Clock
+) -> None:
+    ray.alive["n"] = {"baton_decode": 2, "baton_prefill": 1}
+    seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    made = seats(ray, clock, "decode-0", "prefill-0", lasting=True)
+    assert len(ray.actors) == 3, "decode-0 is not started again"
+    assert made.where() == {"decode-0": "n", "decode-1": "n", "prefill-0": "n"}
+    ray.stopped = {"decode-1"}
+    assert later(made, clock)["decode-1"].state == "ended"
+    assert [actor.killed for actor in ray.actors] == [False, True, False]
+    assert set(made.where()) == {"decode-0", "prefill-0"}
+
+
+def test_a_lasting_worker_that_an_earlier_placer_told_to_end_is_placed_anew(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2}
+    seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    made = seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    ray.actors[1].state = "ended"
+    for _ in range(3):
+        later(made, clock)
+    assert [actor.killed for actor in ray.actors] == [False, True, False]
+    assert set(made.where()) == {"decode-0", "decode-1"}
+    later(made, clock)
+    assert len(ray.actors) == 3, "once"
+
+
+def test_what_another_version_named_otherwise_is_drained_and_placed_anew(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 1}
+    ray.named["baton/decode-0/0123456789ab"] = old = Actor(plan("decode-0"))
+    ray.named["somebody/else"] = Actor(plan("decode-0"))
+    made = seats(ray, clock, "decode-0", lasting=True)
+    ray.stopped = {"decode-0"}
+    for _ in range(3):
+        later(made, clock)
+    assert old.killed
+    assert "somebody/else" in ray.named
+    assert made.where() == {"decode-0": "n"}
+
+
+def test_workers_of_another_plan_are_replaced_one_of_a_role_after_the_other(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2}
+    made = seats(ray, clock, "decode-0", "decode-1", lasting=True)
+    clock.now += 5
+    ray.new_actors_are = "starting"
+    ray.stopped = {"decode-0", "decode-1"}
+    made.want([plan("decode-0", "new"), plan("decode-1", "new")])
+    for _ in range(30):
+        later(made, clock, 0.3)
+    assert [actor.killed for actor in ray.actors] == [True, False, False], "until the first serves"
+    ray.actors[-1].state = "ready"
+    for _ in range(30):
+        later(made, clock, 0.3)
+    assert [actor.plan.command for actor in ray.actors if not actor.killed] == [("new",), ("new",)]
+
+
+def test_a_lasting_worker_waits_for_a_whole_gpu_and_another_takes_a_share(ray: FakeRay, clock: Clock) -> None:
+    ray.alive["n"] = {"baton_decode": 2, "GPU": 1}
+    assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True).where()) == {"decode-0", "decode-1"}
+    assert set(seats(ray, clock, "decode-0", "decode-1", gpus=True, lasting=True).where()) == {"decode-0"}

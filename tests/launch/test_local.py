@@ -1,0 +1,44 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from baton.cluster.config import load_config
+from baton.launch.local import LocalCluster
+from baton.launch.run_files import RunFiles
+from baton.protos.errors import ConfigError
+
+PACED = {"device": "paced:zero"}
+
+
+def nothing(part: str, what: str) -> None:
+    pass
+
+
+def test_a_port_in_use_is_named_with_its_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for key, flag in (("port", "--port"), ("grpc_port", "--grpc-port")):
+            settings = load_config(flags={"worker": PACED, "router": {"port": 0, "grpc_port": 0, key: port}})
+            with pytest.raises(ConfigError, match=f"{key} {port} .*in use.* {flag}"):
+                LocalCluster(settings, nothing)
+
+
+def test_workers_elsewhere_need_a_redis_they_can_reach() -> None:
+    settings = load_config(flags={"worker": PACED, "ray": {"address": "10.0.0.1:6379"}})
+    with pytest.raises(ConfigError, match="--redis"):
+        LocalCluster(settings, nothing)
+
+
+def test_a_run_directory_too_deep_for_sockets_is_refused(tmp_path: Path) -> None:
+    settings = load_config(flags={"cluster": {"run_dir": str(tmp_path / ("x" * 60))}})
+    with pytest.raises(ConfigError, match=r"cluster\.run_dir"):
+        RunFiles(settings)
+
+
+def test_only_logs_outlive_a_run(folder: Path) -> None:
+    files = RunFiles(load_config(flags={"cluster": {"run_dir": str(folder / "run")}}))
+    (files.logs / "x.log").write_text("kept")
+    files.config.write_text("{}")
+    files.tidy()
+    assert [p.name for p in files.root.iterdir()] == ["logs"]

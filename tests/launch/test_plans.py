@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+
+from baton.cluster.config import BatonConfig, load_config
+from baton.launch.plans import DEMO, model_name, resolve_model, slots_of, text_directory, worker_plans
+from baton.protos.errors import CheckpointError, ConfigError
+from baton.worker.spec import load_spec
+
+
+def config(**sections: dict) -> BatonConfig:
+    return load_config(flags=sections, search=Path("/nowhere"))
+
+
+def test_two_prefill_and_one_decode() -> None:
+    expected = [("prefill-0", "prefill"), ("prefill-1", "prefill"), ("decode-0", "decode")]
+    assert slots_of(config(cluster={"prefill": 2})) == expected
+
+
+def test_colocated_has_decode_workers_only() -> None:
+    assert slots_of(config(cluster={"colocated": True, "decode": 2})) == [
+        ("decode-0", "decode"),
+        ("decode-1", "decode"),
+    ]
+
+
+def test_every_worker_gets_a_spec_its_host_can_read(tmp_path: Path) -> None:
+    settings = config(worker={"device": "paced:zero", "pages": 77, "seed": 5}, redis={"lease_s": 9.0})
+    plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+    spec = load_spec(plans[0].spec)
+    assert [p.slot for p in plans] == ["prefill-0", "decode-0"]
+    assert (spec.role, spec.pages, spec.seed, spec.lease_s, spec.redis_url) == ("prefill", 77, 5, 9.0, "unix:///x")
+
+
+def test_the_demo_model_is_the_default() -> None:
+    assert DEMO.parent.name == "models"
+    assert model_name(config(), str(DEMO)) == "demo"
+
+
+def test_a_paced_engine_needs_no_model() -> None:
+    settings = config(worker={"device": "paced:zero"})
+    assert resolve_model(settings) == ""
+    assert text_directory("") is None
+    assert model_name(settings, "")
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_by_name_at_start(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    for ask in (
+        lambda: resolve_model(config(worker={"model": str(tmp_path)})),
+        lambda: text_directory(str(tmp_path)),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"has no tokenizer\.json \(it has tokenizer\.model, .*save_pretrained"
+        ):
+            ask()
+    paced = config(worker={"model": str(tmp_path), "device": "paced:zero"})
+    assert resolve_model(paced) == str(tmp_path.resolve())
+    assert text_directory(str(tmp_path), paced=True) is None
+
+
+def test_a_hub_id_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    assert resolve_model(config(worker={"model": "Qwen/Qwen3-0.6B"})) == "Qwen/Qwen3-0.6B"
+    assert resolve_model(config(worker={"model": str(tmp_path)})) == str(tmp_path.resolve())
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./nothing", "a/b/c", "~/nothing-here"])
+def test_a_path_that_is_not_there_is_named(model: str) -> None:
+    with pytest.raises(CheckpointError, match="no model directory at"):
+        resolve_model(config(worker={"model": model}))
+
+
+def test_a_pool_on_other_hardware_has_slots_resources_and_settings_of_its_own(tmp_path: Path) -> None:
+    pool = {
+        "name": "long", "role": "prefill", "count": 2, "resources": {"baton_long": 1}, "labels": {"gpu": "h200"},
+        "worker": {"prefill_chunk_tokens": 2048, "threads": 3},
+    }  # fmt: skip
+    flags = {"cluster": {"pools": [pool]}, "worker": {"device": "paced:zero"}}
+    plans = worker_plans(load_config(flags=flags, search=tmp_path), "", "", tmp_path, tmp_path)
+    assert [(p.slot, p.role) for p in plans] == [
+        ("prefill-0", "prefill"), ("decode-0", "decode"), ("long-0", "prefill"), ("long-1", "prefill"),
+    ]  # fmt: skip
+    assert plans[2].resources == {"baton_long": 1}
+    assert plans[2].labels == {"gpu": "h200"}
+    assert plans[0].resources == {}
+    specs = [load_spec(plan.spec) for plan in plans]
+    assert [spec.prefill_chunk_tokens for spec in specs] == [512, 512, 2048, 2048]
+    assert specs[2].threads == 3
+
+
+def test_a_pool_may_be_all_the_prefill_there_is_and_its_mistakes_are_named(tmp_path: Path) -> None:
+    def load(**pool: object) -> None:
+        cluster = {"prefill": 0, "pools": [{"name": "long", "role": "prefill"} | pool]}
+        load_config(flags={"cluster": cluster}, search=tmp_path)
+
+    load()
+    for wrong, text in (
+        ({"name": "prefill"}, "give each a name of its own"),
+        ({"worker": {"dtyp": "float32"}}, r"cluster.pools long: worker\.dtyp"),
+        ({"count": 0}, r"cluster\.prefill is 0"),
+        ({"role": "king"}, "role"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            load(**wrong)
+
+
+def test_fixed_ports_are_for_one_worker_per_machine(tmp_path: Path) -> None:
+    fixed = {"device": "paced:zero", "port": 8100, "data_port": 8101, "metrics_port": 8102}
+    with pytest.raises(ConfigError, match=r"worker\.port 8100") as refused:
+        worker_plans(config(worker=fixed), "", "unix:///x", tmp_path, tmp_path)
+    assert refused.value.param == "worker.port"
+    alone = worker_plans(config(worker=fixed, cluster={"colocated": True}), "", "unix:///x", tmp_path, tmp_path)
+    spec = load_spec(alone[0].spec)
+    assert (spec.port, spec.data_port, spec.metrics_port) == (8100, 8101, 8102)

@@ -1,0 +1,93 @@
+"""Which prompts a step reads: over a real pool, with the time passed in; no engine."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.sequence import Sequence
+from baton.kv.layout import prefix
+from baton.kv.pages.pool import PagePool
+from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
+from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling
+
+ROOT = prefix.root("f", "test")
+
+
+def add(
+    scheduler: PrefillScheduler, seq: int, length: int, salt: int = 0, now: float = 0.0, priority: int = 0
+) -> PrefillJob:
+    tokens = tuple((salt * 1000 + i) % 9973 for i in range(length))
+    request = EngineRequest(str(seq), tokens, length, Sampling(), priority=priority)
+    job = PrefillJob(Sequence(seq, request, (), 8192), prefix.chain(ROOT, tokens), now)
+    scheduler.add(job)
+    return job
+
+
+def run(scheduler: PrefillScheduler, now: float = 0.0) -> list[tuple[int, int]]:
+    """One step: blocks are sealed, finished prompts give their pages back. What was planned, as (seq, tokens)."""
+    plan = scheduler.plan(now)
+    for item in plan.items:
+        job = scheduler.jobs[item.seq]
+        job.sequence.computed += len(item.tokens)
+        for index in range(item.start // BLOCK_TOKENS, job.sequence.computed // BLOCK_TOKENS):
+            job.held_lease.seal(index, job.hashes[index])
+        if item.sample is not None:
+            scheduler.remove(item.seq)
+            job.held_lease.close()
+    return [(item.seq, len(item.tokens)) for item in plan.items]
+
+
+def test_a_budget_is_shared_by_short_prompts_and_filled_with_a_piece_of_the_next() -> None:
+    scheduler = PrefillScheduler(PagePool(64), chunk_tokens=100, max_batch=8)
+    for seq, length in ((1, 200), (2, 30), (3, 40)):
+        add(scheduler, seq, length, salt=seq)
+    assert run(scheduler) == [(2, 30), (3, 40), (1, 30)]
+    assert run(scheduler) == [(1, 100)]
+
+
+def test_who_waited_long_enough_goes_before_the_short_ones() -> None:
+    scheduler = PrefillScheduler(PagePool(128), chunk_tokens=64, max_batch=8, aging=100.0)
+    add(scheduler, 1, 500, salt=1)
+    add(scheduler, 2, 64, salt=2, now=4.0)
+    assert run(scheduler, now=4.0) == [(2, 64)]
+    add(scheduler, 3, 64, salt=3, now=6.0)
+    assert run(scheduler, now=6.0) == [(1, 64)]
+
+
+def test_prompts_with_a_common_prefix_compute_it_once() -> None:
+    scheduler = PrefillScheduler(PagePool(64), chunk_tokens=512, max_batch=8)
+    first, second = add(scheduler, 1, 100), add(scheduler, 2, 130)
+    assert run(scheduler) == [(1, 100)]
+    assert run(scheduler) == [(2, 130 - 96)]
+    assert (first.cached_tokens, second.cached_tokens) == (0, 96)
+
+
+def test_a_prompt_that_finds_no_pages_waits_without_holding_back_what_runs() -> None:
+    scheduler = PrefillScheduler(PagePool(10), chunk_tokens=32, max_batch=8)
+    add(scheduler, 1, 120, salt=1)
+    run(scheduler)
+    add(scheduler, 2, 60, salt=2)
+    assert run(scheduler) == [(1, 32)]
+    assert scheduler.jobs[2].lease is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 150), st.integers(0, 2), st.integers(-1, 1)), min_size=1, max_size=12),
+    st.integers(10, 40),
+    st.integers(1, 64),
+)
+def test_every_prompt_is_read_whole_and_every_page_comes_back(
+    prompts: list[tuple[int, int, int]], pages: int, chunk: int
+) -> None:
+    scheduler = PrefillScheduler(PagePool(pages), chunk, max_batch=4)
+    jobs = [add(scheduler, seq, n, salt, priority=p) for seq, (n, salt, p) in enumerate(prompts)]
+    for step in range(5000):
+        planned = run(scheduler, now=step * 0.01)
+        scheduler.pool.check()
+        assert sum(tokens for _, tokens in planned) <= chunk
+        if not planned:
+            break
+    assert all(job.sequence.computed == job.tokens for job in jobs)
+    assert scheduler.pool.snapshot_counts().leases == 0

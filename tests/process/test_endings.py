@@ -1,0 +1,32 @@
+"""What a child's return code says, in words."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from baton.process.endings import Memory, ending_of
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "after", "says"),
+    [
+        (0, 0, 0, ("exit", "exit status 0")),
+        (3, 0, 1, ("exit", "exit status 3")),
+        (-signal.SIGSEGV, 0, 1, ("signal", "SIGSEGV")),
+        (-signal.SIGKILL, 2, 2, ("signal", "SIGKILL")),
+        (-signal.SIGKILL, 2, 3, ("oom", "SIGKILL: the kernel was out of memory for its control group")),
+    ],
+)
+def test_an_ending_is_a_status_a_signal_or_want_of_memory(tmp_path: Path, code, before, after, says) -> None:
+    events = tmp_path / "memory.events"
+    events.write_text(f"low 0\noom 9\noom_kill {before}\noom_group_kill 7\n")
+    memory = Memory(events)
+    events.write_text(f"low 0\noom 9\noom_kill {after}\noom_group_kill 7\n")
+    assert ending_of(code, memory) == says
+
+
+def test_without_a_control_group_nobody_was_out_of_memory(tmp_path: Path) -> None:
+    assert ending_of(-signal.SIGKILL, Memory(tmp_path / "none")).cause == "signal"

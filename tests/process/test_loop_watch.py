@@ -1,0 +1,101 @@
+"""The watch over an event loop: it sees what this process does to its loop, and nothing that others do."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import uvloop
+
+from baton.process.loop_watch import LoopWatch
+
+
+def spin(seconds: float) -> None:
+    """CPU of this thread, however busy the machine is."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+async def watched(work, stall_s: float = 0.05) -> LoopWatch:
+    noticed: list[float] = []
+    with LoopWatch(stall_s, noticed.append) as watch:
+        await asyncio.sleep(2 * stall_s)
+        await work()
+        await asyncio.sleep(3 * stall_s)
+    assert len(noticed) == len(watch.stalls)
+    return watch
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_callback_that_holds_the_loop_is_seen_with_its_stack(run, caplog) -> None:
+    async def work() -> None:
+        spin(0.25)
+
+    watch = run(watched(work))
+    assert any(0.1 < stall.seconds < 1 and "spin" in stall.stack for stall in watch.stalls)
+    assert "stood still" in caplog.text
+
+
+@pytest.mark.parametrize("in_thread", [True, False], ids=["in another thread", "on the loop"])
+def test_code_in_c_that_holds_the_interpreters_lock_is_seen_too(in_thread: bool) -> None:
+    numbers = list(range(1 << 19))
+    random.Random(1).shuffle(numbers)
+
+    async def work(watch: LoopWatch) -> None:
+        for _ in range(20):  # on a busy machine, one may look too late to tell
+            if in_thread:
+                await asyncio.to_thread(sorted, numbers)
+            else:
+                sorted(numbers)
+            await asyncio.sleep(0.02)
+            if watch.stalls:
+                return
+
+    async def run() -> LoopWatch:
+        with LoopWatch(0.05) as watch:
+            await work(watch)
+        return watch
+
+    assert asyncio.run(run()).stalls
+
+
+def test_many_short_callbacks_in_a_row_are_no_stall() -> None:
+    async def work() -> None:
+        await asyncio.gather(*(one() for _ in range(60)))
+
+    async def one() -> None:
+        spin(0.005)
+
+    assert not uvloop.run(watched(work)).stalls
+
+
+def test_a_busy_machine_is_no_stall() -> None:
+    busy = [sys.executable, "-c", "while True: pass"]
+    neighbours = [subprocess.Popen(busy) for _ in range(8)]
+    try:
+
+        async def work() -> None:
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                spin(0.002)
+                await asyncio.sleep(0)
+
+        assert not uvloop.run(watched(work)).stalls
+    finally:
+        for one in neighbours:
+            one.kill()
+            one.wait()
+
+
+def test_an_idle_loop_is_no_stall_and_the_watch_ends_with_its_block() -> None:
+    before = threading.active_count()
+
+    async def work() -> None:
+        await asyncio.sleep(0.2)
+
+    assert not asyncio.run(watched(work)).stalls
+    assert threading.active_count() <= before + 1  # asyncio's own executor

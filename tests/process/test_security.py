@@ -1,0 +1,61 @@
+"""What the config makes of certificates, and when they end, for everybody to see."""
+
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from baton.cluster.config import load_config
+from baton.cluster.telemetry import RouterMetrics, WorkerMetrics
+from baton.process.security import files_of, public_identity, show_end, show_ends
+from baton.tls.authority import Authority
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    made = Authority(tmp_path)
+    made.make()
+    return made
+
+
+def config(folder: Path, **more: str):
+    return load_config(flags={"tls": {"dir": str(folder), **more}}, search=Path("/nowhere"))
+
+
+def days_left(registry: CollectorRegistry) -> dict[str, int]:
+    lines = [line for line in generate_latest(registry).decode().splitlines() if "_certificate_expiry_" in line]
+    samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: round((float(value) - time.time()) / DAY_S) for name, value in samples}
+
+
+def test_a_router_shows_when_each_of_its_certificates_ends(authority: Authority, tmp_path: Path) -> None:
+    authority.issue("router", ["router.baton.internal"], days=60)
+    authority.issue("public", ["api.example"], days=10)
+    settings = config(tmp_path, public_cert=str(tmp_path / "public.crt"), public_key=str(tmp_path / "public.key"))
+    metrics = RouterMetrics(CollectorRegistry())
+    show_ends(settings, public_identity(settings), metrics.certificate)
+    name = "baton_router_certificate_expiry_timestamp_seconds"
+    assert days_left(metrics.registry) == {f'{name}{{kind="api"}}': 10, f'{name}{{kind="cluster"}}': 60}
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(authority: Authority, tmp_path: Path) -> None:
+    authority.issue("worker", ["worker.baton.internal"], days=5)
+    metrics = WorkerMetrics(CollectorRegistry(), "decode", "decode-0", "m")
+    show_end(files_of(config(tmp_path).tls, "worker"), metrics.optional("certificate"))
+    assert set(days_left(metrics.registry).values()) == {5}
+    authority.issue("worker", ["worker.baton.internal"], days=80)
+    deadline = time.monotonic() + 20
+    while set(days_left(metrics.registry).values()) != {80}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_without_tls_there_is_no_end_to_show() -> None:
+    settings = load_config(search=Path("/nowhere"))
+    router, worker = RouterMetrics(CollectorRegistry()), WorkerMetrics(CollectorRegistry(), "decode", "d", "m")
+    show_ends(settings, public_identity(settings), router.certificate)
+    show_end(files_of(settings.tls, "worker"), worker.optional("certificate") if settings.tls.enabled else None)
+    assert days_left(router.registry) == days_left(worker.registry) == {}

@@ -1,0 +1,227 @@
+"""Who comes in by which surface, and how much of it: 401, 403 and 429 as clients of OpenAI know them."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import openai
+import pytest
+
+from baton.protos.errors import Forbidden, QuotaExceeded
+from baton.protos.v1 import inference_pb2 as pb
+from baton.protos.v1 import inference_pb2_grpc as pb_grpc
+from baton.protos.v1 import worker_pb2 as w
+from baton.router.access.caller import Caller
+from baton.router.access.gate import Gate
+from baton.router.access.keys import Key, KeyRing, add_key
+from baton.router.api.border import is_open
+from baton.router.observe.decisions import DecisionLog
+
+COMPLETION = {"model": "tiny", "prompt": "x", "max_tokens": 4}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Shared:
+    """Shared buckets that answer as told."""
+
+    def __init__(self, answer: float | None) -> None:
+        self.answer, self.asked, self.spends = answer, [], []
+
+    async def take(self, costs):
+        self.asked.append(costs)
+        return self.answer
+
+    async def spend(self, costs):
+        self.spends.append(costs)
+
+
+def caller(**fields) -> Caller:
+    return Caller(key=Key("k1", "acme", "h", **fields))
+
+
+async def test_a_rate_refills_and_an_overdrawn_bucket_waits():
+    clock = Clock()
+    gate = Gate(None, clock)
+    who = caller(requests_per_min=2, tokens_per_min=600)
+    await gate.charge(who, "m", 1, 100)
+    gate.spent(who.key, 550)
+    await gate.settle()
+    with pytest.raises(QuotaExceeded) as refused:
+        await gate.charge(who, "m", 1, 100)
+    assert refused.value.retry_after_s == pytest.approx(15, abs=0.1)  # 50 overdrawn, 100 asked, 10 a second
+    clock.now += 15.1
+    await gate.charge(who, "m", 1, 100)
+    with pytest.raises(QuotaExceeded):
+        await gate.charge(who, "m", 2, 1)
+
+
+async def test_a_prompt_over_the_whole_rate_waits_for_a_full_bucket_and_then_goes():
+    clock = Clock()
+    gate, who = Gate(None, clock), caller(tokens_per_min=60)
+    await gate.charge(who, "m", 1, 1000)
+    with pytest.raises(QuotaExceeded):
+        await gate.charge(who, "m", 1, 1)
+    clock.now += 941 + 1
+    await gate.charge(who, "m", 1, 1)
+
+
+async def test_the_shared_store_counts_and_this_process_does_when_it_is_away():
+    who = caller(requests_per_min=1)
+    busy = Gate(None, Clock(), Shared(2.5))
+    with pytest.raises(QuotaExceeded, match=r"2\.5 s"):
+        await busy.charge(who, "m", 1, 1)
+    away = Gate(None, Clock(), Shared(None))
+    await away.charge(who, "m", 1, 1)
+    with pytest.raises(QuotaExceeded):
+        await away.charge(who, "m", 1, 1)
+
+
+async def test_a_key_for_one_model_opens_no_other():
+    await Gate().charge(caller(models=("m",)), "m", 1, 1)
+    with pytest.raises(Forbidden):
+        await Gate().charge(caller(models=("m",)), "other", 1, 1)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    path = tmp_path / "keys.json"
+    made = {
+        "acme": add_key(path, "acme", 0.0, requests_per_min=2, priority=3),
+        "other": add_key(path, "other", 0.0, models=("elsewhere",)),
+    }
+    return made, Gate(KeyRing(path, Clock()), Clock())
+
+
+def test_nobody_is_asked_for_a_key_at_the_open_paths_alone():
+    assert all(map(is_open, ("/health", "/metrics", "/dashboard", "/dashboard/", "/dashboard/page.js")))
+    closed = ("/", "/healthz", "/metrics/x", "/dashboards", "/dashboard-data", "/dashboard.json", "/v1/models")
+    assert not any(map(is_open, closed))
+
+
+async def test_rest_wants_a_key_and_says_so_as_openai_does(fake, model_dir, start_router, keys):
+    made, gate = keys
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as c:
+        for header in ({}, {"authorization": "Basic x"}, {"authorization": "Bearer bt-wrong"}):
+            refused = await c.http.post("/v1/completions", json=COMPLETION, headers=header)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert refused.headers["x-request-id"]
+        assert (await c.http.get("/v1/models")).status_code == 401
+        for path in ("/health", "/ready", "/metrics", "/version"):
+            assert (await c.http.get(path)).status_code == 200
+        assert fake.requests == []
+
+        good = openai.AsyncOpenAI(base_url=f"{c.address.url}/v1", api_key=made["acme"], max_retries=0)
+        await good.completions.create(**COMPLETION, extra_body={"priority": -9, "cache_salt": "mine"})
+        await good.completions.create(**COMPLETION, extra_body={"priority": 2})
+        first, second = fake.requests
+        assert (first.tenant, first.priority, second.priority) == ("acme", 3, 5)
+        assert first.tenant_salt == second.tenant_salt + b"mine"
+        assert len(second.tenant_salt) == 16
+        with pytest.raises(openai.RateLimitError) as limited:
+            await good.completions.create(**COMPLETION)
+        assert limited.value.code == "rate_limit_exceeded"
+        assert int(limited.value.response.headers["retry-after"]) == 30
+        other = openai.AsyncOpenAI(base_url=f"{c.address.url}/v1", api_key=made["other"], max_retries=0)
+        with pytest.raises(openai.PermissionDeniedError):
+            await other.completions.create(**COMPLETION)
+        shown = (await c.http.get("/metrics")).text
+        refused = {"unauthenticated": 4, "quota_exceeded": 1, "forbidden": 1}
+        for cause, count in refused.items():
+            assert f'baton_requests_refused_total{{cause="{cause}"}} {count}.0' in shown
+
+
+async def test_grpc_wants_the_same_key(fake, model_dir, start_router, keys):
+    made, gate = keys
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as c:
+        stub = pb_grpc.InferenceStub(c.channel)
+        ask = pb.GenerateRequest(model="tiny", text="x")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Generate(ask)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in stub.GenerateStream(ask, metadata=(("authorization", "Bearer no"),)):
+                pass
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        metadata = (("authorization", f"Bearer {made['acme']}"), ("x-slo-ttft-ms", "250"), ("x-request-id", "mine"))
+        await stub.Generate(ask, metadata=metadata)
+        [request] = fake.requests
+        assert (request.tenant, request.slo_ttft_s, request.asked_id) == ("acme", 0.25, "mine")
+
+
+async def test_slos_come_in_headers_and_nonsense_is_refused(router, fake):
+    headers = {"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "25.5", "x-request-id": "mine"}
+    done = await router.http.post("/v1/completions", json=COMPLETION, headers=headers)
+    assert done.headers["x-request-id"] == "mine"
+    [request] = fake.requests
+    assert (request.slo_ttft_s, request.slo_tpot_s, request.asked_id) == (0.2, 0.0255, "mine")
+    for bad in ("soon", "0", "-1", "nan", "1e12"):
+        refused = await router.http.post("/v1/completions", json=COMPLETION, headers={"x-slo-ttft-ms": bad})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-slo-ttft-ms")
+
+
+TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+CHARGED = [
+    ("/v1/completions", COMPLETION),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
+    ("/v1/embeddings", {"input": [[5] * 10, [6] * 10]}),
+    ("/v2/models/tiny/generate", {"text_input": "x"}),
+    ("/v2/models/tiny/infer", {"inputs": [TENSOR]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), CHARGED)
+@pytest.mark.parametrize("rate", [{"requests_per_min": 1}, {"tokens_per_min": 1}])
+async def test_every_way_to_ask_is_charged_and_a_refusal_is_kept(
+    fake, model_dir, start_router, tmp_path, path, body, rate
+):
+    made = add_key(tmp_path / "keys.json", "acme", 0.0, **rate)
+    gate, log = Gate(KeyRing(tmp_path / "keys.json", Clock()), Clock()), DecisionLog("r", lambda: 0.0)
+    headers = {"authorization": f"Bearer {made}"}
+    async with start_router(fake, {"tiny": model_dir}, gate=gate, decisions=log) as c:
+        assert (await c.http.post(path, json=body, headers=headers)).status_code == 200
+        refused = await c.http.post(path, json=body, headers=headers)
+        assert refused.status_code == 429, refused.text
+        assert int(refused.headers["retry-after"]) >= 1
+        name = refused.headers["x-request-id"]
+        record = (await c.http.get(f"/v1/requests/{name}/explain", headers=headers)).json()
+        assert record["choices"][0]["error"].startswith("quota_exceeded: the key's rate")
+        assert (record["state"], record["tenant"]) == ("over", "acme")
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "wire"),
+    [
+        (2**31 - 1, 5, 2**31 - 1),
+        (10, 2**31 - 1, 2**31 - 1),
+        (-(2**40), -1, -(2**31)),
+        (3, -9, 3),
+        (2**40, 0, 2**31 - 1),
+    ],
+)
+def test_a_priority_beyond_32_bits_is_the_last_or_the_first_there_is(key, asked, wire):
+    who = caller(priority=key)
+    assert who.priority(asked) == wire
+    assert w.Admit(priority=who.priority(asked)).priority == wire
+
+
+async def test_the_tokenizer_is_charged_to_the_keys_rates(start_router, fake, model_dir, tmp_path) -> None:
+    path = tmp_path / "keys.json"
+    text = add_key(path, "acme", 1.0, requests_per_min=3)
+    gate = Gate(KeyRing(path, time.monotonic), time.monotonic)
+    async with start_router(fake, {"tiny": model_dir}, gate=gate) as clients:
+        clients.http.headers["authorization"] = f"Bearer {text}"
+        for path_, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+            assert (await clients.http.post(path_, json=body)).status_code == 200
+        asked = pb.TokenizeRequest(model="tiny", text="x")
+        metadata = (("authorization", f"Bearer {text}"),)
+        await pb_grpc.InferenceStub(clients.channel).Tokenize(asked, metadata=metadata)
+        refused = await clients.http.post("/tokenize", json={"prompt": "x"})
+        assert refused.status_code == 429

@@ -1,0 +1,337 @@
+"""Files and batches with the unmodified client against a real Redis: answered, cancelled, resumed, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import openai
+import pytest
+
+from baton.cluster.batch_store import KEPT_S, Asked, BatchStore, Job, StoredFile
+from baton.cluster.config import RouterConfig
+from baton.cluster.membership import connect
+from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
+from baton.router.access.gate import Gate
+from baton.router.access.keys import KeyRing, add_key, revoke_key
+from baton.router.api.batch.lane import BatchLane
+from baton.router.api.batch.lines import answer_line
+from baton.router.server import make_frontend, running_router
+from baton.router.text.catalog import ModelCatalog
+from tests.router.conftest import SAID, Clients
+
+ENDS = ("completed", "cancelled", "failed")
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+
+
+class Bench:
+    """A router with a store; lanes are started by the tests."""
+
+    def __init__(self, clients: Clients, frontend, store: BatchStore) -> None:
+        self.openai, self.http, self.frontend, self.store = clients.openai, clients.http, frontend, store
+        self.queued = 0
+
+    def lane(self, owner: str = "one") -> BatchLane:
+        return BatchLane(self.frontend, self.store, owner, lambda: self.queued)
+
+    async def submit(self, *bodies: dict, endpoint: str = "/v1/chat/completions"):
+        lines = [
+            {"custom_id": f"r{i}", "method": "POST", "url": endpoint, "body": body} for i, body in enumerate(bodies)
+        ]
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = await self.openai.files.create(file=("in.jsonl", content), purpose="batch")
+        return await self.openai.batches.create(
+            input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"a": "b"}
+        )
+
+    async def ended(self, batch_id: str):
+        async with asyncio.timeout(30):
+            while (batch := await self.openai.batches.retrieve(batch_id)).status not in ENDS:
+                await asyncio.sleep(0.02)
+        return batch
+
+    async def lines(self, file_id: str) -> list[dict]:
+        content = await self.openai.files.content(file_id)
+        return [json.loads(line) for line in content.text.splitlines()]
+
+
+class Full(Gate):
+    """Says that the rate is used up, some times over."""
+
+    times = 8
+
+    async def charge(self, *_: object) -> None:
+        self.times -= 1
+        if self.times > 0:
+            raise QuotaExceeded("used up", retry_after_s=0.01)
+
+
+@pytest.fixture
+async def bench(fake, model_dir, redis) -> AsyncIterator[Bench]:
+    config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, max_stored_bytes=100_000)
+    store = BatchStore(redis, "t")
+    frontend = make_frontend(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}), batches=store)
+    async with running_router(config, frontend) as address:
+        clients = Clients(address)
+        yield Bench(clients, frontend, store)
+        await clients.close()
+
+
+async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) -> None:
+    batch = await bench.submit(CHAT, CHAT | {"temperature": 9}, CHAT | {"max_tokens": 2})
+    assert (batch.status, batch.request_counts.total) == ("validating", 3)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 2, 1)
+    assert done.metadata == {"a": "b"}
+    good, bad = await bench.lines(done.output_file_id), await bench.lines(done.error_file_id)
+    assert [line["custom_id"] for line in good] == ["r0", "r2"]
+    assert good[0]["response"]["body"]["choices"][0]["message"]["content"] == SAID
+    assert (bad[0]["custom_id"], bad[0]["response"]["status_code"]) == ("r1", 400)
+    assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
+    assert {request.priority for request in fake.requests} == {1000}
+    assert [b.id async for b in bench.openai.batches.list()] == [batch.id]
+    assert {f.purpose async for f in bench.openai.files.list()} == {"batch", "batch_output"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "temperature": 0}),
+        ("/v1/responses", {"input": "x", "temperature": 0}),
+    ],
+)
+async def test_each_endpoint_has_its_batches(bench, endpoint, body) -> None:
+    batch = await bench.submit(body, endpoint=endpoint)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert done.request_counts.completed == 1
+
+
+async def test_a_job_goes_on_where_another_router_left_it(bench, fake) -> None:
+    fake.pace_s = 0.02
+    batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 60)
+    async with bench.lane("one").running():
+        while (await bench.store.job(batch.id)).completed < 5:
+            await asyncio.sleep(0.01)
+    before = (await bench.store.job(batch.id)).completed
+    assert before < 60
+    async with bench.lane("two").running():
+        done = await bench.ended(batch.id)
+    assert done.request_counts.completed == 60
+    assert len(await bench.lines(done.output_file_id)) == 60
+    assert len(fake.requests) <= 60 + 8  # only what was in flight is asked again
+
+
+async def test_two_lanes_never_have_one_job(bench, fake) -> None:
+    batch = await bench.submit(*[CHAT | {"max_tokens": 2}] * 20)
+    async with bench.lane("one").running(), bench.lane("two").running():
+        await bench.ended(batch.id)
+    assert len(fake.requests) == 20
+
+
+async def test_the_lane_waits_while_somebody_waits(bench, fake) -> None:
+    bench.queued = 1
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        await asyncio.sleep(0.2)
+        assert fake.requests == []
+        bench.queued = 0
+        await bench.ended(batch.id)
+
+
+async def test_a_cancelled_batch_keeps_what_it_had(bench, fake) -> None:
+    fake.pace_s = 0.03
+    batch = await bench.submit(*[CHAT | {"max_tokens": 5}] * 60)
+    async with bench.lane().running():
+        while not fake.requests:
+            await asyncio.sleep(0.01)
+        assert (await bench.openai.batches.cancel(batch.id)).status == "cancelling"
+        done = await bench.ended(batch.id)
+    assert (done.status, bool(done.cancelled_at)) == ("cancelled", True)
+    assert 0 < done.request_counts.completed < 60
+
+
+async def test_what_may_pass_is_tried_again(bench, fake) -> None:
+    opened, full = fake.open, [Overloaded("full", retry_after_s=0.01)] * 2
+
+    def open_later(request):
+        if full:
+            raise full.pop()
+        return opened(request)
+
+    fake.open = open_later
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        assert (await bench.ended(batch.id)).request_counts.completed == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no requests"),
+        (b"{", "line 1"),
+        (b'{"custom_id": "a", "method": "GET", "url": "/x", "body": {}}', "POST"),
+    ],
+)
+async def test_a_bad_file_fails_its_batch_before_anything_runs(bench, content, says) -> None:
+    file = await bench.openai.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = await bench.openai.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    assert batch.status == "failed"
+    assert says in batch.errors.data[0].message
+    await bench.openai.files.delete(file.id)
+    with pytest.raises(openai.NotFoundError):
+        await bench.openai.files.retrieve(file.id)
+
+
+async def test_bad_uploads_and_pages_are_refused_by_name(bench, router) -> None:
+    post = bench.http.post
+    for response, param in (
+        (await post("/v1/files", data={"purpose": "vision"}, files={"file": b"x"}), "purpose"),
+        (await post("/v1/files", data={"purpose": "batch"}), "file"),
+        (await post("/v1/files", content=b"x", headers={"content-type": "multipart/form-data"}), "file"),
+        (await bench.http.get("/v1/batches?limit=0"), "limit"),
+        (await post("/v1/batches", json={"input_file_id": "x", "endpoint": "/v1/edits"}), "endpoint"),
+    ):
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert (await bench.http.get("/v1/batches/none")).status_code == 404
+    assert (await router.http.get("/v1/files")).status_code == 503
+
+
+async def test_a_store_out_of_reach_is_an_error_that_says_so() -> None:
+    store = BatchStore(connect("unix:///nowhere/redis.sock"), "t")
+    with pytest.raises(Unavailable, match="can't be reached"):
+        await store.jobs(Asked())
+
+
+async def test_a_job_whose_input_is_gone_fails_and_says_so(bench) -> None:
+    batch = await bench.submit(CHAT)
+    await bench.openai.files.delete(batch.input_file_id)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.status, done.errors.data[0].code) == ("failed", "input_gone")
+    assert await bench.store.open_jobs() == []
+
+
+async def test_a_job_that_fails_again_and_again_holds_up_none_behind_it(bench) -> None:
+    bad, good = await bench.submit(CHAT), await bench.submit(CHAT)
+    broken = msgspec.structs.replace(await bench.store.job(bad.id), id="batch_0", key="{")  # the first in order
+    await bench.store.put(broken, is_open=True)
+    async with bench.lane().running():
+        assert (await bench.ended(good.id)).status == "completed"
+    assert "batch_0" in await bench.store.open_jobs()
+
+
+async def test_a_line_that_the_router_stumbles_over_fails_alone(bench, monkeypatch) -> None:
+    async def answer(frontend, line, request_id):
+        if line.custom_id == "r0":
+            raise ZeroDivisionError
+        return await answer_line(frontend, line, request_id)
+
+    monkeypatch.setattr("baton.router.api.batch.lane.answer_line", answer)
+    batch = await bench.submit(CHAT, CHAT)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+    assert "failed on this line" in (await bench.lines(done.error_file_id))[0]["error"]["message"]
+
+
+async def test_a_rate_that_is_used_up_is_waited_for(bench) -> None:
+    bench.frontend = msgspec.structs.replace(bench.frontend, gate=Full())
+    batch = await bench.submit(CHAT)
+    async with bench.lane().running():
+        done = await bench.ended(batch.id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+
+
+async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, redis, tmp_path) -> None:
+    path = tmp_path / "keys.json"
+    text = add_key(path, "acme", 0.0)
+    gate = Gate(KeyRing(path, itertools.count(0, 10).__next__))
+    key, line = gate.identify(f"Bearer {text}").key, {"method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    lines = [line | {"custom_id": f"r{n}"} for n in range(20)]
+    content = b"\n".join(msgspec.json.encode(line) for line in lines)
+    store = BatchStore(redis, "t")
+    frontend = make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate=gate)
+    await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
+    job = Job("batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(key).decode())
+    await store.put(job, is_open=True)
+    valid = True
+    lane = BatchLane(frontend, store, "one", lambda: int(valid and len(fake.requests) > 2))
+    working = asyncio.create_task(lane.work("batch_1"))
+    while len(fake.requests) < 3:
+        await asyncio.sleep(0.01)
+    revoke_key(path, key.id)
+    valid = False
+    await working
+    ended = await store.job("batch_1")
+    assert (ended.status, [error["code"] for error in ended.errors]) == ("failed", ["unauthenticated"])
+    assert 1 <= ended.completed < 20
+    assert ended.output_file, "what was answered until then is there"
+
+
+async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
+    store = BatchStore(redis, "t", kept_s=1)
+    await store.add_file(StoredFile("file-1", "", "x", "batch", 1, 1), b"x")
+    job = Job("batch_1", "", "/v1/completions", "file-1", "24h", 1, 1)
+    await store.put(job, is_open=True)
+    deadline = time.monotonic() + 10
+    while await store.file("file-1") or await store.job("batch_1"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert (await store.files(Asked()))[0] == (await store.jobs(Asked()))[0] == await store.open_jobs() == []
+    assert await redis.keys("*") == []
+
+
+async def test_lists_are_paged_by_tenant_and_a_page_says_where_it_ends(redis) -> None:
+    store = BatchStore(redis, "t")
+    for number in range(7):
+        await store.add_file(StoredFile(f"file-{number}", f"tenant-{number % 2}", "x", "batch", 1, number), b"x")
+        await store.put(Job(f"batch-{number}", f"tenant-{number % 2}", "/", "f", "24h", number, 1), is_open=True)
+    claim = await store.claim("batch-6", "one", 10)
+    await store.answer(claim, 0, b"{}", True)
+    files, more = await store.files(Asked(None, limit=3))
+    assert ([f.id for f in files], more) == (["file-6", "file-5", "file-4"], True)
+    files, more = await store.files(Asked("tenant-0", "file-4", 3))
+    assert ([f.id for f in files], more) == (["file-2", "file-0"], False)
+    await store.drop_file(files[0])
+    assert [f.id for f in (await store.files(Asked("tenant-0")))[0]] == ["file-6", "file-4", "file-0"]
+    jobs, more = await store.jobs(Asked("tenant-0", limit=2))
+    assert ([(j.id, j.completed) for j in jobs], more) == ([("batch-6", 1), ("batch-4", 0)], True)
+    with pytest.raises(InvalidRequest, match="not in the list"):
+        await store.jobs(Asked("tenant-1", "batch-6"))
+
+
+async def test_a_client_pages_through_all_its_files(bench) -> None:
+    made = [await bench.openai.files.create(file=("a", b"x"), purpose="batch") for _ in range(5)]
+    assert {f.id async for f in bench.openai.files.list(limit=2)} == {f.id for f in made}
+
+
+async def test_the_stores_own_names_are_nobodys_ids(bench) -> None:
+    batch = await bench.submit(CHAT)
+    await bench.openai.batches.cancel(batch.id)
+    for name in ("all", "list:all", "list:of:", "list:open", f"{batch.id}:cancel", f"{batch.id}:owner"):
+        for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/batches/{name}"):
+            assert (await bench.http.get(path)).status_code == 404, path
+        body = {"input_file_id": name, "endpoint": "/v1/completions", "completion_window": "24h"}
+        assert (await bench.http.post("/v1/batches", json=body)).status_code in (400, 404)
+
+
+async def test_a_tenants_files_are_bounded_and_what_is_deleted_or_over_makes_room(bench) -> None:
+    create = bench.openai.files.create
+    kept = await create(file=("a.jsonl", b"x" * 60_000), purpose="batch")
+    with pytest.raises(openai.RateLimitError, match=r"60000 bytes of files are kept.*max_stored_bytes"):
+        await create(file=("b.jsonl", b"x" * 40_001), purpose="batch")
+    await bench.openai.files.delete(kept.id)
+    assert (await create(file=("b.jsonl", b"x" * 60_000), purpose="batch")).bytes == 60_000
+    assert await bench.store.add_file(StoredFile("file-a", "a", "x", "batch", 9, 1), b"x" * 9, 10) is None
+    assert await bench.store.add_file(StoredFile("file-b", "a", "x", "batch", 2, 2), b"xx", 10) == 9
+    later = StoredFile("file-c", "a", "x", "batch", 2, 2 + KEPT_S)
+    assert await bench.store.add_file(later, b"xx", 10) is None, "the first file's time is over"
+    assert await bench.store.file("file-b") is None

@@ -1,0 +1,186 @@
+"""A batch job under failures of its store: no answer is lost or stored twice, whoever holds the job.
+
+The Redis is real; failures are injected into the client of one lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from redis.exceptions import ConnectionError as Broken
+
+from baton.cluster.batch_store import Asked, BatchStore, ClaimLost, Job, StoredFile
+from baton.cluster.config import RouterConfig
+from baton.cluster.membership import connect
+from baton.router.api.batch import lane as batch_lane
+from baton.router.api.batch.lane import AT_ONCE, BatchLane
+from baton.router.server import make_frontend
+from baton.router.text.catalog import ModelCatalog
+
+LINES = 1200
+LEASE_S = 1.0
+JOB = Job("batch_1", "acme", "/v1/completions", "file-1", "24h", LINES, 1)
+
+
+@pytest.fixture(autouse=True)
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LEASE_S", LEASE_S), ("RETRY_S", 0.02), ("LOOK_EVERY_S", 0.05), ("ROOM_EVERY_S", 0.01)):
+        monkeypatch.setattr(batch_lane, name, seconds, raising=False)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each line was answered by a worker."""
+    counts: Counter[str] = Counter()
+
+    async def answer(frontend, line, request_id):
+        await asyncio.sleep(0.004)
+        counts[line.custom_id] += 1
+        return {"custom_id": line.custom_id}, True
+
+    monkeypatch.setattr(batch_lane, "answer_line", answer)
+    return counts
+
+
+@pytest.fixture
+async def bench(fake, model_dir, server, redis):
+    bench = Bench(make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir})), server.url)
+    yield bench
+    await bench.close()
+
+
+class Bench:
+    def __init__(self, frontend, url: str) -> None:
+        self.frontend, self._url = frontend, url
+        self.clients: list = []
+        self.store = self.store_that()
+
+    def store_that(self, fails: Callable[[str], bool] = lambda command: False) -> BatchStore:
+        """A store whose client loses its connection where ``fails`` says so of a command's words."""
+        client = connect(self._url)
+        real = client.execute_command
+
+        async def execute(*words, **options):
+            if fails(" ".join(str(word)[:80] for word in words)):
+                raise Broken("injected")
+            return await real(*words, **options)
+
+        client.execute_command = execute
+        self.clients.append(client)
+        return BatchStore(client, "t")
+
+    def lane(self, owner: str, store: BatchStore | None = None) -> BatchLane:
+        return BatchLane(self.frontend, store or self.store, owner, lambda: 0)
+
+    async def submit(self, lines: int = LINES) -> Job:
+        asked = {"method": "POST", "url": JOB.endpoint, "body": {"prompt": "x"}}
+        content = b"\n".join(msgspec.json.encode(asked | {"custom_id": f"r{n}"}) for n in range(lines))
+        await self.store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
+        job = msgspec.structs.replace(JOB, total=lines)
+        await self.store.put(job, is_open=True)
+        return job
+
+    async def ended(self) -> tuple[Job, list[str]]:
+        """The job, and the lines of its output."""
+        async with asyncio.timeout(30):
+            while not (job := await self.store.job(JOB.id)).ended:
+                await asyncio.sleep(0.02)
+        content = await self.store.content(job.output_file)
+        return job, [msgspec.json.decode(line)["custom_id"] for line in content.splitlines()]
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.aclose()
+
+
+def is_renewal(command: str) -> bool:
+    return command.startswith("EVALSHA") and ":owner" in command
+
+
+ALL = [f"r{n}" for n in range(LINES)]
+
+
+async def test_one_failed_renewal_costs_nothing(bench, computed) -> None:
+    asked = 0
+
+    def first(command: str) -> bool:
+        nonlocal asked
+        asked += bool(computed) and is_renewal(command)
+        return asked == 1 and is_renewal(command)
+
+    await bench.submit()
+    async with bench.lane("one", bench.store_that(first)).running():
+        while not computed:
+            await asyncio.sleep(0.01)
+        async with bench.lane("two").running():
+            job, lines = await bench.ended()
+    assert (job.status, job.completed, lines) == ("completed", LINES, ALL)
+    assert set(computed.values()) == {1}
+    assert asked > 1
+
+
+@pytest.mark.parametrize("part", [":owner", ""], ids=["renewals", "everything"])
+async def test_a_lane_that_cannot_renew_stops_and_what_it_has_is_stored_once(bench, computed, part) -> None:
+    cut = False
+    await bench.submit()
+    async with bench.lane("one", bench.store_that(lambda command: cut and part in command)).running():
+        while len(computed) < 100:
+            await asyncio.sleep(0.01)
+        cut = True  # from now on it hears nothing: its lease runs out, and lane two takes the job
+        async with bench.lane("two").running():
+            while len(computed) < 300:
+                await asyncio.sleep(0.01)
+            cut = False  # it is back, with answers in its hands that lane two may have computed again
+            job, lines = await bench.ended()
+    assert (job.status, job.completed, lines) == ("completed", LINES, ALL)
+    assert sum(computed.values()) <= LINES + AT_ONCE
+    assert await bench.store.open_jobs() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_store_that_fails_now_and_then_loses_no_answer_and_no_work(bench, computed, seed) -> None:
+    rng = random.Random(seed)
+    job = await bench.submit(200)
+    store = bench.store_that(lambda command: rng.random() < 0.1)
+    async with bench.lane("one", store).running():
+        ended, lines = await bench.ended()
+    assert (ended.status, ended.completed, lines) == ("completed", job.total, ALL[:200])
+    assert sum(computed.values()) == 200
+    files, _ = await bench.store.files(Asked())
+    assert [file.purpose for file in files].count("batch_output") == 1
+
+
+async def test_a_claim_that_was_taken_over_writes_nothing_more(bench, redis) -> None:
+    store, job = bench.store, await bench.submit(2)
+    first = await store.claim(job.id, "one", 10)
+    assert await store.claim(job.id, "one", 10) is None, "even its own router has to let go first"
+    assert await store.claim(job.id, "two", 10) is None
+    await redis.delete("{t}:batch:batch_1:owner")  # its lease ran out
+    assert await store.renew(first, 10), "nobody took it meanwhile"
+    await redis.delete("{t}:batch:batch_1:owner")
+    second = await store.claim(job.id, "two", 10)
+    assert second.number > first.number
+    output = StoredFile("file-9", "acme", "x", "batch_output", 1, 1)
+    for write in (
+        lambda: store.answer(first, 0, b"{}", True),
+        lambda: store.update(first, job),
+        lambda: store.add_output(first, output, b"x"),
+        lambda: store.close(first, job),
+    ):
+        with pytest.raises(ClaimLost):
+            await write()
+    assert not await store.renew(first, 10)
+    await store.release(first)
+    assert await store.claim(job.id, "three", 10) is None, "only its holder lets go of it"
+    await store.answer(second, 0, b"{}", True)
+    ended = msgspec.structs.replace(job, status="completed", ended=1)
+    await store.close(second, ended)
+    await store.close(second, ended)  # an answer that was lost: done again it changes nothing
+    assert not await store.renew(second, 10)
+    assert await store.claim(job.id, "three", 10) is None, "it is closed"
+    assert await store.file("file-9") is None

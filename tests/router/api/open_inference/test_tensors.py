@@ -1,0 +1,128 @@
+"""The Open Inference Protocol: the unmodified tritonclient over HTTP and gRPC, JSON and binary, and bad tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import struct
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.v1 import open_inference_pb2 as pb
+from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
+from baton.router.api.open_inference.tensors import DTYPES, Tensor, packed, unpacked
+
+CLIENT = Path(__file__).with_name("triton_client.py")
+SAID = "The quick brown fox jumps"
+INFER = "/v2/models/tiny/infer"
+
+
+def text_input(*texts: str, **changes: object) -> dict:
+    return {"name": "text_input", "datatype": "BYTES", "shape": [len(texts)], "data": list(texts)} | changes
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tritonclient") is None, reason="tritonclient is not installed")
+async def test_the_unmodified_tritonclient_works_over_http_and_grpc(router) -> None:
+    place = (router.address.host, router.address.port, router.address.grpc_port)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(CLIENT), *map(str, place), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    found = json.loads(output)
+    for way in ("http", "grpc"):
+        seen = found[way]
+        assert (seen["live"], seen["ready"], seen["model"], seen["missing"]) == (True, True, True, False)
+        assert "text_input" in seen["inputs"]
+        assert seen["server"] == "baton"
+        assert seen["answer"] == {
+            "text": ["The quick brown fox jumps"] * 2,
+            "reason": ["length"] * 2,
+            "tokens": [10],
+        }
+        assert "temperature" in seen["refused"]
+        assert "huge" in seen["unknown"]
+    assert found["http"]["plain"] == ["The quick brown fox jumps"] * 2
+    assert found["http"]["id"] == "r1"
+    assert found["grpc"]["streamed"]["text"] == "The quick brown fox jumps"
+    assert found["grpc"]["streamed"]["pieces"] > 1
+    assert "temperature" in found["grpc"]["streamed"]["error"]
+
+
+async def test_generate_answers_whole_and_streamed(router) -> None:
+    body = {"text_input": "x", "parameters": {"temperature": 0, "max_tokens": 5}}
+    whole = await router.http.post("/v2/models/tiny/versions/1/generate", json=body)
+    assert whole.json() == {"model_name": "tiny", "model_version": "1", "text_output": "The quick brown fox jumps"}
+    stream = await router.http.post("/v2/models/tiny/generate_stream", json=body)
+    pieces = [json.loads(line[6:])["text_output"] for line in stream.text.splitlines() if line]
+    assert "".join(pieces) == "The quick brown fox jumps"
+
+
+async def test_ids_go_in_as_a_tensor_and_parameters_are_fields(router, fake) -> None:
+    ids = {"name": "input_ids", "datatype": "INT32", "shape": [1, 3], "data": [[5, 6, 7]]}
+    body = {"inputs": [ids], "parameters": {"max_tokens": 2, "top_k": 7, "sequence_id": 9}}
+    assert (await router.http.post(INFER, json=body)).status_code == 200
+    assert fake.requests[0].token_ids == (5, 6, 7)
+    assert fake.requests[0].sampling.top_k == 7
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"inputs": []}, 400, "text_input"),
+        ({"inputs": [text_input("a", shape=[2])]}, 400, "shape"),
+        ({"inputs": [text_input("a", shape=[-1])]}, 400, "shape"),
+        ({"inputs": [text_input("a", datatype="WORDS")]}, 400, "WORDS"),
+        ({"inputs": [text_input("a", data=[1])]}, 400, "BYTES"),
+        ({"inputs": [text_input("a", name="prompt")]}, 400, "prompt"),
+        ({"inputs": [text_input("a")], "outputs": [{"name": "logits"}]}, 400, "logits"),
+        ({"inputs": [text_input("a"), text_input("[", name="sampling_parameters")]}, 400, "JSON"),
+        ({"inputs": [text_input("a", parameters={"binary_data_size": 99}, data=None)]}, 400, "99"),
+        ({}, 400, "inputs"),
+    ],
+)  # fmt: skip
+async def test_a_bad_request_is_an_error_that_says_why(router, body, status, says) -> None:
+    response = await router.http.post(INFER, json=body)
+    assert response.status_code == status, response.text
+    assert says in response.json()["error"]
+
+
+async def test_unknown_models_and_versions_are_404(router) -> None:
+    for path in ("/v2/models/huge", "/v2/models/tiny/versions/2", "/v2/models/huge/ready"):
+        response = await router.http.get(path)
+        assert response.status_code == 404
+        assert isinstance(response.json()["error"], str)
+
+
+async def test_a_grpc_refusal_has_its_status(router) -> None:
+    stub = pb_grpc.GRPCInferenceServiceStub(router.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as bad:
+        await stub.ModelInfer(pb.ModelInferRequest(model_name="tiny", raw_input_contents=[b"x"]))
+    assert bad.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.aio.AioRpcError) as missing:
+        await stub.ModelMetadata(pb.ModelMetadataRequest(name="huge"))
+    assert missing.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@given(st.lists(st.binary(max_size=9), max_size=5))
+def test_raw_bytes_survive_the_trip(values) -> None:
+    assert unpacked("x", "BYTES", packed(Tensor("x", "BYTES", [len(values)], values))) == values
+
+
+@given(st.sampled_from(sorted([*DTYPES, "BYTES", "X"])), st.binary(max_size=40))
+def test_any_raw_bytes_are_read_or_refused(datatype, raw) -> None:
+    with contextlib.suppress(InvalidRequest):
+        assert isinstance(unpacked("x", datatype, raw), list)
+
+
+def test_a_raw_value_that_claims_too_much_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="middle"):
+        unpacked("x", "BYTES", struct.pack("<I", 2**32 - 1) + b"abc")

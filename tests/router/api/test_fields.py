@@ -1,0 +1,388 @@
+"""Every field of OpenAI's, vLLM's, SGLang's and Dynamo's requests, sent: obeyed, refused by name or harmless."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from openai.types import batch_create_params, completion_create_params, embedding_create_params, file_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.chat.chat_completion_stream_options_param import ChatCompletionStreamOptionsParam
+from openai.types.responses import response_create_params
+from openai.types.responses.response_text_config_param import ResponseTextConfigParam
+from openai.types.shared_params.reasoning import Reasoning as OpenAIReasoning
+
+from baton.cluster.config import RouterConfig
+from baton.protos.errors import InvalidRequest
+from baton.router.answer.call import Frontend
+from baton.router.api.batch.lines import Line, answer_line
+from baton.router.api.body import read_body_of
+from baton.router.api.foreign_fields import refusal
+from baton.router.api.openai.schemas import CompletionBody
+from baton.router.api.request_body import IGNORED_HEADER
+from baton.router.server import make_frontend
+from baton.router.text.catalog import ModelCatalog
+from tests.router.conftest import EOS, TEMPLATE
+
+ROOT = Path(__file__).parents[3]
+_spec = importlib.util.spec_from_file_location("fields", ROOT / "docs" / "fields.py")
+fields = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(fields)
+
+OPENAI = {
+    "completions": completion_create_params.CompletionCreateParamsBase,
+    "chat": chat_create_params.CompletionCreateParamsBase,
+    "responses": response_create_params.ResponseCreateParamsBase,
+    "embeddings": embedding_create_params.EmbeddingCreateParams,
+    "files": file_create_params.FileCreateParams,
+    "batches": batch_create_params.BatchCreateParams,
+    "reasoning": OpenAIReasoning,
+    "text": ResponseTextConfigParam,
+    "stream_options": ChatCompletionStreamOptionsParam,
+}
+LISTED = fields.listed()
+SURFACES = ("completions", "chat", "responses", "embeddings", "tokenize", "detokenize")
+PATHS = {"chat": "/v1/chat/completions", "tokenize": "/tokenize", "detokenize": "/detokenize"}
+TURN = [{"role": "user", "content": "Hello there"}]
+SURE = {"temperature": 0, "seed": 1}
+BASE: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "Hello there", "max_tokens": 30, **SURE},
+    "chat": {"messages": TURN, "max_tokens": 30, **SURE},
+    "responses": {"input": "Hello there", "max_output_tokens": 30, **SURE},
+    "embeddings": {"input": "Hello there"},
+    "tokenize": {"messages": TURN},
+    "detokenize": {"tokens": [3, 70, 71]},
+    "batches": {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"},
+}
+# Fields inside a field: the surface on which they are sent, and what they need beside them.
+INSIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "structured_outputs": ("completions", {}),
+    "response_format": ("chat", {}),
+    "nvext": ("completions", {}),
+    "reasoning": ("responses", {}),
+    "text": ("responses", {}),
+    "stream_options": ("chat", {"stream": True, "max_tokens": 1}),  # more could come in chunks of any size
+}
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+TOOL, FLAT = {"type": "function", "function": FUNCTION}, {"type": "function", **FUNCTION}
+# What is sent to see a field obeyed: a value, and the fields that it needs beside it.
+SENT: dict[str, Any] = {
+    "model": "another", "prompt": "Bye", "messages": [{"role": "user", "content": "Bye"}], "input": "Bye",
+    "best_of": 2, "echo": True, "frequency_penalty": 0.5, "logit_bias": {"5": 1.0}, "logprobs": 1, "max_tokens": 2,
+    "max_completion_tokens": 2, "max_output_tokens": 2, "n": 2, "presence_penalty": 0.5, "seed": 2, "stop": "quick",
+    "stream": True, "temperature": 0.7, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "repetition_penalty": 1.5,
+    "stop_token_ids": [7], "ignore_eos": True, "min_tokens": 2, "skip_special_tokens": False,
+    "truncate_prompt_tokens": 2, "allowed_token_ids": [5], "prompt_logprobs": 1, "bad_words": ["x"],
+    "add_special_tokens": False, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
+    "guided_json": {"type": "object"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": 'start: "a"',
+    "json_schema": '{"type": "object"}', "regex": "a", "ebnf": 'root ::= "a"', "nvext": {"top_k": 3}, "priority": 5,
+    "cache_salt": "s", "session_id": "s", "prompt_cache_key": "s", "return_token_ids": True, "tools": [TOOL],
+    "add_generation_prompt": False, "continue_final_message": True, "documents": [{"text": "d"}],
+    "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "include_reasoning": False,
+    "instructions": "Be brief.", "metadata": {"a": "b"}, "include": ["message.output_text.logprobs"],
+    "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_object"}}, "encoding_format": "base64",
+    "dimensions": 2, "pooling": "last", "return_token_strs": True, "tokens": [70],
+}  # fmt: skip
+WITH: dict[str, tuple[Any, dict[str, Any]]] = {
+    "stream_options": ({"include_usage": True}, {"stream": True, "max_tokens": 1}),
+    "include_stop_str_in_output": (True, {"stop": "quick"}),
+    "truncation_side": ("right", {"truncate_prompt_tokens": 2}),
+    "tool_choice": ("required", {"tools": [TOOL]}),
+    "parallel_tool_calls": (False, {"tools": [TOOL], "tool_choice": "required"}),
+    "top_logprobs": (2, {"logprobs": True}),
+}
+OTHERWISE: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
+    ("chat", "logprobs"): (True, {}),
+    ("chat", "add_special_tokens"): (True, {}),
+    ("responses", "tools"): ([FLAT], {}),
+    ("responses", "tool_choice"): ("required", {"tools": [FLAT]}),
+    ("responses", "parallel_tool_calls"): (False, {"tools": [FLAT], "tool_choice": "required"}),
+    ("responses", "top_logprobs"): (2, {"include": ["message.output_text.logprobs"]}),
+    ("responses", "stream_options"): ({}, {"stream": True, "max_output_tokens": 1}),
+    ("tokenize", "prompt"): ("Bye", {"messages": None}),
+    ("tokenize", "add_special_tokens"): (True, {}),
+    ("tokenize", "tool_choice"): ("none", {"tools": [TOOL]}),
+    ("tokenize", "parallel_tool_calls"): (False, {"tools": [TOOL]}),
+    ("detokenize", "skip_special_tokens"): (True, {}),
+    ("structured_outputs", "json"): ({"type": "object"}, {}),
+    ("structured_outputs", "json_object"): (True, {}),
+    ("structured_outputs", "choice"): (["a"], {}),
+    ("structured_outputs", "grammar"): ('start: "a"', {}),
+    ("response_format", "type"): ("json_object", {}),
+    ("response_format", "json_schema"): ({"name": "x", "schema": {"type": "object"}}, {"type": "json_schema"}),
+    ("response_format", "schema"): ({"type": "object", "maxProperties": 1}, {"type": "json_object"}),
+    ("stream_options", "include_usage"): (True, {}),
+    ("stream_options", "continuous_usage_stats"): (True, {"include_usage": True}),
+    ("reasoning", "effort"): ("low", {}),
+    ("text", "format"): ({"type": "json_object"}, {}),
+}  # fmt: skip
+# What can't be seen from here is held by tests that can: of the batch store, with a real Redis.
+HELD = {
+    "batches": "tests/router/api/batch/test_batches.py::test_a_batch_is_answered_line_by_line_good_and_bad_apart",
+    "files": "tests/router/api/batch/test_batches.py::test_bad_uploads_and_pages_are_refused_by_name",
+}
+
+
+@pytest.fixture(scope="module")
+def rich_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a template that reads all that a template may."""
+    directory = tmp_path_factory.mktemp("rich")
+    shutil.copy(model_dir / "tokenizer.json", directory)
+    config = json.loads((model_dir / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ enable_thinking }}" + TEMPLATE
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture
+async def rich(start_router, fake, rich_dir, tokenizer):
+    ids = [*tokenizer.encode("<think>h</think>The<|user|> quick brown fox", False), EOS]
+    fake.say = lambda request, choice: ids
+    async with start_router(fake, {"tiny": rich_dir}, reasoning_parser="think") as clients:
+        yield Seeing(clients, fake)
+
+
+ASKED = ("sampling", "model_id", "token_ids", "adapter_id", "n", "tenant_salt", "priority", "session")
+
+
+class Seeing:
+    """Sends a request, and tells all that can be seen of it: what was asked of workers, what was answered."""
+
+    def __init__(self, clients: Any, fake: Any) -> None:
+        self.clients, self.fake = clients, fake
+        self._known: dict[str, Any] = {}
+
+    async def send(self, surface: str, said: dict[str, Any]) -> Any:
+        body = {name: value for name, value in (BASE[surface] | said).items() if value is not None}
+        return await self.clients.http.post(PATHS.get(surface, f"/v1/{surface}"), json=body)
+
+    async def seen(self, surface: str, said: dict[str, Any]) -> Any:
+        key = json.dumps([surface, said], sort_keys=True)
+        if key not in self._known:
+            self.fake.requests.clear()
+            answer = await self.send(surface, said)
+            requests = [[msgspec.to_builtins(getattr(r, part)) for part in ASKED] for r in self.fake.requests]
+            for sampling, *_ in requests if surface == "embeddings" else ():
+                del sampling["seed"]  # drawn for each, and of no use to them
+            self._known[key] = (
+                requests,
+                answer.status_code,
+                _lasting(answer.text),
+                answer.headers.get(IGNORED_HEADER),
+            )
+        return self._known[key]
+
+
+def _lasting(text: str) -> str:
+    """An answer without what is new in each."""
+    told = [
+        json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else line for line in text.split("\n")
+    ]
+    if len(told) == 1 and text.startswith("{"):
+        told = [json.loads(text)]
+    return json.dumps(_without_ids(told))
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_ids(part) for part in value]
+    if isinstance(value, dict):
+        new = {"id", "created", "created_at", "item_id", "call_id"}
+        return {key: _without_ids(part) for key, part in value.items() if key not in new}
+    return value
+
+
+def placed(surface: str, said: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where fields are sent, those inside a field too."""
+    if surface not in INSIDE:
+        return surface, said
+    outer, beside = INSIDE[surface]
+    return outer, {surface: said, **beside}
+
+
+def of(surface: str, kind: str) -> list[str]:
+    return [field for field in LISTED[surface] if fields.verdict(surface, field) == kind]
+
+
+def test_somebody_thought_of_every_field_on_every_surface() -> None:
+    found = {s: [f for f in LISTED[s] if fields.verdict(s, f) == "unknown"] for s in LISTED}
+    assert {surface: names for surface, names in found.items() if names} == {}
+    assert sum(map(len, LISTED.values())) > 350
+
+
+def test_the_copied_names_are_those_of_openais_client_as_it_says() -> None:
+    copied = json.loads(fields.DATA.read_text())["openai"]
+    if openai.__version__ != copied["version"]:
+        pytest.skip(
+            f"names are of openai {copied['version']}; its newer fields are ignored and named, as any other"
+        )
+    for surface, kind in OPENAI.items():
+        streams = {"stream"} if surface in ("completions", "chat", "responses") else set()
+        assert {*typing.get_type_hints(kind), *streams} == {*copied["fields"][surface].split()}, surface
+
+
+def test_what_one_generating_endpoint_obeys_no_other_drops() -> None:
+    surfaces = ("completions", "chat", "responses")
+    obeyed = {field for surface in surfaces for field in fields.declared(surface)}
+    dropped = {s: [f for f in sorted(obeyed) if fields.verdict(s, f) == "unknown"] for s in surfaces}
+    assert dropped == {surface: [] for surface in surfaces}
+
+
+@pytest.mark.parametrize("surface", [*SURFACES, *INSIDE])
+async def test_a_field_that_is_obeyed_changes_what_is_asked_or_answered(rich, surface: str) -> None:
+    unseen = []
+    for field in of(surface, "done"):
+        usual = WITH.get(field) or (SENT.get(field), {})
+        value, beside = OTHERWISE.get((surface, field), usual)
+        assert value is not None, f"{surface}.{field}: say in SENT what shows it"
+        without = await rich.seen(*placed(surface, beside))
+        sent = await rich.seen(*placed(surface, beside | {field: value}))
+        allowed = (200, 404) if field == "model" else (200,)
+        if sent[:3] == without[:3] or sent[1] not in allowed:
+            unseen.append((field, sent[1:3]))
+    assert unseen == []
+
+
+@pytest.mark.parametrize("surface", [*SURFACES, *INSIDE, "batches"])
+async def test_a_field_that_is_refused_is_named_with_what_to_do_instead(rich, surface: str) -> None:
+    inside = f"{surface}." if surface in INSIDE else ""
+    for field in of(surface, "refused"):
+        answer = await rich.send(*placed(surface, {field: "x"}))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, inside + field), (surface, field)
+        assert error["message"].endswith(refusal(surface, field).remedy)
+
+
+@pytest.mark.parametrize("surface", [*SURFACES, *INSIDE])
+async def test_a_refused_field_that_asks_for_nothing_passes_and_changes_nothing(rich, surface: str) -> None:
+    needs = {"type": "text"} if surface == "response_format" else {}
+    without = await rich.seen(*placed(surface, needs))
+    assert without[1] == 200
+    for field in of(surface, "refused"):
+        for value in refusal(surface, field).neutral:
+            assert await rich.seen(*placed(surface, needs | {field: value})) == without, (surface, field, value)
+
+
+@pytest.mark.parametrize("surface", [*SURFACES, *INSIDE])
+async def test_a_harmless_field_changes_nothing_and_is_not_called_unknown(rich, surface: str) -> None:
+    for field in of(surface, "harmless"):
+        value, beside = OTHERWISE.get((surface, field), ("x", {}))
+        without = await rich.seen(*placed(surface, beside))
+        assert await rich.seen(*placed(surface, beside | {field: value})) == without, (surface, field)
+        assert without[3] is None
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_a_field_that_nobody_knows_is_ignored_and_named(rich, surface: str) -> None:
+    for more in ({}, {"stream": True}) if surface in ("completions", "chat", "responses") else ({},):
+        answer = await rich.send(surface, {"frobnicate": {"a": 1}, "line\nbreak": 1, "naïve": 1, **more})
+        assert (answer.status_code, answer.headers[IGNORED_HEADER]) == (200, "frobnicate")
+    many = await rich.send(surface, {f"odd_{i}": 0 for i in range(99)})
+    assert len(many.headers[IGNORED_HEADER].split(", ")) == 16
+
+
+def test_of_very_many_unknown_fields_only_some_are_looked_at_and_the_refused_one_is_still_found() -> None:
+    many = {"prompt": "x", **{f"odd_{i}": 0 for i in range(2000)}}
+    body = read_body_of(CompletionBody, many)
+    assert len(list(body.ignored())) == 256
+    with pytest.raises(InvalidRequest, match="use_beam_search is not supported"):
+        read_body_of(CompletionBody, many | {"use_beam_search": True})
+
+
+async def test_unknown_keys_inside_a_field_are_named_and_no_constraint_is_guessed(rich) -> None:
+    named = await rich.send("chat", {"nvext": {"odd": 1}, "stream": True, "stream_options": {"odder": 1}})
+    assert sorted(named.headers[IGNORED_HEADER].split(", ")) == ["nvext.odd", "stream_options.odder"]
+    refused = await rich.send("chat", {"structured_outputs": {"jsn": {}}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs.jsn")
+
+
+async def test_numbers_are_no_booleans_where_a_field_asks_for_nothing(rich) -> None:
+    answer = await rich.send("chat", {"thinking_token_budget": 0})
+    assert answer.json()["error"]["param"] == "thinking_token_budget"
+    assert (await rich.send("chat", {"thinking_token_budget": -1})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "continue_final_message", "documents"])
+async def test_a_templates_switch_that_the_request_would_overrule_is_refused(rich, name: str) -> None:
+    answer = await rich.send("chat", {"chat_template_kwargs": {name: True}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, f"chat_template_kwargs.{name}")
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "status"),
+    [
+        ("{{ messages }}", "low", 400),
+        ("{{ messages }}", "none", 400),
+        ("{{ messages }}", "medium", 200),
+        ("{{ messages }}{{ enable_thinking }}", "none", 200),
+        ("{{ messages }}{{ enable_thinking }}", "low", 400),
+        ("{{ messages }}{{ reasoning_effort }}", "low", 200),
+    ],
+)
+async def test_an_effort_is_what_the_template_can_say_or_refused(
+    start_router, fake, rich_dir, tmp_path, template, effort, status
+) -> None:
+    shutil.copytree(rich_dir, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    async with start_router(fake, {"tiny": tmp_path / "model"}) as clients:
+        chat = await clients.http.post("/v1/chat/completions", json={"messages": TURN, "reasoning_effort": effort})
+        ask = {"input": "Hello", "reasoning": {"effort": effort}}
+        response = await clients.http.post("/v1/responses", json=ask)
+        documents = await clients.http.post(
+            "/v1/chat/completions", json={"messages": TURN, "documents": [{"a": "b"}]}
+        )
+    assert (chat.status_code, response.status_code, documents.status_code) == (status, status, 400)
+    if status == 400:
+        assert chat.json()["error"]["param"] == "reasoning_effort"
+        assert response.json()["error"]["param"] == "reasoning.effort"
+
+
+async def test_the_open_inference_protocol_refuses_them_too(rich) -> None:
+    for parameters in ({"use_beam_search": True}, {"regex": "a", "guided_json": {}}):
+        body = {"text_input": "x", "parameters": parameters}
+        answer = await rich.clients.http.post("/v2/models/tiny/generate", json=body)
+        assert answer.status_code == 400
+        assert next(iter(parameters)) in answer.json()["error"]
+    sent = {"name": "sampling_parameters", "datatype": "BYTES", "shape": [1], "data": ['{"use_beam_search": true}']}
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["x"]}
+    answer = await rich.clients.http.post("/v2/models/tiny/infer", json={"inputs": [text, sent]})
+    assert (answer.status_code, "use_beam_search" in answer.text) == (400, True)
+
+
+@pytest.fixture
+def frontend(fake, rich_dir) -> Frontend:
+    return make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": rich_dir}))
+
+
+@pytest.mark.parametrize("surface", ["completions", "chat", "responses"])
+async def test_a_line_of_a_batch_refuses_and_obeys_the_same(frontend, fake, surface: str) -> None:
+    def line(**more: Any) -> Line:
+        return Line("1", "POST", PATHS.get(surface, f"/v1/{surface}"), BASE[surface] | more)
+
+    refused, good = await answer_line(frontend, line(use_beam_search=True), "r")
+    assert not good
+    assert refused["response"]["body"]["error"]["param"] == "use_beam_search"
+    _, good = await answer_line(frontend, line(regex="a+"), "r")
+    assert good
+    assert fake.requests[-1].sampling.grammar.spec == "a+"
+
+
+async def test_an_upload_refuses_a_field_of_its_form(rich) -> None:
+    form = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    answer = await rich.clients.http.post("/v1/files", data=form, files={"file": ("a.jsonl", b"{}")})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "expires_after")
+
+
+def test_the_tests_that_hold_the_rest_are_there() -> None:
+    for name in HELD.values():
+        path, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / path).read_text(), name
+    assert of("batches", "done")
+    assert of("files", "done")

@@ -1,0 +1,120 @@
+"""What is large is weighed, read and written without holding up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.process.loop_watch import LoopWatch
+from baton.protos.errors import InvalidRequest
+from baton.router.api import large
+from baton.router.api.large import LONG_LIST, MAX_VALUES, parsed, sliced_json, weigh
+from baton.router.api.openai.schemas import ChatBody, CompletionBody, DetokenizeBody
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+IDS = ",".join(str(i % 500) for i in range(LONG_LIST))
+
+
+def counted(value: object) -> int:
+    """Strings (keys too), objects and arrays."""
+    if isinstance(value, dict):
+        return 1 + sum(1 + counted(inner) for inner in value.values())
+    if isinstance(value, list):
+        return 1 + sum(map(counted, value))
+    return int(isinstance(value, str))
+
+
+@given(JSON, st.booleans())
+def test_a_text_is_weighed_as_it_would_be_parsed(value: object, ascii_only: bool) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")
+    assert weigh(raw).values == counted(value)
+
+
+@given(JSON)
+def test_sliced_json_is_the_json(value: object) -> None:
+    assert json.loads(b"".join(sliced_json(value))) == value
+
+
+def test_long_lists_are_written_in_slices() -> None:
+    rows = [{"ids": list(range(5000)), "names": ["x"] * 3000}] * 3
+    parts = list(sliced_json({"rows": rows, "none": None, "empty": []}))
+    assert max(map(len, parts)) < 20_000
+    assert orjson.loads(b"".join(parts)) == {"rows": rows, "none": None, "empty": []}
+
+
+async def test_long_lists_of_ids_are_read_apart_wherever_a_prompt_may_have_them() -> None:
+    ids = json.loads(f"[{IDS}]")
+    one = await parsed(CompletionBody, f'{{"prompt": [{IDS}], "max_tokens": 3}}'.encode())
+    assert (one.prompt, one.max_tokens) == ([ids], 3)
+    two = await parsed(CompletionBody, f'{{"prompt": [[1, 2], [{IDS}], [{IDS}]]}}'.encode())
+    assert two.prompt == [[1, 2], ids, ids]
+    assert (await parsed(DetokenizeBody, f'{{"tokens": [{IDS}]}}'.encode())).tokens == ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "told"),
+    [
+        (CompletionBody, f'{{"prompt": [{IDS},1.5]}}', "prompt: should hold only token ids"),
+        (CompletionBody, f'{{"prompt": [{IDS},true]}}', "prompt: should hold only token ids"),
+        (CompletionBody, f'{{"prompt": [{IDS},01]}}', "prompt: "),
+        (CompletionBody, f'{{"prompt": "x", "stop_token_ids": [{IDS}]}}', "only prompt may be so long"),
+        (CompletionBody, f'{{"prompt": [["x"], [{IDS}]]}}', "prompt: should hold only token ids"),
+        (ChatBody, '{"messages": [' + '{"role":"user","content":"x"},' * MAX_VALUES + "{}]}", "send fewer, longer"),
+        (ChatBody, '{"messages": [' + "1," * 300_000 + "1]}", "send fewer, longer"),
+        (ChatBody, '{"messages": [{}' + ",{}" * 20_000 + "]}", "messages[0].role: Field required"),
+    ],
+)
+async def test_what_is_wrong_with_a_large_body_is_told(kind: type, raw: str, told: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await parsed(kind, raw.encode())
+    assert told in refused.value.message
+
+
+async def test_json_in_the_arguments_of_a_call_is_weighed_as_well() -> None:
+    call = {"function": {"name": "f", "arguments": "[" + "[]," * 100_000 + "[]]"}}
+    raw = orjson.dumps({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    body = await parsed(ChatBody, raw)
+    with pytest.raises(InvalidRequest, match="messages has"):
+        body.messages[0].plain()
+
+
+MIB = 1 << 20
+BODIES: dict[str, tuple[str, bytes]] = {
+    "tokens by name": ("/tokenize", b'{"prompt":"' + b"a b " * (MIB // 4) + b'","return_token_strs":true}'),
+    "tiny messages": (
+        "/v1/chat/completions",
+        b'{"messages":[' + b'{"role":"user","content":"x"},' * (2 * MIB // 30) + b"{}]}",
+    ),
+    "ids": ("/v1/completions", b'{"prompt":[' + b"123," * (MIB // 4) + b"1]}"),
+    "lists": ("/v1/completions", b'{"prompt":[' + b"[1]," * (MIB // 4) + b"[1]]}"),
+    "wrong stops": ("/v1/completions", b'{"prompt":"x","stop":[' + b"1," * (MIB // 2) + b"1]}"),
+    "ids to text": ("/detokenize", b'{"tokens":[' + b"123," * (MIB // 4) + b"1]}"),
+    "a long name": ("/v1/completions", b'{"prompt":"x","model":"' + b"m" * MIB + b'"}'),
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+async def test_no_body_holds_the_loop(start_router, fake, model_dir, what: str) -> None:
+    path, raw = BODIES[what]
+    async with start_router(fake, {"tiny": model_dir}) as clients:
+        await clients.http.post(path, content=b"{}")
+        with LoopWatch(0.05) as watch:
+            answer = await clients.http.post(path, content=raw, timeout=60)
+            await asyncio.sleep(0.03)  # the watch looks once more
+        assert answer.status_code in (200, 400, 404)
+        ours = [stall for stall in watch.stalls if "httpx" not in stall.stack and "httpcore" not in stall.stack]
+        assert not ours, ours
+
+
+async def test_work_aside_does_not_wait_for_the_tokenizer_of_prompts() -> None:
+    assert await large.aside(True, sum, [1, 2]) == 3
+    assert await large.aside(False, sum, [1, 2]) == 3

@@ -1,0 +1,284 @@
+"""The router's queue: order, bounds, patience, and that nothing leaks when a waiter is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.protos.errors import Draining, NoWorker, Overloaded
+from baton.router.dispatch.admission import ENOUGH, LEVEL_WORK, PATIENCE_S, Admission, Load
+from baton.router.dispatch.throttle import Throttle
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Room:
+    """Slots that count themselves."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def attempt(self) -> Slot | None:
+        if self.free <= 0:
+            return None
+        self.free -= 1
+        return Slot(self)
+
+
+class Slot:
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def close(self) -> None:
+        self.room.free += 1
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admission(clock: Clock) -> Admission:
+    return Admission(4, clock)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def in_order(admission: Admission, tickets: dict, room: Room) -> list[str]:
+    """Names in the order in which they were placed, one slot at a time."""
+    placed: list[str] = []
+
+    async def wait(name, ticket):
+        slot = await ticket.wait(room.attempt)
+        placed.append(name)
+        slot.close()
+        admission.wake()
+
+    tasks = [asyncio.create_task(wait(n, t)) for n, t in tickets.items()]
+    await settle()
+    room.free += 1
+    admission.wake()
+    await asyncio.gather(*tasks)
+    return placed
+
+
+async def test_tickets_are_placed_in_the_order_of_arrival_whenever_they_start_to_wait(admission):
+    first, second, third = (admission.join("m", "short") for _ in range(3))
+    assert await in_order(admission, {"c": third, "a": first, "b": second}, Room(0)) == ["a", "b", "c"]
+
+
+async def test_a_lower_priority_number_is_sooner(admission):
+    tickets = {"ordinary": admission.join("m", "short"), "urgent": admission.join("m", "short", Load(priority=-1))}
+    assert await in_order(admission, tickets, Room(0)) == ["urgent", "ordinary"]
+
+
+async def test_a_full_class_refuses_with_a_time_to_come_back_and_other_classes_go_on(admission):
+    tickets = [admission.join("m", "short") for _ in range(4)]
+    with pytest.raises(Overloaded) as caught:
+        admission.join("m", "short")
+    assert caught.value.retry_after_s >= 1
+    admission.join("m", "long")
+    tickets[0].leave()
+    tickets[0].leave()
+    assert admission.waiting("short") == 3
+    admission.join("m", "short")
+
+
+async def test_a_placed_request_no_longer_fills_the_queue(admission):
+    ticket = admission.join("m", "short")
+    await ticket.wait(Room(1).attempt)
+    assert admission.waiting("short") == 0
+
+
+async def test_a_request_that_waits_again_has_its_old_place(admission):
+    old, young = admission.join("m", "short"), admission.join("m", "short")
+    room = Room(1)
+    await old.wait(room.attempt)
+    assert await in_order(admission, {"young": young, "old": old}, room) == ["old", "young"]
+
+
+async def test_a_ticket_beside_another_shares_its_place_and_is_not_counted(admission):
+    first, late = admission.join("m", "short"), admission.join("m", "short")
+    sibling = admission.beside(first)
+    assert admission.waiting("short") == 2
+    assert await in_order(admission, {"late": late, "sibling": sibling}, Room(0)) == ["sibling", "late"]
+
+
+async def test_a_small_one_passes_a_big_one_until_its_patience_ends(admission, clock):
+    room = Room(1)
+    big, small, later = (admission.join("m", c) for c in ("long", "short", "short"))
+    waits = asyncio.create_task(big.wait(lambda: room.attempt() if room.free >= 2 else None))
+    slot = await small.wait(room.attempt)
+    slot.close()
+    clock.now = PATIENCE_S + 1
+    blocked = asyncio.create_task(later.wait(room.attempt))
+    await settle()
+    assert not blocked.done()
+    room.free = 3
+    admission.wake()
+    await asyncio.gather(waits, blocked)
+
+
+async def test_another_pools_requests_pass_an_impatient_one(admission, clock):
+    stuck, other = admission.join("a", "short"), admission.join("b", "short")
+    task = asyncio.create_task(stuck.wait(lambda: None))
+    await settle()
+    clock.now = PATIENCE_S + 1
+    await asyncio.wait_for(other.wait(Room(1).attempt), 20)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_an_attempt_raises_reaches_its_own_waiter_alone(admission):
+    def fail() -> None:
+        raise NoWorker("nobody")
+
+    with pytest.raises(NoWorker):
+        await admission.join("m", "short").wait(fail)
+    await admission.join("m", "short").wait(Room(1).attempt)
+
+
+async def test_a_waiter_cancelled_in_the_very_turn_it_was_placed_gives_the_slot_back(admission):
+    room = Room(0)
+    task = asyncio.create_task(admission.join("m", "short").wait(room.attempt))
+    await settle()
+    room.free = 1
+    admission._pump()
+    assert room.free == 0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert room.free == 1
+    assert admission.waiting("short") == 0
+    assert not admission._queues
+
+
+async def test_a_cancelled_waiter_leaves_no_trace(admission):
+    task = asyncio.create_task(admission.join("m", "short").wait(lambda: None))
+    await settle()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert admission.waiting("short") == 0
+    assert not admission._queues
+
+
+async def test_a_closed_queue_takes_nobody(admission):
+    admission.close()
+    with pytest.raises(Draining):
+        admission.join("m", "short")
+
+
+# ---- shares, value, SLOs -----------------------------------------------------------------------------
+
+
+async def test_tenants_share_by_weight_however_much_one_of_them_sends(clock):
+    admission = Admission(100, clock)
+    tickets = {f"flood{i}": admission.join("m", "short", Load(tenant="flood", work=100)) for i in range(20)}
+    for i in range(4):
+        tickets[f"small{i}"] = admission.join("m", "short", Load(tenant="small", work=100))
+        tickets[f"double{i}"] = admission.join("m", "short", Load(tenant="double", weight=2.0, work=100))
+    order = await in_order(admission, tickets, Room(0))
+    first = order[:8]
+    assert sum(n.startswith("double") for n in first) == 4  # twice the weight: half of what small and flood leave
+    assert sum(n.startswith("small") for n in first) == 2
+    assert sum(n.startswith("flood") for n in first) == 2
+
+
+async def test_the_least_urgent_are_served_in_the_end(clock):
+    """One level of priority is worth a bounded amount of others' work."""
+    admission = Admission(1000, clock)
+    tickets = {"idle": admission.join("m", "short", Load(tenant="batch", priority=1, work=1))}
+    work = LEVEL_WORK / 10
+    tickets |= {f"u{i}": admission.join("m", "short", Load(tenant="urgent", work=work)) for i in range(20)}
+    assert (await in_order(admission, tickets, Room(0))).index("idle") in (10, 11)
+
+
+async def test_a_full_class_sheds_the_least_valuable_first(admission):
+    tickets = [admission.join("m", "short", Load(tenant="flood", work=100)) for _ in range(4)]
+    with pytest.raises(Overloaded):
+        admission.join("m", "short", Load(tenant="flood", work=100))
+    modest = admission.join("m", "short", Load(tenant="modest", work=100))
+    assert admission.waiting("short") == 4
+    with pytest.raises(Overloaded):
+        await tickets[3].wait(Room(1).attempt)  # the flood's last gave way
+    await modest.wait(Room(1).attempt)
+
+
+async def test_requests_in_flight_hold_so_many_bytes_and_no_more(clock):
+    admission = Admission(100, clock, max_inflight_bytes=1000)
+    ticket = admission.join("m", "short", Load(size=900))
+    with pytest.raises(Overloaded, match="max_inflight_bytes"):
+        admission.join("m", "short", Load(size=200))
+    await ticket.wait(Room(1).attempt)
+    with pytest.raises(Overloaded):
+        admission.join("m", "short", Load(size=200))  # placed, but still here
+    ticket.leave()
+    ticket.leave()
+    admission.join("m", "short", Load(size=200))
+
+
+async def placed_each(admission: Admission, clock: Clock, every_s: float, count: int) -> None:
+    """A pace: one placement each ``every_s``, of 100 tokens."""
+    for ticket in [admission.join("m", "short", Load(work=100)) for _ in range(count)]:
+        clock.now += every_s
+        await ticket.wait(Room(1).attempt)
+
+
+async def test_one_that_would_wait_too_long_is_refused_at_once_with_the_time_to_come_back(clock):
+    admission = Admission(100, clock)
+    behind = [admission.join("m", "short", Load(work=100)) for _ in range(20)]
+    await placed_each(admission, clock, 0.1, ENOUGH + 1)
+    admission.join("m", "short", Load(slo_ttft_s=3.0))  # 20 x 100 tokens at about 1,000 a second
+    with pytest.raises(Overloaded, match="first token") as refused:
+        admission.join("m", "short", Load(slo_ttft_s=0.5))
+    assert 1.0 < refused.value.retry_after_s < 1.8
+    admission.join("m", "short", Load())  # without an SLO one may wait
+    for ticket in behind:
+        ticket.leave()
+
+
+async def test_what_the_way_after_the_queue_takes_is_left_of_the_slo(clock):
+    throttle = Throttle(clock)
+    assert throttle.queue_budget("short", 1.0) == 1.0
+    for i in range(20):
+        throttle.answered("short", 0.1 if i < 17 else 0.7, 0.0, 0.0, 1)
+    assert throttle.queue_budget("short", 1.0) == pytest.approx(0.3)
+    assert throttle.queue_budget("short", 0.5) == 0.0
+    assert throttle.queue_budget("long", 1.0) == 1.0
+
+
+async def test_one_that_can_no_longer_come_in_time_gives_way(admission, clock):
+    room = Room(0)
+    late, patient = admission.join("m", "short", Load(slo_ttft_s=1.0)), admission.join("m", "short")
+    tasks = [asyncio.create_task(t.wait(room.attempt)) for t in (late, patient)]
+    await settle()
+    clock.now = 1.5
+    room.free = 1
+    admission.wake()
+    with pytest.raises(Overloaded, match=r"waited 1\.50 s"):
+        await tasks[0]
+    await tasks[1]
+
+
+async def test_slow_steps_shrink_the_batch_and_quick_ones_let_it_grow_again(clock):
+    throttle = Throttle(clock)
+    for _ in range(40):
+        clock.now += 0.1
+        throttle.answered("short", 0.1, 0.08, 0.05, 32)
+    shrunk = throttle.cap(64)
+    assert 2 <= shrunk < 30
+    clock.now += 31
+    for _ in range(40):
+        clock.now += 0.1
+        throttle.answered("short", 0.1, 0.02, 0.05, 10)
+    assert throttle.cap(64) > shrunk
+    assert throttle.cap(4) == 4

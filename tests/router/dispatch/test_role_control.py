@@ -1,0 +1,114 @@
+"""Role changes at their seams: several at once end together, and too few ready workers are told."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from baton.protos.errors import InvalidRequest, NoWorker, Unavailable
+from baton.protos.nouns import WorkerInfo
+from baton.router.dispatch.role_control import RoleControl
+from tests.router.fake_workers import info
+
+
+class Link:
+    """A worker's link that changes after ``after_s``, or fails."""
+
+    def __init__(self, is_now: WorkerInfo, after_s: float = 0.0, fails: bool = False) -> None:
+        self.info, self.up = is_now, True
+        self._after_s, self._fails = after_s, fails
+
+    async def set_role(self, role: str, grace_s: float) -> str:
+        await asyncio.sleep(self._after_s)
+        if self._fails:
+            raise Unavailable("it would not")
+        self.info = msgspec.structs.replace(self.info, role=role)
+        return self.info.incarnation
+
+
+class View:
+    def __init__(self, links: list[Link]) -> None:
+        self._links = links
+
+    def reachable(self, role: str) -> int:
+        return sum(k.up and k.info.role == role for k in self._links)
+
+    def busy(self, worker_id: str) -> tuple[int, int]:
+        return 0, 0
+
+
+def worker(number: int, state: str = "ready", role: str = "decode", model: str = "m") -> WorkerInfo:
+    return info(f"{role}-{number}", role, incarnation=f"{role}{number}", state=state, model_id=model)
+
+
+def cluster(*roles: str, model: str = "m") -> list[Link]:
+    return [Link(worker(i, role=role, model=model)) for i, role in enumerate(roles)]
+
+
+def played(links: list[Link]) -> list[str]:
+    return [k.info.role for k in links]
+
+
+def control(links: list[Link]) -> RoleControl:
+    async def look() -> None:
+        return None
+
+    return RoleControl(links, View(links), time.monotonic, look)
+
+
+async def test_when_one_of_several_changes_fails_the_others_are_over_too_before_it_is_told():
+    links = [Link(worker(0)), Link(worker(1), fails=True), Link(worker(2), after_s=0.2)]
+    with pytest.raises(Unavailable, match="it would not"):
+        await control(links).move(["decode-1", "decode-2"], "prefill", 0.0)
+    assert [k.info.role for k in links] == ["decode", "decode", "prefill"]
+
+
+async def test_a_ratio_that_too_few_ready_workers_could_form_changes_none():
+    links = [Link(worker(0)), Link(worker(1)), Link(worker(2, "draining"))]
+    links[0].info = msgspec.structs.replace(links[0].info, state="draining")
+    with pytest.raises(NoWorker, match="only 1 of the 2"):
+        await control(links).set_ratio(2, 1)
+    assert {k.info.role for k in links} == {"decode"}
+
+
+@pytest.mark.parametrize(("last", "other"), [("prefill", "decode"), ("decode", "prefill")])
+async def test_the_last_worker_of_a_role_keeps_it_unless_it_is_forced_and_there_is_a_way_back(last, other):
+    links = cluster(last, other)
+    with pytest.raises(InvalidRequest, match=f"{last}-0 is the last ready {last} worker") as refused:
+        await control(links).set_role(f"{last}-0", other, 0.0)
+    said = refused.value.message  # what would be left, and the remedy
+    assert all(text in said for text in (f"{last}=0", f"{other}=2", "Make another worker", "--force")), said
+    assert played(links) == [last, other]
+    await control(links).set_role(f"{last}-0", other, 0.0, force=True)
+    assert played(links) == [other, other]
+    await control(links).set_ratio(1, 1)
+    assert sorted(played(links)) == ["decode", "prefill"]
+
+
+async def test_a_ratio_without_prefill_workers_is_formed_by_force_alone():
+    links = cluster("prefill", "decode")
+    with pytest.raises(InvalidRequest, match="last ready prefill worker"):
+        await control(links).set_ratio(0, 2)
+    await control(links).set_ratio(0, 2, force=True)
+    assert played(links) == ["decode", "decode"]
+    assert await control(links).set_ratio(0, 2) == []  # as it is: nothing moves, nothing to refuse
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_each_model_keeps_a_worker_of_the_role_that_others_give_up(role):
+    other = {"prefill": "decode", "decode": "prefill"}[role]
+    links = [*cluster(role, role, other), Link(worker(7, role=role, model="n"))]
+    with pytest.raises(InvalidRequest, match=f"{role}-7 .* of 'n'"):
+        await control(links).set_role(f"{role}-7", other, 0.0)
+    with pytest.raises(InvalidRequest, match="of 'm'"):
+        await control(links).move([f"{role}-0", f"{role}-1"], other, 0.0)
+    links[1].info = msgspec.structs.replace(links[1].info, state="draining")
+    with pytest.raises(InvalidRequest, match="last ready"):
+        await control(links).set_role(f"{role}-0", other, 0.0)
+
+
+async def test_whose_model_has_another_leaves_before_the_least_busy_whose_has_not():
+    links = [Link(worker(0, role="prefill", model="n")), *cluster("prefill", "prefill")[1:], *cluster("decode")]
+    links += [Link(worker(2, role="prefill"))]
+    assert control(links).least_busy("decode", 1) == ["prefill-1"]

@@ -1,0 +1,101 @@
+"""What a router tells of its traffic, from its decision records."""
+
+import pytest
+
+from baton.protos.nouns import Sampling
+from baton.router.observe.decisions import DecisionLog
+from baton.router.observe.traffic import TrafficMeter
+from baton.router.policies import Decision, Option
+from baton.router.request.request import RouterRequest, Summary
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def bench():
+    clock, log = Clock(), DecisionLog("r", lambda: 0.0)
+    log.watcher = meter = TrafficMeter("r", log, clock)
+    return clock, log, meter
+
+
+def opened(log: DecisionLog, name: str, prompt: int = 100, **slos):
+    request = RouterRequest(name, "m", tuple(range(prompt)), Sampling(max_tokens=20), **slos)
+    record = log.opened(request, "short")
+    return record, log.trail(record, 0, Summary(prompt_tokens=prompt, context_class="short"))
+
+
+def placed(trail, queue: float = 0.1, read: float = 0.3, write: float = 0.4) -> None:
+    option = Option("prefill", "d", "p", {"queue": queue, "read": read, "ship": 0.0, "write": write})
+    trail.placed(Decision("cost", option, (option,), in_seconds=True), 0.05, 0.0)
+
+
+async def ended(log: DecisionLog, record, trail, outputs: int, ttft: float, decode: float, cached: int = 0) -> None:
+    summary = trail.summary
+    summary.completion_tokens, summary.cached_tokens, summary.finish_reason = outputs, cached, "length"
+    summary.stations = {"ttft": ttft, "decode": decode}
+    trail.over = True
+    log.changed(record)
+    await log.flush()
+
+
+async def test_arrivals_count_at_once_and_answers_when_they_end(bench):
+    clock, log, meter = bench
+    record, trail = opened(log, "a", 100)
+    opened(log, "b", 50)
+    clock.now = 101.0
+    first = meter.cut()
+    traffic = first.classes["short"]
+    assert (traffic.arrived, traffic.arrived_tokens, traffic.ended, first.seconds) == (2, 150, 0, 1.0)
+    assert (first.waiting, first.waiting_tokens) == (2, 150)
+    placed(trail)
+    await ended(log, record, trail, 11, 0.5, 1.0, cached=60)
+    clock.now = 102.0
+    second = meter.cut()
+    traffic = second.classes["short"]
+    assert (traffic.arrived, traffic.ended, traffic.prompt_tokens, traffic.cached_tokens) == (0, 1, 100, 60)
+    assert (traffic.output_tokens, traffic.pairs, traffic.context_tokens) == (11, 40 * 80, 11 * 105.5)
+    assert (second.waiting, second.served[0].input_tokens) == (1, 100)
+    assert second.served[0].at == pytest.approx(101.0 - 1.5)
+
+
+async def test_the_twin_compares_what_was_placed_once_and_answered(bench):
+    _, log, meter = bench
+    record, trail = opened(log, "a")
+    placed(trail)
+    await ended(log, record, trail, 11, 0.5, 1.0)
+    twin = meter.cut().twins[0]
+    assert twin.predicted_ttft == pytest.approx(0.45)
+    assert (twin.ttft, twin.tpot, twin.predicted_tpot) == (0.5, 0.1, 0.4 / 20)
+    record, trail = opened(log, "b")
+    placed(trail)
+    placed(trail)  # it had to go elsewhere
+    await ended(log, record, trail, 11, 0.5, 1.0)
+    assert meter.cut().twins == []
+
+
+async def test_good_is_judged_by_the_requests_own_slos(bench):
+    _, log, meter = bench
+    for name, ttft in (("met", 0.1), ("late", 9.0)):
+        record, trail = opened(log, name, slo_ttft_s=1.0, slo_tpot_s=0.2)
+        placed(trail)
+        await ended(log, record, trail, 11, ttft, 1.0)
+    record, trail = opened(log, "unasked")
+    placed(trail)
+    await ended(log, record, trail, 11, 0.1, 1.0)
+    traffic = meter.cut().classes["short"]
+    assert (traffic.judged, traffic.good, traffic.ended) == (2, 1, 3)
+
+
+async def test_a_slice_is_bounded_however_much_came(bench):
+    _, log, meter = bench
+    for i in range(500):
+        record, trail = opened(log, str(i))
+        placed(trail)
+        await ended(log, record, trail, 2, 0.1, 0.1)
+    found = meter.cut()
+    assert (found.classes["short"].ended, len(found.twins) <= 64, len(found.served) <= 256) == (500, True, True)

@@ -1,0 +1,77 @@
+"""The engine process's parts: a torch-free paced build, and what can't start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from baton.decode_worker.engine.loop import DecodeLoop
+from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.protos.channel import EngineReady
+from baton.protos.errors import BatonError, ConfigError
+from baton.worker.engine_main import build
+from baton.worker.spec import WorkerSpec, dump_spec, load_spec
+
+TORCH_FREE = (
+    "baton.prefill_worker.engine.scheduler",
+    "baton.decode_worker.engine.scheduler",
+    "baton.prefill_worker.engine.loop",
+    "baton.decode_worker.engine.loop",
+    "baton.worker.engine_main",
+    "baton.worker.host",
+)
+
+
+class Wire:
+    """Remembers what an engine says at its start."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def send_fd(self, fd: int) -> None:
+        self.sent.append(fd)
+
+
+def spec(**fields: Any) -> WorkerSpec:
+    return WorkerSpec(
+        **{"slot": "s", "role": "decode", "slot_dir": "x", "device": "paced:zero", "pages": 16} | fields
+    )
+
+
+@pytest.mark.parametrize(("role", "loop"), [("prefill", PrefillLoop), ("decode", DecodeLoop)])
+def test_the_pages_come_first_and_then_what_the_model_is(role: str, loop: type) -> None:
+    wire = Wire()
+    assert isinstance(build(spec(role=role), wire), loop)  # type: ignore[arg-type]
+    fd, ready = wire.sent
+    assert isinstance(fd, int)
+    assert isinstance(ready, EngineReady)
+    assert ready.pages == 16
+
+
+@pytest.mark.parametrize(
+    "fields", [{"device": "paced:nothing"}, {"device": "tpu"}, {"device": "cpu", "model": "/no/where"}]
+)
+def test_what_can_not_start_raises_a_typed_error(fields: dict[str, str]) -> None:
+    with pytest.raises(BatonError):
+        build(spec(**fields), Wire())  # type: ignore[arg-type]
+
+
+def test_a_spec_survives_json_and_a_mistake_in_it_is_named(tmp_path: Any) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(dump_spec(spec()))
+    assert load_spec(str(file)) == load_spec(dump_spec(spec())) == spec()
+    with pytest.raises(ConfigError, match="rolle"):
+        load_spec('{"slot": "s", "rolle": "decode"}')
+    with pytest.raises(ConfigError, match="No such file"):
+        load_spec("/no/such/spec.json")
+
+
+def test_schedulers_loops_and_both_mains_load_without_torch() -> None:
+    code = f"import sys, {', '.join(TORCH_FREE)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,50 @@
+"""A pair of workers that has served much holds no more than one that has served a little."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.growth import grown
+from tests.worker.test_workers_in_process import Chaos, House, house
+
+BOUNDS: dict[str, int] = {}
+
+
+def parts(h: House) -> dict[str, object]:
+    """Everything of ours in both processes of both workers."""
+    return {
+        "decode loop": h.d.loop,
+        "decode service": h.decode,
+        "decode source": h.d.source,
+        "decode filler": h.d.filler,
+        "intake": h.intake,
+        "prefill loop": h.p.loop,
+        "prefill service": h.prefill,
+        "prefill source": h.p.source,
+        "prefill filler": h.p.filler,
+        "transport": h.transport,
+    }
+
+
+async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
+    async with house(pages=60) as h:  # full of cached blocks after the first round
+
+        async def serve(number: int) -> None:
+            chaos = Chaos(h, seed=number)
+            await asyncio.gather(*(chaos.client(number * requests + n) for n in range(requests)))
+            other = h.decode.open_session(f"router {number}")
+            h.decode.close_session(other)
+            assert await h.settles()
+
+        return await grown(lambda: parts(h), serve, BOUNDS, rounds)
+
+
+async def test_nothing_in_the_workers_grows_with_the_requests_served() -> None:
+    assert await soaked(requests=60, rounds=4) == {}
+
+
+@pytest.mark.soak
+async def test_nothing_in_the_workers_grows_in_a_long_run() -> None:
+    assert await soaked(requests=1500, rounds=6) == {}

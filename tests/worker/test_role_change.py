@@ -1,0 +1,223 @@
+"""A worker that plays another role: the engine's loops hand over, the I/O process lets go, and wishes are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.decode_worker.engine.loop import DecodeLoop
+from baton.engine.step_loop import StepLoop
+from baton.prefill_worker.engine.loop import PrefillLoop
+from baton.protos import channel as ch
+from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable
+from baton.protos.nouns import EngineRequest, KvLayout, Sampling, WorkerInfo
+from baton.protos.v1 import worker_pb2 as w
+from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.worker.control import WorkerControl
+from baton.worker.engine_main import build, successor
+from baton.worker.membership import present_role
+from baton.worker.slots import SlotRecord
+from baton.worker.spec import WorkerSpec
+from tests.worker.test_host import Host
+
+PROMPT = tuple(range(2, 100))
+
+
+class Wire:
+    """The engine's end of a channel: what it says is kept, what it hears is given by hand."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def send_fd(self, fd: int) -> None:
+        pass
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        return []
+
+
+def spec(role: str, **fields: Any) -> WorkerSpec:
+    return WorkerSpec("s", role, "", device="paced:zero", pages=64, **fields)  # type: ignore[arg-type]
+
+
+def request(name: str, max_tokens: int = 4) -> EngineRequest:
+    return EngineRequest(
+        name, PROMPT, len(PROMPT), Sampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    )
+
+
+def turns(loop: StepLoop, *messages: Any) -> list[Any]:
+    """What is said while ``messages`` are taken and all there is to compute is computed."""
+    wire: Any = loop.channel
+    before, busy = len(wire.sent), loop.turn(list(messages))
+    while busy:
+        busy = loop.turn([])
+    return list(wire.sent[before:])
+
+
+def kinds(said: list[Any]) -> list[str]:
+    return [type(m).__name__ for m in said if not isinstance(m, (ch.Stats, ch.CacheChanged))]
+
+
+def test_a_loop_hands_over_when_nothing_is_left_and_its_cache_is_the_successors() -> None:
+    wire: Any = Wire()
+    reader = build(spec("prefill"), wire)
+    turns(reader, ch.Prefill(1, request("a"), 0, ()))
+    turns(reader, ch.SetRole("decode"))
+    assert not reader.empty, "its blocks may still be read"
+    turns(reader, ch.SendClosed(1))
+    assert reader.empty
+    reader.run()  # comes back at once: there is a next role, and nothing is left
+    writer = successor(spec("prefill"), reader)
+    assert isinstance(writer, DecodeLoop)
+    assert (writer.pool, writer.runner, writer.sharing) == (reader.pool, reader.runner, reader.sharing)
+    assert wire.sent[-1] == ch.RoleIs("decode")
+    admitted = next(m for m in turns(writer, ch.Admit(2, request("b"), True, 0.0)) if isinstance(m, ch.Admitted))
+    assert admitted.held_blocks == len(PROMPT) // 16
+    assert writer.empty
+
+
+def test_a_decode_loop_waits_for_its_answers_and_for_streams_that_may_write() -> None:
+    wire: Any = Wire()
+    writer = build(spec("decode"), wire)
+    turns(writer, ch.Admit(1, request("a"), False, 30.0))
+    turns(writer, ch.ReceiveOpened(1, 1), ch.SetRole("prefill"))
+    assert kinds(turns(writer, ch.Admit(2, request("b"), False, 30.0))) == ["Refused"]
+    turns(writer, ch.Cancel(1, "it changes its role"))
+    assert not writer.empty, "a stream may still write its pages"
+    turns(writer, ch.ReceiveClosed(1, 1))
+    assert writer.empty
+    assert isinstance(successor(spec("decode"), writer), PrefillLoop)
+    assert writer.pool.snapshot_counts().leased == 0
+
+
+def test_shutdown_counts_more_than_a_change_of_role() -> None:
+    loop = build(spec("decode"), Wire())  # type: ignore[arg-type]
+    turns(loop, ch.SetRole("prefill"), ch.Shutdown())
+    assert (loop.leaving, loop.next_role) == (True, "")
+
+
+def test_a_share_that_is_open_outlives_the_role() -> None:
+    wire: Any = Wire()
+    reader = build(spec("prefill"), wire)
+    turns(reader, ch.Prefill(1, request("a"), 0, ()))
+    turns(reader, ch.SendClosed(1))
+    hashes = reader.pool.findable()
+    turns(reader, ch.Pin(-2, hashes[:1]), ch.SetRole("decode"))
+    writer = successor(spec("prefill"), reader)
+    assert writer.pool.snapshot_counts().leased == 1
+    turns(writer, ch.Unpin(-2))
+    assert writer.pool.snapshot_counts().leased == 0
+
+
+class Service:
+    """A role's service that counts."""
+
+    finished = 0
+
+    def __init__(self, active: int = 2) -> None:
+        self.active = active
+        self.heard: list[str] = []
+
+    def take(self, message: Any) -> None:
+        pass
+
+    def lost(self, error: BatonError) -> None:
+        pass
+
+    def send_away(self, error: BatonError) -> int:
+        self.heard.append(error.label)
+        return self.active
+
+    def cancel_all(self, reason: str) -> int:
+        gone, self.active = self.active, 0
+        self.heard.append(f"cancelled {gone}")
+        return gone
+
+    def hang_up(self) -> None:
+        self.heard.append("hung up")
+
+
+def control(service: Service, sent: list[Any]) -> WorkerControl:
+    layout = KvLayout("bfloat16", (), 1024, "bfloat16")
+    info = WorkerInfo("w-3", "one", "decode", "a:1", "m", "f", layout, 100, 100, (), 8)
+    return WorkerControl(info, sent.append, service)
+
+
+async def test_routers_are_told_before_requests_end_and_sessions_end_last() -> None:
+    service, sent = Service(), []
+    ctl = control(service, sent)
+    incarnation = await ctl.set_role("prefill", 0.1)
+    ask = await ctl.role_asked()
+    assert (ask.role, ask.incarnation, ctl.info.state) == ("prefill", incarnation, "draining")
+    await ctl.leave_role(ask)
+    assert service.heard == ["draining", "cancelled 2", "cancelled 0", "hung up"]
+    assert [type(m).__name__ for m in sent] == ["Drain"]
+
+
+async def test_the_same_ask_again_has_the_same_answer_and_another_one_waits() -> None:
+    ctl = control(Service(), [])
+    assert await ctl.set_role("decode", 1.0) == "one"  # what it is already
+    first = await ctl.set_role("prefill", 1.0)
+    assert await ctl.set_role("prefill", 1.0) == first
+    with pytest.raises(Draining, match="becoming a prefill"):
+        await ctl.set_role("decode", 1.0)
+
+
+@pytest.mark.parametrize(("role", "grace", "field"), [("both", 1.0, "role"), ("prefill", -1.0, "grace_seconds")])
+async def test_nonsense_is_refused_by_field(role: str, grace: float, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await control(Service(), []).set_role(role, grace)
+    assert caught.value.param == field
+
+
+async def test_nothing_changes_when_routers_can_not_be_told() -> None:
+    ctl = control(Service(), [])
+
+    async def deaf(info: WorkerInfo, role: str) -> bool:
+        return False
+
+    ctl.announce = deaf
+    with pytest.raises(Unavailable, match="Redis is away"):
+        await ctl.set_role("prefill", 1.0)
+    assert ctl.info.state == "ready"
+    ctl.announce = None
+    assert await ctl.set_role("prefill", 1.0)
+
+
+async def test_a_worker_comes_back_as_what_it_was_last() -> None:
+    planned = spec("prefill")
+    assert await present_role(planned, None) == "prefill"
+    assert await present_role(planned, SlotRecord("s", 1, role="decode")) == "decode"
+    away = spec("prefill", redis_url="unix:///nowhere/redis.sock")
+    assert await present_role(away, SlotRecord("s", 1, role="decode")) == "decode"
+
+
+async def test_a_host_plays_one_role_after_the_other_around_one_engine(tmp_path: Path) -> None:
+    host = Host(tmp_path, "prefill")
+    try:
+        before = await asyncio.to_thread(host.record)
+        for role in ("decode", "prefill"):
+            now = await asyncio.to_thread(host.record)
+            async with grpc.aio.insecure_channel(now.address) as channel:
+                stub = stubs.WorkerStub(channel)
+                reply = await stub.SetRole(w.SetRoleRequest(role=role, grace_seconds=0.2))
+            for _ in range(500):
+                now = await asyncio.to_thread(host.record)
+                if now.incarnation == reply.incarnation and now.role == role and now.address:
+                    break
+                await asyncio.sleep(0.02)
+            async with grpc.aio.insecure_channel(now.address) as channel:
+                info = await stubs.WorkerStub(channel).Describe(w.DescribeRequest())
+            assert (info.role, info.incarnation, info.state) == (role, reply.incarnation, "ready")
+            assert now.engine_pid == before.engine_pid
+            assert info.metrics_address == before.metrics_address
+    finally:
+        assert host.end() == 0
