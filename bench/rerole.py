@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
+from baton.cluster.served_model import DEMO
 from baton.launch.fleet import Fleet
-from baton.launch.plans import DEMO
 from bench.flip import call
 from bench.paced_load import Answered, Arrival, drive
 

@@ -26,11 +26,11 @@ import msgspec
 
 from baton.cluster.config import WorkerConfig
 from baton.cluster.membership import Entry, Roster, connect
+from baton.cluster.served_model import DEMO
 from baton.console.bench.engine.start import write_checkpoint
 from baton.controller.pressure import Workers
 from baton.cost.profiles import Overhead
 from baton.launch.fleet import Fleet
-from baton.launch.plans import DEMO
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import tpot, ttft
 from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings

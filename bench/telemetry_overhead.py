@@ -40,11 +40,11 @@ from typing import Any, NamedTuple
 import msgspec
 from rich.console import Console
 
+from baton.cluster.served_model import DEMO
 from baton.console.bench.kv.rows import Row, interval, median, spread, table
 from baton.console.bench.router.cluster import PROFILE
 from baton.console.bench.router.load import closed_loop, request
 from baton.launch.fleet import Fleet
-from baton.launch.plans import DEMO
 
 TARGET = 0.98
 SCRAPE_S = 5.0

@@ -1,5 +1,6 @@
 """Seeds each test; starts a real Redis server for whoever asks, flushed between tests."""
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from redis.asyncio import Redis
 
 from baton.cluster.membership import connect
 from baton.launch.redis_server import RedisServer
+from baton.process.processes import end_sessions
+from baton.worker.slots import close_slots, holders
 from tests import seeds
 
 
@@ -50,3 +53,12 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short folder for slots (unix sockets end at 107 bytes), with no process left behind."""
+    with tempfile.TemporaryDirectory(prefix="bt-") as name:
+        yield Path(name)
+        close_slots(name)
+        end_sessions([pid for pid in holders(name).values() if pid != os.getpid()], 0.0)

@@ -1,7 +1,7 @@
 """An exception at a chosen line: what is acquired before it must be given back.
 
-``for fault in each_line("baton/decode_worker/engine/loop.py"): with fault: …; assert …`` goes through the lines of these
-files in the order in which the block first reaches them, one run each, until a run ends without an exception.
+``for fault in each_line("baton/decode_worker/engine/loop.py"): with fault: …; assert …`` goes through the lines of
+these files in the order in which the block first reaches them, one run each, until a run ends without an exception.
 """
 
 from __future__ import annotations

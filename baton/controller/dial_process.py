@@ -12,8 +12,7 @@ import subprocess
 import msgspec
 
 from baton.controller.dial import LEAST_REQUESTS, DialAnswer, DialQuestion
-from baton.launch.supervise import child_environment
-from baton.process.children import python
+from baton.process.children import child_environment, python
 
 log = logging.getLogger("baton.controller")
 

@@ -1,8 +1,9 @@
 """The ratio's controller: one of the routers looks every few seconds, decides, and turns workers or only says so.
 
 Where turning roles can't help, it asks for more workers, or fewer. Knows nothing of how a decision is made
-(controller/ratio_decision and controller/replica_decision, pure), how a worker changes (router/dispatch/role_control) or comes (controller/replicas). It
-holds the leader's lease; its history starts anew with a new leader, who waits a cool-down first.
+(controller/ratio_decision and controller/replica_decision, pure), how a worker changes
+(router/dispatch/role_control) or comes (controller/replicas). It holds the leader's lease; its history starts anew
+with a new leader, who waits a cool-down first.
 """
 
 from __future__ import annotations

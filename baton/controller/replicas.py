@@ -1,7 +1,8 @@
 """Asks whoever places workers for more or fewer of them (``cluster.scale``), and follows what becomes of it.
 
-Knows nothing of why (controller/replica_decision, pure), nor of Ray: who places reads what is asked. What doesn't come within
-the cluster's own start timeout is taken back, so that nobody waits for ever for a worker that there is no room for.
+Knows nothing of why (controller/replica_decision, pure), nor of Ray: who places reads what is asked. What
+doesn't come within the cluster's own start timeout is taken back, so that nobody waits for ever
+for a worker that there is no room for.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from typing import Any, Self
 import msgspec
 
 from baton.cluster.config import BatonConfig, load_config
-from baton.launch.plans import model_name, resolve_model, worker_plans
+from baton.cluster.served_model import model_name, resolve_model
+from baton.launch.plans import worker_plans
 from baton.launch.ports import HOST, free_ports
 from baton.launch.redis_server import RedisServer
 from baton.launch.supervise import HostSupervisor, host_environment

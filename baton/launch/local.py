@@ -20,7 +20,8 @@ from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.redis_url import shown
 from baton.cluster.roles import forget_roles
 from baton.cluster.scale import Scale, forget_scale
-from baton.launch.plans import model_name, resolve_model, slots_of, worker_plans
+from baton.cluster.served_model import model_name, resolve_model
+from baton.launch.plans import slots_of, worker_plans
 from baton.launch.ports import dialled, with_ports
 from baton.launch.ray.app import PlacementSpec
 from baton.launch.ray.host import Report

@@ -1,90 +1,18 @@
-"""From the config to what each slot runs, and which model that is.
-
-Knows nothing of Ray, processes or checkpoints' insides; a model is a directory, a hub id or a paced profile.
-"""
+"""From the config to what each slot runs. Knows nothing of Ray, processes or models."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import msgspec
 
-import baton
 from baton.cluster.config import BatonConfig, Pool, pool_worker
 from baton.kv.transport import check_name, check_secured
 from baton.launch.supervise import HostPlan
 from baton.process.security import files_of
-from baton.protos.errors import CheckpointError, ConfigError
+from baton.protos.errors import ConfigError
 from baton.worker.spec import WorkerSpec, dump_spec
-
-DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-TEXT_FILES = ("tokenizer*", "*.json", "*.jinja")
-TOKENIZER = "tokenizer.json"
-OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "*.tiktoken", "*.gguf")
-
-
-def is_paced(config: BatonConfig) -> bool:
-    """Whether workers run a paced engine, which needs no model."""
-    return config.worker.device.startswith("paced:")
-
-
-def resolve_model(config: BatonConfig) -> str:
-    """The directory or hub id to serve; empty for a paced engine without one.
-
-    Raises CheckpointError, also for a directory without what its text is read and written with.
-    """
-    model = config.worker.model
-    if is_paced(config) and not model:
-        return ""
-    path = Path(model).expanduser() if model else DEMO
-    if path.is_dir():
-        return str((path if is_paced(config) else require_tokenizer(path)).resolve())
-    if not model or path.exists() or not HUB_ID.fullmatch(model):
-        raise CheckpointError(
-            f"there is no model directory at {path}: --model takes a directory with config.json, safetensors and "
-            "tokenizer.json, or a Hugging Face id such as Qwen/Qwen3-0.6B",
-            "worker.model",
-        )
-    return model
-
-
-def text_directory(model: str, paced: bool = False) -> Path | None:
-    """Where the tokenizer's files lie (fetched from the hub for an id); None for a paced engine without.
-
-    Raises CheckpointError.
-    """
-    if not model:
-        return None
-    found = Path(model) if Path(model).is_dir() else _text_from_hub(model)
-    if paced and not (found / TOKENIZER).is_file():
-        return None
-    return require_tokenizer(found)
-
-
-def require_tokenizer(directory: Path) -> Path:
-    """``directory``, which has a tokenizer.json. Raises CheckpointError naming what is there instead."""
-    if (directory / TOKENIZER).is_file():
-        return directory
-    others = sorted(p.name for pattern in OTHER_TOKENIZERS for p in directory.glob(pattern))
-    beside = f" (it has {', '.join(others)}, which is another format)" if others else ""
-    raise CheckpointError(
-        f"{directory} has no {TOKENIZER}{beside}, so text could be neither read nor written: copy it from the "
-        "model's Hugging Face repository, or let transformers write it there: "
-        "AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY)",
-        "worker.model",
-    )
-
-
-def _text_from_hub(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(TEXT_FILES)))
-    except Exception as error:  # the hub's errors share no base class
-        raise CheckpointError(f"the tokenizer of {model} can't be fetched: {error}", "worker.model") from None
 
 
 def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
@@ -174,13 +102,6 @@ def _require_own_ports(config: BatonConfig) -> None:
                 "one machine: set it to 0, or start them one by one (`baton worker`)",
                 f"worker.{key}",
             )
-
-
-def model_name(config: BatonConfig, model: str) -> str:
-    """The name clients use."""
-    return WorkerSpec(
-        "", "decode", "", model=model, model_name=config.worker.model_name, device=config.worker.device
-    ).model_id
 
 
 def _share_of_cores(config: BatonConfig) -> int:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from baton.cluster.config import BatonConfig
-from baton.launch.plans import config_of, resolve_model, worker_spec
+from baton.cluster.served_model import resolve_model
+from baton.launch.plans import config_of, worker_spec
 from baton.launch.run_files import RunFiles
 from baton.process.processes import end_sessions
 from baton.process.time_limit import end_with

@@ -6,7 +6,6 @@ its supervisor; the slot's lock, not the supervisor's memory, says whether one i
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -15,16 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-import baton
 from baton.cluster.departures import Departure, note_blocking
+from baton.process.children import BACKOFF_S, HEALTHY_S, child_environment
 from baton.process.endings import Ending, Memory, ending_of
 from baton.process.processes import end_sessions, kill_session, wait_exit
 from baton.protos.errors import ErrorInfo
 from baton.worker.slots import Slot, SlotRecord, slots_closed
 from baton.worker.spec import WorkerSpec
 
-BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)
-HEALTHY_S = 10.0  # ready for this long: the next death is a first one again
 FIRST_TRIES = 3  # a host that was never ready is not started more often than this
 GRACE_S = 2.0
 HOST = (sys.executable, "-m", "baton.worker.host")
@@ -188,10 +185,3 @@ def host_environment() -> dict[str, str]:
     """Ours, without what Ray sets for its own workers (and its token), and with this package importable."""
     inherited = child_environment()
     return {k: v for k, v in inherited.items() if not k.startswith("RAY_") and k != "OMP_NUM_THREADS"}
-
-
-def child_environment() -> dict[str, str]:
-    """Ours, with this package importable."""
-    root = str(Path(baton.__file__).resolve().parents[1])
-    path = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}

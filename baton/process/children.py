@@ -6,6 +6,7 @@ Knows nothing of what it runs. It leads its own session (Ctrl-C reaches us alone
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,9 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from baton.launch.supervise import BACKOFF_S, HEALTHY_S, child_environment
+import baton
 from baton.process.processes import die_with_parent, kill_session
 
+BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # seconds before each new start of a process that died
+HEALTHY_S = 10.0  # seconds of life after which the next death counts as a first one again
 LOOK_S = 0.5  # how late, at most, the end of a process is seen whose pipes others have
 Started = Callable[[asyncio.subprocess.Process], Awaitable[None]]
 
@@ -98,3 +101,10 @@ def _appended(log: Path) -> BinaryIO:
 def python(*arguments: str) -> list[str]:
     """This interpreter, running a module."""
     return [sys.executable, "-m", *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """Returns the environment of this process, extended so that a child can import this package."""
+    root = str(Path(baton.__file__).resolve().parents[1])
+    path = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}

@@ -137,7 +137,8 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
 
     ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); workers with
-    one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages (kv/memory/host_pages.py).
+    one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages
+    (kv/memory/host_pages.py).
     """
 
     worker_id: str

@@ -31,9 +31,9 @@ from baton.cluster.holds import HeldRoster, Holds
 from baton.cluster.membership import Roster, connect
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.records import RecordStore
+from baton.cluster.served_model import is_paced, model_name, text_directory
 from baton.cluster.telemetry import RouterMetrics, setup_tracing
 from baton.controller.loop import controlling
-from baton.launch.plans import is_paced, model_name, text_directory
 from baton.process.file_limit import raise_file_limit
 from baton.process.heap import settle_heap
 from baton.process.loop_watch import watching

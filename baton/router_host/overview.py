@@ -12,10 +12,10 @@ from collections.abc import Callable
 from baton.cluster.advice import AdviceStore
 from baton.cluster.config import BatonConfig
 from baton.cluster.holds import HeldRoster
+from baton.cluster.served_model import model_name
 from baton.cluster.telemetry import RouterMetrics
 from baton.controller.advice import slos
 from baton.controller.observation import Seen, fullness
-from baton.launch.plans import model_name
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.protos.version import product_version
 from baton.router.dispatch.dispatcher import Dispatcher

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from baton.cluster.model_id import model_id, paced_profile
 from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
 
@@ -67,9 +68,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     @property
     def paced_profile(self) -> str:
-        """PROFILE of paced:PROFILE, or empty."""
-        kind, _, profile = self.device.partition(":")
-        return profile if kind == "paced" else ""
+        """The PROFILE of a device named ``paced:PROFILE``, or an empty string."""
+        return paced_profile(self.device)
 
     @property
     def has_tiers(self) -> bool:
@@ -79,7 +79,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     @property
     def model_id(self) -> str:
         """The name that clients use."""
-        return self.model_name or Path(self.model).name or self.paced_profile
+        return model_id(self.model_name, self.model, self.device)
 
 
 def load_spec(text: str) -> WorkerSpec:

@@ -1,7 +1,7 @@
 """A whole decode step of an 8B Llama with random weights, and a prompt's chunk, by launches and by graph.
 
-Knows nothing of the ops beneath. The step is the engine's own (engine/backends/cuda/runner.py): what is timed is what a
-worker runs, the plan's copy, the choice of tokens and the rows that go back to the host's pages included.
+Knows nothing of the ops beneath. The step is the engine's own (engine/backends/cuda/runner.py): what is timed is
+what a worker runs, the plan's copy, the choice of tokens and the rows that go back to the host's pages included.
 """
 
 from __future__ import annotations

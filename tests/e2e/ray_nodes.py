@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from baton.launch.redis_server import RedisServer
-from baton.launch.supervise import child_environment
+from baton.process.children import child_environment
 from baton.process.processes import kill_session, session_members
 from baton.worker.slots import holders
 from tests.e2e.fleet import complete

@@ -7,7 +7,7 @@ import grpc
 import httpx
 import pytest
 
-from baton.launch.plans import DEMO
+from baton.cluster.served_model import DEMO
 from baton.protos.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.e2e.fleet import Fleet, complete
 from tests.e2e.paced import Oracle

@@ -13,7 +13,7 @@ import jsonschema
 import openai
 import pytest
 
-from baton.launch.plans import DEMO
+from baton.cluster.served_model import DEMO
 from tests.e2e.fleet import Fleet
 
 WAYS = {

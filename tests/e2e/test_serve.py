@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.launch.plans import DEMO
+from baton.cluster.served_model import DEMO
 from baton.process.processes import wait_exit
 
 PACED = ("--device", "paced:zero", "--prefill", "1", "--decode", "1", "--port", "0", "--grpc-port", "0")

@@ -1,26 +1,14 @@
-"""Short folders (unix sockets end at 107 bytes) and plans for the fake host."""
+"""Plans for the fake host."""
 
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from baton.launch.supervise import HostPlan
-from baton.process.processes import end_sessions
-from baton.worker.slots import close_slots, holders
 
 FAKE = Path(__file__).with_name("fake_host.py")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="bt-") as name:
-        yield Path(name)
-        close_slots(name)
-        end_sessions([pid for pid in holders(name).values() if pid != os.getpid()], 0.0)
 
 
 @pytest.fixture

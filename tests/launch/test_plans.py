@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from baton.cluster.config import BatonConfig, load_config
-from baton.launch.plans import DEMO, model_name, resolve_model, slots_of, text_directory, worker_plans
+from baton.cluster.served_model import DEMO, model_name, resolve_model, text_directory
+from baton.launch.plans import slots_of, worker_plans
 from baton.protos.errors import CheckpointError, ConfigError
 from baton.worker.spec import load_spec
 

@@ -15,7 +15,7 @@ import redis as sync_redis
 from baton.cluster.membership import connect
 from baton.cluster.slot_lease import SlotLease
 from baton.launch.redis_server import RedisServer
-from baton.launch.supervise import child_environment
+from baton.process.children import child_environment
 from baton.process.processes import kill_session
 from baton.worker.slots import Slot, SlotRecord
 from baton.worker.spec import WorkerSpec, dump_spec

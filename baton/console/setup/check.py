@@ -17,8 +17,8 @@ import yaml
 
 import baton
 from baton.cluster.config import BatonConfig, load_config
+from baton.cluster.served_model import is_paced, resolve_model
 from baton.console.setup.findings import Finding
-from baton.launch.plans import is_paced, resolve_model
 from baton.protos.errors import BatonError, ConfigError
 
 CHART = Path(baton.__file__).resolve().parents[1] / "deploy" / "helm" / "baton"

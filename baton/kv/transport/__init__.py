@@ -6,7 +6,7 @@ Knows nothing of any of them beyond their names.
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+import pkgutil
 from typing import TYPE_CHECKING
 
 from baton.protos.errors import ConfigError
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 IN_PROCESS = {"loopback"}
 SAME_HOST = {"shm", "cuda_ipc"}  # unix sockets and shared memory: the kernel says who the peer is
 ENCRYPTED = {"grpc", "tcp"}
-_PARTS = {"__init__", "base", "frames", "control", "sending", "receiving", "inlet", "poller", "preflight"}
-_PARTS |= {"secured", "channels", "collective", "moving", "ring", "fetching", "by_card", "guests"}
 
 
 def names() -> list[str]:
-    """Every transport here."""
-    return sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - _PARTS)
+    """Lists every transport: the modules of this package."""
+    return sorted(found.name for found in pkgutil.iter_modules(__path__))
 
 
 def check_name(name: str) -> str:

@@ -6,10 +6,10 @@ pages, hashes what lies there and gives the room back (fetching.py). Who may tal
 kernel names the peer's user; the address names the receiver's card, and a sender on another one refuses before it
 connects.
 
-Where an engine shares its pages on the card (kv/memory/device_pages.py), they are what is copied from and to, by one
-launch a frame that hashes what it stores, on a stream of its own beside the engine's: a sender reads blocks there
-that its engine said are resident, a receiver brings the host's pages up to date behind them. Each end does so by
-itself, the frames are the same; ``auto`` takes this way where both do. Not run on a GPU.
+Where an engine shares its pages on the card (kv/memory/device_pages.py), they are what is copied from and to, by
+one launch a frame that hashes what it stores, on a stream of its own beside the engine's: a sender reads blocks
+there that its engine said are resident, a receiver brings the host's pages up to date behind them. Each end does so
+by itself, the frames are the same; ``auto`` takes this way where both do. Not run on a GPU.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import socket
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import frames
 from baton.kv.wire.base import Accept, HandoffStream, Transport
+from baton.kv.wire.keepalive import notice_dead_peers
 from baton.kv.wire.poller import Poller
 from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.secured import dial_securely
@@ -23,11 +24,9 @@ from baton.tls.identity import Identity
 
 LANES = 4
 CONNECT_S = 5.0
-KEEPALIVE_S = 5
-STUCK_MS = 15_000
-LOOPBACK_BUFFER_BYTES = (
-    1 << 20
-)  # what is in flight stays in the CPU's cache; to other hosts the kernel's own tuning
+# The send buffer over loopback, in bytes: what is in flight then stays in the CPU's cache. To other hosts the
+# kernel tunes it.
+LOOPBACK_BUFFER_BYTES = 1 << 20
 
 
 class TcpTransport(SocketTransport):
@@ -62,16 +61,6 @@ def listen(host: str, accept: Accept, port: int = 0, identity: Identity | None =
     except OSError as error:
         raise ConfigError(f"the KV data port can't be bound on {host}: {error.strerror}", "worker.host") from None
     return SocketServer(sock, accept, _ready, identity), f"{host}:{sock.getsockname()[1]}"
-
-
-def notice_dead_peers(sock: socket.socket) -> None:
-    """Small frames leave at once; a host that is gone, or takes nothing, is a broken stream within seconds."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
 
 
 def is_loopback(address: str) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.kv.memory.device_pages import DevicePages
-from baton.kv.transport import tcp
 from baton.kv.wire.base import Accept
 from baton.kv.wire.channels import READY, STREAM_ID, Channel, parts
 from baton.kv.wire.frames import Frame
 from baton.kv.wire.inlet import Inlet
+from baton.kv.wire.keepalive import notice_dead_peers
 from baton.kv.wire.moving import Broken, Done, Join, Joined, MoverClient
 from baton.kv.wire.receiving import Session, SocketServer
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION
@@ -228,5 +228,5 @@ class NcclSession(Session):
 
 def _ready(sock: socket.socket) -> bool:
     """As for tcp: a lease's random id is what opens it."""
-    tcp.notice_dead_peers(sock)
+    notice_dead_peers(sock)
     return True

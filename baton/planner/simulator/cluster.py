@@ -89,7 +89,7 @@ class ClusterSim(Machines):
         self.seats_taken.append(sum(d.sequences for d in self.decodes.values()) / seats)
 
     def pump(self) -> None:
-        """Place whom there is room for, as ``router.dispatch.admission`` does; first those who lost their reader."""
+        """Places every request for which there is room, as the router's admission does; lost readers first."""
         for _ in range(len(self._readerless)):
             if self._readerless and not self._read_again(flight := self._readerless.popleft()):
                 self._readerless.append(flight)

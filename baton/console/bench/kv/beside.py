@@ -21,11 +21,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from baton.cluster.served_model import DEMO
 from baton.console.bench.kv.rows import Row, interval, median
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.kv.memory.host_pages import PageMemory
-from baton.launch.plans import DEMO
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
 TARGET = 2.0  # percent

@@ -19,8 +19,8 @@ import redis
 from baton.cluster.config import BatonConfig
 from baton.cluster.redis_url import shown
 from baton.cluster.room import ANSWERS
+from baton.cluster.served_model import resolve_model
 from baton.console.setup.findings import Finding, State
-from baton.launch.plans import resolve_model
 from baton.launch.redis_server import find_server
 from baton.process.security import files_of, identity_of, public_identity
 from baton.protos.errors import BatonError

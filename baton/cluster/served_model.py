@@ -1,0 +1,86 @@
+"""Which model a cluster serves: a directory, a Hugging Face id or a paced profile, and where its text files lie.
+
+Knows nothing of processes, placement or checkpoints' insides.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import baton
+from baton.cluster.config import BatonConfig
+from baton.cluster.model_id import model_id
+from baton.protos.errors import CheckpointError
+
+DEMO = Path(baton.__file__).resolve().parents[1] / "models" / "demo"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+TEXT_FILES = ("tokenizer*", "*.json", "*.jinja")
+TOKENIZER = "tokenizer.json"
+OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json", "*.tiktoken", "*.gguf")
+
+
+def is_paced(config: BatonConfig) -> bool:
+    """Whether workers run a paced engine, which needs no model."""
+    return config.worker.device.startswith("paced:")
+
+
+def resolve_model(config: BatonConfig) -> str:
+    """The directory or hub id to serve; empty for a paced engine without one.
+
+    Raises CheckpointError, also for a directory without what its text is read and written with.
+    """
+    model = config.worker.model
+    if is_paced(config) and not model:
+        return ""
+    path = Path(model).expanduser() if model else DEMO
+    if path.is_dir():
+        return str((path if is_paced(config) else require_tokenizer(path)).resolve())
+    if not model or path.exists() or not HUB_ID.fullmatch(model):
+        raise CheckpointError(
+            f"there is no model directory at {path}: --model takes a directory with config.json, safetensors and "
+            "tokenizer.json, or a Hugging Face id such as Qwen/Qwen3-0.6B",
+            "worker.model",
+        )
+    return model
+
+
+def text_directory(model: str, paced: bool = False) -> Path | None:
+    """Where the tokenizer's files lie (fetched from the hub for an id); None for a paced engine without.
+
+    Raises CheckpointError.
+    """
+    if not model:
+        return None
+    found = Path(model) if Path(model).is_dir() else _text_from_hub(model)
+    if paced and not (found / TOKENIZER).is_file():
+        return None
+    return require_tokenizer(found)
+
+
+def model_name(config: BatonConfig, model: str) -> str:
+    """Returns the name by which clients ask for ``model``, a directory, a hub id, or empty for a paced engine."""
+    return model_id(config.worker.model_name, model, config.worker.device)
+
+
+def require_tokenizer(directory: Path) -> Path:
+    """``directory``, which has a tokenizer.json. Raises CheckpointError naming what is there instead."""
+    if (directory / TOKENIZER).is_file():
+        return directory
+    others = sorted(p.name for pattern in OTHER_TOKENIZERS for p in directory.glob(pattern))
+    beside = f" (it has {', '.join(others)}, which is another format)" if others else ""
+    raise CheckpointError(
+        f"{directory} has no {TOKENIZER}{beside}, so text could be neither read nor written: copy it from the "
+        "model's Hugging Face repository, or let transformers write it there: "
+        "AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY)",
+        "worker.model",
+    )
+
+
+def _text_from_hub(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(TEXT_FILES)))
+    except Exception as error:  # the hub's errors share no base class
+        raise CheckpointError(f"the tokenizer of {model} can't be fetched: {error}", "worker.model") from None
