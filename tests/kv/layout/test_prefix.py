@@ -28,7 +28,8 @@ def test_hashes_equal_the_golden_vectors(case: dict) -> None:
 
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_hashes_are_the_same_in_another_process_whatever_its_hash_seed(seed: str) -> None:
-    code = "from baton.kv.layout import prefix; print(prefix.chain(prefix.root('f'*64, 'float32'), range(40))[-1].hex())"
+    code = "from baton.kv.layout import prefix\n"
+    code += "print(prefix.chain(prefix.root('f'*64, 'float32'), range(40))[-1].hex())"
     said = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
     )
