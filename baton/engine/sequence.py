@@ -5,7 +5,7 @@ Knows nothing of pages' owners, of batches or of time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence
 from typing import Protocol
 
 from baton.engine.masks import Allowed, Mask, completing, only, without
@@ -34,8 +34,8 @@ class Grammar(Protocol):
         """What may come now."""
 
 
-class Sequence:
-    """Tokens of one choice. ``computed`` of them have their KV in pages; the rest is still to be run."""
+class SequenceState:
+    """Holds the tokens of one choice. ``computed`` of them have their KV in pages; the rest is still to be run."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Sequence:
         room = min(asked.max_tokens - self.outputs, self._room - len(self.tokens)) - 1
         return max(0, room if asked.max_drafts is None else min(room, asked.max_drafts))
 
-    def sample_spec(self, drafts: Tokens[int] = ()) -> SampleSpec:
+    def sample_spec(self, drafts: Sequence[int] = ()) -> SampleSpec:
         """How the token after the last known one, or after ``drafts`` that follow it, is to be chosen."""
         sampling, prompt_tokens = self.request.sampling, self.request.prompt_tokens
         position, history = len(self.tokens) + len(drafts), self._history(drafts)
@@ -102,11 +102,11 @@ class Sequence:
             allowed, banned = without(allowed, banned), ()
         return SampleSpec(sampling, self.request.choice, position, history, prompt_tokens, banned, allowed)
 
-    def verify_specs(self, drafts: Tokens[int]) -> tuple[SampleSpec, ...]:
+    def verify_specs(self, drafts: Sequence[int]) -> tuple[SampleSpec, ...]:
         """How the token after each of ``drafts`` is to be chosen, if all before it stand."""
         return tuple([self.sample_spec(drafts[:count]) for count in range(1, len(drafts) + 1)])
 
-    def _history(self, drafts: Tokens[int]) -> Tokens[int]:
+    def _history(self, drafts: Sequence[int]) -> Sequence[int]:
         if not drafts:
             return self.tokens
         return [*self.tokens, *drafts] if self.request.sampling.penalised else ()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
 from baton.engine.isolate import Outcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.engine.sharing import Sharing
 from baton.engine.step_log import StepLog
 from baton.kv.pages.pool import PagePool
@@ -109,10 +109,10 @@ class StepLoop(ABC):
             return COMPILE_WAIT_S
         return max(0.0, min(self.patience(), self._until_report()))
 
-    def sequence(self, key: int, request: EngineRequest) -> Sequence:
+    def sequence(self, key: int, request: EngineRequest) -> SequenceState:
         """The sequence of a request that came as ``key``; its grammar begins to compile."""
         grammar = self.grammars.begin(request)
-        return Sequence(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
+        return SequenceState(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
 
     def turn(self, messages: list[Any]) -> bool:
         """Take ``messages``, run a step, report; True while there may be more to compute."""

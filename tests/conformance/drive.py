@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.grammar.running import Grammars, GrammarState
 from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
 
 
@@ -36,13 +36,13 @@ class Driver:
     def answer(self, prompts: Tokens[Tokens[int]], sampling: Sampling, choice: int = 0) -> list[list[int]]:
         """Every prompt's outputs, all of them run together."""
         spec = self.runner.spec
-        live: dict[int, tuple[Sequence, list[int]]] = {}
+        live: dict[int, tuple[SequenceState, list[int]]] = {}
         for key, prompt in enumerate(prompts):
             request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice)
             blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
             pages = [self._free.pop() for _ in range(blocks)]
             live[key] = (
-                Sequence(key, request, spec.eos_token_ids, spec.max_model_len, self._grammar(request)),
+                SequenceState(key, request, spec.eos_token_ids, spec.max_model_len, self._grammar(request)),
                 pages,
             )
         outputs: dict[int, list[int]] = {}
@@ -61,7 +61,7 @@ class Driver:
     def _grammar(self, request: EngineRequest) -> GrammarState | None:
         return None if self.grammars is None else self.grammars.begin(request)
 
-    def _step(self, live: dict[int, tuple[Sequence, list[int]]]) -> tuple[Sampled, ...]:
+    def _step(self, live: dict[int, tuple[SequenceState, list[int]]]) -> tuple[Sampled, ...]:
         plan = StepPlan(tuple(self._item(sequence, pages) for sequence, pages in live.values()))
         result = self.runner.run(plan)
         for item in plan.items:
@@ -73,7 +73,7 @@ class Driver:
                 self.read[item.seq] = sequence.scores, sequence.pooled()
         return result.sampled
 
-    def _item(self, sequence: Sequence, pages: list[int]) -> SequenceStep:
+    def _item(self, sequence: SequenceState, pages: list[int]) -> SequenceStep:
         start, count = sequence.computed, min(self.chunk, sequence.pending)
         last = count == sequence.pending
         tokens = sequence.tokens[start : start + count]

@@ -8,13 +8,13 @@ measured to be cheaper (swap.py), else computed again from its tokens; what stay
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence as Sequence_
+from collections.abc import Sequence
 
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.swap import SwapArea, Swapped
 from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import Sampled, SequenceStep, StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
 from baton.kv.layout.prefix import Chain
@@ -26,7 +26,7 @@ from baton.protos.nouns import TokenRun
 class Decoding:
     """A sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
 
-    def __init__(self, sequence: Sequence, root: bytes, pages: PageLease, age: int):
+    def __init__(self, sequence: SequenceState, root: bytes, pages: PageLease, age: int):
         self.sequence = sequence
         self.pages = pages
         self.age = age
@@ -44,7 +44,7 @@ class Decoding:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
 
-    def take(self, chosen: Sequence_[Sampled], drafts: int = 0) -> TokenRun:
+    def take(self, chosen: Sequence[Sampled], drafts: int = 0) -> TokenRun:
         """Joins the model's next tokens to the sequence; returns what is told of them.
 
         All but the last of ``chosen`` are accepted drafts, of ``drafts`` that were verified: their KV is there.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.engine.plan import StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kv.pages.pool import PagePool
 from baton.planner.costs.worker import WorkerCosts
 from baton.planner.simulator.flight import Flight, own_block
@@ -49,7 +49,7 @@ class PrefillNode:
         request = EngineRequest("", (0,) * units, units, SAMPLING)  # blocks are known by their ids
         hashes = flight.full_blocks[: units // BLOCK_TOKENS]
         hashes += (own_block(flight.index, i) for i in range(len(hashes), -(-units // BLOCK_TOKENS)))
-        job = PrefillJob(Sequence(flight.index, request, (), NO_LIMIT), hashes, now)
+        job = PrefillJob(SequenceState(flight.index, request, (), NO_LIMIT), hashes, now)
         self._flights[flight.index] = flight
         self.asked_tokens += flight.prompt
         self.scheduler.add(job)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
 from baton.engine.plan import StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.planner.costs.worker import WorkerCosts
 from baton.planner.simulator.flight import Flight
@@ -80,7 +80,7 @@ class StepwiseDecode:
         self._ages += 1
         sampling = Sampling(max_tokens=flight.outputs, ignore_eos=True)
         request = EngineRequest("", _tokens(flight), flight.prompt, sampling)
-        sequence = Sequence(flight.index, request, (), NO_LIMIT)
+        sequence = SequenceState(flight.index, request, (), NO_LIMIT)
         tokens, full = sequence.tokens, len(flight.full_blocks)
         sequence.tokens = tokens[full * BLOCK_TOKENS :]  # its full blocks have ids: they needn't be hashed
         decoding = Decoding(sequence, flight.index.to_bytes(32, "little"), lease, self._ages)

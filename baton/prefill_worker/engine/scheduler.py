@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -19,7 +19,7 @@ AGING_TOKENS_PER_S = 2048.0
 class PrefillJob:
     """A prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
 
-    def __init__(self, sequence: Sequence, hashes: list[bytes], now: float, block_tokens: int = BLOCK_TOKENS):
+    def __init__(self, sequence: SequenceState, hashes: list[bytes], now: float, block_tokens: int = BLOCK_TOKENS):
         self.block_tokens = block_tokens
         self.sequence = sequence
         self.hashes = hashes

@@ -12,7 +12,7 @@ from baton.decode_worker.engine.budget import REFIT_EVERY, StepBudget
 from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
 from baton.engine.checks import blocks_for
 from baton.engine.plan import StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool
 from baton.protos.nouns import EngineRequest, Sampling, StepCurve, StepSample
@@ -25,7 +25,7 @@ def join(scheduler: DecodeScheduler, seq: int, prompt: int, priority: int = 0) -
     tokens = tuple((seq * 1000 + i) % 9973 for i in range(prompt))
     request = replace(EngineRequest(str(seq), tokens, prompt, Sampling(max_tokens=100)), priority=priority)
     pages = scheduler.pool.open((), blocks_for(prompt), 0)
-    decoding = Decoding(Sequence(seq, request, (), 8192), ROOT, pages, seq)
+    decoding = Decoding(SequenceState(seq, request, (), 8192), ROOT, pages, seq)
     scheduler.add(decoding)
     return decoding
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
 from baton.engine.checks import blocks_for, holdable
 from baton.engine.plan import Sampled
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool
 from baton.protos.errors import PoolExhausted
@@ -21,10 +21,10 @@ VOCAB = 9973
 ROOT = prefix.root("f", "test")
 
 
-def sequence(seq: int, prompt: int, max_tokens: int = 40) -> Sequence:
+def sequence(seq: int, prompt: int, max_tokens: int = 40) -> SequenceState:
     tokens = tuple((seq * 1000 + i) % 9973 for i in range(prompt))
     sampling = Sampling(max_tokens=max_tokens)
-    return Sequence(seq, EngineRequest(str(seq), tokens, prompt, sampling), (), 4096)
+    return SequenceState(seq, EngineRequest(str(seq), tokens, prompt, sampling), (), 4096)
 
 
 def join(scheduler: DecodeScheduler, seq: int, prompt: int, max_tokens: int = 40) -> Decoding:

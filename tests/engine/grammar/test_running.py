@@ -17,7 +17,7 @@ from baton.engine.grammar import running as grammar
 from baton.engine.grammar.running import Grammars, GrammarState
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import choose
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kernels.registry import kernels
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
@@ -132,7 +132,7 @@ def test_the_sampler_takes_the_likeliest_allowed_token_and_a_mask_outranks_a_ban
     logits = torch.zeros(1, 400)
     logits[0, 7], logits[0, ord("n")] = 9.0, 1.0
     state = begun(sampling("choice", '["yes", "no"]', temperature=0.0))
-    sequence = Sequence(0, EngineRequest("r", (1,), 1, sampling("choice", '["yes", "no"]')), (), 99, state)
+    sequence = SequenceState(0, EngineRequest("r", (1,), 1, sampling("choice", '["yes", "no"]')), (), 99, state)
 
     def chosen(spec: SampleSpec) -> int:
         return choose(logits, [0], [spec], kernels().sample)[0].token_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
@@ -19,7 +19,7 @@ def add(
 ) -> PrefillJob:
     tokens = tuple((salt * 1000 + i) % 9973 for i in range(length))
     request = EngineRequest(str(seq), tokens, length, Sampling(), priority=priority)
-    job = PrefillJob(Sequence(seq, request, (), 8192), prefix.chain(ROOT, tokens), now)
+    job = PrefillJob(SequenceState(seq, request, (), 8192), prefix.chain(ROOT, tokens), now)
     scheduler.add(job)
     return job
 
