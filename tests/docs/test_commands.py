@@ -95,8 +95,8 @@ def test_every_link_and_place_on_the_page_is_there(page: Path) -> None:
     assert missing - NO_PLACES == set()
 
 
-def test_the_settings_that_the_readme_names_are_options_of_serve() -> None:
-    named = set(re.findall(r"`(--[a-z][\w-]*)", (ROOT / "README.md").read_text()))
+def test_the_flags_that_the_page_of_commands_names_are_options_of_serve() -> None:
+    named = set(re.findall(r"`(--[a-z][\w-]*)", (ROOT / "docs" / "commands.md").read_text()))
     serve = {option for parameter in BATON.commands["serve"].params for option in parameter.opts}
     assert len(named) > 5
     assert named <= serve

@@ -6,7 +6,6 @@ ARGS=--write`` writes it), bench/results/gpu.json by which they passed on a GPU 
 words above the table.
 
     python -m baton.kernels.cuda.table             writes the page
-    python -m baton.kernels.cuda.table readme      prints the README's rows, one per op
     python -m baton.kernels.cuda.table --check     exit status 1 where a record is of other sources than these
 """
 
@@ -23,7 +22,6 @@ from baton.kernels.cuda import build, ledger
 HERE = Path(__file__).parent
 FORMS, RAN, WORDS = HERE / "forms.json", HERE / "ran.json", HERE / "page.md"
 PAGE = KERNELS.parents[1] / "docs" / "cuda.md"
-README = KERNELS.parents[1] / "README.md"
 ON_GPU = KERNELS.parents[1] / "bench" / "results" / "gpu.json"
 NOWHERE = "**No kernel on this page has run on a GPU.** No speed is claimed of any."
 NOT_LISTED = "(no suite on the shim yet)"
@@ -68,21 +66,6 @@ def said_of_gpu() -> str:
     )
 
 
-def readme() -> str:
-    """The README's rows: per op its forms, and how far each has been proved."""
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for op, form, *state in rows():
-        found.setdefault(op, []).append((form, *state))
-    lines = [
-        "| op | forms | compiles for sm_90a | suite on the SIMT shim | suite on a GPU |",
-        "|---|---|---|---|---|",
-    ]
-    for op, forms in found.items():
-        states = (forms[0][1], forms[0][2], "yes" if forms[0][3] == "yes" else "not run on a GPU")
-        lines.append(f"| {op} | {', '.join(form[0] for form in forms)} | {' | '.join(states)} |")
-    return "\n".join(lines)
-
-
 def text() -> str:
     """The page."""
     words = WORDS.read_text().replace("<!-- gpu -->", said_of_gpu())
@@ -95,16 +78,12 @@ def current() -> bool:
 
 
 def stale() -> list[str]:
-    """Says what is recorded of other sources than these: compilations, suites, the page, the README's table."""
+    """Says what is recorded of other sources than these: compilations, suites, the page."""
     compiled, ran, forms, now = _read(ledger.LEDGER).get("sources", {}), _read(RAN), _read(FORMS), keys()
     said = [f"{op}: what was compiled were other sources" for op in now if compiled.get(op) != now[op]]
     said += [f"{op}: its suite ran on other sources" for op in now if op in forms and ran.get(op) != now[op]]
     if not current():
         said.append(f"{PAGE.name} is not of these records: python -m baton.kernels.cuda.table writes it")
-    if README.exists() and readme() not in README.read_text():
-        said.append(
-            f"{README.name} is not of these records: python -m baton.kernels.cuda.table readme prints its rows"
-        )
     return said
 
 
@@ -123,9 +102,7 @@ def _read(path: Path) -> Any:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["readme"]:
-        print(readme())
-    elif sys.argv[1:] == ["--check"]:
+    if sys.argv[1:] == ["--check"]:
         sys.exit(check())
     else:
         PAGE.write_text(text())
