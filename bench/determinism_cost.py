@@ -23,8 +23,8 @@ from rich.console import Console
 from baton.console.bench.engine.attention import CONTEXT, SHAPES, _pages
 from baton.console.bench.engine.memory import seconds
 from baton.console.bench.engine.models import SIZES, random_runner
-from baton.console.bench.engine.step import Workload
 from baton.console.bench.kv.rows import Row, interval, median, table, to_json
+from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
 from baton.kernels.abi.build import built
 from baton.kernels.abi.native import I32, P, declare

@@ -9,15 +9,16 @@ many are the same as without a codec up to the first that differs, and how far t
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import mean
 
-import httpx
 from rich.console import Console
 
 from baton.console.bench.kv.rows import Row, table, to_json
+from baton.evaluate.paths import agreeing
+from baton.evaluate.served import Served
+from baton.evaluate.subject import Answer
 from tests.e2e.fleet import Fleet
 
 TEXT = (
@@ -33,39 +34,29 @@ def prompts(count: int) -> list[str]:
     return [(TEXT * 4)[31 * i : 31 * i + 300 + 60 * i] for i in range(count)]
 
 
-def answers(codec: str, texts: list[str], tokens: int) -> list[dict[str, Any]]:
+def answers(codec: str, texts: list[str], tokens: int) -> list[Answer]:
     """Greedy completions with log probabilities, from a cluster of its own."""
-    body = {"max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True, "ignore_eos": True}
     worker, router = {"kv_codec": codec}, {"local_prefill_max_tokens": 0, "policy": "round_robin"}
     with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
-        found = []
-        for text in texts:
-            asked = body | {"model": fleet.model, "prompt": text}
-            reply = httpx.post(fleet.url + "/v1/completions", json=asked, timeout=120)
-            reply.raise_for_status()
-            found.append(reply.json()["choices"][0])
+        served = Served(fleet.url, fleet.model)
+        found = served.answers([served.encode(text) for text in texts], tokens, to_the_end=True)
         fleet.wait_for_baseline()
         return found
 
 
-def same(first: list[int], second: list[int]) -> int:
-    """How many leading tokens agree."""
-    return next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), len(first))
-
-
-def moves(exact: dict[str, Any], coded: dict[str, Any]) -> Iterator[float]:
+def moves(exact: Answer, coded: Answer) -> Iterator[float]:
     """By how much log probabilities differ where the tokens agree."""
-    for at in range(same(exact["token_ids"], coded["token_ids"])):
-        yield abs(exact["logprobs"]["token_logprobs"][at] - coded["logprobs"]["token_logprobs"][at])
+    for at in range(agreeing(exact.tokens, coded.tokens)):
+        yield abs(exact.logprobs[at] - coded.logprobs[at])
 
 
-def rows(codec: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], tokens: int) -> Iterator[Row]:
+def rows(codec: str, pairs: list[tuple[Answer, Answer]], tokens: int) -> Iterator[Row]:
     """What the codec did to the answers."""
-    agree = [same(a["token_ids"], b["token_ids"]) for a, b in pairs]
+    agree = [agreeing(a.tokens, b.tokens) for a, b in pairs]
     moved = [move for a, b in pairs for move in moves(a, b)]
     yield Row(f"{codec} on the wire: answers that are equal", sum(n == tokens for n in agree) / len(pairs), "")
-    yield Row(f"{codec}: tokens before the first difference", statistics.mean(agree) / tokens, "")
-    yield Row(f"{codec}: |change of log p|, mean", statistics.mean(moved), "nats")
+    yield Row(f"{codec}: tokens before the first difference", mean(agree) / tokens, "")
+    yield Row(f"{codec}: |change of log p|, mean", mean(moved), "nats")
     yield Row(f"{codec}: |change of log p|, largest", max(moved), "nats")
 
 

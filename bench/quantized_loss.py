@@ -1,8 +1,6 @@
 """What quantization costs: a model's loss on held-out text, in bits per byte, by scheme, through the engine itself.
 
-Knows nothing of how weights or KV are rounded. Documents are separated by a form feed and cut into windows; every
-token but a window's first is predicted once (as examples/demo_model/evaluate.py does). A window is one chunk whose
-attention reads K and V from the pages, so that with narrow KV each token pays for the rounding of all before it.
+Knows nothing of how weights or KV are rounded, or of how a loss is measured (``baton.evaluate``).
 
     python -m bench.quantized_loss [--model DIRECTORY] [--documents N] [--json bench/results/quantized_loss.json]
 """
@@ -10,48 +8,33 @@ attention reads K and V from the pages, so that with narrow KV each token pays f
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from tokenizers import Tokenizer
 
 from baton.console.bench.kv.rows import Row, table, to_json
-from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import SequenceStep, StepPlan
-from baton.protos.nouns import BLOCK_TOKENS
+from baton.engine.load import EngineConfig
+from baton.evaluate.local import Local
+from baton.evaluate.loss import bits
+from baton.evaluate.text import cut, read_documents
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
-WINDOW = 1024
 WEIGHTS = {"int8": 0.002, "int4": 0.03}  # at most this share of the loss of bfloat16 weights
 KV = {"int8": 0.002, "fp8": 0.01}  # of the loss with bfloat16 KV
 
 
 class Text:
-    """Token windows of the first documents of a file, and the bytes they stand for."""
+    """The first documents of a file."""
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, documents: int) -> None:
-        texts = [t.strip("\n") for t in path.read_bytes().decode().split("\f") if t.strip()][:documents]
-        self.windows = [row for t in texts for row in _cut(tokenizer.encode(t, add_special_tokens=True).ids)]
-        self.bytes = sum(len(t.encode()) for t in texts)
-        self.documents = len(texts)
+    def __init__(self, path: Path, documents: int) -> None:
+        self.texts = read_documents(path, documents)
+        self.bytes = sum(len(text.encode()) for text in self.texts)
 
     def bits_per_byte(self, config: EngineConfig) -> float:
-        """The loss of one configuration."""
-        runner = load_runner(config)
-        pages = list(range(-(-WINDOW // BLOCK_TOKENS)))
-        runner.bind(memoryview(bytearray(len(pages) * runner.spec.layout.page_bytes)), len(pages))
-        total = 0.0
-        for ids in self.windows:
-            step = SequenceStep(0, ids[:-1], 0, pages, is_prefill=True, targets=ids[1:])
-            total -= sum(found.chosen.logprob for found in runner.run(StepPlan((step,))).scored[0])
-        return total / math.log(2) / self.bytes
-
-
-def _cut(ids: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(ids) - 1, WINDOW - 1):
-        yield ids[start : start + WINDOW]
+        """Returns the loss of one configuration."""
+        local = Local(config)
+        return sum(bits(local, cut(self.texts, local.encode))) / self.bytes
 
 
 def weights(model: str, text: Text) -> Iterator[Row]:
@@ -79,8 +62,8 @@ def _pair(what: str, text: Text, config: EngineConfig, base: float, most: float)
 
 def measure(model: Path, path: Path, documents: int) -> Iterator[Row]:
     """Every row."""
-    text = Text(path, Tokenizer.from_file(str(model / "tokenizer.json")), documents)
-    yield Row(f"{text.documents} documents", text.bytes, "bytes")
+    text = Text(path, documents)
+    yield Row(f"{len(text.texts)} documents", text.bytes, "bytes")
     yield from weights(str(model), text)
     yield from kv(str(model), text)
 

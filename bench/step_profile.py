@@ -16,10 +16,10 @@ from rich.console import Console
 
 from baton.console.bench.engine.models import SIZES, random_runner
 from baton.console.bench.engine.report import SCHEMES
-from baton.console.bench.engine.step import Workload
 from baton.console.bench.kv.rows import Row, table
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.native.step_ops import StepOps
+from baton.evaluate.workload import Workload
 
 NAMESPACE = "baton::"
 

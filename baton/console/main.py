@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from baton.console import checkpoints
 from baton.console.cluster import ratio, scale
 from baton.console.planning import register as planning
 from baton.console.run import single
@@ -225,6 +226,7 @@ def bench_engine(
 
 
 planning.register(app)
+checkpoints.register(app)
 
 
 @app.command("version")

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from baton.console.bench.engine.step import PROMPT
 from baton.console.bench.kv.rows import Row, median, paired, spread, table
+from baton.evaluate.workload import PROMPT
 from bench.peers import results
 from bench.peers.environments import HOME
 from bench.peers.random_gguf import folder_of

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from baton.console.bench.engine.memory import MemoryRead
 from baton.console.bench.engine.models import random_runner
-from baton.console.bench.engine.step import CONTEXT, PROMPT, STEPS, Workload
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig
+from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
 from baton.protos.errors import ConfigError
 from bench.peers.environments import python_of
 from bench.peers.random_gguf import NAME

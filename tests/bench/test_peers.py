@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.bench.engine.step import Workload
 from baton.console.bench.kv.rows import Row, commit
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig
+from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
 from bench.peers import random_gguf, results
 from bench.peers.streams import Load, Seen, run

@@ -5,7 +5,6 @@ Knows nothing of clusters. Bytes are those that a step must read: every packed w
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 
@@ -13,61 +12,9 @@ from baton.console.bench.engine.memory import MemoryRead
 from baton.console.bench.engine.models import random_runner
 from baton.console.bench.kv.rows import Row, median, paired, spread
 from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
-from baton.protos.nouns import BLOCK_TOKENS, Sampling
+from baton.evaluate.workload import PROMPT, Workload
 
-GREEDY = Sampling(temperature=0.0, max_tokens=1 << 20)
-CONTEXT, PROMPT = 512, 512
-STEPS = 8
-PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
 MBU_TARGET, PYTHON_TARGET = 0.8, 0.03
-
-
-class Workload:
-    """A runner with pages of its own for ``most`` sequences, and the times of what it is asked to do.
-
-    Decoding is of sequences with CONTEXT tokens of KV behind them (whatever the pages hold: speed doesn't depend on
-    it); a prompt has no prefix. Token ids are drawn anew for each.
-    """
-
-    def __init__(self, runner: NativeRunner, most: int, vocab: int = 32000) -> None:
-        self.runner, self._rng, self._vocab = runner, random.Random(0), vocab
-        self._leased = [list(range(seq * PAGES, (seq + 1) * PAGES)) for seq in range(most)]  # as leases have them
-        pages = most * PAGES + PROMPT // BLOCK_TOKENS
-        self._buffer = bytearray(pages * runner.spec.layout.page_bytes)
-        runner.bind(memoryview(self._buffer), pages)
-
-    def decode_seconds(self, batch: int) -> float:
-        """Of one step that advances ``batch`` sequences: the mean of STEPS after one whose caches are cold."""
-        plans = self.plans(batch)
-        self.runner.run(plans[0])
-        return self.run_seconds(plans) / len(plans)
-
-    def prompt_seconds(self, tokens: int = PROMPT) -> float:
-        """Of reading a prompt and choosing the token that follows."""
-        return self.run_seconds([StepPlan((self._item(0, 0, tokens),))])
-
-    def run_seconds(self, plans: list[StepPlan]) -> float:
-        """Of all of ``plans``, one after the other."""
-        began = time.perf_counter()
-        for plan in plans:
-            self.runner.run(plan)
-        return time.perf_counter() - began
-
-    def plans(self, batch: int) -> list[StepPlan]:
-        """STEPS steps in a row. Made before the clock starts: their tokens are drawn, which a worker doesn't do."""
-        steps = range(CONTEXT, CONTEXT + STEPS)
-        return [StepPlan(tuple(self._item(seq, start, 1) for seq in range(batch))) for start in steps]
-
-    def kv_bytes(self, batch: int) -> int:
-        """What a decode step of ``batch`` sequences reads of KV."""
-        return batch * CONTEXT // BLOCK_TOKENS * self.runner.spec.layout.page_bytes
-
-    def _item(self, seq: int, start: int, count: int) -> SequenceStep:
-        """``count`` tokens of sequence ``seq``, whose pages are its own."""
-        tokens = [self._rng.randrange(self._vocab) for _ in range(count)]
-        spec = SampleSpec(GREEDY, 0, start + count, tokens, 1)
-        return SequenceStep(seq, tokens, start, self._leased[seq], spec, count > 1)
 
 
 def rows(size: str, scheme: str, kv: str, batches: tuple[int, ...], rounds: int) -> Iterator[Row]:
@@ -77,7 +24,9 @@ def rows(size: str, scheme: str, kv: str, batches: tuple[int, ...], rounds: int)
     name = f"{size} {scheme}, {kv} KV"
     for batch in batches:
         yield _decode(f"decode, {name}, batch {batch}", work, memory, batch, weights, rounds)
-    yield _python(f"Python's share of a decode step, {name}, batch {max(batches)}", work, max(batches), rounds)
+    yield _python(
+        f"Python's share of a decode step, {name}, batch {max(batches)}", runner, work, max(batches), rounds
+    )
     took = [work.prompt_seconds() for _ in range(rounds)]
     yield Row(f"prompt of {PROMPT} tokens, {name}", PROMPT / median(took), "tok/s", spread=spread(took))
 
@@ -99,9 +48,9 @@ def _decode(name: str, work: Workload, memory: MemoryRead, batch: int, weights: 
     )
 
 
-def _python(name: str, work: Workload, batch: int, rounds: int) -> Row:
+def _python(name: str, runner: NativeRunner, work: Workload, batch: int, rounds: int) -> Row:
     """The time of ``run`` less that of the native call inside it."""
-    inside, runner, plans = 0.0, work.runner, work.plans(batch)
+    inside, plans = 0.0, work.plans(batch)
     native_call = runner._run
 
     def timed(*arguments: object) -> None:

@@ -1,0 +1,12 @@
+"""The commands about checkpoints, gathered for `main`: evaluate."""
+
+from __future__ import annotations
+
+import typer
+
+from baton.console import evaluate
+
+
+def register(app: typer.Typer) -> None:
+    """Add them to the `baton` command."""
+    app.command("evaluate")(evaluate.evaluate_command)

@@ -1,0 +1,95 @@
+"""One evaluation: the parts that were asked for, of a subject alone or beside a reference. Torch-free.
+
+Knows nothing of flags or of what stands behind a subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from baton.evaluate.exact_match import solved, task_figures
+from baton.evaluate.figures import Figure
+from baton.evaluate.loss import bits, loss_figures
+from baton.evaluate.needle import Found, look, needle_figures, needles
+from baton.evaluate.paths import Path, openings, path_figures, walk
+from baton.evaluate.subject import Subject
+from baton.evaluate.tasks_file import Task
+from baton.evaluate.text import WINDOW, cut
+
+PARTS = ("loss", "paths", "needle", "tasks")
+Say = Callable[[str], None]
+
+
+class Questions(msgspec.Struct, frozen=True):
+    """What is asked. ``texts`` are documents; ``tasks`` are by name; lengths are in tokens."""
+
+    texts: tuple[str, ...] = ()
+    tasks: dict[str, tuple[Task, ...]] = {}
+    parts: tuple[str, ...] = PARTS
+    prompts: int = 32
+    prompt_tokens: int = 64
+    answer_tokens: int = 64
+    needle_lengths: tuple[int, ...] = (256, 512, 1024)
+    window: int = WINDOW
+
+
+def evaluate(
+    asked: Questions, subject: Subject, reference: Subject | None, say: Say = lambda _: None
+) -> list[Figure]:
+    """Returns the figures of every part, in order. ``say`` hears what is being done."""
+    return [figure for part in asked.parts for figure in _PARTS[part](asked, subject, reference, say)]
+
+
+def _loss(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
+    longest = min(asked.window, subject.context, *([reference.context] if reference else []))
+    documents = cut(list(asked.texts), subject.encode, longest)
+    say(f"{subject.name}: loss on {len(documents)} documents")
+    found = bits(subject, documents)
+    if reference is None:
+        yield from loss_figures(documents, found, None)
+        return
+    say(f"{reference.name}: loss on {len(documents)} documents")
+    known = bits(reference, cut(list(asked.texts), reference.encode, longest))
+    yield from loss_figures(documents, found, known)
+
+
+def _paths(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
+    if reference is None:
+        return
+    tokens = [reference.encode(text) for text in asked.texts]
+    prompts = openings(tokens, asked.prompts, asked.prompt_tokens)
+    say(f"{reference.name}: {len(prompts)} greedy answers of {asked.answer_tokens} tokens")
+    paths: list[Path] = walk(reference, prompts, asked.answer_tokens)
+    say(f"{subject.name}: along {len(paths)} greedy answers of the reference")
+    yield from path_figures(subject, reference, paths)
+
+
+def _needle(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
+    hidden = needles(subject, asked.texts, asked.needle_lengths)
+    if not hidden:
+        return
+    say(f"{subject.name}: {len(hidden)} needles")
+    found = look(subject, hidden)
+    known: list[Found] | None = None
+    if reference is not None:
+        say(f"{reference.name}: {len(hidden)} needles")
+        known = look(reference, hidden)
+    yield from needle_figures(hidden, found, known)
+
+
+def _tasks(asked: Questions, subject: Subject, reference: Subject | None, say: Say) -> Iterator[Figure]:
+    for name, tasks in asked.tasks.items():
+        say(f"{subject.name}: {len(tasks)} tasks of {name}")
+        found = solved(subject, tasks)
+        known: Sequence[bool] | None = None if reference is None else solved(reference, tasks)
+        yield from task_figures(name, found, known)
+
+
+_PARTS: dict[str, Callable[[Questions, Subject, Subject | None, Say], Iterator[Figure]]] = {
+    "loss": _loss,
+    "paths": _paths,
+    "needle": _needle,
+    "tasks": _tasks,
+}

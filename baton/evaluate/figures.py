@@ -1,0 +1,89 @@
+"""What an evaluation says: figures with their intervals, and whether each is within what was allowed. Torch-free.
+
+Knows nothing of how they were measured or how they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from baton.protos.errors import ConfigError
+
+# What a tolerance can be set for, and what the number means.
+JUDGED = {
+    "loss": "bits per byte added to the reference's, as a share",
+    "kl": "nats per token between the reference's and the subject's likelihoods",
+    "disagreement": "share of the reference's tokens that aren't the subject's likeliest",
+    "divergence": "share of the reference's answers that the subject doesn't repeat",
+    "needle": "share of needles that the reference finds and the subject loses, net",
+    "tasks": "share of tasks that the reference solves and the subject doesn't, net",
+}
+PLAIN = "loss"  # what a tolerance without a name is for
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure. ``low`` to ``high`` holds the true one in 95 of 100 samples; ``count`` is of what.
+
+    ``judged`` names the tolerance that applies to it, empty for none; ``tolerance`` is the most that is allowed.
+    """
+
+    name: str
+    value: float
+    unit: str
+    low: float
+    high: float
+    count: int
+    judged: str = ""
+    tolerance: float | None = None
+
+    @property
+    def passes(self) -> bool | None:
+        """Whether it is within its tolerance; None without one."""
+        return None if self.tolerance is None else self.value <= self.tolerance
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole interval is on the same side of the tolerance."""
+        return self.tolerance is None or not self.low <= self.tolerance < self.high
+
+
+def tolerances(texts: Iterable[str]) -> dict[str, float]:
+    """Returns ``loss=1%`` or ``kl=0.02`` as numbers by name; a bare number is of the loss. Raises ConfigError."""
+    return dict(map(_tolerance, texts))
+
+
+def _tolerance(text: str) -> tuple[str, float]:
+    name, equals, number = text.rpartition("=")
+    name = name if equals else PLAIN
+    if name not in JUDGED:
+        raise ConfigError(f"--fail-above {text!r}: {name!r} is unknown; use {', '.join(JUDGED)}", "fail_above")
+    try:
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        raise ConfigError(
+            f"--fail-above {text!r}: {number!r} is no number; write 0.01 or 1%", "fail_above"
+        ) from None
+    if not value >= 0:
+        raise ConfigError(f"--fail-above {text!r}: must not be below 0", "fail_above")
+    return name, value
+
+
+def judged(figures: Sequence[Figure], allowed: dict[str, float]) -> list[Figure]:
+    """Returns the figures with their tolerances. Raises ConfigError for a tolerance of what wasn't measured."""
+    measured = {figure.judged for figure in figures}
+    if missing := [name for name in allowed if name not in measured]:
+        text = (
+            f"--fail-above {missing[0]} was asked for and not measured: it needs --against, and its part in --only"
+        )
+        raise ConfigError(text, "fail_above")
+    return [
+        msgspec.structs.replace(figure, tolerance=allowed[figure.judged]) if figure.judged in allowed else figure
+        for figure in figures
+    ]
+
+
+def passes(figures: Sequence[Figure]) -> bool:
+    """Returns whether nothing is above its tolerance."""
+    return all(figure.passes is not False for figure in figures)

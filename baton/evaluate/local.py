@@ -1,0 +1,178 @@
+"""A checkpoint in this process, through the engine itself, as a subject.
+
+Knows nothing of how weights or KV are rounded. A prompt is read in chunks whose attention takes K and V from the
+pages, so that with narrow KV each token pays for the rounding of all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from baton.engine.checkpoints.hub import locate
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner, Sampled, SampleSpec, SequenceStep, StepPlan
+from baton.evaluate.subject import TOP, Answer, Ids, Scored
+from baton.evaluate.tokenizers import tokenizer_of
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import BLOCK_TOKENS, Sampling, TokenLogprobs
+
+BATCH = 16  # sequences that decode together
+CHUNK = 1024  # tokens that are read at once
+LOGITS = 1 << 25  # float32 logits of one chunk at most: 128 MiB
+
+
+class Local:
+    """Implements ``Subject``."""
+
+    def __init__(self, config: EngineConfig, name: str = "") -> None:
+        self.name = name or config.model
+        self._tokenizer = tokenizer_of(locate(config.model))
+        self._runner = load_runner(config)
+        self.context = self._runner.spec.max_model_len
+        self._chunk = max(BLOCK_TOKENS, min(CHUNK, LOGITS // self._runner.spec.vocab_size))
+        self._pages = 0
+        self._memory = bytearray()
+
+    @property
+    def runner(self) -> Runner:
+        """The engine."""
+        return self._runner
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, with those that the tokenizer puts before it."""
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+        return found
+
+    def token_text(self, token: int) -> str:
+        """Returns one token as text."""
+        found: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return found
+
+    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
+        """Yields for each prompt the likelihood of its tokens from the second on."""
+        for prompt in prompts:
+            self._require_room(prompt, 0)
+            pages = self._lease(1, len(prompt))[0]
+            yield [_scored(found) for found in self._read(prompt, pages, top)]
+
+    def answers(
+        self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
+    ) -> list[Answer]:
+        """Returns a greedy continuation of each prompt, ``BATCH`` of them at a time."""
+        found: list[Answer] = []
+        ends = frozenset() if to_the_end else frozenset(self._runner.spec.eos_token_ids)
+        for at in range(0, len(prompts), BATCH):
+            some = prompts[at : at + BATCH]
+            leased = self._lease(len(some), max(map(len, some)) + tokens)
+            goings = [
+                _Going(self, i, p, pages, tokens, stop, ends)
+                for i, (p, pages) in enumerate(zip(some, leased, strict=True))
+            ]
+            found += self._continue(goings)
+        return found
+
+    def sampled(self, prompts: Sequence[Ids], tokens: int, temperature: float, seed: int) -> list[list[int]]:
+        """Returns a drawn continuation of each prompt, ``tokens`` long, end tokens among them."""
+        drawn = Sampling(temperature=temperature, max_tokens=tokens, seed=seed)
+        leased = self._lease(len(prompts), max(map(len, prompts)) + tokens)
+        goings = [
+            _Going(self, i, p, pages, tokens, (), frozenset(), msgspec.structs.replace(drawn, seed=seed + i))
+            for i, (p, pages) in enumerate(zip(prompts, leased, strict=True))
+        ]
+        self._continue(goings)
+        return [going.found for going in goings]
+
+    def _continue(self, goings: list[_Going]) -> list[Answer]:
+        for going in goings:
+            self._require_room(going.prompt, going.tokens)
+            going.take(self._first(going))
+        while live := [going for going in goings if not going.done]:
+            result = self._runner.run(StepPlan(tuple(going.step() for going in live)))
+            for going, sampled in zip(live, result.sampled, strict=True):
+                going.take(sampled)
+        return [going.answer() for going in goings]
+
+    def _first(self, going: _Going) -> Sampled:
+        """Reads the prompt and chooses the first token of the answer."""
+        prompt, last = going.prompt, 0
+        for start in range(0, len(prompt) - self._chunk, self._chunk):
+            part = prompt[start : start + self._chunk]
+            self._runner.run(StepPlan((SequenceStep(going.seq, part, start, going.pages, is_prefill=True),)))
+            last = start + self._chunk
+        step = SequenceStep(going.seq, prompt[last:], last, going.pages, going.spec(), is_prefill=True)
+        return self._runner.run(StepPlan((step,))).sampled[0]
+
+    def _read(self, prompt: Ids, pages: list[int], top: int) -> Iterator[TokenLogprobs]:
+        for start in range(0, len(prompt) - 1, self._chunk):
+            part, targets = prompt[start : start + self._chunk], prompt[start + 1 : start + self._chunk + 1]
+            part = part[: len(targets)]
+            step = SequenceStep(0, part, start, pages, is_prefill=True, targets=targets, score_top=top)
+            yield from self._runner.run(StepPlan((step,))).scored[0]
+
+    def _lease(self, sequences: int, tokens: int) -> list[list[int]]:
+        each = -(-tokens // BLOCK_TOKENS)
+        if self._pages < sequences * each:
+            self._pages = sequences * each
+            self._memory = bytearray(self._pages * self._runner.spec.layout.page_bytes)
+            self._runner.bind(memoryview(self._memory), self._pages)
+        return [list(range(i * each, (i + 1) * each)) for i in range(sequences)]
+
+    def _require_room(self, prompt: Ids, tokens: int) -> None:
+        if len(prompt) + tokens > self.context:
+            text = f"{self.name}: {len(prompt)} tokens and {tokens} more don't fit a context of {self.context}"
+            raise InvalidRequest(text, "prompt")
+
+
+class _Going:
+    """One answer that is being written."""
+
+    def __init__(
+        self, local: Local, seq: int, prompt: Ids, pages: list[int], tokens: int, stop: Sequence[str],
+        ends: frozenset[int], sampling: Sampling | None = None,
+    ) -> None:  # fmt: skip
+        self.seq, self.prompt, self.pages, self.tokens = seq, prompt, pages, tokens
+        self._local, self._stop, self._ends = local, stop, ends
+        self._sampling = sampling or Sampling(temperature=0.0, max_tokens=tokens, logprobs=0)
+        self.found: list[int] = []
+        self._logprobs: list[float] = []
+        self.done = False
+
+    def spec(self) -> SampleSpec:
+        """How to choose the next token."""
+        history = [*self.prompt, *self.found]
+        return SampleSpec(self._sampling, 0, len(history), history, len(self.prompt))
+
+    def step(self) -> SequenceStep:
+        """The last token's step."""
+        return SequenceStep(
+            self.seq, self.found[-1:], len(self.prompt) + len(self.found) - 1, self.pages, self.spec()
+        )
+
+    def take(self, sampled: Sampled) -> None:
+        """Takes the next token, or ends with it."""
+        if sampled.token_id in self._ends:
+            self.done = True
+            return
+        self.found.append(sampled.token_id)
+        if sampled.logprobs is not None:
+            self._logprobs.append(sampled.logprobs.chosen.logprob)
+        self.done = len(self.found) >= self.tokens or any(s in self._text() for s in self._stop)
+
+    def answer(self) -> Answer:
+        """What was written, up to the first stop string."""
+        return Answer(before(self._text(), self._stop), tuple(self.found), tuple(self._logprobs))
+
+    def _text(self) -> str:
+        found: str = self._local._tokenizer.decode(self.found)
+        return found
+
+
+def before(text: str, stops: Sequence[str]) -> str:
+    """Returns the text before the first of the stop strings."""
+    return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+
+
+def _scored(found: TokenLogprobs) -> Scored:
+    return Scored(found.chosen.logprob, {option.token_id: option.logprob for option in found.top[:TOP]})

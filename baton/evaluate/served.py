@@ -1,0 +1,151 @@
+"""Any server that speaks OpenAI's completions, as a subject. Torch-free.
+
+Knows nothing of what stands behind it. Prompts go as token ids. Likelihoods of a prompt come as ``prompt_logprobs``
+(vLLM's form, with ids) where the server knows them, else by ``echo`` with ``logprobs``, which names tokens by text.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from baton.evaluate.subject import TOP, Answer, Ids, Key, Scored
+from baton.protos.errors import ConfigError, Forbidden, InvalidRequest, Unauthenticated, Unavailable
+
+Json = dict[str, Any]
+TIMEOUT_S = 600.0  # of one call: a long prompt on a small machine takes minutes
+AT_ONCE = 8  # calls in flight
+CONTEXT = 2048  # of a server that doesn't say how long its model's is
+FEW = 5  # alternatives that even OpenAI's own servers give
+_REFUSALS = {401: Unauthenticated, 403: Forbidden}
+
+
+class Served:
+    """Implements ``Subject``. ``model`` is the name that requests carry, empty for the server's first."""
+
+    def __init__(self, url: str, model: str = "", key: str = "", tokenizer: Tokenizer | None = None) -> None:
+        self.name = url
+        self._url, self._key, self._tokenizer = url.rstrip("/").removesuffix("/v1"), key, tokenizer
+        listed = self._call("GET", "/v1/models").get("data") or [{}]
+        found = next((one for one in listed if one.get("id") == model), listed[0])
+        self._model = model or str(found.get("id", ""))
+        self.context = int(found.get("max_model_len") or CONTEXT)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, by the tokenizer that was given or by the server's ``/tokenize``."""
+        if self._tokenizer is not None:
+            found: list[int] = self._tokenizer.encode(text, add_special_tokens=True).ids
+            return found
+        try:
+            told = self._call("POST", "/tokenize", {"model": self._model, "prompt": text, "content": text})
+            return [int(token) for token in told["tokens"]]
+        except (InvalidRequest, KeyError, TypeError, ValueError):
+            text = f"{self.name} has no /tokenize: pass --tokenizer, the folder of the model that it serves"
+            raise ConfigError(text, "tokenizer") from None
+
+    def token_text(self, token: int) -> str:
+        """Returns one token as text."""
+        if self._tokenizer is not None:
+            found: str = self._tokenizer.decode([token], skip_special_tokens=False)
+            return found
+        return str(self._call("POST", "/detokenize", {"model": self._model, "tokens": [token]}).get("prompt"))
+
+    def scores(self, prompts: Sequence[Ids], top: int = 0) -> Iterator[list[Scored]]:
+        """Yields for each prompt the likelihood of its tokens from the second on."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield from pool.map(lambda prompt: self._scores(prompt, top), prompts)
+
+    def answers(
+        self, prompts: Sequence[Ids], tokens: int, stop: Sequence[str] = (), to_the_end: bool = False
+    ) -> list[Answer]:
+        """Returns a greedy continuation of each prompt."""
+        asked: Json = {"max_tokens": tokens, "temperature": 0, "logprobs": 1, "return_token_ids": True}
+        asked |= {"stop": list(stop)[:4]} if stop else {}
+        asked |= {"ignore_eos": True} if to_the_end else {}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return [_answer(choice) for choice in pool.map(lambda p: self._complete(p, asked), prompts)]
+
+    def _scores(self, prompt: Ids, top: int) -> list[Scored]:
+        if self._says_ids:
+            choice = self._complete(prompt, {"max_tokens": 1, "temperature": 0, "prompt_logprobs": top})
+            return [
+                _of_ids(entry, token)
+                for entry, token in zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
+            ]
+        asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": max(1, min(top, self._alternatives))}
+        found = self._complete(prompt, asked).get("logprobs") or {}
+        own, tops = found.get("token_logprobs") or [], found.get("top_logprobs") or []
+        if len(own) < len(prompt):
+            text = (
+                f"{self.name} gave {len(own)} likelihoods for {len(prompt)} tokens: it must know echo with logprobs"
+            )
+            raise Unavailable(text)
+        return [Scored(p, dict(t or {})) for p, t in zip(own[1 : len(prompt)], tops[1 : len(prompt)], strict=True)]
+
+    @cached_property
+    def _says_ids(self) -> bool:
+        """Whether it gives a prompt's likelihoods by id."""
+        try:
+            return bool(self._complete([1, 1], {"max_tokens": 1, "prompt_logprobs": TOP}).get("prompt_logprobs"))
+        except InvalidRequest:
+            return False
+
+    @cached_property
+    def _alternatives(self) -> int:
+        """How many alternatives it gives, of ``TOP`` and ``FEW``."""
+        try:
+            self._complete([1, 1], {"max_tokens": 1, "echo": True, "logprobs": TOP})
+        except InvalidRequest:
+            return FEW
+        return TOP
+
+    def _complete(self, prompt: Ids, asked: Json) -> Json:
+        body = {"model": self._model, "prompt": list(prompt)} | asked
+        try:
+            choice: Json = self._call("POST", "/v1/completions", body)["choices"][0]
+        except (KeyError, IndexError, TypeError):
+            raise Unavailable(f"{self.name}: the answer to a completion has no choice") from None
+        return choice
+
+    def _call(self, method: str, path: str, body: Json | None = None) -> Json:
+        headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {self._key}"} if self._key else {}
+        )
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            request = urllib.request.Request(self._url + path, data, headers, method=method)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                found: Json = json.load(response)
+                return found
+        except urllib.error.HTTPError as error:
+            refusal = _REFUSALS.get(error.code, InvalidRequest if error.code < 500 else Unavailable)
+            raise refusal(f"{self.name}{path} answered {error.code}: {_reason(error)}", "model") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise Unavailable(f"nothing answers at {self._url}{path} ({error})") from None
+
+
+def _answer(choice: Json) -> Answer:
+    logprobs = choice.get("logprobs") or {}
+    tokens: Sequence[Key] = choice.get("token_ids") or logprobs.get("tokens") or []
+    return Answer(str(choice.get("text", "")), tuple(tokens), tuple(logprobs.get("token_logprobs") or []))
+
+
+def _of_ids(entry: dict[str, Json], token: int) -> Scored:
+    top: dict[Key, float] = {int(key): float(one["logprob"]) for key, one in entry.items()}
+    return Scored(top[token], top)
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        found = json.load(error)
+        return str(found.get("error", {}).get("message") or found.get("message") or error.reason)
+    except (ValueError, AttributeError, OSError):
+        return str(error.reason)

@@ -1,0 +1,102 @@
+"""Schemes side by side on this machine: what each weighs, how fast it is, and what it costs in bits per byte.
+
+Knows nothing of how a scheme rounds. Every row is timed on the engine with real weights; loss is of the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+import msgspec
+
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.quant import ON_LOAD
+from baton.evaluate.intervals import ratio_interval
+from baton.evaluate.local import Local
+from baton.evaluate.loss import bits
+from baton.evaluate.text import cut
+from baton.evaluate.workload import CONTEXT, PROMPT, STEPS, Workload
+from baton.protos.errors import ConfigError
+
+BATCHES = (1, 16)
+ROUNDS = 5  # of each timing; the median counts, because others use the machine's memory too
+EXACT = "bfloat16"  # the row that the others' loss is held against
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """A named way of serving a model."""
+
+    name: str
+    config: EngineConfig
+
+
+class SweepRow(msgspec.Struct, frozen=True):
+    """One scheme. ``gigabytes`` is what a decode step reads of the weights; rates are tokens per second.
+
+    ``added`` is the loss over the first row's as a share, within ``low`` to ``high``.
+    """
+
+    scheme: str
+    gigabytes: float
+    decode_one: float
+    decode_many: float
+    prompt: float
+    bits_per_byte: float
+    added: float
+    low: float
+    high: float
+
+
+def schemes(model: str, also: Sequence[str], kv: str, cache_dir: str = "") -> list[Scheme]:
+    """Returns the model in bfloat16, rounded on load in every way, and other checkpoints of it as they come."""
+    base = EngineConfig(model, dtype=EXACT, kv_cache_dtype=kv, cache_dir=cache_dir)  # type: ignore[arg-type]
+    loaded = [
+        Scheme(f"{name}, on load", msgspec.structs.replace(base, dtype="auto", quantization=name))
+        for name in ON_LOAD
+    ]  # type: ignore[arg-type]
+    others = [Scheme(directory, msgspec.structs.replace(base, dtype="auto", model=directory)) for directory in also]
+    return [Scheme(EXACT, base), *loaded, *others]
+
+
+def sweep(asked: Sequence[Scheme], texts: Sequence[str], say: Callable[[str], None]) -> Iterator[SweepRow]:
+    """Yields a row for each scheme; the first is what the others' loss is held against."""
+    known: list[float] = []
+    for scheme in asked:
+        say(f"{scheme.name}: speed and loss")
+        local = Local(scheme.config)
+        documents = cut(list(texts), local.encode, min(1024, local.context))
+        found = bits(local, documents)
+        known = known or found
+        yield _row(scheme, local, found, known, sum(document.bytes for document in documents))
+
+
+def _row(scheme: Scheme, local: Local, found: list[float], known: list[float], size: int) -> SweepRow:
+    low, high = ratio_interval(found, known)
+    one, many, prompt = _rates(scheme.config)
+    work = local.runner.work
+    if work is None:
+        raise ConfigError(f"{scheme.name}: the engine doesn't say what its weights weigh", "model")
+    return SweepRow(
+        scheme=scheme.name,
+        gigabytes=work.step_bytes / 1e9,
+        decode_one=one,
+        decode_many=many,
+        prompt=prompt,
+        bits_per_byte=sum(found) / size,
+        added=sum(found) / sum(known) - 1,
+        low=low - 1,
+        high=high - 1,
+    )
+
+
+def _rates(config: EngineConfig) -> tuple[float, float, float]:
+    """Tokens per second: one sequence, many, a prompt."""
+    runner = load_runner(config)
+    if runner.spec.max_model_len < CONTEXT + STEPS + 1:
+        have = runner.spec.max_model_len
+        text = f"{config.model}: a sweep decodes after {CONTEXT} tokens; the model's context is {have}"
+        raise ConfigError(text, "model")
+    work = Workload(runner, max(BATCHES), runner.spec.vocab_size)
+    one, many = (batch / median(work.decode_seconds(batch) for _ in range(ROUNDS)) for batch in BATCHES)
+    return one, many, PROMPT / median(work.prompt_seconds() for _ in range(ROUNDS))

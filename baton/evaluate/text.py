@@ -1,0 +1,49 @@
+"""A text to be judged on: documents cut into windows of tokens, and the bytes they stand for. Torch-free.
+
+Knows nothing of models. Documents are separated by form feeds. Every token but a window's first is predicted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from baton.protos.errors import ConfigError
+
+WINDOW = 1024
+
+
+class Document(NamedTuple):
+    """One text's windows of tokens and its size in bytes. ``opening`` is its beginning as one window."""
+
+    windows: tuple[tuple[int, ...], ...]
+    bytes: int
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """The first window."""
+        return self.windows[0]
+
+
+def read_documents(path: Path, most: int | None = None) -> list[str]:
+    """Returns the first documents of a file. Raises ConfigError naming the file."""
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read as UTF-8 text: {error}", "text") from error
+    found = [part.strip("\n") for part in text.split("\f") if part.strip()][:most]
+    if not found:
+        raise ConfigError(f"{path} holds no text", "text")
+    return found
+
+
+def cut(texts: list[str], encode: Callable[[str], list[int]], window: int = WINDOW) -> list[Document]:
+    """Returns each text as windows of at most ``window`` tokens; one of fewer than two tokens is left out."""
+    cuts = [(tuple(_windows(encode(text), window)), len(text.encode())) for text in texts]
+    return [Document(windows, size) for windows, size in cuts if windows]
+
+
+def _windows(ids: list[int], window: int) -> Iterator[tuple[int, ...]]:
+    for start in range(0, len(ids) - 1, window - 1):
+        yield tuple(ids[start : start + window])

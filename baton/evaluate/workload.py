@@ -1,0 +1,64 @@
+"""Steps of a runner that are timed: decoding with context behind it, and reading prompts.
+
+Knows nothing of clusters or of what the model says: token ids are drawn, and pages hold whatever they hold.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan
+from baton.protos.nouns import BLOCK_TOKENS, Sampling
+
+GREEDY = Sampling(temperature=0.0, max_tokens=1 << 20)
+CONTEXT, PROMPT = 512, 512
+STEPS = 8
+PAGES = CONTEXT // BLOCK_TOKENS + 4  # of one sequence
+
+
+class Workload:
+    """A runner with pages of its own for ``most`` sequences, and the times of what it is asked to do.
+
+    Decoding is of sequences with CONTEXT tokens of KV behind them (whatever the pages hold: speed doesn't depend on
+    it); a prompt has no prefix. Token ids are drawn anew for each.
+    """
+
+    def __init__(self, runner: Runner, most: int, vocab: int = 32000) -> None:
+        self.runner, self._rng, self._vocab = runner, random.Random(0), vocab
+        self._leased = [list(range(seq * PAGES, (seq + 1) * PAGES)) for seq in range(most)]  # as leases have them
+        pages = most * PAGES + PROMPT // BLOCK_TOKENS
+        self._buffer = bytearray(pages * runner.spec.layout.page_bytes)
+        runner.bind(memoryview(self._buffer), pages)
+
+    def decode_seconds(self, batch: int) -> float:
+        """Of one step that advances ``batch`` sequences: the mean of STEPS after one whose caches are cold."""
+        plans = self.plans(batch)
+        self.runner.run(plans[0])
+        return self.run_seconds(plans) / len(plans)
+
+    def prompt_seconds(self, tokens: int = PROMPT) -> float:
+        """Of reading a prompt and choosing the token that follows."""
+        return self.run_seconds([StepPlan((self._item(0, 0, tokens),))])
+
+    def run_seconds(self, plans: list[StepPlan]) -> float:
+        """Of all of ``plans``, one after the other."""
+        began = time.perf_counter()
+        for plan in plans:
+            self.runner.run(plan)
+        return time.perf_counter() - began
+
+    def plans(self, batch: int) -> list[StepPlan]:
+        """STEPS steps in a row. Made before the clock starts: their tokens are drawn, which a worker doesn't do."""
+        steps = range(CONTEXT, CONTEXT + STEPS)
+        return [StepPlan(tuple(self._item(seq, start, 1) for seq in range(batch))) for start in steps]
+
+    def kv_bytes(self, batch: int) -> int:
+        """What a decode step of ``batch`` sequences reads of KV."""
+        return batch * CONTEXT // BLOCK_TOKENS * self.runner.spec.layout.page_bytes
+
+    def _item(self, seq: int, start: int, count: int) -> SequenceStep:
+        """``count`` tokens of sequence ``seq``, whose pages are its own."""
+        tokens = [self._rng.randrange(self._vocab) for _ in range(count)]
+        spec = SampleSpec(GREEDY, 0, start + count, tokens, 1)
+        return SequenceStep(seq, tokens, start, self._leased[seq], spec, count > 1)

@@ -1,0 +1,63 @@
+"""The command: what it prints, what it writes, and how a verdict ends it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.evaluate import ABOVE
+from baton.console.main import app
+from tests.conformance.checkpoints import make
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("judged"), "llama2", tokenizer=True)
+
+
+@pytest.fixture
+def ask(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    (tmp_path / "text.txt").write_text("a river in the hills\n\f\nthe night train left late")
+    common = ["evaluate", str(model), "--text", str(tmp_path / "text.txt"), "--threads", "1"]
+
+    def run(*more: str):
+        return CliRunner().invoke(app, [*common, *more])
+
+    return run
+
+
+def test_a_model_beside_itself_passes_and_says_so_in_json(ask, model: Path) -> None:
+    done = ask("--against", str(model), "--only", "loss", "--fail-above", "0.1%", "--json", "-")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["passes"] is True
+    added = next(figure for figure in found["figures"] if figure["judged"] == "loss")
+    assert (added["value"], added["tolerance"]) == (0, 0.001)
+
+
+def test_a_change_above_its_tolerance_ends_with_an_exit_code_of_its_own(ask, model: Path) -> None:
+    rounded = ("--quantization", "int4", "--against", str(model), "--only", "paths", "--tokens", "4")
+    done = ask(*rounded, "--prompts", "2", "--fail-above", "kl=0")
+    assert done.exit_code == ABOVE
+    assert "fails" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--only", "speed"), "loss, paths, needle, tasks"),
+        (("--fail-above", "speed=1"), "is unknown"),
+        (("--fail-above", "1%", "--only", "loss"), "needs --against"),
+        (("--text", "/nowhere/text.txt"), "can't be read"),
+        (("--tasks", "/nowhere/tasks.jsonl", "--only", "tasks"), "No such file"),
+        (("--sweep", "--json", "/nowhere/x.json"), "can't write"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(ask, flags: tuple[str, ...], said: str) -> None:
+    done = ask(*flags)
+    assert done.exit_code == 1
+    assert said in " ".join(done.stderr.split())

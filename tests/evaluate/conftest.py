@@ -1,0 +1,35 @@
+"""A tiny model as a subject, plain and rounded, loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.engine.load import EngineConfig
+from baton.evaluate.local import Local
+from tests.conformance.checkpoints import make
+from tests.evaluate.completions_server import CompletionsServer
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("judged"), "llama2", tokenizer=True)
+
+
+@pytest.fixture(scope="session")
+def local(model: Path) -> Local:
+    return Local(EngineConfig(str(model), threads=1))
+
+
+@pytest.fixture(scope="session")
+def rounded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Local:
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return Local(EngineConfig(str(model), threads=1, quantization="int4", cache_dir=cache))
+
+
+@pytest.fixture(scope="session")
+def server(local: Local) -> Iterator[CompletionsServer]:
+    with CompletionsServer(local) as running:
+        yield running

@@ -1,0 +1,59 @@
+"""Servers: a model behind HTTP has the figures of the model, by ids or by texts; what goes wrong has a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.evaluate.evaluation import Questions, evaluate
+from baton.evaluate.local import Local
+from baton.evaluate.served import Served
+from baton.evaluate.tokenizers import tokenizer_of
+from baton.protos.errors import ConfigError, Unavailable
+from tests.evaluate.completions_server import CompletionsServer
+
+ASKED = Questions(("a river in the hills", "the night train"), parts=("loss", "paths"), prompts=2, answer_tokens=6)
+
+
+@pytest.fixture
+def plain(server: CompletionsServer) -> Iterator[CompletionsServer]:
+    server.says_ids = False
+    yield server
+    server.says_ids = True
+
+
+def test_a_model_behind_a_server_is_the_model(local: Local, server: CompletionsServer) -> None:
+    found = {figure.name: figure.value for figure in evaluate(ASKED, Served(server.url), local)}
+    assert found["added loss"] == pytest.approx(0, abs=1e-6)
+    assert found["KL"] == pytest.approx(0, abs=1e-6)
+    assert found["answers that change"] == 0
+    assert found["tokens before the first that differs"] == 6
+
+
+def test_a_server_that_names_tokens_by_text_is_compared_by_text(
+    local: Local, plain: CompletionsServer, model: Path
+) -> None:
+    served = Served(plain.url, tokenizer=tokenizer_of(model))
+    found = {figure.name: figure.value for figure in evaluate(ASKED, served, local)}
+    assert found["added loss"] == pytest.approx(0, abs=1e-6)
+    assert found["another likeliest token"] == 0
+    assert found["answers that change"] == 0
+
+
+def test_requests_carry_the_servers_model_and_its_context_is_kept(server: CompletionsServer) -> None:
+    served = Served(server.url + "/v1")
+    served.answers([[1, 2]], 2)
+    assert server.asked[-1][1]["model"] == "tiny"
+    assert served.context == server.local.context
+
+
+def test_a_server_without_tokenize_asks_for_a_tokenizer(plain: CompletionsServer) -> None:
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        Served(plain.url).encode("river")
+
+
+def test_nothing_at_the_url_is_said_in_one_sentence() -> None:
+    with pytest.raises(Unavailable, match="nothing answers at"):
+        Served("http://127.0.0.1:9")
