@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from baton.console import checkpoints
+from baton.console.checkpoints import register as checkpoints
 from baton.console.cluster import ratio, scale
 from baton.console.planning import register as planning
 from baton.console.run import single

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from baton.console import evaluate
+from baton.console.checkpoints import evaluate
 
 
 def register(app: typer.Typer) -> None:
-    """Add them to the `baton` command."""
+    """Adds them to the `baton` command."""
     app.command("evaluate")(evaluate.evaluate_command)

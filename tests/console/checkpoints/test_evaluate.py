@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.console.evaluate import ABOVE
+from baton.console.checkpoints.evaluate import ABOVE
 from baton.console.main import app
 from tests.conformance.checkpoints import make
 
