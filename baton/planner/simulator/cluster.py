@@ -26,7 +26,7 @@ from baton.planner.simulator.place import Place
 from baton.planner.simulator.place_maker import Scenario, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
-from baton.router.dispatch.admission import LOOK_AHEAD, PATIENCE_S
+from baton.router.dispatch.fair_queue import FairQueue, FairShares
 from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, load_policy
 from baton.router.policies._fetch import uncached, with_fetch
 
@@ -47,7 +47,8 @@ class ClusterSim(Machines):
         self.seats_taken: list[float] = []
         self._choose = load_policy(settings.policy)
         self._rng = random.Random(settings.seed)
-        self._waiting: deque[Flight] = deque()
+        self._shares = FairShares()
+        self._waiting: FairQueue[Flight] = FairQueue()
         self._readerless: deque[Flight] = deque()
         self._index = len(self.flights)
         self._turn = self._rng.randrange(1 << 16)
@@ -77,7 +78,8 @@ class ClusterSim(Machines):
         if flight.prompt + flight.outputs > self._room or flight.prompt > self._reading_room:
             flight.refused = True
             return
-        self._waiting.append(flight)
+        flight.order = self._shares.order(flight.pool, flight.load)
+        self._waiting.add(flight)
         self._look_around()
         self.pump()
 
@@ -89,20 +91,13 @@ class ClusterSim(Machines):
         self.seats_taken.append(sum(d.sequences for d in self.decodes.values()) / seats)
 
     def pump(self) -> None:
-        """Places every request for which there is room, as the router's admission does; lost readers first."""
+        """Places every request for which there is room, by the router's own queue; lost readers first."""
         for _ in range(len(self._readerless)):
             if self._readerless and not self._read_again(flight := self._readerless.popleft()):
                 self._readerless.append(flight)
-        misses, kept = 0, []
-        while self._waiting and misses < LOOK_AHEAD:
-            flight = self._waiting.popleft()
-            if self._try(flight):
-                continue
-            kept.append(flight)
-            misses += 1
-            if self.now - flight.arrival > PATIENCE_S:
-                break
-        self._waiting.extendleft(reversed(kept))
+        self._waiting.pump(self.now, self._try)
+        if not self._waiting:
+            self._shares.idle()
 
     def _try(self, flight: Flight) -> bool:
         while True:
@@ -153,6 +148,7 @@ class ClusterSim(Machines):
     def _start(self, flight: Flight, decision: Decision, ask: Ask, lease: PageLease) -> None:
         taken = decision.taken
         self._turn += 1
+        self._shares.placed(flight.pool, flight.order, flight.load)
         flight.placed, flight.decode = self.now, taken.decode
         flight.seen.clear()
         self.active[flight.index] = flight
@@ -199,8 +195,9 @@ class ClusterSim(Machines):
         return self._index - 1
 
     def put_back(self, flights: Sequence[Flight]) -> None:
-        """To the head of the router's queue."""
-        self._waiting.extendleft(reversed(flights))
+        """To their places in the router's queue."""
+        for flight in flights:
+            self._waiting.add(flight)
 
     def drop(self, flight: Flight) -> None:
         """Its decode worker is gone, and with it its lease: whoever reads it for that worker stops."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from baton.kv.pages.pool import PagePool
 from baton.planner.traces.trace import TraceRequest
+from baton.router.dispatch.fair_queue import Load, Order, work_of
 
 BLOCK_BITS = 24  # of a block's place in a prompt
 Blocks = list[Any]  # numbers where workers have hashes: a pool only asks whether two are equal
@@ -20,16 +21,19 @@ class Flight:
     """``full_blocks`` are the chained ids of the prompt's full blocks; ``written`` counts output tokens."""
 
     __slots__ = (
-        "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "moves",
-        "origin", "outputs", "placed", "preemptions", "prefill", "prompt", "refused", "seen", "unread",
-        "way", "written",
+        "arrival", "cached", "decode", "epoch", "first_token", "full_blocks", "index", "last_token", "load",
+        "moves", "order", "origin", "outputs", "placed", "preemptions", "prefill", "prompt", "refused", "seen",
+        "unread", "way", "written",
     )  # fmt: skip
+    pool = queue = ""  # in the router's queue: all flights are of one model, and wait as one class
 
     def __init__(self, index: int, request: TraceRequest, full_blocks: Blocks) -> None:
         self.index = index
         self.arrival = request.arrival
         self.prompt, self.outputs = request.input_length, request.output_length
         self.full_blocks = full_blocks
+        self.load = Load(work=work_of(self.prompt, self.outputs))
+        self.order: Order = (0.0, 0)
         self.written = self.cached = self.preemptions = self.unread = 0
         self.placed = self.first_token = self.last_token = -1.0
         self.prefill = self.decode = self.way = ""
@@ -38,6 +42,11 @@ class Flight:
         self.moves = 0  # how often a decode worker that had it died
         self.seen: dict[str, tuple[PagePool, int, int]] = {}  # by worker: its pool then, and blocks found in it
         self.epoch = 0  # rises when its way is left: what was still to happen on it doesn't
+
+    @property
+    def since(self) -> float:
+        """When it came to the router, in seconds of the simulated clock."""
+        return self.arrival
 
     def held_in(self, name: str, pool: PagePool) -> int:
         """Leading blocks that are found in a worker's pool; looked for again when that has changed."""
@@ -55,6 +64,7 @@ class Flight:
         blocks = [*self.full_blocks, *(own_block(index, i) for i in more)]
         leg = Flight(index, TraceRequest(self.arrival, prompt, outputs), blocks)
         leg.origin, leg.first_token = self.origin or self, self.first_token
+        leg.load, leg.order = self.load, self.order  # its place in the router's queue stays its own
         leg.origin.moves += 1
         return leg
 

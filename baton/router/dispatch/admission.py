@@ -1,4 +1,4 @@
-"""The router's queue: who waits, in what order, when somebody may be placed, and who is refused.
+"""The router's queue: who waits, when somebody may be placed, and who is refused. ``fair_queue`` holds the order.
 
 Knows nothing of workers or policies: a ticket comes with an attempt, a function that places its request and
 returns the placement, or None when there is no room now. One event loop, no locks.
@@ -6,30 +6,22 @@ returns the placement, or None when there is no room now. One event loop, no loc
     join ──> [class queue, by fair share and priority] ── attempt() is not None ──> placed
                    ^                                                              │
                    └───────── wait() again: the old place (worker lost, full) ────┘
-
-Fair shares are start-time fair queueing (Goyal, Vin, Cheng 1996): a tenant's next request begins where its last one
-ends in virtual time, which advances with the work that is placed; work is divided by the tenant's weight. A level
-of priority is worth LEVEL_WORK of virtual time, so that nobody waits for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
-import bisect
-import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 
 from baton.protos.errors import Draining, Overloaded
+from baton.router.dispatch.fair_queue import FairQueue, FairShares, Load, insert, remove
 from baton.router.dispatch.throttle import Throttle
-from baton.router.dispatch.ticket import Load, Ticket, load_of
+from baton.router.dispatch.ticket import Ticket, load_of
 
 __all__ = ["Admission", "Load", "Ticket", "load_of"]
 
-LOOK_AHEAD = 8  # tickets of a queue that are tried when those before them find no room
-PATIENCE_S = 2.0  # a ticket that waited longer is passed by nobody of its pool
 RETRY_AFTER_S = (1.0, 60.0)
-LEVEL_WORK = 65_536.0
 ENOUGH = 8  # placements in a row, with others waiting, that make a pace
 PACED = 64
 
@@ -46,14 +38,12 @@ class Admission:
     ) -> None:
         self._max_queue, self._clock, self._max_bytes = max_queue, clock, max_inflight_bytes
         self._throttle = throttle or Throttle(clock)
-        self._queues: dict[tuple[str, str], list[Ticket]] = {}
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self._shares = FairShares()
         self._joined: dict[str, list[Ticket]] = {}
         self._counted: Counter[str] = Counter()
         self._work: Counter[str] = Counter()
-        self._arrivals = itertools.count()
         self._placements: deque[tuple[float, float]] = deque(maxlen=PACED)
-        self._virtual: Counter[str] = Counter()
-        self._last: dict[tuple[str, str], float] = {}
         self._bytes = 0
         self._waking: asyncio.Handle | None = None
         self._closed = False
@@ -72,7 +62,7 @@ class Admission:
                 retry_after_s=self._retry_after(context_class),
             )
         self._refuse_late(pool, context_class, load)
-        ticket: Ticket = Ticket(self, pool, context_class, self._order(pool, load), self._clock(), load)
+        ticket: Ticket = Ticket(self, pool, context_class, self._shares.order(pool, load), self._clock(), load)
         if self._counted[context_class] >= self._max_queue:
             self._make_room(ticket)
         self._count(ticket)
@@ -97,24 +87,20 @@ class Admission:
 
     def wake(self) -> None:
         """Something changed: try those who wait, once, soon."""
-        if self._waking is None and self._queues:
+        if self._waking is None and self._queue:
             self._waking = asyncio.get_running_loop().call_soon(self._pump)
 
     # ---- for tickets ---------------------------------------------------------------------------------
 
     def enqueue(self, ticket: Ticket) -> None:
         """Put it at its place."""
-        queue = self._queues.setdefault((ticket.pool, ticket.queue), [])
-        bisect.insort(queue, ticket, key=lambda t: t.order)
+        self._queue.add(ticket)
         self.wake()
 
     def dequeue(self, ticket: Ticket) -> None:
         """Take it out, placed or not. Idempotent."""
         self._uncount(ticket)
-        key = (ticket.pool, ticket.queue)
-        queue = self._queues.get(key, [])
-        if _remove(queue, ticket) and not queue:
-            self._queues.pop(key, None)
+        self._queue.remove(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
         """Its request is over. Idempotent."""
@@ -122,12 +108,6 @@ class Admission:
         ticket.held_bytes = 0
 
     # ---- who may come in -----------------------------------------------------------------------------
-
-    def _order(self, pool: str, load: Load) -> tuple[float, int]:
-        """Where its share of the pool's work begins, moved by its priority; then by arrival."""
-        begin = max(self._virtual[pool], self._last.get((pool, load.tenant), 0.0))
-        self._last[pool, load.tenant] = begin + load.work / load.weight
-        return begin + load.priority * LEVEL_WORK, next(self._arrivals)
 
     def _refuse_late(self, pool: str, context_class: str, load: Load) -> None:
         if not load.slo_ttft_s:
@@ -171,54 +151,34 @@ class Admission:
         self._counted[ticket.queue] += 1
         self._work[ticket.pool] += ticket.load.work  # type: ignore[assignment]
         self._bytes += ticket.held_bytes
-        bisect.insort(self._joined.setdefault(ticket.queue, []), ticket, key=lambda t: t.order)
+        insert(self._joined.setdefault(ticket.queue, []), ticket)
 
     def _uncount(self, ticket: Ticket) -> None:
         if ticket.counted:
             ticket.counted = False
             self._counted[ticket.queue] -= 1
             self._work[ticket.pool] -= ticket.load.work  # type: ignore[assignment]
-            _remove(self._joined[ticket.queue], ticket)
+            remove(self._joined[ticket.queue], ticket)
             if not self._counted[ticket.queue] and not any(self._counted.values()):
                 self._idle()
 
     def _idle(self) -> None:
-        """Nobody waits: shares and pace begin anew (a pace without a queue would be the clients', not ours).
-
-        Virtual time only moves on: a ticket that will wait again keeps its place before all that come later.
-        """
+        """Nobody waits: shares and pace begin anew (a pace without a queue would be the clients', not ours)."""
         self._placements.clear()
         self._work.clear()
-        for (pool, _), last in self._last.items():
-            self._virtual[pool] = max(self._virtual[pool], last)  # type: ignore[assignment]
-        self._last.clear()
+        self._shares.idle()
 
     # ---- who is placed -------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """One turn for each queue, the one whose head comes first, first."""
         self._waking = None
-        stopped: set[str] = set()
-        for (pool, context_class), queue in sorted(self._queues.items(), key=lambda item: item[1][0].order):
-            if pool not in stopped and not self._serve(queue):
-                stopped.add(pool)
-            if not queue:
-                del self._queues[pool, context_class]
+        self._queue.pump(self._clock(), self._attempt)
 
-    def _serve(self, queue: list[Ticket]) -> bool:
-        """Place whom there is room for; False when somebody has waited too long to be passed."""
-        misses, at = 0, 0
-        while at < len(queue):
-            ticket = queue[at]
-            if self._is_late(ticket) or ticket.take_turn():
-                del queue[at]
-                self._placed(ticket)
-                continue
-            if self._clock() - ticket.since > PATIENCE_S:
-                return False
-            misses, at = misses + 1, at + 1
-            if misses >= LOOK_AHEAD:
-                break
+    def _attempt(self, ticket: Ticket) -> bool:
+        """Whether its wait is over: it was placed, or it came too late."""
+        if not self._is_late(ticket) and not ticket.take_turn():
+            return False
+        self._placed(ticket)
         return True
 
     def _is_late(self, ticket: Ticket) -> bool:
@@ -234,18 +194,6 @@ class Admission:
 
     def _placed(self, ticket: Ticket) -> None:
         if ticket.counted and ticket._refusal is None:
-            begin = ticket.order[0] - ticket.load.priority * LEVEL_WORK
-            self._virtual[ticket.pool] = max(self._virtual[ticket.pool], begin)  # type: ignore[assignment]
+            self._shares.placed(ticket.pool, ticket.order, ticket.load)
             self._placements.append((self._clock(), ticket.load.work))
         self._uncount(ticket)
-
-
-def _remove(queue: list[Ticket], ticket: Ticket) -> bool:
-    """Take it out of a list that is in order; False when it isn't there."""
-    at = bisect.bisect_left(queue, ticket.order, key=lambda t: t.order)
-    while at < len(queue) and queue[at].order == ticket.order:
-        if queue[at] is ticket:
-            del queue[at]
-            return True
-        at += 1
-    return False

@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
-
 from baton.protos.errors import BatonError
+from baton.router.dispatch.fair_queue import Load, Order, work_of
 from baton.router.request.request import RouterRequest
 
-MOST_OUTPUT = 1024  # of max_tokens, which is often a bound that no answer reaches
 BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in the messages that carry it
 
 
@@ -38,26 +36,15 @@ class Placement(Protocol):
 T = TypeVar("T", bound=Placement)
 
 
-class Load(msgspec.Struct, frozen=True):
-    """What a request brings: ``work`` in tokens, ``size`` in bytes while it is here, its SLO in seconds or 0."""
-
-    priority: int = 0
-    tenant: str = ""
-    weight: float = 1.0
-    work: float = 1.0
-    size: int = 0
-    slo_ttft_s: float = 0.0
-
-
 def load_of(request: RouterRequest) -> Load:
     """What a request brings."""
-    ids, sampling = len(request.token_ids), request.sampling
+    work = work_of(len(request.token_ids), request.sampling.max_tokens, request.n)
     return Load(
         priority=request.priority,
         tenant=request.tenant,
         weight=request.key.weight if request.key else 1.0,
-        work=ids + request.n * min(sampling.max_tokens, MOST_OUTPUT),
-        size=BYTES_PER_TOKEN * (ids + request.n * min(sampling.max_tokens, MOST_OUTPUT)),
+        work=work,
+        size=BYTES_PER_TOKEN * work,
         slo_ttft_s=request.slo_ttft_s,
     )
 
@@ -65,9 +52,7 @@ def load_of(request: RouterRequest) -> Load:
 class Ticket(Generic[T]):
     """A place in the queue. It stays the request's own until ``leave``, however often it waits."""
 
-    def __init__(
-        self, admission: Queue, pool: str, queue: str, order: tuple[float, int], since: float, load: Load
-    ) -> None:
+    def __init__(self, admission: Queue, pool: str, queue: str, order: Order, since: float, load: Load) -> None:
         self.pool, self.queue, self.order, self.since, self.load = pool, queue, order, since, load
         self.counted = False
         self.held_bytes = 0

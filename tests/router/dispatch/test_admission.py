@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from baton.protos.errors import Draining, NoWorker, Overloaded
-from baton.router.dispatch.admission import ENOUGH, LEVEL_WORK, PATIENCE_S, Admission, Load
+from baton.router.dispatch.admission import ENOUGH, Admission
+from baton.router.dispatch.fair_queue import LEVEL_WORK, PATIENCE_S, Load
 from baton.router.dispatch.throttle import Throttle
 
 
@@ -159,7 +160,7 @@ async def test_a_waiter_cancelled_in_the_very_turn_it_was_placed_gives_the_slot_
     await asyncio.gather(task, return_exceptions=True)
     assert room.free == 1
     assert admission.waiting("short") == 0
-    assert not admission._queues
+    assert not admission._queue
 
 
 async def test_a_cancelled_waiter_leaves_no_trace(admission):
@@ -168,7 +169,7 @@ async def test_a_cancelled_waiter_leaves_no_trace(admission):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert admission.waiting("short") == 0
-    assert not admission._queues
+    assert not admission._queue
 
 
 async def test_a_closed_queue_takes_nobody(admission):
