@@ -16,7 +16,19 @@ from torch import Tensor
 
 from baton.kernels.abi import native
 from baton.kernels.linear import cpu, reference
-from baton.kernels.linear.packed import BF16, PackedWeight, pack_bf16, pack_integers, padded, quantize
+from baton.kernels.linear.packed import (
+    BF16,
+    E4M3_A16,
+    W8_OUTLIERS,
+    PackedWeight,
+    pack_bf16,
+    pack_codes,
+    pack_e4m3,
+    pack_e4m3_groups,
+    pack_integers,
+    padded,
+    quantize,
+)
 from baton.kernels.linear.rounding import EXACT, WHOLE
 
 FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
@@ -29,6 +41,14 @@ FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "fp8 row": lambda w: pack_bf16(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5),
     "int4 g64 mins": lambda w: random_integers(w, 4, 64),
     "int8 g512 mins": lambda w: random_integers(w, 8, 512),
+}
+# Of a CPU alone.
+CPU_FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
+    "codes g16": lambda w: random_codes(w, 16),
+    "codes g64": lambda w: random_codes(w, 64),
+    "int8 outliers": lambda w: with_outliers(w, 1.5),
+    "e4m3 row": lambda w: pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5, E4M3_A16),
+    "e4m3 g128": lambda w: random_e4m3(w, 128),
 }
 # What rounding on the way may cost, by activations' dtype, as a share of what is added up.
 TIGHT = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -44,6 +64,30 @@ def random_integers(w: Tensor, bits: int, group: int) -> PackedWeight:
     return pack_integers(q, bits, group, torch.rand(len(w), groups) * 0.1 + 0.01, torch.randn(len(w), groups))
 
 
+def with_outliers(w: Tensor, threshold: float) -> PackedWeight:
+    """Rounded to 8 bits, inputs from ``threshold`` on being multiplied in float."""
+    return dataclasses.replace(quantize(w, 8, 0), kind=W8_OUTLIERS, table=torch.tensor([threshold]))
+
+
+def random_codes(w: Tensor, group: int) -> PackedWeight:
+    """Every code, a table of any numbers in no order, scales of either sign."""
+    codes = torch.randint(0, 16, w.shape, dtype=torch.uint8)
+    scales = torch.randn(len(w), padded(w.shape[1], group) // group)
+    return pack_codes(codes, torch.randint(-128, 128, (16,)), group, scales)
+
+
+def random_e4m3(w: Tensor, group: int) -> PackedWeight:
+    """Every number there is, subnormal ones among them."""
+    numbers = torch.randint(0, 255, w.shape, dtype=torch.uint8)
+    numbers = torch.where(numbers & 127 == 127, 0, numbers).view(torch.float8_e4m3fn)
+    return pack_e4m3_groups(numbers, group, torch.rand(len(w), padded(w.shape[1], group) // group) + 0.5)
+
+
+def forms_of(library: ctypes.CDLL) -> dict[str, Callable[[Tensor], PackedWeight]]:
+    """Those that the library has."""
+    return FORMS | CPU_FORMS if hasattr(library, "baton_set_threads") else FORMS
+
+
 def bound(library: ctypes.CDLL) -> Callable[..., Any]:
     """Its baton_linear."""
     return native.declare(library, "linear", *cpu.ARGUMENTS)
@@ -52,12 +96,20 @@ def bound(library: ctypes.CDLL) -> Callable[..., Any]:
 def exact(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """The same numbers in float64."""
     wide = weight.dequantized(torch.float64)
-    if weight.kind == BF16:
+    if weight.kind in (BF16, E4M3_A16):
         out = x.bfloat16().double() @ wide.T
     else:
-        q, scale = reference.quantize_rows(x.float())
-        out = (q.double() @ wide.T) * scale.double()
+        x, large = _without_outliers(x.float(), weight)
+        q, scale = reference.quantize_rows(x)
+        out = (q.double() @ wide.T) * scale.double() + large.double() @ wide.T
     return out if bias is None else out + bias.double()
+
+
+def _without_outliers(x: Tensor, weight: PackedWeight) -> tuple[Tensor, Tensor]:
+    if weight.kind != W8_OUTLIERS:
+        return x, torch.zeros_like(x)
+    assert weight.table is not None
+    return torch.where(x.abs() < weight.table, x, 0), torch.where(x.abs() < weight.table, 0, x)
 
 
 def off(found: Tensor, wanted: Tensor) -> float:
@@ -68,7 +120,7 @@ def off(found: Tensor, wanted: Tensor) -> float:
 def is_the_exact_oracles(library: ctypes.CDLL, form: str, n: int, k: int, m: int, dtype: torch.dtype) -> None:
     """One case, with a bias, from a strided view, into memory with guards around that held NaN."""
     torch.manual_seed(n * 1000 + k * 10 + m)
-    weight, bias = FORMS[form](torch.randn(n, k)), torch.randn(n)
+    weight, bias = forms_of(library)[form](torch.randn(n, k)), torch.randn(n)
     x = (torch.randn(m, k + 5) * torch.rand(m, 1) * 10).to(dtype)[:, 3 : 3 + k]
     error = (guarded(library, x, weight, bias).double() - exact(x, weight, bias)).norm()
     added_up = (x.double().abs() @ weight.dequantized(torch.float64).abs().T + bias.abs()).norm()
@@ -95,7 +147,7 @@ def guarded(library: ctypes.CDLL, x: Tensor, weight: PackedWeight, bias: Tensor 
 def every_form_and_shape(library: ctypes.CDLL) -> None:
     """The schema, walked."""
     for number, (n, k) in enumerate(SHAPES):
-        for form in FORMS:
+        for form in forms_of(library):
             is_the_exact_oracles(library, form, n, k, ROWS[(number * 7) % len(ROWS)], torch.float32)
         is_the_exact_oracles(library, "int8", n, k, 3, torch.bfloat16)
 
@@ -103,9 +155,9 @@ def every_form_and_shape(library: ctypes.CDLL) -> None:
 def rows_do_not_depend_on_company(library: ctypes.CDLL, most: int = 140) -> None:
     """A row's bits are the same at m = 1 and at any m, wherever it stands, whatever the number of threads."""
     linear = bound(library)
-    for form in FORMS:
+    for form in forms_of(library):
         torch.manual_seed(7)
-        weight, x = FORMS[form](torch.randn(66, 1000)), torch.randn(most, 1000)
+        weight, x = forms_of(library)[form](torch.randn(66, 1000)), torch.randn(most, 1000)
         set_threads(library, 1)
         alone = torch.cat([cpu.run(linear, x[i : i + 1], weight) for i in range(0, most, 46)])
         for threads in (1, 2, 5):
@@ -128,9 +180,9 @@ def set_threads(library: ctypes.CDLL, count: int) -> bool:
 def bad_rows_stay_alone(library: ctypes.CDLL) -> None:
     """NaN and infinity make their own row not finite, and change no bit of the others; zero rows are zero."""
     linear = bound(library)
-    for form in FORMS:
+    for form in forms_of(library):
         torch.manual_seed(3)
-        weight, x = FORMS[form](torch.randn(66, 200)), torch.randn(9, 200)
+        weight, x = forms_of(library)[form](torch.randn(66, 200)), torch.randn(9, 200)
         x[7] = 0
         clean = cpu.run(linear, x, weight)
         assert not bool(clean[7].any()), form
@@ -169,9 +221,9 @@ def threads_finish_before_it_returns(library: ctypes.CDLL) -> None:
 def inputs_may_be_many(library: ctypes.CDLL) -> None:
     """More of them than a tile of rows goes through at once, on any ISA: against the oracle, and in company."""
     linear = bound(library)
-    for form in FORMS:
+    for form in forms_of(library):
         is_the_exact_oracles(library, form, 67, 8264, 7, torch.float32)
-        weight, x = FORMS[form](torch.randn(66, 8264)), torch.randn(140, 8264)
+        weight, x = forms_of(library)[form](torch.randn(66, 8264)), torch.randn(140, 8264)
         together = cpu.run(linear, x, weight)
         for m in (1, 3, 9, 50):
             assert torch.equal(together[77 : 77 + m], cpu.run(linear, x[77 : 77 + m], weight)), (form, m)

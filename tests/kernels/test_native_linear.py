@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baton.kernels.abi import build, native
 from baton.kernels.linear import cpu, reference
-from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_e4m3, quantize
+from baton.kernels.linear.packed import W4, W8, PackedWeight, pack_bf16, pack_e4m3, quantize
 from baton.kernels.linear.rounding import EXACT, WHOLE, best_scale
 from tests.kernels import linear_suite as suite
 from tests.kernels.conftest import needs_native
@@ -22,6 +22,7 @@ from tests.kernels.thorough import first_now
 
 pytestmark = needs_native
 
+FORMS = suite.FORMS | suite.CPU_FORMS
 ISAS = [isa for isa, needs in native._NEEDS.items() if needs <= native._cpu_flags()]
 BUGS = tuple(
     f"LINEAR_{what}"
@@ -38,6 +39,7 @@ BUGS = tuple(
         "HALF",
         "SIGN",
         "EXACT",
+        "TABLE",
     )
 )
 
@@ -60,7 +62,7 @@ def test_it_holds_on_every_isa(library: ctypes.CDLL, check) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    form=st.sampled_from(sorted(suite.FORMS)),
+    form=st.sampled_from(sorted(FORMS)),
     n=st.integers(1, 150),
     k=st.integers(1, 600),
     m=st.integers(1, 20),
@@ -100,7 +102,7 @@ def test_quantized_layers_are_near_the_unquantized_one(form: str, most: float) -
 def test_the_isas_agree() -> None:
     torch.manual_seed(1)
     x = torch.randn(9, 500)
-    for form, make in suite.FORMS.items():
+    for form, make in FORMS.items():
         weight = make(torch.randn(130, 500))
         found = [cpu.run(suite.bound(sound(isa)), x, weight) for isa in ISAS]
         for other in found[1:]:
@@ -110,7 +112,7 @@ def test_the_isas_agree() -> None:
 def test_native_and_reference_round_activations_alike() -> None:
     torch.manual_seed(2)
     x = torch.randn(7, 333)
-    for make in suite.FORMS.values():
+    for make in FORMS.values():
         weight = make(torch.randn(65, 333))
         assert suite.off(cpu.linear(x, weight), reference.linear(x, weight).double()) < 1e-5
 
@@ -127,12 +129,12 @@ def test_without_a_library_packed_weights_still_compute(monkeypatch: pytest.Monk
     assert suite.off(cpu.linear(x, weight), wanted.double()) < 1e-5
 
 
-@pytest.mark.parametrize("form", suite.FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_unpacking_gives_back_what_was_packed(form: str) -> None:
     torch.manual_seed(4)
-    weight = suite.FORMS[form](torch.randn(67, 97))
+    weight = FORMS[form](torch.randn(67, 97))
     assert weight.dequantized().shape == weight.shape == (67, 97)
-    if weight.kind != suite.BF16:
+    if weight.kind in (W4, W8):
         high = 127 if "int8" in form else 7
         assert int(weight.integers().min()) >= -high - 1
         assert int(weight.integers().max()) <= high

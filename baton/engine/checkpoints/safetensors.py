@@ -51,6 +51,11 @@ class Checkpoint:
         """One tensor as it is stored; with ``shape``, checked to have it and to be of floats."""
         return self._read(name, shape)
 
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """An error about one tensor, with its file."""
+        where = self._files.get(name) or next(iter(self._handles))
+        return CheckpointError(f"{where}: tensor {name} {problem}", "model")
+
     def fingerprint(self, config: dict[str, Any]) -> str:
         """Hex SHA-256 over what shapes the model: config and each tensor's name, dtype, shape and bytes, by name.
 

@@ -21,7 +21,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead, Program, Weight
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
-from baton.kernels.linear.integers import Integers, Scaled, stack, stack_scaled
+from baton.kernels.linear.integers import Part, packed_of, values_of
 from baton.kernels.linear.packed import VERSION, PackedWeight, pack_bf16
 from baton.protos.errors import CheckpointError, ConfigError
 
@@ -96,25 +96,23 @@ class _Maker:
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """A weight as a tensor: norms, biases, the embedding's table."""
-        parts = [_values(part) for part in self._parts(weight)]
+        parts = [values_of(part) for part in self._parts(weight)]
         return torch.cat([part.to(dtype) for part in parts])
 
     def _pack(self, weight: Weight) -> PackedWeight:
         parts = self._parts(weight)
-        if all(isinstance(part, Integers) for part in parts):
-            return stack(parts)  # type: ignore[arg-type]
-        if all(isinstance(part, Scaled) for part in parts):
-            return stack_scaled(parts)  # type: ignore[arg-type]
-        whole = torch.cat([_values(part).float() for part in parts])
+        if (packed := packed_of(parts)) is not None:
+            return packed
+        whole = torch.cat([values_of(part).float() for part in parts])
         if self._reader is not None:  # left unquantized by who made the checkpoint
             return pack_bf16(whole)
         scheme = on_load(self._scheme)
         return scheme.pack_head(whole) if weight.name == HEAD else scheme.pack(whole)
 
-    def _parts(self, weight: Weight) -> Sequence[Tensor | Integers | Scaled]:
+    def _parts(self, weight: Weight) -> Sequence[Tensor | Part]:
         return [self._read(name, shape) for name, shape in zip(weight.sources, weight.shapes, strict=True)]
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor | Integers | Scaled:
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part:
         found = None if self._reader is None else self._reader.read(name, shape)
         if found is None:
             return self._checkpoint.tensor(name, shape)
@@ -122,10 +120,3 @@ class _Maker:
         if size != shape:
             raise CheckpointError(f"tensor {name} has shape {size}, config.json asks for {shape}", "model")
         return found
-
-
-def _values(part: Tensor | Integers | Scaled) -> Tensor:
-    """What a quantized tensor stands for."""
-    if isinstance(part, Integers):
-        return stack([part]).dequantized()
-    return stack_scaled([part]).dequantized() if isinstance(part, Scaled) else part

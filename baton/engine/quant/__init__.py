@@ -16,10 +16,11 @@ from typing import Protocol
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.kernels.linear.integers import Integers, Scaled
-from baton.protos.errors import ConfigError
+from baton.kernels.linear.integers import Part
+from baton.protos.errors import CheckpointError, ConfigError
 
 NONE = "none"
+LEAST_GROUP = 16  # inputs that share a scale: the kernels take multiples of it
 ON_LOAD = ("int8", "int4")
 
 
@@ -32,11 +33,14 @@ class Tensors(Protocol):
     def tensor(self, name: str) -> Tensor:
         """One of them, as it is stored. Raises CheckpointError for a missing one."""
 
+    def error(self, name: str, problem: str) -> CheckpointError:
+        """An error about one of them, with its file."""
+
 
 class Reader(Protocol):
     """A quantized checkpoint's weights under their plain names."""
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Integers | Scaled | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part | None:
         """The weight of ``shape``, None where this form doesn't hold it: then it is a plain tensor."""
 
 

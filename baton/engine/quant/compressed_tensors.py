@@ -1,8 +1,13 @@
-"""compressed-tensors checkpoints (https://github.com/vllm-project/compressed-tensors): int8, fp8 (E4M3), int4.
+"""compressed-tensors checkpoints, as llm-compressor writes them (https://github.com/vllm-project/compressed-tensors).
 
-Knows nothing of models. Per linear layer: weight int8 or float8_e4m3fn with weight_scale per tensor, per channel
-or per group and, where not symmetric, weight_zero_point; or weight_packed int32 (n, k / 8) with weight_shape.
-Activations are always quantized per token at run time, whatever scales for them the checkpoint brings.
+Knows nothing of models. Per linear layer one of
+    weight int8 with weight_scale per tensor, channel or group and, where not symmetric, weight_zero_point
+    weight float8_e4m3fn with weight_scale per tensor, channel, group or block
+    weight_packed int32 (n, k / per), integers of 4 or 8 bits, with weight_shape and scales as of int8
+    weight_packed uint8 (n, k / 2), E2M1 by weight_scale: uint8 powers of two per 32 inputs (MXFP4), or
+    float8_e4m3fn per 16, over weight_global_scale (NVFP4)
+What a layer has says how it is read, so that layers may differ. Activations are rounded per token at run time,
+beside fp8 to bfloat16, whatever scales for them the checkpoint brings.
 """
 
 from __future__ import annotations
@@ -13,13 +18,17 @@ import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.quant import Reader, Tensors
+from baton.engine.quant import LEAST_GROUP, Reader, Tensors
+from baton.engine.quant.fp8 import scaled
 from baton.engine.quant.gptq import unpack
+from baton.kernels.linear.codes import Codes, e2m1, nibbles
 from baton.kernels.linear.integers import Integers, Scaled
-from baton.protos.errors import CheckpointError
 
-FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
-STRATEGIES = ("tensor", "channel", "group")
+PLAIN = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+FORMATS = (*PLAIN, "mxfp4-pack-quantized", "nvfp4-pack-quantized")
+STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+KINDS = (("int", 8), ("int", 4), ("float", 8), ("float", 4))
+BIAS, NAN = 127, 255  # of E8M0 (OCP Microscaling Formats v1.0, 5.4.1)
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
@@ -28,63 +37,106 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     if settings.get("format") not in FORMATS:
         known = ", ".join(FORMATS)
         raise model.error("quantization_config.format", f"is {settings.get('format')!r}; known are {known}")
-    for group in settings.get("config_groups", {}).values():
-        _require_known(model, group.get("weights") or {})
-    return CompressedReader(tensors)
+    groups = [group.get("weights") or {} for group in settings.get("config_groups", {}).values()]
+    for weights in groups:
+        _require_known(model, weights)
+    blocks = {tuple(weights["block_structure"]) for weights in groups if weights.get("block_structure")}
+    if len(blocks) > 1:
+        raise model.error("quantization_config", f"has blocks of {sorted(blocks)}; one size is known")
+    return CompressedReader(tensors, next(iter(blocks), None))
 
 
 def _require_known(model: ModelConfig, weights: dict[str, Any]) -> None:
     kind = weights.get("type"), weights.get("num_bits")
-    if kind not in (("int", 8), ("int", 4), ("float", 8)):
-        raise model.error(
-            "quantization_config", f"has {kind[1]}-bit {kind[0]} weights; int4, int8 and fp8 are known"
-        )
+    if kind not in KINDS:
+        text = f"has {kind[1]}-bit {kind[0]} weights; int4, int8, fp8 and fp4 are known"
+        raise model.error("quantization_config", text)
     if weights.get("strategy") not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise model.error("quantization_config", f"has strategy {weights.get('strategy')!r}; known are {known}")
-    if weights.get("actorder") not in (None, False, "weight"):
+    if weights.get("actorder") not in (None, False, "weight", "static"):
         raise model.error("quantization_config", f"has actorder {weights['actorder']!r}; none and weight are known")
 
 
 class CompressedReader:
-    """Implements ``Reader``."""
+    """Implements ``Reader``. ``block`` is the outputs and inputs that share a scale of fp8."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors, self._names = tensors, set(tensors.names())
+    def __init__(self, tensors: Tensors, block: tuple[int, int] | None) -> None:
+        self._tensors, self._block = tensors, block
+        self._names = set(tensors.names())
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> Integers | Scaled | Codes | None:
         """The layer of ``name``; None where it isn't quantized."""
         if f"{name}_scale" not in self._names:
             return None
-        scale = self._tensors.tensor(f"{name}_scale").float().reshape(-1, self._groups(name))
-        scale = scale.expand(shape[0], -1).contiguous()
         if f"{name}_packed" in self._names:
-            q = unpack(self._tensors.tensor(f"{name}_packed"), 4)[:, : shape[1]] - 8
-            return self._integers(name, q.to(torch.int8), 4, scale)
-        values = self._tensors.tensor(name)
-        if values.dtype == torch.float8_e4m3fn:
-            if scale.shape[1] > 1:
-                raise CheckpointError(f"tensor {name}_scale: fp8 with groups is not known", "model")
-            return Scaled(values, scale[:, 0])
-        if values.dtype != torch.int8:
-            raise CheckpointError(f"tensor {name} is {values.dtype}; int8 and float8_e4m3fn are known", "model")
-        return self._integers(name, values, 8, scale)
-
-    def _groups(self, name: str) -> int:
-        shape = self._tensors.tensor(f"{name}_scale").shape
-        return shape[1] if len(shape) == 2 else 1
-
-    def _integers(self, name: str, q: Tensor, bits: int, scale: Tensor) -> Integers:
-        groups = scale.shape[1]
-        group = 0 if groups == 1 else q.shape[1] // groups
-        if group % 16 or (group and group * groups != q.shape[1]):
-            raise CheckpointError(
-                f"tensor {name}_scale: groups of {group} are not known; use multiples of 16", "model"
+            packed = self._tensors.tensor(f"{name}_packed")
+            return (
+                self._fp4(name, packed, shape) if packed.dtype == torch.uint8 else self._packed(name, packed, shape)
             )
+        values = self._tensors.tensor(name)
+        if tuple(values.shape) != shape:
+            raise self._tensors.error(name, f"has shape {tuple(values.shape)}, config.json asks for {shape}")
+        if values.dtype == torch.float8_e4m3fn:
+            return self._fp8(name, values)
+        if values.dtype != torch.int8:
+            raise self._tensors.error(name, f"is {values.dtype}; int8 and float8_e4m3fn are known")
+        return self._integers(name, values, 8)
+
+    def _fp8(self, name: str, values: Tensor) -> Scaled:
+        groups = self._tensors.tensor(f"{name}_scale").shape
+        if self._block is not None or len(groups) < 2 or groups[1] == 1:
+            return scaled(self._tensors, name, values, f"{name}_scale", self._block)
+        scale, group = self._scales(name, values.shape)
+        return Scaled(values, scale, group)
+
+    def _fp4(self, name: str, packed: Tensor, shape: tuple[int, ...]) -> Codes:
+        if tuple(packed.shape) != (shape[0], shape[1] // 2):
+            found = packed.shape[0], 2 * packed.shape[1]
+            raise self._tensors.error(f"{name}_packed", f"is packed for {found}, config.json asks for {shape}")
+        scale, group = self._scales(name, shape)
+        whole = self._names & {f"{name}_global_scale"}
+        rows = 1 / self._tensors.tensor(whole.pop()).float().reshape(1).expand(shape[0]) if whole else None
+        if not group:
+            scale, group = scale.expand(-1, -(-shape[1] // LEAST_GROUP)).contiguous(), LEAST_GROUP
+        return e2m1(nibbles(packed), group, scale, rows)
+
+    def _packed(self, name: str, packed: Tensor, shape: tuple[int, ...]) -> Integers:
+        for bits in (4, 8):
+            if tuple(packed.shape) == (shape[0], -(-shape[1] * bits // 32)):
+                q = unpack(packed, bits)[:, : shape[1]] - (1 << (bits - 1))
+                return self._integers(name, q.to(torch.int8), bits)
+        text = f"has shape {tuple(packed.shape)}, which is {shape} by neither 4 nor 8 bits"
+        raise self._tensors.error(f"{name}_packed", text)
+
+    def _scales(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, int]:
+        """(n, groups) float32, and the inputs of a group, 0 for one that is a whole row."""
+        found = self._tensors.tensor(f"{name}_scale")
+        if found.dtype == torch.uint8:
+            if bool((found == NAN).any()):
+                raise self._tensors.error(f"{name}_scale", "holds NaN; it is damaged, quantize the model again")
+            found = torch.exp2(found.float() - BIAS)
+        groups = found.shape[1] if found.dim() == 2 else 1
+        if found.numel() not in (groups, shape[0] * groups):
+            text = f"has shape {tuple(found.shape)}; a weight {shape} has a scale or a row of them for each output"
+            raise self._tensors.error(f"{name}_scale", text)
+        group = 0 if groups == 1 else -(-shape[1] // groups)
+        if group % LEAST_GROUP or (group and -(-shape[1] // group) != groups):
+            text = f"has {groups} groups for {shape[1]} inputs"
+            remedy = f"groups must divide them and be multiples of {LEAST_GROUP}"
+            raise self._tensors.error(f"{name}_scale", f"{text}; {remedy}")
+        return found.float().reshape(-1, groups).expand(shape[0], -1).contiguous(), group
+
+    def _integers(self, name: str, q: Tensor, bits: int) -> Integers:
+        scale, group = self._scales(name, q.shape)
         if f"{name}_zero_point" not in self._names:
             return Integers(q, bits, group, scale)
         zero = self._tensors.tensor(f"{name}_zero_point")
         if zero.dtype == torch.int32 and zero.shape[0] != scale.shape[0]:
-            zero = unpack(zero.T, 4).T - 8
-        zero = zero.float().reshape(-1, groups).expand_as(scale)
+            zero = unpack(zero.T, bits).T - (1 << (bits - 1))
+        if zero.numel() not in (scale.shape[1], scale.numel()):
+            raise self._tensors.error(
+                f"{name}_zero_point", f"has shape {tuple(zero.shape)}, not that of its scales"
+            )
+        zero = zero.float().reshape(-1, scale.shape[1]).expand_as(scale)
         return Integers(q, bits, group, scale, scale * zero if bool(zero.any()) else None)

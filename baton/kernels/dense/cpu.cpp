@@ -4,6 +4,7 @@
 
 #include "../abi/threads.h"
 #include "../abi/vector.h"
+#include "../linear/narrow_forms.h"
 
 namespace baton {
 namespace {
@@ -74,11 +75,11 @@ void panel(const PackedLinear& w, int64_t which, const float* x, int64_t x_strid
 PackedLinear panels(const PackedLinear& w, int64_t first, int64_t count) {
   PackedLinear found = w;
   const int64_t step = w.kind == LINEAR_F32 ? 1 : w.group ? w.group : 8, width = (w.k + step - 1) / step * step;
-  const int64_t bits = w.kind == LINEAR_F32 ? 32 : w.kind == LINEAR_BF16 ? 16 : w.kind == LINEAR_W8 ? 8 : 4;
+  const int64_t bits = w.kind == LINEAR_F32 ? 32 : w.kind == LINEAR_BF16 ? 16 : is_of_bytes(w.kind) ? 8 : 4;
   found.data = (const char*)w.data + first * PANEL * width * bits / 8;
   const int64_t groups = w.group ? width / w.group : 0;
   if (w.scales) found.scales = w.scales + first * groups * PANEL;
-  if (w.mins) found.mins = w.mins + first * groups * PANEL;
+  if (has_mins(w)) found.mins = w.mins + first * groups * PANEL;
   if (w.row_scale) found.row_scale = w.row_scale + first * PANEL;
   const int64_t left = w.n - first * PANEL;
   found.n = left < count * PANEL ? left : count * PANEL;

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "half_panel.h"
+#include "narrow_forms.h"
+#include "outliers.h"
 #include "results.h"
 #include "rows.h"
 #include "widen.h"
@@ -92,6 +94,20 @@ void chunk_bf16(const Call& call, const Work& work) {
   each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>((const bf16*)work.at, steps, tile); });
 }
 
+// Where there are groups, their scales lie in front of the weights.
+void chunk_e4m3(const Call& call, const Work& work) {
+  const Rows& rows = call.rows;
+  const PackedLinear& w = *call.w;
+  const int64_t width = rows.width(work.from), groups = w.group ? width / w.group : 0;
+  float* scales = (float*)work.unpacked;
+  uint16_t* wide = (uint16_t*)(scales + groups * kPanel);
+  widen_e4m3((const uint8_t*)work.at, width / 4, wide);
+  if (!groups) return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16<size>(wide, width / 2, tile); });
+  const fp16* from = w.scales + (work.panel * (rows.padded / w.group) + work.from / w.group) * kPanel;
+  for (int64_t i = 0; i < groups * kPanel; ++i) scales[i] = from_fp16(from[i]);
+  each_tile(call, work, [&](auto size, const TileRows& tile) { tile_bf16_groups<size>(wide, width, w.group, scales, tile); });
+}
+
 void chunk_integers(const Call& call, const Work& work) {
   const Rows& rows = call.rows;
   const PackedLinear& w = *call.w;
@@ -104,8 +120,9 @@ void chunk_integers(const Call& call, const Work& work) {
     return TileWeights{(const uint8_t*)from, (width + size - 1) / size, std::min(size, width) / inputs,
                        ((width - 1) % size + 1) / inputs, rows.zero, nullptr, nullptr, 0};
   };
-  TileWeights packed = weights_by(group, w.kind == LINEAR_W4 ? 8 : 4, work.at + 4 * work.column);
-  packed.scales = w.scales ? w.scales + scale_at : nullptr, packed.mins = w.mins ? w.mins + scale_at : nullptr;
+  const bool codes = w.kind == LINEAR_CODES;
+  TileWeights packed = weights_by(group, w.kind == LINEAR_W8 ? 4 : 8, work.at + 4 * work.column);
+  packed.scales = w.scales ? w.scales + scale_at : nullptr, packed.mins = has_mins(w) ? w.mins + scale_at : nullptr;
   packed.exact = w.exact / group;
 #if BATON_AVX512
   if (rows.halves)
@@ -116,23 +133,29 @@ void chunk_integers(const Call& call, const Work& work) {
   if (rows.widened) {
     widen(packed, work.unpacked);
     bytes = weights_by(rows.group, 4, (const char*)work.unpacked);
-  } else if (w.kind == LINEAR_W4) {
-    unpack_w4(packed.w, width / 8, work.unpacked);
+  } else if (w.kind != LINEAR_W8) {
+    codes ? look_up(packed.w, width / 8, table_of(w), work.unpacked) : unpack_w4(packed.w, width / 8, work.unpacked);
     bytes.w = work.unpacked, bytes.steps *= 2, bytes.last *= 2;
   }
   each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w8<size>(bytes, tile); });
 }
 
 int64_t weight_bytes(const PackedLinear& w, int64_t values) {
-  return w.kind == LINEAR_BF16 ? 2 * values : w.kind == LINEAR_W8 ? values : values / 2;
+  return w.kind == LINEAR_BF16 ? 2 * values : is_of_bytes(w.kind) ? values : values / 2;
+}
+
+// Of a chunk's weights as the tiles read them, where they aren't read as they lie.
+int64_t unpacked_bytes(const PackedLinear& w, const Rows& rows) {
+  const int64_t width = rows.width(0);
+  if (w.kind == LINEAR_E4M3_A16) return (2 * width + (w.group ? 4 * (width / w.group) : 0)) * kPanel;
+  return w.kind == LINEAR_CODES || (w.kind == LINEAR_W4 && !rows.in_registers) ? width * kPanel : 0;
 }
 
 void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
   const Rows& rows = call.rows;
   bool one_tile = rows.chunk >= rows.padded && writes_each_tile(rows);
-  bool unpacked = call.w->kind == LINEAR_W4 && !rows.in_registers;
   int64_t sums = (one_tile ? kRows : rows.first(end) - rows.first(begin)) * kPanel;
-  char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + (unpacked ? rows.width(0) * kPanel : 0));
+  char* memory = (char*)scratch(SCRATCH_TASK, sums * 4 + unpacked_bytes(*call.w, rows));
   Work work{panel, 0, begin, end, 0, one_tile, (float*)memory, (uint8_t*)memory + sums * 4, nullptr, 0};
   for (; work.from < rows.padded; work.from += rows.chunk) {
     work.at = (const char*)call.w->data + weight_bytes(*call.w, (panel * rows.padded + work.from) * kPanel);
@@ -140,6 +163,8 @@ void one_panel(const Call& call, int64_t panel, int64_t begin, int64_t end) {
     for (work.column = 0; work.column < kPanel; work.column += rows.halves ? kPanel / 2 : kPanel)
       if (call.w->kind == LINEAR_BF16)
         chunk_bf16(call, work);
+      else if (call.w->kind == LINEAR_E4M3_A16)
+        chunk_e4m3(call, work);
       else
         chunk_integers(call, work);
   }
@@ -175,6 +200,25 @@ void many_rows(const Call& call, int64_t panels) {
   });
 }
 
+void linear(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
+  const Rows rows = prepare(w, x, x_dtype, x_stride, m);
+  Call call{&w, rows, results};
+  call.results.row_scales = rows.unit == 2 ? nullptr : rows.scales;
+  const int64_t panels = (w.n + kPanel - 1) / kPanel;
+  m > 16 ? many_rows(call, panels) : few_rows(call, panels);
+}
+
+void with_outliers(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
+  PackedLinear plain = w;
+  plain.kind = LINEAR_W8, plain.mins = nullptr;
+  std::vector<float> rest(size_t(m * w.k));
+  const std::vector<Outlier> outliers = split_rows(x, x_dtype, x_stride, m, w.k, threshold_of(w), rest.data());
+  Results own = results;
+  own.w = &plain;
+  linear(plain, rest.data(), F32, w.k, m, own);
+  add_outliers(w, outliers, results.out, results.dtype, results.stride);
+}
+
 }  // namespace
 }  // namespace baton
 
@@ -182,9 +226,6 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
                             const float* bias, void* out, int32_t out_dtype, int64_t out_stride) {
   using namespace baton;
   if (m <= 0) return;
-  const Rows rows = prepare(*w, x, x_dtype, x_stride, m);
-  const float* row_scales = w->kind == LINEAR_BF16 ? nullptr : rows.scales;
-  const Call call{w, rows, {w, bias, out, out_dtype, out_stride, row_scales, m}};
-  const int64_t panels = (w->n + kPanel - 1) / kPanel;
-  m > 16 ? many_rows(call, panels) : few_rows(call, panels);
+  const Results results{w, bias, out, out_dtype, out_stride, nullptr, m};
+  (w->kind == LINEAR_W8_OUTLIERS ? with_outliers : linear)(*w, x, x_dtype, x_stride, m, results);
 }

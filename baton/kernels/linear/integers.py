@@ -6,21 +6,32 @@ of them exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from baton.kernels.linear.packed import PackedWeight, pack_bf16, pack_integers
+from baton.kernels.linear.codes import Codes, stack_codes
+from baton.kernels.linear.packed import (
+    E4M3_A16,
+    W8,
+    W8_OUTLIERS,
+    PackedWeight,
+    pack_e4m3,
+    pack_e4m3_groups,
+    pack_integers,
+)
 
 SPREAD = 128  # the group that a row's scale is spread over where one is needed
 
 
 class Integers(NamedTuple):
-    """value = scales x q - mins. ``q`` (n, k) int8 within ``bits``; ``scales``, ``mins`` float32 (n, groups), each
-    over ``group`` inputs; group 0: one per row.
+    """value = scales x q - mins. ``q`` (n, k) int8 within ``bits``; ``scales``, ``mins`` float32 (n, groups),
+    each over ``group`` inputs; group 0: one per row. ``outliers``: activations of such a magnitude are multiplied
+    in float, 0: none are; above 0 it goes with 8 bits and group 0.
     """
 
     q: Tensor
@@ -28,13 +39,38 @@ class Integers(NamedTuple):
     group: int
     scales: Tensor
     mins: Tensor | None = None
+    outliers: float = 0.0
 
 
 class Scaled(NamedTuple):
-    """value = scale x narrow: ``narrow`` (n, k) of few bits (fp8), exact in bf16; ``scale`` float32 (n,)."""
+    """value = scale x narrow: ``narrow`` (n, k) float8_e4m3fn; ``scale`` float32 (n, groups), each over ``group``
+    inputs;
+    group 0: one per row.
+    """
 
     narrow: Tensor
     scale: Tensor
+    group: int = 0
+
+
+Part = Integers | Scaled | Codes
+
+
+def packed_of(parts: Sequence[Tensor | Part]) -> PackedWeight | None:
+    """The parts stacked along the rows, in the form that they share; None where they share none."""
+    for form, stacked in _STACKS.items():
+        if all(isinstance(part, form) for part in parts):
+            return stacked(parts)
+    return None
+
+
+def values_of(part: Tensor | Part) -> Tensor:
+    """What a part stands for, (n, k)."""
+    if isinstance(part, Tensor):
+        return part
+    found = packed_of([part])
+    assert found is not None
+    return found.dequantized()
 
 
 def stack(parts: Sequence[Integers]) -> PackedWeight:
@@ -44,12 +80,21 @@ def stack(parts: Sequence[Integers]) -> PackedWeight:
     mins = None
     if any(part.mins is not None for part in parts):
         mins = torch.cat([_spread(_mins(part), part, group) for part in parts])
-    return pack_integers(torch.cat([part.q for part in parts]), bits, group, scales, mins)
+    packed = pack_integers(torch.cat([part.q for part in parts]), bits, group, scales, mins)
+    least = min(part.outliers for part in parts)
+    if packed.kind != W8 or group or not least:
+        return packed
+    return dataclasses.replace(packed, kind=W8_OUTLIERS, table=torch.tensor([least]))
 
 
 def stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
-    """Along the rows, packed as bf16 with a scale per row."""
-    return pack_bf16(torch.cat([p.narrow.to(torch.bfloat16) for p in parts]), torch.cat([p.scale for p in parts]))
+    """Along the rows, packed as they are; rows of scales get groups where any part has them."""
+    values, group = torch.cat([part.narrow for part in parts]), math.gcd(*(part.group for part in parts))
+    if not group:
+        return pack_e4m3(values, torch.cat([part.scale[:, 0] for part in parts]), E4M3_A16)
+    groups = -(-values.shape[1] // group)
+    scales = [p.scale.repeat_interleave(p.group // group if p.group else groups, 1)[:, :groups] for p in parts]
+    return pack_e4m3_groups(values, group, torch.cat(scales))
 
 
 def _common_group(parts: Sequence[Integers]) -> int:
@@ -69,3 +114,10 @@ def _spread(x: Tensor, part: Integers, group: int) -> Tensor:
     groups = -(-part.q.shape[1] // group)
     repeats = part.group // group if part.group else groups
     return x.repeat_interleave(repeats, 1)[:, :groups]
+
+
+_STACKS: dict[type, Callable[..., PackedWeight | None]] = {
+    Integers: stack,
+    Scaled: stack_scaled,
+    Codes: stack_codes,
+}

@@ -21,8 +21,9 @@ from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_sc
 PANEL = 64
 BF16, W8, W4 = 0, 1, 2  # linear.h: LinearKind
 E4M3 = 3  # form.cuh: of a GPU alone, elsewhere the reference computes it
-ZERO = {W8: 128, W4: 8}
-VERSION = 2  # of this layout and rounding: part of the name of what is cached on disk
+CODES, E4M3_A16, W8_OUTLIERS = 4, 5, 6  # narrow_forms.h: of a CPU alone
+ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128}
+VERSION = 3  # of this layout and rounding: part of the name of what is cached on disk
 
 
 class Struct(ctypes.Structure):
@@ -43,8 +44,10 @@ class Struct(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight (n, k). ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or None;
-    ``row_scale`` float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row.
+    """A weight (n, k). ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or
+    None; ``row_scale`` float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``: of
+    CODES, what its nibbles stand for, 16 int8; of W8_OUTLIERS, from which magnitude on inputs are multiplied in
+    float, one float32.
     """
 
     kind: int
@@ -55,6 +58,7 @@ class PackedWeight:
     scales: Tensor | None = None
     mins: Tensor | None = None
     row_scale: Tensor | None = None
+    table: Tensor | None = None
     shape: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +67,7 @@ class PackedWeight:
     @cached_property
     def struct(self) -> Struct:
         """What native code takes; valid as long as this object lives."""
-        tensors = (self.data, self.scales, self.mins, self.row_scale)
+        tensors = (self.data, self.scales, self.mins if self.table is None else self.table, self.row_scale)
         addresses = (None if t is None else t.data_ptr() for t in tensors)
         return Struct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
 
@@ -91,11 +95,7 @@ class PackedWeight:
         if self.kind == BF16:
             whole = _from_steps(self.data.view(torch.bfloat16), 2, self.n, self.k).to(dtype)
             return whole if self.row_scale is None else whole * self.row_scale[: self.n, None].to(dtype)
-        if self.kind == E4M3:
-            assert self.row_scale is not None
-            whole = _from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k).to(dtype)
-            return whole * self.row_scale[: self.n, None].to(dtype)
-        whole = self.integers().to(dtype)
+        whole = self._narrow().to(dtype)
         if self.scales is not None:
             whole *= _spread(self.scales, self.group, self.n, self.k).to(dtype)
         if self.mins is not None:
@@ -103,10 +103,19 @@ class PackedWeight:
         assert self.row_scale is not None
         return whole * self.row_scale[: self.n, None].to(dtype)
 
+    def _narrow(self) -> Tensor:
+        """What scales multiply, (n, k)."""
+        if self.kind in (E4M3, E4M3_A16):
+            return _from_steps(self.data.view(torch.float8_e4m3fn), 4, self.n, self.k)
+        if self.kind == CODES:
+            assert self.table is not None
+            return self.table[self.integers().int()]
+        return self.integers()
+
     def integers(self) -> Tensor:
-        """The quantized integers without their zero, (n, k) int8."""
+        """The quantized integers without their zero, or the codes, (n, k) int8."""
         data = self.data
-        if self.kind == W4:
+        if self.kind in (W4, CODES):
             data = torch.stack((data.view(-1, PANEL, 4) & 15, data.view(-1, PANEL, 4) >> 4), 1)
         return (_from_steps(data.reshape(-1), 4, self.n, self.k).to(torch.int16) - ZERO[self.kind]).to(torch.int8)
 
@@ -124,11 +133,40 @@ def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
     return PackedWeight(BF16, n, k, 0, data.view(torch.uint8), row_scale=scale)
 
 
-def pack_e4m3(weight: Tensor, row_scale: Tensor) -> PackedWeight:
+def pack_e4m3(weight: Tensor, row_scale: Tensor, kind: int = E4M3) -> PackedWeight:
     """(n, k) float8_e4m3fn, as stored, each row times ``row_scale`` (n,) float32."""
     n, k = weight.shape
     data = _to_steps(weight.view(torch.uint8), 4, padded(k, 0))
-    return PackedWeight(E4M3, n, k, 0, data, row_scale=_rows(row_scale.float()))
+    return PackedWeight(kind, n, k, 0, data, row_scale=_rows(row_scale.float()))
+
+
+def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight:
+    """(n, k) float8_e4m3fn for bf16 rows, float32 ``scales`` (n, groups), each over ``group`` inputs."""
+    n, k = weight.shape
+    units = _units(scales)
+    data = _to_steps(weight.view(torch.uint8), 4, padded(k, group))
+    parts = data, _panels(scales / units[:, None]), None, _rows(units)
+    return PackedWeight(E4M3_A16, n, k, group, *parts)
+
+
+def pack_codes(
+    codes: Tensor, table: Tensor, group: int, scales: Tensor, row_scale: Tensor | None = None
+) -> PackedWeight:
+    """codes (n, k) uint8 below 16; value = row_scale x scale x table[code].
+
+    ``table`` 16 int8; ``scales`` float32 (n, groups), each over ``group`` inputs (a multiple of 16);
+    ``row_scale`` float32 (n,). Where it is given, float16 must hold the scales; else each row gets a power of two
+    that brings them there.
+    """
+    n, k = codes.shape
+    assert group
+    assert group % 16 == 0
+    assert scales.shape == (n, padded(k, group) // group)
+    units = _units(scales) if row_scale is None else row_scale.float()
+    held = scales / units[:, None] if row_scale is None else scales
+    data = _nibbles(_to_steps(codes, 4, padded(k, group)))
+    parts = data, _panels(held), None, _rows(units)
+    return PackedWeight(CODES, n, k, group, *parts, table=table.to(torch.int8).contiguous())
 
 
 def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor | None = None) -> PackedWeight:
@@ -142,8 +180,7 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
     if not group:
         assert mins is None
         return PackedWeight(kind, n, k, 0, steps, row_scale=_rows(scales[:, 0].float()))
-    peak = scales.abs().amax(1) if mins is None else torch.maximum(scales.abs().amax(1), mins.abs().amax(1))
-    row_scale = torch.exp2(torch.floor(torch.log2(peak.double().clamp_min(2.0**-100))) - 10).float()
+    row_scale = _units(scales if mins is None else torch.cat((scales, mins), 1))
     lows = None if mins is None else _panels(mins / row_scale[:, None])
     return PackedWeight(kind, n, k, group, steps, _panels(scales / row_scale[:, None]), lows, _rows(row_scale))
 
@@ -179,10 +216,19 @@ def _steps_of(q: Tensor, bits: int, group: int) -> Tensor:
     kind = {8: W8, 4: W4}[bits]
     stored = (q.to(torch.int16) + ZERO[kind]).to(torch.uint8)
     steps = _to_steps(stored, 4, padded(q.shape[1], group), ZERO[kind])
-    if kind == W8:
-        return steps
+    return steps if kind == W8 else _nibbles(steps)
+
+
+def _nibbles(steps: Tensor) -> Tensor:
+    """Two steps of bytes below 16 in one."""
     pairs = steps.view(-1, 2, PANEL * 4)
     return (pairs[:, 0] | (pairs[:, 1] << 4)).reshape(-1)
+
+
+def _units(scales: Tensor) -> Tensor:
+    """(n, groups) -> per row the power of two that float16 holds its scales best in, (n,) float32."""
+    peak = scales.abs().amax(1).double().clamp_min(2.0**-100)
+    return torch.exp2(torch.floor(torch.log2(peak)) - 10).float()
 
 
 def _to_steps(x: Tensor, step: int, width: int, fill: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.linear.packed import BF16, E4M3, PackedWeight
+from baton.kernels.linear.packed import BF16, E4M3, E4M3_A16, W8_OUTLIERS, PackedWeight
 
 FLOOR = 1e-30  # a row whose largest magnitude is below counts as zero
 
@@ -19,8 +19,9 @@ FLOOR = 1e-30  # a row whose largest magnitude is below counts as zero
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """(rows, in) and (out, in) -> (rows, out) in x's dtype.
 
-    With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127, with an e4m3 one
-    to e4m3 by absmax / 448; with a packed bf16 one to bf16. Sums and scales are float32.
+    With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127 (W8_OUTLIERS: but
+    for those of its inputs that are its table's threshold or more), with an e4m3 one to e4m3 by absmax / 448;
+    with a packed bf16 one, or e4m3 one for such rows, to bf16. Sums and scales are float32.
     """
     if isinstance(weight, PackedWeight):
         wide = _by_packed(x.float(), weight)
@@ -48,7 +49,12 @@ def _scaled(x: Tensor, top: float) -> tuple[Tensor, Tensor]:
 
 
 def _by_packed(x: Tensor, weight: PackedWeight) -> Tensor:
-    if weight.kind == BF16:
+    if weight.kind == W8_OUTLIERS:
+        assert weight.table is not None
+        large = torch.where(x.abs() >= weight.table, x, 0)
+        q, scale = quantize_rows(x.where(large == 0, 0))
+        return F.linear(q, weight.wide) * scale + F.linear(large, weight.wide)
+    if weight.kind in (BF16, E4M3_A16):
         return F.linear(x.bfloat16().float(), weight.wide)
     q, scale = e4m3_rows(x) if weight.kind == E4M3 else quantize_rows(x)
     return F.linear(q, weight.wide) * scale

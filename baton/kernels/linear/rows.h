@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "../abi/threads.h"
+#include "narrow_forms.h"
 #include "quantize_rows.h"
 #include "tiles.h"
 
@@ -16,6 +17,7 @@ namespace baton {
 // AVX-512 those come from the L2 cache as fast as they are used, and what a tile ends with costs more.
 constexpr int64_t kSum = BATON_AVX512 ? 1024 : 384, kChunk = BATON_AVX512 ? 8192 : 384;
 constexpr int64_t kHalfChunk = 2048;  // where tiles go through half a panel
+constexpr int64_t kNarrowChunk = 384;  // where weights become wider first, and lie in the nearest caches for it
 // Rows from which on int4 with whole scales becomes int8 first: a turn from group to group costs more for small groups.
 constexpr int64_t kManyRows = 96, kManyRowsSmall = 24;
 
@@ -142,10 +144,11 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   int64_t per_tile = rows.in_registers ? kRowsW4 : kRows;
   rows.m = m, rows.tiles = (m + per_tile - 1) / per_tile, rows.k = w.k;
   rows.padded = up(w.k, w.group ? w.group : 8);
-  rows.unit = w.kind == LINEAR_BF16 ? 2 : 4;
+  rows.unit = w.kind == LINEAR_BF16 || w.kind == LINEAR_E4M3_A16 ? 2 : 4;
   rows.group = rows.widened ? 2 * w.exact : w.group ? w.group : kSum;
   rows.halves = by_halves(w, m);
-  rows.chunk = up(rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
+  const bool narrow = w.kind == LINEAR_CODES || w.kind == LINEAR_E4M3_A16;
+  rows.chunk = up(narrow ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
   int64_t x_bytes = up(m * rows.padded / rows.unit * 4, 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);

@@ -14,11 +14,32 @@ from baton.kernels.abi.native import I64, P
 from baton.kernels.abi.torch_library import address, define, dense, require, runs_natively, symbol
 from baton.kernels.dense.packed import unpack_f32
 from baton.kernels.linear import reference
-from baton.kernels.linear.packed import BF16, E4M3, PANEL, W4, W8, PackedWeight, padded
+from baton.kernels.linear.packed import (
+    BF16,
+    CODES,
+    E4M3,
+    E4M3_A16,
+    PANEL,
+    W4,
+    W8,
+    W8_OUTLIERS,
+    PackedWeight,
+    padded,
+)
 from baton.kernels.step.structs import LINEAR_F32
 
+# Of CODES and W8_OUTLIERS ``mins`` is the table.
 PACKED = "Tensor data, Tensor? scales, Tensor? mins, Tensor? row_scale, int kind, int group, int n, int k"
-HALF_BYTES = {BF16: 4, W8: 2, W4: 1, E4M3: 2, LINEAR_F32: 8}  # of one element
+HALF_BYTES = {
+    BF16: 4,
+    W8: 2,
+    W4: 1,
+    E4M3: 2,
+    CODES: 1,
+    E4M3_A16: 2,
+    W8_OUTLIERS: 2,
+    LINEAR_F32: 8,
+}  # of one element
 
 Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int, int]
 
@@ -26,23 +47,26 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int
 def parts(weight: PackedWeight) -> Parts:
     """What ``PACKED`` takes."""
     w = weight
-    return w.data, w.scales, w.mins, w.row_scale, w.kind, w.group, w.n, w.k
+    return w.data, w.scales, w.mins if w.table is None else w.table, w.row_scale, w.kind, w.group, w.n, w.k
 
 
 def whole(found: Any) -> PackedWeight:
     """The weight that ``PACKED``'s arguments are. ValueError where its data can't be."""
     data, scales, mins, row_scale, kind, group, n, k = found
     require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
-    grouped = kind in (W8, W4) and group > 0 and group % 16 == 0
-    require(grouped or group == 0, "linear: group is 0 or, of integers, a multiple of 16")
+    grouped = kind in (W8, W4, CODES, E4M3_A16) and group > 0 and group % 16 == 0
+    require(grouped or (group == 0 and kind != CODES), "linear: group is 0 or, of integers, a multiple of 16")
     width, rows = k if kind == LINEAR_F32 else padded(k, group), -(-n // PANEL) * PANEL
     _require_part("data", data, torch.uint8, rows * width * HALF_BYTES[kind] // 2)
     _require_part("scales", scales, torch.float16, rows * width // group if grouped else None)
-    if mins is not None:
+    if kind in (CODES, W8_OUTLIERS):
+        _require_part("mins (its table)", mins, *((torch.int8, 16) if kind == CODES else (torch.float32, 1)))
+    elif mins is not None:
         _require_part("mins", mins, torch.float16, rows * width // group if grouped else None)
     if kind not in (BF16, LINEAR_F32) or row_scale is not None:
         _require_part("row_scale", row_scale, torch.float32, rows if kind != LINEAR_F32 else None)
-    return PackedWeight(kind, n, k, group, data, scales, mins, row_scale)
+    lows, table = (None, mins) if kind in (CODES, W8_OUTLIERS) else (mins, None)
+    return PackedWeight(kind, n, k, group, data, scales, lows, row_scale, table)
 
 
 def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int | None) -> None:

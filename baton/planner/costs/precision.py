@@ -6,6 +6,7 @@ minimum, a row's scale of KV), in the form that ``engine.quant`` keeps; what tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from baton.protos.errors import ConfigError
 
 PLAIN = 16.0  # bits of bf16
 GROUP_BITS = 32.0  # a float16 scale and minimum per group of inputs
-METHODS = ("awq", "compressed-tensors", "gptq")  # of config.json; a GGUF file says it itself
+SCALE_BITS = 16.0  # a float16 scale alone per group of inputs
+NF4_BLOCK = 64  # weights; bitsandbytes' config.json doesn't say
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq")  # of config.json; a GGUF file says it itself
 ON_LOAD = {"none": (PLAIN, PLAIN), "int8": (8.0, 8.0), "int4": (4.5, 8.0)}  # bits of linear layers, of the head
 KV_BITS = {"auto": PLAIN, "float32": 32.0, "bf16": PLAIN, "int8": 8.0, "fp8": 8.0}
 KV_SCALED, SCALE = ("int8", "fp8"), 32.0  # bits of a scale per token and head
@@ -51,8 +54,8 @@ def of_checkpoint(config: dict[str, Any]) -> Precision:
         known = ", ".join(METHODS)
         raise ConfigError(f"quantization_config.quant_method is {method!r}; the engine reads {known}", "model")
     try:
-        linear = _compressed(settings) if method == "compressed-tensors" else _grouped(settings)
-    except (TypeError, ValueError, AttributeError) as error:
+        linear = _LINEAR_BITS.get(method, _grouped)(settings)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise ConfigError(f"quantization_config of {method}: {error}", "model") from error
     head = linear if settings.get("lm_head") else PLAIN
     own = bool(settings.get("lm_head"))
@@ -77,20 +80,38 @@ def _grouped(settings: dict[str, Any]) -> float:
 
 
 def _compressed(settings: dict[str, Any]) -> float:
-    """compressed-tensors' bits per weight, of the widest of its groups of layers; the engine keeps fp8 as bf16."""
+    """compressed-tensors' bits per weight, of the widest of its groups of layers."""
     found = []
     for group in (settings.get("config_groups") or {}).values():
         weights = group.get("weights") or {}
-        if weights.get("type") == "float":
-            found.append(PLAIN)
-        elif (bits := int(weights.get("num_bits") or 0)) in (4, 8):
-            size = int(weights.get("group_size") or 0)
-            found.append(bits + (GROUP_BITS / size if size > 0 else 0.0))
-        else:
+        bits, size = int(weights.get("num_bits") or 0), int(weights.get("group_size") or 0)
+        if bits not in (4, 8):
             raise ValueError(f"weights of {bits} bits; 4 and 8 are known")
+        if block := weights.get("block_structure"):
+            size = int(block[1])
+        per_group = SCALE_BITS if weights.get("type") == "float" else GROUP_BITS
+        found.append(bits + (per_group / size if size > 0 else 0.0))
     if not found:
         raise ValueError("config_groups is missing")
     return max(found)
+
+
+def _bitsandbytes(settings: dict[str, Any]) -> float:
+    """bitsandbytes' bits per weight: NF4's and FP4's blocks have a float16 scale each here."""
+    return 8.0 if settings.get("load_in_8bit") else 4.0 + SCALE_BITS / NF4_BLOCK
+
+
+def _fp8(settings: dict[str, Any]) -> float:
+    """Bits per weight of e4m3, in blocks or not."""
+    block = settings.get("weight_block_size")
+    return 8.0 + (SCALE_BITS / int(block[1]) if block else 0.0)
+
+
+_LINEAR_BITS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+}
 
 
 def as_set(found: Precision, quantization: str, kv_cache_dtype: str) -> Precision:

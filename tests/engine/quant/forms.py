@@ -152,6 +152,24 @@ def compressed(kind: str, strategy: str, group: int = 32) -> Form:
     return Form(settings, pack)
 
 
+def fp8_blocks(rows: int = 48, group: int = 64) -> Form:
+    """DeepSeek's layout, with smaller blocks, which leave a part of the last rows."""
+    settings = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+
+    def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
+        value, coded = torch.empty_like(weight), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        inverse = torch.empty(-(-len(weight) // rows), -(-weight.shape[1] // group))
+        for i in range(inverse.shape[0]):
+            for j in range(inverse.shape[1]):
+                at = slice(rows * i, rows * (i + 1)), slice(group * j, group * (j + 1))
+                inverse[i, j] = weight[at].abs().max() / 448
+                coded[at] = (weight[at] / inverse[i, j]).to(torch.float8_e4m3fn)
+                value[at] = coded[at].float() * inverse[i, j]
+        return {"weight": coded, "weight_scale_inv": inverse}, value
+
+    return Form(settings | {"weight_block_size": [rows, group]}, pack)
+
+
 def write_gguf(base: Path, directory: Path, kind: str) -> tuple[Path, Path]:
     """A llama with its matrices in ``kind`` (random blocks), its twin holding what the gguf package reads there."""
     plain, coded = directory / "plain", directory / "coded"

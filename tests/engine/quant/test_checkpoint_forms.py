@@ -13,7 +13,7 @@ from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant.gguf import gguf_name
-from baton.kernels.linear.packed import BF16, W4, W8, PackedWeight
+from baton.kernels.linear.packed import E4M3_A16, W4, W8, PackedWeight
 from baton.protos.errors import CheckpointError, ConfigError
 from tests.engine.quant import forms
 
@@ -30,8 +30,9 @@ CASES = {
     "int8 channel": (forms.compressed("int8", "channel"), W8, 1e-6),
     "int8 group": (forms.compressed("int8", "group"), W8, 1e-6),
     "int8 asymmetric": (forms.compressed("int8_asymmetric", "channel"), W8, HALF),
-    "fp8 tensor": (forms.compressed("fp8", "tensor"), BF16, 1e-6),
-    "fp8 channel": (forms.compressed("fp8", "channel"), BF16, 1e-6),
+    "fp8 tensor": (forms.compressed("fp8", "tensor"), E4M3_A16, 1e-6),
+    "fp8 channel": (forms.compressed("fp8", "channel"), E4M3_A16, 1e-6),
+    "fp8 blocks": (forms.fp8_blocks(), E4M3_A16, HALF),
     "int4 packed": (forms.compressed("int4", "group"), W4, 1e-6),
 }
 KINDS = {"Q4_0": (W4, 1e-6), "Q8_0": (W8, 1e-6), "Q4_K": (W4, HALF), "Q6_K": (W8, HALF)}
@@ -90,7 +91,7 @@ def test_a_gguf_holds_its_twins_values(gguf_base: Path, tmp_path: Path, kind: st
         ({"quant_method": "awq", "bits": 8}, "bits is 8; AWQ with 4"),
         ({"quant_method": "awq", "version": "gemv"}, "'gemv'; gemm is known"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "'marlin-24'; known are int-quantized"),
-        ({"quant_method": "bitsandbytes"}, "'bitsandbytes'; known are awq, compressed-tensors, gguf, gptq"),
+        ({"quant_method": "hqq"}, "'hqq'; known are awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq"),
     ],
 )
 def test_a_variant_that_is_not_known_is_refused_by_name(

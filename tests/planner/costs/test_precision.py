@@ -45,7 +45,13 @@ def bytes_of(shape: ModelShape, linear: float, head: float) -> float:
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 4.5, 16),
         (groups(INT4), 4.25, 16),
         (groups({"type": "int", "num_bits": 8, "strategy": "channel"}, INT4), 8, 16),
-        (groups({"type": "float", "num_bits": 8, "strategy": "channel"}), 16, 16),
+        (groups({"type": "float", "num_bits": 8, "strategy": "channel"}), 8, 16),
+        (groups({"type": "float", "num_bits": 8, "block_structure": [128, 128]}), 8.125, 16),
+        (groups({"type": "float", "num_bits": 4, "group_size": 32}), 4.5, 16),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.25, 16),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8, 16),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8.125, 16),
+        ({"quant_method": "fp8"}, 8, 16),
     ],
 )
 def test_a_quantized_checkpoint_takes_the_bits_that_it_has(
@@ -62,7 +68,8 @@ def test_a_quantized_checkpoint_takes_the_bits_that_it_has(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"quant_method": "fp8"}, "quant_method is 'fp8'; the engine reads awq, compressed-tensors, gptq"),
+        ({"quant_method": "hqq"}, "quant_method is 'hqq'; the engine reads awq, bitsandbytes, compressed-tensors"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config of fp8"),
         ({"load_in_4bit": True}, "quant_method is None"),
         ("int4", "quant_method is None"),
         ({"quant_method": "gptq", "bits": 3}, "bits is 3"),

@@ -1,0 +1,88 @@
+"""FP8 checkpoints as DeepSeek-V3 and Qwen3-FP8 write them (https://arxiv.org/abs/2412.19437, 3.3): e4m3 in blocks.
+
+Knows nothing of models. Per linear layer: weight float8_e4m3fn (n, k) and weight_scale_inv, float32, one number per
+block of ``weight_block_size`` outputs x inputs (128 x 128), by which its weights are multiplied; without blocks one
+number, or one per output. Activations are kept in bfloat16, finer than the e4m3 that such a checkpoint allows for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.quant import LEAST_GROUP, Reader, Tensors
+from baton.kernels.linear.integers import Scaled
+
+SCALES = ("weight_scale_inv", "weight_scale")
+ACTIVATIONS = ("dynamic", "static")
+NAN = 127  # of the seven bits below the sign
+
+
+def reader(model: ModelConfig, tensors: Tensors) -> Reader:
+    """Checks the settings. Raises CheckpointError naming the one that isn't known."""
+    settings = model.fields["quantization_config"]
+    if settings.get("fmt", "e4m3") != "e4m3":
+        raise model.error("quantization_config.fmt", f"is {settings['fmt']!r}; e4m3 is known")
+    if settings.get("activation_scheme", "dynamic") not in ACTIVATIONS:
+        known = " and ".join(ACTIVATIONS)
+        found = settings["activation_scheme"]
+        raise model.error("quantization_config.activation_scheme", f"is {found!r}; {known} are known")
+    return Fp8Reader(tensors, _block(model, settings.get("weight_block_size")))
+
+
+def _block(model: ModelConfig, found: Any) -> tuple[int, int] | None:
+    if found is None:
+        return None
+    whole = (
+        isinstance(found, list | tuple)
+        and len(found) == 2
+        and all(type(size) is int and size > 0 for size in found)
+    )
+    if not whole or found[1] % LEAST_GROUP:
+        text = f"is {found!r}; it must be two sizes, the second a multiple of {LEAST_GROUP}"
+        raise model.error("quantization_config.weight_block_size", text)
+    return found[0], found[1]
+
+
+class Fp8Reader:
+    """Implements ``Reader``."""
+
+    def __init__(self, tensors: Tensors, block: tuple[int, int] | None) -> None:
+        self._tensors, self._block = tensors, block
+        self._names = set(tensors.names())
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Scaled | None:
+        """The layer of ``name``; None where it isn't quantized."""
+        base = name.removesuffix("weight")
+        scales = next((f"{base}{part}" for part in SCALES if f"{base}{part}" in self._names), None)
+        if scales is None:
+            return None
+        values = self._tensors.tensor(name)
+        if values.dtype != torch.float8_e4m3fn or tuple(values.shape) != shape:
+            problem = f"is {values.dtype} {tuple(values.shape)}, config.json asks for float8_e4m3fn {shape}"
+            raise self._tensors.error(name, problem)
+        return scaled(self._tensors, name, values, scales, self._block)
+
+
+def scaled(tensors: Tensors, name: str, values: Tensor, scales: str, block: tuple[int, int] | None) -> Scaled:
+    """e4m3 ``values`` by the tensor ``scales``: a number, one per row, or one per block. Raises CheckpointError."""
+    if bool((values.view(torch.uint8) & NAN == NAN).any()):
+        raise tensors.error(name, "holds NaN; it is damaged, quantize the model again")
+    found, (n, k) = tensors.tensor(scales).float(), values.shape
+    if block is None:
+        if found.numel() not in (1, n):
+            raise tensors.error(
+                scales, f"has shape {tuple(found.shape)}; one number or {n} are known without blocks"
+            )
+        return Scaled(values, found.reshape(-1, 1).expand(n, 1).contiguous())
+    asked = tuple(-(-size // of) for size, of in zip((n, k), block, strict=True))
+    if tuple(found.shape) != asked:
+        text = (
+            f"has shape {tuple(found.shape)}; blocks of {block[0]} x {block[1]} of a {n} x {k} weight are {asked}"
+        )
+        remedy = "weight_block_size in config.json must be what the model was quantized with"
+        raise tensors.error(scales, f"{text}: {remedy}")
+    return Scaled(values, found.repeat_interleave(block[0], 0)[:n].contiguous(), block[1])

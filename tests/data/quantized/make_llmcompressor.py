@@ -1,0 +1,70 @@
+"""Makes the compressed-tensors checkpoints beside it: python make_llmcompressor.py, where the library is."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import HERE, base, prompts, record, reloaded
+from llmcompressor import oneshot
+from llmcompressor.modifiers.gptq import GPTQModifier
+from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.quantization_config import CompressedTensorsConfig
+
+LINEAR: dict[str, Any] = {"targets": "Linear", "ignore": ["lm_head"]}
+W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+GROUPS = {
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**W4, "symmetric": False}}},
+    "ignore": ["lm_head"],
+}
+RECIPES: dict[str, Any] = {
+    "ct_fp8_channel": QuantizationModifier(scheme="FP8_DYNAMIC", **LINEAR),
+    "ct_fp8_static": QuantizationModifier(scheme="FP8", **LINEAR),
+    "ct_fp8_block": QuantizationModifier(scheme="FP8_BLOCK", **LINEAR),
+    "ct_mxfp4": QuantizationModifier(scheme="MXFP4", **LINEAR),
+    "ct_nvfp4": QuantizationModifier(scheme="NVFP4A16", **LINEAR),
+    "ct_gptq_w4": GPTQModifier(**GROUPS),
+    "ct_smoothquant": [SmoothQuantModifier(smoothing_strength=0.8), GPTQModifier(scheme="W8A8", **LINEAR)],
+}
+
+
+def dense(layer: nn.Module) -> Tensor:
+    """A layer's values: transformers has decompressed them by the library's own arithmetic."""
+    return layer.weight
+
+
+def unused() -> PreTrainedTokenizerFast:
+    """A tokenizer, because oneshot wants one beside rows of token ids."""
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), pad_token="a")
+
+
+def made(plain: Path, name: str) -> None:
+    """Makes one. Its expected logits are those of the decompressed model, whose activations are float32."""
+    model = reloaded(plain, dtype=torch.float32)
+    rows = [
+        {"input_ids": row[None], "attention_mask": torch.ones_like(row[None])} for row in prompts().repeat(4, 1)
+    ]
+    given: Any = DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
+    oneshot(model=model, dataset=given, recipe=RECIPES[name], processor=unused(), num_calibration_samples=len(rows))
+    model.save_pretrained(HERE / name, save_compressed=True)
+    again = reloaded(HERE / name, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True))
+    record(HERE / name, again, dense, ("llmcompressor", "compressed-tensors", "safetensors"))
+
+
+def main() -> None:
+    """All of them."""
+    with tempfile.TemporaryDirectory() as directory:
+        plain = base(Path(directory))
+        for name in RECIPES:
+            made(plain, name)
+
+
+if __name__ == "__main__":
+    main()
