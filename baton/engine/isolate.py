@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.engine.plan import Pooled, Runner, Sampled, SequenceStep, StepPlan
+from baton.engine.plan import PooledStates, Runner, SampledToken, SequenceStep, StepPlan
 from baton.protos.nouns import TokenLogprobs
 
 
-class Outcome(msgspec.Struct):
+class StepOutcome(msgspec.Struct):
     """What became of a step: tokens by sequence where any were sampled, an exception where it failed."""
 
-    sampled: dict[int, tuple[Sampled, ...]]
+    sampled: dict[int, tuple[SampledToken, ...]]
     failed: dict[int, Exception]
     seconds: float
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
-    pooled: dict[int, Pooled] = {}
+    pooled: dict[int, PooledStates] = {}
 
-    def absorb(self, other: Outcome) -> None:
+    def absorb(self, other: StepOutcome) -> None:
         """Add the outcome of another part of the same plan."""
         self.sampled |= other.sampled
         self.failed |= other.failed
@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct):
         self.seconds += other.seconds
 
 
-def run_isolated(runner: Runner, plan: StepPlan) -> Outcome:
+def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
     """Run ``plan``; where the runner raises, halve the plan until the culprits stand alone."""
     try:
         result = runner.run(plan)
@@ -38,11 +38,11 @@ def run_isolated(runner: Runner, plan: StepPlan) -> Outcome:
         if len(plan.items) == 1:
             return _alone(runner, plan.items[0], error)
         return _halves(runner, plan.items)
-    return Outcome(_by_sequence(plan, result.sampled), {}, result.seconds, result.scored, result.pooled)
+    return StepOutcome(_by_sequence(plan, result.sampled), {}, result.seconds, result.scored, result.pooled)
 
 
-def _by_sequence(plan: StepPlan, sampled: tuple[Sampled, ...]) -> dict[int, tuple[Sampled, ...]]:
-    found, at = dict[int, tuple[Sampled, ...]](), 0
+def _by_sequence(plan: StepPlan, sampled: tuple[SampledToken, ...]) -> dict[int, tuple[SampledToken, ...]]:
+    found, at = dict[int, tuple[SampledToken, ...]](), 0
     for item in plan.items:
         if item.sample is not None:
             end = at + 1 + len(item.verify)
@@ -50,14 +50,14 @@ def _by_sequence(plan: StepPlan, sampled: tuple[Sampled, ...]) -> dict[int, tupl
     return found
 
 
-def _alone(runner: Runner, item: SequenceStep, error: Exception) -> Outcome:
+def _alone(runner: Runner, item: SequenceStep, error: Exception) -> StepOutcome:
     """A sequence fails for what it is, never for what was drafted for it."""
     if item.verify:
         return run_isolated(runner, StepPlan((item.undrafted(),)))
-    return Outcome({}, {item.seq: error}, 0.0)
+    return StepOutcome({}, {item.seq: error}, 0.0)
 
 
-def _halves(runner: Runner, items: tuple[SequenceStep, ...]) -> Outcome:
+def _halves(runner: Runner, items: tuple[SequenceStep, ...]) -> StepOutcome:
     middle = len(items) // 2
     outcome = run_isolated(runner, StepPlan(items[:middle]))
     outcome.absorb(run_isolated(runner, StepPlan(items[middle:])))

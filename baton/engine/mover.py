@@ -26,7 +26,17 @@ import torch.distributed as dist
 
 from baton.kernels.cuda.library import on_shim
 from baton.kv.memory.cuda_driver import Driver, driver
-from baton.kv.wire.moving import Broken, Done, Join, Joined, Leave, Left, Move, Serve, ToMover
+from baton.kv.wire.moving import (
+    ChannelBroken,
+    ChannelJoined,
+    ChannelLeft,
+    JoinChannel,
+    LeaveChannel,
+    MoveBytes,
+    MoveDone,
+    ServeRendezvous,
+    ToMover,
+)
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import SharedPages
 
@@ -35,23 +45,23 @@ MAX_MESSAGE = 64 << 10
 CUDA = torch.cuda.is_available() and dist.is_nccl_available()
 
 
-class Channel:
+class MoverChannel:
     """One group of two, and the thread that works on it."""
 
-    def __init__(self, join: Join, staging: mmap.mmap, mover: Mover) -> None:
+    def __init__(self, join: JoinChannel, staging: mmap.mmap, mover: Mover) -> None:
         self._join, self._mover, self._staging = join, mover, staging
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._on_card = join.device is not None and CUDA
-        self._todo: queue.SimpleQueue[Move | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[MoveBytes | None] = queue.SimpleQueue()
         self._group: Any = None
         threading.Thread(target=self._run, daemon=True).start()
 
-    def put(self, move: Move | None) -> None:
+    def put(self, move: MoveBytes | None) -> None:
         """Do it after what was put before; None: leave."""
         self._todo.put(move)
 
     def _run(self) -> None:
-        name, move = self._join.channel, Move("", 0, 0, 0)
+        name, move = self._join.channel, MoveBytes("", 0, 0, 0)
         opened = 0
         try:
             if self._join.device is None:
@@ -60,21 +70,21 @@ class Channel:
                 opened = card(self._join.device).open(self._join.device.handle)
                 self._bytes = bytes_at(opened, self._join.device.size)
             self._group = make_group(self._join, self._mover.store_of(self._join))
-            self._mover.say(Joined(name))
+            self._mover.say(ChannelJoined(name))
             while (next_move := self._todo.get()) is not None:
                 move = next_move
                 self._do(move)
-                self._mover.say(Done(name, move.number))
+                self._mover.say(MoveDone(name, move.number))
         except (RuntimeError, ConfigError) as error:  # torch.distributed's: the peer is gone, or does not come
-            self._mover.say(Broken(name, str(error).splitlines()[0][:300]))
+            self._mover.say(ChannelBroken(name, str(error).splitlines()[0][:300]))
         finally:
             self._group = None  # closes its connections: the peer notices
             if opened:
                 driver().close(opened)
             self._mover.gone(name)
-            self._mover.say(Left(name))
+            self._mover.say(ChannelLeft(name))
 
-    def _do(self, move: Move) -> None:
+    def _do(self, move: MoveBytes) -> None:
         part = self._bytes[move.offset : move.offset + move.size]
         sends = self._join.rank == 1
         if not CUDA or self._on_card:
@@ -94,7 +104,7 @@ class Mover:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, MoverChannel] = {}
         self._stores: dict[int, Any] = {}  # ours, by port
         self._lock = threading.Lock()
 
@@ -110,24 +120,24 @@ class Mover:
                 return
             self._take(decode(data), fds)
 
-    def _take(self, message: Serve | Join | Move | Leave, fds: list[int]) -> None:
-        if isinstance(message, Serve):
+    def _take(self, message: ServeRendezvous | JoinChannel | MoveBytes | LeaveChannel, fds: list[int]) -> None:
+        if isinstance(message, ServeRendezvous):
             self._stores[message.port] = dist.TCPStore(
                 message.host, message.port, None, True, timedelta(seconds=TIMEOUT_S),
                 wait_for_workers=False, master_listen_fd=fds[0],
             )  # fmt: skip
-        elif isinstance(message, Join):
+        elif isinstance(message, JoinChannel):
             staging = mmap.mmap(fds[0], message.staging_bytes, mmap.MAP_SHARED)
             os.close(fds[0])
             with self._lock:
-                self._channels[message.channel] = Channel(message, staging, self)
+                self._channels[message.channel] = MoverChannel(message, staging, self)
         else:
             with self._lock:
                 channel = self._channels.get(message.channel)
             if channel is not None:
-                channel.put(None if isinstance(message, Leave) else message)
+                channel.put(None if isinstance(message, LeaveChannel) else message)
 
-    def store_of(self, join: Join) -> Any:
+    def store_of(self, join: JoinChannel) -> Any:
         """Where the two of a channel meet: the receiver's, which is in this process for a receiver."""
         if join.rank == 0:
             return self._stores[join.port]
@@ -178,7 +188,7 @@ def bytes_at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
-def make_group(join: Join, store: Any) -> Any:
+def make_group(join: JoinChannel, store: Any) -> Any:
     """The two-rank group of a channel. Raises RuntimeError when the other doesn't come."""
     named = dist.PrefixStore(join.group, store)
     if CUDA:

@@ -103,7 +103,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
         return StepSample(prefill_tokens, attention, decode, context, seconds, drafts)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class SampledToken(msgspec.Struct, frozen=True):
     """The token that follows, and its likelihood where logprobs were asked for."""
 
     seq: int
@@ -111,14 +111,14 @@ class Sampled(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
-class Pooled(msgspec.Struct, frozen=True):
+class PooledStates(msgspec.Struct, frozen=True):
     """Hidden states of an item's tokens, (hidden,): their sum in float64, and the last one in float32."""
 
     total: NDArray[np.float64]
     last: NDArray[np.float32]
 
     @classmethod
-    def of(cls, states: NDArray[np.float32]) -> Pooled:
+    def of(cls, states: NDArray[np.float32]) -> PooledStates:
         """Of states (tokens, hidden)."""
         return cls(states.sum(0, dtype=np.float64), states[-1].copy())
 
@@ -130,10 +130,10 @@ class StepResult(msgspec.Struct, frozen=True):
     its item's hidden states come to, where ``pool`` asks.
     """
 
-    sampled: tuple[Sampled, ...]
+    sampled: tuple[SampledToken, ...]
     seconds: float
     scored: dict[int, tuple[TokenLogprobs, ...]] = {}
-    pooled: dict[int, Pooled] = {}
+    pooled: dict[int, PooledStates] = {}
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

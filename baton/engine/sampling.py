@@ -14,7 +14,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from baton.engine.plan import Sampled, SampleSpec
+from baton.engine.plan import SampledToken, SampleSpec
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 
@@ -24,7 +24,9 @@ COLDEST = 1e-5
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def choose(logits: Tensor, seqs: Sequence[int], specs: Sequence[SampleSpec], draw: Draw) -> tuple[Sampled, ...]:
+def choose(
+    logits: Tensor, seqs: Sequence[int], specs: Sequence[SampleSpec], draw: Draw
+) -> tuple[SampledToken, ...]:
     """The next token of each row of ``logits`` (rows, vocab) float32. Raises BatonError where none is finite."""
     edited = _edited(logits, specs)
     best, tokens = edited.max(-1)
@@ -35,7 +37,8 @@ def choose(logits: Tensor, seqs: Sequence[int], specs: Sequence[SampleSpec], dra
     found = tokens.tolist()
     likelihoods = _likelihoods(logits, tokens, specs)
     return tuple(
-        Sampled(seq, token, likelihoods.get(row)) for row, (seq, token) in enumerate(zip(seqs, found, strict=True))
+        SampledToken(seq, token, likelihoods.get(row))
+        for row, (seq, token) in enumerate(zip(seqs, found, strict=True))
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baton.engine.masks import Allowed, Mask, completing, only, without
-from baton.engine.plan import Pooled, SampleSpec
+from baton.engine.plan import PooledStates, SampleSpec
 from baton.protos.nouns import EngineRequest, TokenLogprobs, TokenRun
 
 
@@ -56,7 +56,7 @@ class SequenceState:
         self._stops = stops if request.sampling.ignore_eos else stops | self._eos
         self._grammar = grammar
         self.scores: list[TokenLogprobs] = []
-        self._pooled: tuple[int, Pooled] | None = None
+        self._pooled: tuple[int, PooledStates] | None = None
         self._room = max_model_len
         asked = request.sampling
         self._unbound = grammar is None and not (asked.min_tokens or asked.bad_words or asked.allowed_token_ids)
@@ -128,7 +128,7 @@ class SequenceState:
         """Whether computing the next tokens adds to the prompt's pooled state, which the first output tells."""
         return bool(self.request.sampling.pooling) and not self.outputs
 
-    def pool(self, start: int, end: int, found: Pooled | None) -> None:
+    def pool(self, start: int, end: int, found: PooledStates | None) -> None:
         """``found`` is of the tokens ``start`` … ``end`` - 1; a recompute begins again, at 0 for a mean."""
         if found is None:
             return
@@ -136,7 +136,7 @@ class SequenceState:
         if self.request.sampling.pooling == "mean":
             assert start == 0 or before, f"the sum of a prompt's states can't go on at token {start}"
         total = found.total if before is None else before.total + found.total
-        self._pooled = end, Pooled(total, found.last)
+        self._pooled = end, PooledStates(total, found.last)
 
     def pooled(self) -> bytes:
         """The prompt's vector as float32 little-endian, once it was read; empty where none was asked for."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
-from baton.engine.isolate import Outcome, run_isolated
+from baton.engine.isolate import StepOutcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import SequenceState
 from baton.engine.sharing import Sharing
@@ -135,7 +135,7 @@ class StepLoop(ABC):
             note(error, f"a {type(message).__name__} could not be handled")
             self.fail(getattr(message, "key", -1), error)
 
-    def compute(self, plan: StepPlan) -> Outcome:
+    def compute(self, plan: StepPlan) -> StepOutcome:
         """Run ``plan`` with each failure kept to its sequence; the step is logged."""
         outcome = run_isolated(self.runner, plan)
         self.log.note(plan.shape(outcome.seconds))

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.engine.checkpoints.hub import locate
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, Sampled, SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan
 from baton.evaluate.subject import TOP, Answer, Ids, Scored
 from baton.evaluate.tokenizers import tokenizer_of
 from baton.protos.errors import InvalidRequest
@@ -94,7 +94,7 @@ class Local:
                 going.take(sampled)
         return [going.answer() for going in goings]
 
-    def _first(self, going: _Going) -> Sampled:
+    def _first(self, going: _Going) -> SampledToken:
         """Reads the prompt and chooses the first token of the answer."""
         prompt, last = going.prompt, 0
         for start in range(0, len(prompt) - self._chunk, self._chunk):
@@ -150,7 +150,7 @@ class _Going:
             self.seq, self.found[-1:], len(self.prompt) + len(self.found) - 1, self.pages, self.spec()
         )
 
-    def take(self, sampled: Sampled) -> None:
+    def take(self, sampled: SampledToken) -> None:
         """Takes the next token, or ends with it."""
         if sampled.token_id in self._ends:
             self.done = True

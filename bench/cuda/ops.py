@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.kernels.abi.native import I32, I64, F, P
 from baton.kernels.cuda.library import Device
-from baton.kernels.linear.packed import PackedWeight, Struct
+from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
 from baton.kernels.moe.native import Experts
 from baton.kernels.paged_attention.native import page_bytes
 from baton.kernels.speculative_accept.cpu import DRAFT
@@ -130,7 +130,7 @@ class DeviceWeight:
         tensors = (weight.data, weight.scales, weight.mins, weight.row_scale)
         self._kept = [None if tensor is None else tensor.to(clock.DEVICE) for tensor in tensors]
         places = (None if tensor is None else tensor.data_ptr() for tensor in self._kept)
-        self._struct = Struct(weight.kind, weight.group, weight.n, weight.k, *places)
+        self._struct = PackedMatrixStruct(weight.kind, weight.group, weight.n, weight.k, *places)
         self.address, self.nbytes = ctypes.addressof(self._struct), weight.nbytes
 
 

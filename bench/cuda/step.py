@@ -175,7 +175,7 @@ def llama() -> p.Program:
     }
     sizes |= {"down": (s["hidden"], s["inner"]), "n1": (s["hidden"],), "n2": (s["hidden"],)}
     weights = {"embed": (s["vocab"], s["hidden"]), "norm": (s["hidden"],), "head": (s["vocab"], s["hidden"])}
-    ops: list[p.Op] = [p.Embed("embed", "x")]
+    ops: list[p.Op] = [p.Embedding("embed", "x")]
     for i in range(layers):
         weights |= {f"{i}.{name}": shape for name, shape in sizes.items()}
         ops += [

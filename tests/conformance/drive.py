@@ -10,7 +10,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from baton.engine.grammar.running import Grammars, GrammarState
-from baton.engine.plan import Runner, Sampled, SequenceStep, StepPlan
+from baton.engine.plan import Runner, SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
 
@@ -61,7 +61,7 @@ class Driver:
     def _grammar(self, request: EngineRequest) -> GrammarState | None:
         return None if self.grammars is None else self.grammars.begin(request)
 
-    def _step(self, live: dict[int, tuple[SequenceState, list[int]]]) -> tuple[Sampled, ...]:
+    def _step(self, live: dict[int, tuple[SequenceState, list[int]]]) -> tuple[SampledToken, ...]:
         plan = StepPlan(tuple(self._item(sequence, pages) for sequence, pages in live.values()))
         result = self.runner.run(plan)
         for item in plan.items:

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("tied"), "qwen2")
 
 
-def loaded(directory: Path, **settings: object) -> loading.Loaded:
+def loaded(directory: Path, **settings: object) -> loading.LoadedWeights:
     config = EngineConfig(str(directory), **settings)  # type: ignore[arg-type]
     read = ModelConfig.read(directory)
     return load_weights(config, directory, read, program_for(read), torch.float32)

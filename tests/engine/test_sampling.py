@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.plan import Sampled, SampleSpec
+from baton.engine.plan import SampledToken, SampleSpec
 from baton.engine.sampling import choose, uniform
 from baton.kernels.registry import kernels
 from baton.protos.errors import BatonError
@@ -24,13 +24,13 @@ def spec(
     return SampleSpec(Sampling(**({"temperature": 0.0} | fields)), 0, len(history), history, prompt, banned)
 
 
-def pick(logits: list[float], wanted: SampleSpec) -> Sampled:
+def pick(logits: list[float], wanted: SampleSpec) -> SampledToken:
     return choose(torch.tensor([logits]), [5], [wanted], DRAW)[0]
 
 
 def test_greedy_takes_the_likeliest() -> None:
-    assert pick([0.0, 3.0, 1.0], spec()) == Sampled(5, 1)
-    assert pick([0.0, 3.0, 1.0], spec(temperature=1e-30)) == Sampled(5, 1)
+    assert pick([0.0, 3.0, 1.0], spec()) == SampledToken(5, 1)
+    assert pick([0.0, 3.0, 1.0], spec(temperature=1e-30)) == SampledToken(5, 1)
 
 
 def test_banned_ids_are_never_chosen() -> None:

@@ -50,7 +50,7 @@ def llama(s: Shape) -> p.Program:
         "norm": (s.hidden,),
         "head": (VOCAB, s.hidden),
     }
-    ops: list[p.Op] = [p.Embed("embed", "x")]
+    ops: list[p.Op] = [p.Embedding("embed", "x")]
     for i in range(s.layers):
         mine = {"qkv": (q + 2 * kv, s.hidden), "o": (s.hidden, q), "gate_up": (2 * s.inner, s.hidden)}
         mine |= {"down": (s.hidden, s.inner), "n1": (s.hidden,), "n2": (s.hidden,)}

@@ -20,7 +20,7 @@ from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.transport import shm, tcp
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.wire import frames
-from baton.kv.wire.base import Line, Sink, Transport
+from baton.kv.wire.base import ReplyStream, Sink, Transport
 from baton.kv.wire.frames import Frame
 from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
 from baton.protos.channel import Commit, ReceiveClosed, ReceiveOpened, ShipBlock
@@ -63,7 +63,7 @@ class Decode:
             self.leases[key].seal(index, block)
         self.commits += 1
 
-    def accept(self, line: Line) -> Sink:
+    def accept(self, line: ReplyStream) -> Sink:
         return Damaging(self.intake.accept(line), self.rng)
 
 

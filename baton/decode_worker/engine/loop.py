@@ -16,8 +16,8 @@ from baton.decode_worker.engine.leases import Receive
 from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
 from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
-from baton.engine.isolate import Outcome
-from baton.engine.plan import Sampled, SequenceStep
+from baton.engine.isolate import StepOutcome
+from baton.engine.plan import SampledToken, SequenceStep
 from baton.engine.speculate.draft import accepted
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.step_loop import IDLE_WAIT_S, StepLoop, note
@@ -252,12 +252,13 @@ class DecodeLoop(StepLoop):
         self.channel.send(ch.Committed(message.key, message.epoch))
         first = message.first
         self._take(
-            message.key, (Sampled(message.key, first.token_ids[0], first.logprobs[0] if first.logprobs else None),)
+            message.key,
+            (SampledToken(message.key, first.token_ids[0], first.logprobs[0] if first.logprobs else None),),
         )
 
     # ---- after a step ----
 
-    def _advance(self, item: SequenceStep, outcome: Outcome) -> None:
+    def _advance(self, item: SequenceStep, outcome: StepOutcome) -> None:
         if item.seq in outcome.failed:
             self.fail(item.seq, outcome.failed[item.seq])
             return
@@ -271,7 +272,7 @@ class DecodeLoop(StepLoop):
         elif chosen:
             self._take(item.seq, chosen)
 
-    def _take_verified(self, item: SequenceStep, decoding: Decoding, chosen: tuple[Sampled, ...]) -> None:
+    def _take_verified(self, item: SequenceStep, decoding: Decoding, chosen: tuple[SampledToken, ...]) -> None:
         """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
         draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
         stood = accepted(draft.tokens, [one.token_id for one in chosen[:-1]])
@@ -282,7 +283,7 @@ class DecodeLoop(StepLoop):
         if item.seq in self.answers:
             decoding.give_back()
 
-    def _take(self, key: int, chosen: tuple[Sampled, ...], drafts: int = 0) -> None:
+    def _take(self, key: int, chosen: tuple[SampledToken, ...], drafts: int = 0) -> None:
         """The next tokens of ``key`` join its sequence and the step's outputs; the last one closes its lease."""
         answer, now = self.answers[key], self.clock()
         decoding, first = answer.decoding, answer.first_at is None

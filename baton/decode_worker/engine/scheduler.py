@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.swap import SwapArea, Swapped
 from baton.engine.checks import blocks_for, holdable_of
-from baton.engine.plan import Sampled, SequenceStep, StepPlan
+from baton.engine.plan import SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
@@ -44,7 +44,7 @@ class Decoding:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
 
-    def take(self, chosen: Sequence[Sampled], drafts: int = 0) -> TokenRun:
+    def take(self, chosen: Sequence[SampledToken], drafts: int = 0) -> TokenRun:
         """Joins the model's next tokens to the sequence; returns what is told of them.
 
         All but the last of ``chosen`` are accepted drafts, of ``drafts`` that were verified: their KV is there.

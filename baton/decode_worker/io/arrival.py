@@ -14,7 +14,7 @@ from baton.decode_worker.io.claim import Claim
 from baton.kv.layout.bridge import codec_of, land, land_part, shard_of, wire_bytes
 from baton.kv.layout.page import require_same
 from baton.kv.wire import control, frames
-from baton.kv.wire.base import Line
+from baton.kv.wire.base import ReplyStream
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened
 from baton.protos.errors import (
@@ -38,7 +38,7 @@ MAX_PROBE_BYTES = 8 << 20
 class Arrival:
     """A Sink: the frames of one stream. ``intake`` knows the claims, the pages and whom to tell."""
 
-    def __init__(self, intake: Intake, line: Line) -> None:
+    def __init__(self, intake: Intake, line: ReplyStream) -> None:
         self.claim: Claim | None = None
         self.epoch = 0
         self.rank = self.shards = 0

@@ -18,7 +18,7 @@ import msgspec
 from baton.decode_worker.io.arrival import Arrival
 from baton.decode_worker.io.claim import Claim
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.wire.base import Line, Sink
+from baton.kv.wire.base import ReplyStream, Sink
 from baton.protos.errors import BatonError, LeaseUnknown, StaleEpoch
 from baton.protos.nouns import KvLayout
 
@@ -44,7 +44,7 @@ class Intake:
         self._by_lease: dict[bytes, Claim] = {}
         self._scratch = memoryview(b"")
 
-    def accept(self, line: Line) -> Sink:
+    def accept(self, line: ReplyStream) -> Sink:
         """A transport has a new stream: this takes its frames."""
         return Arrival(self, line)
 

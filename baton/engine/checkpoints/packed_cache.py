@@ -54,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True):
     parts: dict[str, Part]
 
 
-class Damaged(Exception):
+class CacheDamaged(Exception):
     """The file isn't what was written."""
 
 
@@ -85,7 +85,7 @@ def read(path: Path) -> dict[str, PackedWeight]:
     size, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))
     header = whole[PREFIX : PREFIX + size]
     if whole[:8] != MAGIC or xxhash.xxh3_64_intdigest(header) != checksum:
-        raise Damaged(f"{path}: the header is not what was written")
+        raise CacheDamaged(f"{path}: the header is not what was written")
     entries = msgspec.json.decode(header, type=dict[str, Entry])
     return {name: _mapped(whole, entry, f"{path}: {name}") for name, entry in entries.items()}
 
@@ -99,17 +99,17 @@ def _tensor(whole: mmap.mmap, part: Part, what: str) -> Tensor:
     dtype = DTYPES[part.dtype]
     count = torch.Size(part.shape).numel()
     if part.offset + count * dtype.itemsize > len(whole):
-        raise Damaged(f"{what} is cut off")
+        raise CacheDamaged(f"{what} is cut off")
     found = torch.frombuffer(whole, dtype=dtype, count=count, offset=part.offset)
     if xxhash.xxh3_64_intdigest(found.numpy().data) != part.checksum:
-        raise Damaged(f"{what} has another checksum than when it was written")
+        raise CacheDamaged(f"{what} has another checksum than when it was written")
     return found.view(part.shape)
 
 
 def _read_or_none(path: Path) -> dict[str, PackedWeight] | None:
     try:
         return read(path) if path.exists() else None
-    except (Damaged, ValueError, msgspec.MsgspecError) as error:
+    except (CacheDamaged, ValueError, msgspec.MsgspecError) as error:
         log.warning("packed weights are made again: %s", error)
         return None
 

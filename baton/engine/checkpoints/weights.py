@@ -29,7 +29,7 @@ HEAD = "head"
 Weights = dict[str, Tensor | PackedWeight]
 
 
-class Loaded(NamedTuple):
+class LoadedWeights(NamedTuple):
     """What a runner needs. ``program`` differs from the model's where a tied head got weights of its own."""
 
     program: Program
@@ -39,14 +39,14 @@ class Loaded(NamedTuple):
 
 def load_weights(
     config: EngineConfig, directory: Path, model: ModelConfig, program: Program, dtype: torch.dtype
-) -> Loaded:
+) -> LoadedWeights:
     """Read, quantize where asked, or map what an earlier start quantized. Raises CheckpointError, ConfigError."""
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
     reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
     _require_possible(config, reader)
     fingerprint = checkpoint.fingerprint(model.fields)
     if isinstance(checkpoint, Checkpoint) and reader is None and config.quantization == NONE:
-        return Loaded(program, dict(checkpoint.weights(program.weights, dtype, config.device)), fingerprint)
+        return LoadedWeights(program, dict(checkpoint.weights(program.weights, dtype, config.device)), fingerprint)
     scheme = config.quantization if reader is None else "checkpoint"
     fingerprint = hashlib.sha256(f"{fingerprint} {scheme} {VERSION}".encode()).hexdigest()
     own = own_head(program)
@@ -56,7 +56,7 @@ def load_weights(
     experts = {name for op in own.experts for name in (op.gate_up, op.down)}
     kinds = dict.fromkeys(experts, torch.bfloat16)  # they have no packed form yet
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
-    return Loaded(own, weights | packed, fingerprint)
+    return LoadedWeights(own, weights | packed, fingerprint)
 
 
 def own_head(program: Program) -> Program:

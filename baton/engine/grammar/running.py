@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.engine.grammar.host import Host
+from baton.engine.grammar.process import GrammarProcess
 from baton.engine.masks import Mask
 from baton.engine.plan import ModelSpec
 from baton.grammars.limits import COMPILING, TENANT_BYTES, TENANT_KEPT, TOTAL_BYTES, TOTAL_KEPT, Bounds
@@ -48,9 +48,9 @@ class Grammars:
         ends = tuple(token for token in spec.eos_token_ids if token < spec.vocab_size)
         path, ends = ("", ()) if tokenizer is None else (str(tokenizer), ends)
         self._server = server_for(TokenizerSpec(path, spec.vocab_size, ends, bounds))
-        self._hosts: OrderedDict[tuple[bytes, Grammar], Host] = OrderedDict()
-        self._turns: Turns[Host] = Turns(COMPILING)
-        self._compiling: list[Host] = []
+        self._processes: OrderedDict[tuple[bytes, Grammar], GrammarProcess] = OrderedDict()
+        self._turns: Turns[GrammarProcess] = Turns(COMPILING)
+        self._compiling: list[GrammarProcess] = []
         self._grace_s, self._until = grace_s, math.inf
 
     def warm(self) -> None:
@@ -62,21 +62,21 @@ class Grammars:
         grammar = request.sampling.grammar
         if grammar is None:
             return None
-        host = self._host(request.tenant_salt, grammar)
-        state = GrammarState(self, host, request.token_ids[request.prompt_tokens :])
-        self._feed((host,))
+        process = self._process(request.tenant_salt, grammar)
+        state = GrammarState(self, process, request.token_ids[request.prompt_tokens :])
+        self._feed((process,))
         return state
 
     @property
     def awaited(self) -> bool:
         """Whether some grammar's answer is on its way."""
-        return any(host.awaited for host in self._hosts.values())
+        return any(process.awaited for process in self._processes.values())
 
     def turn(self) -> None:
         """Takes the answers that have come, at the start of a step; the step's patience begins anew."""
         self._until = math.inf if math.isinf(self._grace_s) else -math.inf
-        if self._hosts:
-            self._feed(self._hosts.values())
+        if self._processes:
+            self._feed(self._processes.values())
             self._trim()
 
     def wait(self, state: GrammarState, for_ever: bool = False) -> None:
@@ -84,84 +84,86 @@ class Grammars:
         if self._until == -math.inf:
             self._until = time.monotonic() + self._grace_s
         until = math.inf if for_ever else self._until
-        self._feed((state.host,))
+        self._feed((state.process,))
         while not state.ready and (left := until - time.monotonic()) > 0:
-            hosts = [state.host] if state.host.child is not None else self._compiling
-            _poll(hosts, min(left, _POLL_S))
-            self._feed(tuple(hosts))
+            processes = [state.process] if state.process.child is not None else self._compiling
+            _poll(processes, min(left, _POLL_S))
+            self._feed(tuple(processes))
 
-    def _host(self, salt: bytes, grammar: Grammar) -> Host:
+    def _process(self, salt: bytes, grammar: Grammar) -> GrammarProcess:
         """A tenant's own: whether another tenant has asked for the same grammar shows in nobody's times."""
-        host = self._hosts.get((salt, grammar))
-        if host is None or host.broken:
-            host = self._hosts[salt, grammar] = Host(salt, grammar, self._server)
-        self._hosts.move_to_end(host.key)
-        return host
+        process = self._processes.get((salt, grammar))
+        if process is None or process.broken:
+            process = self._processes[salt, grammar] = GrammarProcess(salt, grammar, self._server)
+        self._processes.move_to_end(process.key)
+        return process
 
-    def _feed(self, hosts: Iterable[Host]) -> None:
-        for host in hosts:
-            if host.awaited or host.left:
-                host.feed()
-            if host.queued and not host.in_line:
-                host.in_line = True
-                self._turns.join(host.tenant, host)
+    def _feed(self, processes: Iterable[GrammarProcess]) -> None:
+        for process in processes:
+            if process.awaited or process.left:
+                process.feed()
+            if process.queued and not process.in_line:
+                process.in_line = True
+                self._turns.join(process.tenant, process)
         if self._compiling or len(self._turns):
             self._end_turns()
             self._begin_turns()
 
     def _end_turns(self) -> None:
         """Those that are compiled, and those whose clients left."""
-        for host in [host for host in self._compiling if not host.compiling or not host.wanted]:
-            self._compiling.remove(host)
-            self._turns.leave(host.tenant, host)
-            if host.compiling:
-                self._drop(host)
+        for process in [process for process in self._compiling if not process.compiling or not process.wanted]:
+            self._compiling.remove(process)
+            self._turns.leave(process.tenant, process)
+            if process.compiling:
+                self._drop(process)
 
     def _begin_turns(self) -> None:
-        while (host := self._turns.next()) is not None:
-            host.in_line = False
-            if host.wanted:
-                self._compiling.append(host)
-                host.compile()
+        while (process := self._turns.next()) is not None:
+            process.in_line = False
+            if process.wanted:
+                self._compiling.append(process)
+                process.compile()
             else:
-                self._turns.leave(host.tenant, host)
-                self._drop(host)
+                self._turns.leave(process.tenant, process)
+                self._drop(process)
 
     def _trim(self) -> None:
         """Lets go of what is kept beyond the bounds: a tenant's own first, what nobody follows before the rest."""
-        tenants: dict[bytes, list[Host]] = {}
-        for host in self._hosts.values():
-            tenants.setdefault(host.tenant, []).append(host)
-        for hosts in tenants.values():
-            self._bound(hosts, TENANT_KEPT, TENANT_BYTES)
-        self._bound([host for hosts in tenants.values() for host in hosts], TOTAL_KEPT, TOTAL_BYTES)
+        tenants: dict[bytes, list[GrammarProcess]] = {}
+        for process in self._processes.values():
+            tenants.setdefault(process.tenant, []).append(process)
+        for processes in tenants.values():
+            self._bound(processes, TENANT_KEPT, TENANT_BYTES)
+        self._bound([process for processes in tenants.values() for process in processes], TOTAL_KEPT, TOTAL_BYTES)
 
-    def _bound(self, hosts: list[Host], kept: int, most: int) -> None:
-        if len(hosts) <= kept and sum(host.grown for host in hosts) <= most:
+    def _bound(self, processes: list[GrammarProcess], kept: int, most: int) -> None:
+        if len(processes) <= kept and sum(process.grown for process in processes) <= most:
             return
-        idle = [host for host in hosts if not host.wanted and host.key in self._hosts]
-        for host in idle:
-            if len(idle) > kept or sum(h.grown for h in hosts) > most:
+        idle = [process for process in processes if not process.wanted and process.key in self._processes]
+        for process in idle:
+            if len(idle) > kept or sum(h.grown for h in processes) > most:
                 idle = idle[1:]
-                self._drop(host)
-        if sum(host.grown for host in hosts) > most:
-            max(hosts, key=lambda host: host.grown).fail(InvalidRequest(self._server.bounds.exceeded, "grammar"))
+                self._drop(process)
+        if sum(process.grown for process in processes) > most:
+            max(processes, key=lambda process: process.grown).fail(
+                InvalidRequest(self._server.bounds.exceeded, "grammar")
+            )
 
-    def _drop(self, host: Host) -> None:
-        host.close()
-        self._hosts.pop(host.key, None)
+    def _drop(self, process: GrammarProcess) -> None:
+        process.close()
+        self._processes.pop(process.key, None)
 
 
 class GrammarState:
     """One sequence's place in its grammar. Used by the engine's one thread alone."""
 
-    def __init__(self, grammars: Grammars, host: Host, emitted: Sequence[int]) -> None:
-        self._grammars, self.host = grammars, host
+    def __init__(self, grammars: Grammars, process: GrammarProcess, emitted: Sequence[int]) -> None:
+        self._grammars, self.process = grammars, process
         self.tokens = list(emitted)
         self._at: At | None = None
         self._error: BatonError | None = None
         self._told_ahead = False
-        self._seq = host.join(self)
+        self._seq = process.join(self)
 
     @property
     def ready(self) -> bool:
@@ -171,7 +173,7 @@ class GrammarState:
     @property
     def error(self) -> BatonError | None:
         """Why it can't be followed."""
-        return self._error or self.host.error
+        return self._error or self.process.error
 
     @property
     def done(self) -> bool:
@@ -196,7 +198,7 @@ class GrammarState:
             return
         self.tokens.append(token_id)
         if self.error is None:
-            self.host.ask(self._seq, (token_id,))
+            self.process.ask(self._seq, (token_id,))
 
     def mask(self, vocab_size: int) -> Mask:
         """Ids that may come now. Raises InvalidRequest for a grammar that can't be followed any further."""
@@ -221,9 +223,9 @@ class GrammarState:
         self._error = error
 
 
-def _poll(hosts: Iterable[Host], seconds: float) -> None:
+def _poll(processes: Iterable[GrammarProcess], seconds: float) -> None:
     poller = select.poll()
-    for host in hosts:
-        if host.child is not None:
-            poller.register(host.child.socket, select.POLLIN)
+    for process in processes:
+        if process.child is not None:
+            poller.register(process.child.socket, select.POLLIN)
     poller.poll(1000 * seconds)

@@ -13,7 +13,7 @@ import msgspec
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.ops import (
-    Embed,
+    Embedding,
     Linear,
     LmHead,
     Op,
@@ -78,7 +78,7 @@ class Decoder(msgspec.Struct, frozen=True):
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
         last = LmHead("x", "down", "norm", self.eps, "embed" if self.tied else "head")
         return Program(
-            ops=(Embed("embed", "x"), *layers, last),
+            ops=(Embedding("embed", "x"), *layers, last),
             weights=tuple(self._weights()),
             groups=tuple(self._groups()),
             rope=config.rope(),

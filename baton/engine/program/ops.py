@@ -23,7 +23,7 @@ class _Op(msgspec.Struct, frozen=True, tag=True):
     """A member of ``Op``."""
 
 
-class Embed(_Op, frozen=True, tag=True):
+class Embedding(_Op, frozen=True, tag=True):
     """out = weight[token]."""
 
     weight: str
@@ -103,7 +103,7 @@ class LmHead(_Op, frozen=True, tag=True):
     weight: str
 
 
-Op = Embed | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | Moe | LmHead
+Op = Embedding | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | Moe | LmHead
 
 
 class Rope(msgspec.Struct, frozen=True):

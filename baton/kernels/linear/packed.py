@@ -26,7 +26,7 @@ ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128}
 VERSION = 3  # of this layout and rounding: part of the name of what is cached on disk
 
 
-class Struct(ctypes.Structure):
+class PackedMatrixStruct(ctypes.Structure):
     """linear.h: PackedLinear."""
 
     _fields_ = [
@@ -65,11 +65,11 @@ class PackedWeight:
         object.__setattr__(self, "shape", (self.n, self.k))
 
     @cached_property
-    def struct(self) -> Struct:
+    def struct(self) -> PackedMatrixStruct:
         """What native code takes; valid as long as this object lives."""
         tensors = (self.data, self.scales, self.mins if self.table is None else self.table, self.row_scale)
         addresses = (None if t is None else t.data_ptr() for t in tensors)
-        return Struct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
+        return PackedMatrixStruct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
 
     @cached_property
     def exact(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.kernels.abi.native import BF16, F32, I64, P, declare
 
 
-class Struct(ctypes.Structure):
+class ExpertsStruct(ctypes.Structure):
     """moe.h: Moe."""
 
     _fields_ = (
@@ -31,12 +31,12 @@ class Experts:
     renormalise: bool = True
 
     @property
-    def struct(self) -> Struct:
+    def struct(self) -> ExpertsStruct:
         """What the library is given."""
         experts, hidden, inner = self.down.shape
         pointers = self.gate_up.data_ptr(), self.down.data_ptr()
         dtype = BF16 if self.down.dtype == torch.bfloat16 else F32
-        return Struct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise), dtype)
+        return ExpertsStruct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise), dtype)
 
 
 def moe(library: ctypes.CDLL, experts: Experts, x: Tensor, logits: Tensor, out: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from baton.protos.channel import ShipBlock
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ReceiverBlock(msgspec.Struct, frozen=True):
     """A receiver's block ``index``: its runs as (sender's page, run in that page); a tail may have fewer."""
 
     index: int
@@ -44,14 +44,14 @@ class Repaging:
         leading = next((n for n, block in enumerate(had) if n != block), len(had))
         return leading, tuple(had[leading:])
 
-    def take(self, block: ShipBlock) -> list[Piece]:
+    def take(self, block: ShipBlock) -> list[ReceiverBlock]:
         """A sender's block is there; the receiver's blocks that are whole by it."""
         self._pages[block.index] = block.page
         whole = []
         for index in self._parts_of(block.index):
             sources = self._sources_of(index)
             if index in self._lacking and all(source in self._pages for source in sources):
-                whole.append(Piece(index, tuple(self._place(run) for run in self._runs_of(index))))
+                whole.append(ReceiverBlock(index, tuple(self._place(run) for run in self._runs_of(index))))
                 self._lacking.discard(index)
         for source in {source for piece in whole for source in self._sources_of(piece.index)}:
             if self._lacking.isdisjoint(self._parts_of(source)):

@@ -34,7 +34,7 @@ class Copier:
         self._copy = kernels.library.baton_kv_copy
         self._copy.argtypes, self._copy.restype = [P, P, I64, I64, P, P], ctypes.c_int
         self._kernels = kernels
-        self._free: list[Slot] = []
+        self._free: list[LaunchTables] = []
         self._waiting = ThreadPoolExecutor(1, "baton-kv-copies", initializer=cuda.enter)
 
     def start(
@@ -46,7 +46,7 @@ class Copier:
         """
         if size < LEAST_BYTES or not 0 < len(to) <= MOST_BLOCKS:
             raise ValueError(f"{len(to)} blocks of {size} bytes are no work for the card")
-        slot = self._free.pop() if self._free else Slot(self._cuda)
+        slot = self._free.pop() if self._free else LaunchTables(self._cuda)
         slot.fill(to, source)
         if status := self._copy(slot.to, slot.source, len(to), size, slot.sums, self._stream):
             said = (self._kernels.library.baton_device_error(status) or b"").decode(errors="replace")
@@ -70,7 +70,9 @@ class Copier:
         """Until nothing that was started reads or writes any more. Blocks; for streams that are ended early."""
         self._cuda.settle(self._stream)
 
-    def _over(self, waited: asyncio.Future[None], slot: Slot, count: int, done: asyncio.Future[list[int]]) -> None:
+    def _over(
+        self, waited: asyncio.Future[None], slot: LaunchTables, count: int, done: asyncio.Future[list[int]]
+    ) -> None:
         error = None if waited.cancelled() else waited.exception()
         if done.done():  # nobody wants to know any more
             pass
@@ -83,7 +85,7 @@ class Copier:
             self._free.append(slot)
 
 
-class Slot:
+class LaunchTables:
     """One launch's tables in pinned memory: where to, where from, checksums."""
 
     def __init__(self, cuda: Driver) -> None:

@@ -21,8 +21,8 @@ import msgspec
 from baton.kv import transport as transports
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import by_card, preflight
-from baton.kv.wire.base import HandoffStream, Transport, Watched
-from baton.kv.wire.preflight import Measured
+from baton.kv.wire.base import HandoffStream, Transport, WatchedStream
+from baton.kv.wire.preflight import LinkSpeed
 from baton.protos import convert, version
 from baton.protos.errors import BatonError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLayout, KvLink, WorkerInfo
@@ -41,13 +41,13 @@ TYPICAL_BYTES = 16 << 20
 DESCRIBE_S = 5.0
 AGAIN_S = (30.0, 1800.0)  # a way that isn't the preferred one is looked at again, after pauses that double
 CONFIRM = 2  # measurements in a row that have to agree before a way is changed
-KEPT_CHOICES = 1024  # workers come and go, each with an address of its own
+KEPT_ROUTES = 1024  # workers come and go, each with an address of its own
 
 Describe = Callable[[str], Awaitable[WorkerInfo]]
 Report = Callable[[KvLink, str], None]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True):
     """The way to one decode worker."""
 
     transport: Transport
@@ -63,7 +63,7 @@ class _Verdict(msgspec.Struct, frozen=True):
     info: WorkerInfo
     best: str
     preferred: Sequence[str]
-    measured: dict[str, Measured]
+    measured: dict[str, LinkSpeed]
     failures: dict[str, BatonError]
 
     @property
@@ -107,7 +107,7 @@ class AutoTransport:
         self._host_id = this_host() if host_id is None else host_id
         self._transports: dict[str, Transport] = {}
         self._asked: dict[str, asyncio.Future[WorkerInfo]] = {}  # what each says of itself, before it is measured
-        self._choices: dict[str, asyncio.Future[Choice]] = {}
+        self._routes: dict[str, asyncio.Future[Route]] = {}
         self._again: dict[str, _Again] = {}
 
     async def connect(self, address: str) -> HandoffStream:
@@ -115,7 +115,7 @@ class AutoTransport:
 
         A choice of long ago that fails now is made anew, once: the worker may have been restarted meanwhile.
         """
-        if address in self._choices:
+        if address in self._routes:
             with suppress(BatonError):
                 return await self._connect(address)
         return await self._connect(address)
@@ -123,12 +123,12 @@ class AutoTransport:
     async def _connect(self, address: str) -> HandoffStream:
         choosing = self._choosing(address)
         try:
-            choice = await asyncio.shield(choosing)
-            stream = await choice.transport.connect(choice.address)
+            route = await asyncio.shield(choosing)
+            stream = await route.transport.connect(route.address)
         except Exception:  # whatever it is: a choice that failed must not be the choice of whoever comes next
             self._forget(address, choosing)
             raise
-        return Watched(stream, lambda: self._forget(address, choosing))
+        return WatchedStream(stream, lambda: self._forget(address, choosing))
 
     async def meet(self, address: str, incarnation: str) -> None:
         """Choose the way to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost.
@@ -138,12 +138,12 @@ class AutoTransport:
         self.expect(address, incarnation)
         choosing = self._choosing(address)
         try:
-            choice = await asyncio.shield(choosing)
+            route = await asyncio.shield(choosing)
         except Exception:
             self._forget(address, choosing)
             raise
-        if choice.fell_back and self._is_due(address):
-            await self._look_again(address, choosing, choice)
+        if route.fell_back and self._is_due(address):
+            await self._look_again(address, choosing, route)
 
     def _is_due(self, address: str) -> bool:
         """Whether to measure again now; the next time is later."""
@@ -155,33 +155,33 @@ class AutoTransport:
         again.at = now + again.pause
         return True
 
-    async def _look_again(self, address: str, choosing: asyncio.Future[Choice], choice: Choice) -> None:
+    async def _look_again(self, address: str, choosing: asyncio.Future[Route], route: Route) -> None:
         """Change the way where measurements in a row say so. Streams that are open keep theirs."""
         found: _Verdict | None = None
         for _ in range(CONFIRM):
             before = found
             try:
-                found = await self._weigh(address, choice.info)
+                found = await self._weigh(address, route.info)
             except BatonError as error:
-                log.debug("the ways to %s could not be measured again: %s", choice.info.worker_id, error)
+                log.debug("the ways to %s could not be measured again: %s", route.info.worker_id, error)
                 return
-            if found.best == choice.name or (before is not None and before.best != found.best):
+            if found.best == route.name or (before is not None and before.best != found.best):
                 return
-        if found is None or self._choices.get(address) is not choosing:
+        if found is None or self._routes.get(address) is not choosing:
             return
         log.warning(
-            "KV to %s goes by %s from now on, no longer by %s", choice.info.worker_id, found.best, choice.name
+            "KV to %s goes by %s from now on, no longer by %s", route.info.worker_id, found.best, route.name
         )
-        changed: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
+        changed: asyncio.Future[Route] = asyncio.get_running_loop().create_future()
         changed.set_result(self._adopt(found, address))
-        self._choices[address] = changed
+        self._routes[address] = changed
 
     def expect(self, address: str, incarnation: str) -> None:
         """``incarnation`` serves at ``address`` now: what was chosen for one that had its port before is void.
 
         Its ways may still be served, by the worker that followed it in its slot, and would lead there.
         """
-        choosing = self._choices.get(address)
+        choosing = self._routes.get(address)
         if choosing is None or not incarnation or not choosing.done() or choosing.cancelled():
             return
         if choosing.exception() is not None or choosing.result().info.incarnation != incarnation:
@@ -198,39 +198,39 @@ class AutoTransport:
 
     def peer(self, address: str) -> str:
         """Id of the worker at ``address``; empty while nobody asked it."""
-        choosing = self._choices.get(address)
+        choosing = self._routes.get(address)
         if choosing is None or not choosing.done() or choosing.cancelled() or choosing.exception():
             return ""
         return choosing.result().info.worker_id
 
     async def close(self) -> None:
         """Close every transport."""
-        for choosing in self._choices.values():
+        for choosing in self._routes.values():
             choosing.cancel()
-        self._choices.clear()
+        self._routes.clear()
         self._asked.clear()
         for transport in self._transports.values():
             await transport.close()
 
-    def _choosing(self, address: str) -> asyncio.Future[Choice]:
-        if address not in self._choices:
-            while len(self._choices) >= KEPT_CHOICES and (done := self._oldest_done()):
-                self._forget(done, self._choices[done])  # of a worker that has left, or else it is chosen again
+    def _choosing(self, address: str) -> asyncio.Future[Route]:
+        if address not in self._routes:
+            while len(self._routes) >= KEPT_ROUTES and (done := self._oldest_done()):
+                self._forget(done, self._routes[done])  # of a worker that has left, or else it is chosen again
             asked = self._asked[address] = asyncio.ensure_future(self._describe(address))
-            choosing = self._choices[address] = asyncio.ensure_future(self._choose(address, asked))
+            choosing = self._routes[address] = asyncio.ensure_future(self._choose(address, asked))
             choosing.add_done_callback(_seen)
-        return self._choices[address]
+        return self._routes[address]
 
     def _oldest_done(self) -> str:
-        return next((address for address, choosing in self._choices.items() if choosing.done()), "")
+        return next((address for address, choosing in self._routes.items() if choosing.done()), "")
 
-    def _forget(self, address: str, choosing: asyncio.Future[Choice]) -> None:
+    def _forget(self, address: str, choosing: asyncio.Future[Route]) -> None:
         """Something broke: choose anew next time."""
-        if self._choices.get(address) is choosing:
-            del self._choices[address], self._asked[address]
+        if self._routes.get(address) is choosing:
+            del self._routes[address], self._asked[address]
             self._again.pop(address, None)
 
-    async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> Choice:
+    async def _choose(self, address: str, asked: Awaitable[WorkerInfo]) -> Route:
         return self._adopt(await self._weigh(address, await asked), address)
 
     async def _weigh(self, address: str, info: WorkerInfo) -> _Verdict:
@@ -242,11 +242,11 @@ class AutoTransport:
             raise self._no_way(info, preferred, offered, failures)
         return _Verdict(info, pick(preferred, measured), preferred, measured, failures)
 
-    def _adopt(self, found: _Verdict, address: str) -> Choice:
+    def _adopt(self, found: _Verdict, address: str) -> Route:
         self._tell(found)
         offered = {"grpc": address, **found.info.data_addresses}
         fell_back = found.reason in ("failed", "slower")
-        return Choice(self._transport(found.best), offered[found.best], found.info, found.best, fell_back)
+        return Route(self._transport(found.best), offered[found.best], found.info, found.best, fell_back)
 
     def _preferred(self, info: WorkerInfo) -> Sequence[str]:
         if self._wanted != AUTO:
@@ -257,9 +257,9 @@ class AutoTransport:
 
     async def _measure(
         self, names: Sequence[str], offered: dict[str, str]
-    ) -> tuple[dict[str, Measured], dict[str, BatonError]]:
+    ) -> tuple[dict[str, LinkSpeed], dict[str, BatonError]]:
         """What works, and why the rest doesn't."""
-        measured: dict[str, Measured] = {}
+        measured: dict[str, LinkSpeed] = {}
         failures: dict[str, BatonError] = {}
         memory = preflight.probe_memory()
         memory.device = self._memory.device
@@ -273,7 +273,7 @@ class AutoTransport:
             memory.close()
         return measured, failures
 
-    async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
+    async def _try(self, name: str, address: str, memory: PageMemory) -> LinkSpeed:
         probe = transports.sender(name, memory, self._identity)
         try:
             patience_s = preflight.PATIENCE_S.get(name, preflight.TIMEOUT_S)
@@ -319,7 +319,7 @@ def sender(memory: PageMemory) -> Transport:
     return AutoTransport(memory, asyncio.get_running_loop().time)
 
 
-def pick(preferred: Sequence[str], measured: dict[str, Measured]) -> str:
+def pick(preferred: Sequence[str], measured: dict[str, LinkSpeed]) -> str:
     """The first that works, unless a later one is much faster."""
     working = [name for name in preferred if name in measured]
     best = working[0]
@@ -329,7 +329,7 @@ def pick(preferred: Sequence[str], measured: dict[str, Measured]) -> str:
     return best
 
 
-def _seen(choosing: asyncio.Future[Choice]) -> None:
+def _seen(choosing: asyncio.Future[Route]) -> None:
     """Whoever wanted a layout alone doesn't hear of a choice that failed, and asyncio need not complain of it."""
     if not choosing.cancelled():
         choosing.exception()

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from baton.kv.memory.host_pages import PageMemory
-from baton.kv.wire.base import Accept, HandoffStream, QueuedLine, Sink, Transport, deliver, message
+from baton.kv.wire.base import Accept, HandoffStream, QueuedReplyStream, Sink, Transport, deliver, message
 from baton.kv.wire.frames import WITH_BLOCKS, Frame
 from baton.protos.errors import WorkerLost
 from baton.protos.rpc import heed_cancel
@@ -87,7 +87,7 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     keep_freed_buffers()
 
     async def handle(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        line = QueuedLine()
+        line = QueuedReplyStream()
         sink = accept(line)
         reading = asyncio.ensure_future(_read(context, sink, line))
         try:
@@ -106,7 +106,7 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, {"Handoff": method})
 
 
-async def _read(context: grpc.aio.ServicerContext[Any, Any], sink: Sink, line: QueuedLine) -> None:
+async def _read(context: grpc.aio.ServicerContext[Any, Any], sink: Sink, line: QueuedReplyStream) -> None:
     """Deliver message by message; however it ends, so does the line."""
     try:
         while (data := await context.read()) is not grpc.aio.EOF:

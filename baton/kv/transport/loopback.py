@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from baton.kv.wire.base import Accept, HandoffStream, QueuedLine, deliver, message
+from baton.kv.wire.base import Accept, HandoffStream, QueuedReplyStream, deliver, message
 from baton.kv.wire.frames import Frame
 from baton.protos.errors import WorkerLost
 
@@ -21,7 +21,7 @@ class LoopbackStream:
     def __init__(self, accept: Accept, ending: Callable[[LoopbackStream], None]) -> None:
         self._ending = ending
         self._up: asyncio.Queue[bytes] = asyncio.Queue(_QUEUED_FRAMES)
-        self._line = QueuedLine()
+        self._line = QueuedReplyStream()
         self._sink = accept(self._line)
         self._ended = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
@@ -46,7 +46,7 @@ class LoopbackStream:
         frame = await self._line.get()
         if frame is not None:
             return bytes(bytearray(frame))
-        self._line = QueuedLine()  # every later receive finds the end again
+        self._line = QueuedReplyStream()  # every later receive finds the end again
         self._line.end()
         if self._task.cancelled() or (self._task.done() and self._task.exception() is not None):
             why = "closed" if self._task.cancelled() else self._task.exception()

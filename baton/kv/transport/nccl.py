@@ -28,10 +28,10 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import tcp
 from baton.kv.wire import frames
 from baton.kv.wire.base import Accept, HandoffStream, Transport, sealed
-from baton.kv.wire.channels import HALF_BYTES, READY, STREAM_ID, Channel, parts
+from baton.kv.wire.channels import HALF_BYTES, READY, STREAM_ID, StagingChannel, parts
 from baton.kv.wire.collective import NcclServer
 from baton.kv.wire.frames import RESIDENT, Frame, Kind
-from baton.kv.wire.moving import Join, MoverClient, borrow, give_back
+from baton.kv.wire.moving import JoinChannel, MoverClient, borrow, give_back
 from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
 from baton.protos.errors import ConfigError, WorkerLost
@@ -47,7 +47,7 @@ class NcclTransport(SocketTransport):
         self._half_bytes = max(HALF_BYTES, -(-memory.page_bytes // 4096) * 4096)
         self._pages = memory.device
         self._mover, self._borrowed = mover or borrow(), mover is None
-        self._idle: dict[str, list[tuple[bytes, Channel]]] = {}
+        self._idle: dict[str, list[tuple[bytes, StagingChannel]]] = {}
 
     async def connect(self, address: str) -> HandoffStream:
         """A new stream, on a channel that an earlier one left or on a new one."""
@@ -78,7 +78,7 @@ class NcclTransport(SocketTransport):
             give_back()
 
     async def _open(
-        self, address: str, group: bytes, channel: Channel | None, target: str, meeting: int
+        self, address: str, group: bytes, channel: StagingChannel | None, target: str, meeting: int
     ) -> NcclStream:
         said = STREAM_ID.pack(group, 0 if channel is None else channel.count, os.urandom(4))
         hello = HELLO.pack(MAGIC, VERSION, 0, self._half_bytes >> 12, said)
@@ -90,8 +90,8 @@ class NcclTransport(SocketTransport):
                     raise lane.lost("it does not take this stream")
             if channel is None:
                 host = tcp.split(target)[0]
-                join = Join(f"1-{group.hex()}", group.hex(), 1, host, meeting, sock.getsockname()[0], 0)
-                channel = Channel(self._mover, join, self._half_bytes, self._pages)
+                join = JoinChannel(f"1-{group.hex()}", group.hex(), 1, host, meeting, sock.getsockname()[0], 0)
+                channel = StagingChannel(self._mover, join, self._half_bytes, self._pages)
         except TimeoutError:
             lane.close()
             raise lane.lost("it does not answer") from None
@@ -100,7 +100,7 @@ class NcclTransport(SocketTransport):
             raise
         return NcclStream(lane, self._streams, channel, lambda: self._left(address, group, channel))
 
-    def _left(self, address: str, group: bytes, channel: Channel) -> None:
+    def _left(self, address: str, group: bytes, channel: StagingChannel) -> None:
         """What a stream left may be out of step: the receiver knows, and refuses it then."""
         if channel.why:
             channel.leave()
@@ -111,7 +111,9 @@ class NcclTransport(SocketTransport):
 class NcclStream(SocketStream):
     """Blocks' bytes go to the channel's staging memory, everything else over the connection."""
 
-    def __init__(self, lane: Lane, streams: set[SocketStream], channel: Channel, left: Callable[[], None]) -> None:
+    def __init__(
+        self, lane: Lane, streams: set[SocketStream], channel: StagingChannel, left: Callable[[], None]
+    ) -> None:
         super().__init__([lane], streams, elsewhere=True)
         self.channel = channel
         self._lane, self._left, self._closed = lane, left, False

@@ -23,7 +23,7 @@ from baton.kv.memory import copying
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Accept, HandoffStream, Transport
 from baton.kv.wire.frames import Frame
-from baton.kv.wire.receiving import Session, SocketServer
+from baton.kv.wire.receiving import IncomingStream, SocketServer
 from baton.kv.wire.sending import ANCHOR, Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
@@ -113,18 +113,18 @@ class ShmServer(SocketServer):
         super().__init__(sock, accept, same_user)
         self.mappings: dict[tuple[int, int], Mapping] = {}
 
-    def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:
+    def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
         """A sender is here with its memory."""
         if len(fds) != 1:
             raise CorruptFrame("the hello must bring one descriptor, of the sender's pages", "hello")
-        return ShmSession(self._accept, self, stream, _map(self.mappings, fds[0]))
+        return ShmIncomingStream(self._accept, self, stream_id, _map(self.mappings, fds[0]))
 
 
-class ShmSession(Session):
+class ShmIncomingStream(IncomingStream):
     """A stream whose blocks are fetched from the sender's memory."""
 
-    def __init__(self, accept: Accept, server: SocketServer, stream: bytes, mapping: Mapping) -> None:
-        super().__init__(accept, server, stream)
+    def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, mapping: Mapping) -> None:
+        super().__init__(accept, server, stream_id)
         self._mapping = mapping
 
     def fetch(self, frame: Frame) -> int:

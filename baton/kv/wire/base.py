@@ -5,7 +5,8 @@ Knows nothing of what the frames mean. A transport is one file in this folder; i
 A block's bytes land in their page *before* their checksum is known: that saves a copy, or a pass over cold memory.
 It is sound because the page is leased and unsealed until the commit: nobody reads it, nobody can find it by its
 hash, and the commit is refused while a block has not been verified (``landed``). A block that was verified is never
-landed on again (``place`` gives scratch memory instead), and after ``Line.end`` a transport writes nothing more.
+landed on again (``place`` gives scratch memory instead), and after ``ReplyStream.end`` a transport writes nothing
+more.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Transport(Protocol):
         """Close every stream and connection."""
 
 
-class Line(Protocol):
+class ReplyStream(Protocol):
     """One stream as its receiver sees it. Both methods return at once."""
 
     def reply(self, frame: bytes) -> None:
@@ -73,7 +74,7 @@ class Sink(Protocol):
         """The sender is gone (None), or sent what can't be read (``error``). Again does nothing."""
 
 
-Accept = Callable[[Line], Sink]
+Accept = Callable[[ReplyStream], Sink]
 """A new stream is here: who takes its frames (``Intake.accept``)."""
 
 
@@ -110,7 +111,7 @@ def resident_bytes(stream: HandoffStream) -> int:
     return int(getattr(stream, "resident_bytes", 0))
 
 
-class QueuedLine:
+class QueuedReplyStream:
     """A Line whose replies a coroutine takes out: ``get`` gives None once the line has ended and is empty."""
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class QueuedLine:
         return await self._replies.get()
 
 
-class Watched:
+class WatchedStream:
     """A stream whose break is told."""
 
     def __init__(self, stream: HandoffStream, broke: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from baton.kv.memory import copying
 from baton.kv.memory.device_pages import DevicePages
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.frames import Frame
-from baton.kv.wire.moving import Broken, Done, Join, Joined, Move, MoverClient
+from baton.kv.wire.moving import ChannelBroken, ChannelJoined, JoinChannel, MoveBytes, MoveDone, MoverClient
 from baton.protos.errors import BatonError
 from baton.protos.nouns import SharedPages
 
@@ -26,10 +26,12 @@ READY = b"+"  # the receiver's first byte: the stream is taken
 STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so far, random
 
 
-class Channel:
+class StagingChannel:
     """One end of a channel: staging memory, and what the mover said. ``count`` messages have gone over it."""
 
-    def __init__(self, mover: MoverClient, join: Join, half_bytes: int, pages: DevicePages | None = None) -> None:
+    def __init__(
+        self, mover: MoverClient, join: JoinChannel, half_bytes: int, pages: DevicePages | None = None
+    ) -> None:
         self.staging = PageMemory.create(2, half_bytes)
         self.name, self.half_bytes, self.pages = join.channel, half_bytes, pages
         self.count = self.done = 0
@@ -48,11 +50,11 @@ class Channel:
             self.leave()
             raise
 
-    def hear(self, message: Joined | Done | Broken) -> None:
+    def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
         """The mover says."""
-        if isinstance(message, Joined):
+        if isinstance(message, ChannelJoined):
             self.joined = True
-        elif isinstance(message, Done):
+        elif isinstance(message, MoveDone):
             self.done += 1
         else:
             self.why = message.why or "it broke"
@@ -87,7 +89,7 @@ class Channel:
 
     def move(self, size: int) -> None:
         """Send or receive the next message."""
-        self._mover.move(Move(self.name, self.count, self.count % 2 * self.half_bytes, size))
+        self._mover.move(MoveBytes(self.name, self.count, self.count % 2 * self.half_bytes, size))
         self.count += 1
 
     def leave(self) -> None:

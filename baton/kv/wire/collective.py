@@ -15,12 +15,12 @@ import msgspec
 
 from baton.kv.memory.device_pages import DevicePages
 from baton.kv.wire.base import Accept
-from baton.kv.wire.channels import READY, STREAM_ID, Channel, parts
+from baton.kv.wire.channels import READY, STREAM_ID, StagingChannel, parts
 from baton.kv.wire.frames import Frame
 from baton.kv.wire.inlet import Inlet
 from baton.kv.wire.keepalive import notice_dead_peers
-from baton.kv.wire.moving import Broken, Done, Join, Joined, MoverClient
-from baton.kv.wire.receiving import Session, SocketServer
+from baton.kv.wire.moving import ChannelBroken, ChannelJoined, JoinChannel, MoveDone, MoverClient
+from baton.kv.wire.receiving import IncomingStream, SocketServer
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION
 from baton.protos.errors import ConfigError, CorruptFrame
 
@@ -47,7 +47,7 @@ class NcclServer(SocketServer):
     ) -> None:
         super().__init__(sock, accept, _ready)
         self._pages = pages
-        self._channels: dict[bytes, Receiving] = {}
+        self._channels: dict[bytes, ReceivingChannel] = {}
         self._meeting, self._host, self._mover = meeting, host, mover
         mover.serve(host, meeting, at_once)
 
@@ -60,31 +60,31 @@ class NcclServer(SocketServer):
         self._mover.close()
         self._meeting.close()
 
-    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
+    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
         """A stream on a channel that is in step with its sender's. Raises CorruptFrame."""
-        magic, version, _, pages, stream = HELLO.unpack(said)
+        magic, version, _, pages, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
             raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
-        group, count, _ = STREAM_ID.unpack(stream)
+        group, count, _ = STREAM_ID.unpack(stream_id)
         channel = self._channel(group, count, pages << 12, inlet.sock.getsockname()[0])
-        session = self.sessions[stream] = NcclSession(self._accept, self, stream, channel)
-        session.end_if_idle()
-        session.join(inlet, 0)
-        return session
+        incoming = self.streams[stream_id] = NcclIncomingStream(self._accept, self, stream_id, channel)
+        incoming.end_if_idle()
+        incoming.join(inlet, 0)
+        return incoming
 
-    def _channel(self, group: bytes, count: int, half_bytes: int, own_host: str) -> Receiving:
+    def _channel(self, group: bytes, count: int, half_bytes: int, own_host: str) -> ReceivingChannel:
         now = asyncio.get_running_loop().time()
         for known, old in tuple(self._channels.items()):
-            if old.why or (not old.session and now - old.used > IDLE_S):
+            if old.why or (not old.incoming and now - old.used > IDLE_S):
                 self._drop(known)
         channel = self._channels.get(group)
         if channel is None and not count and half_bytes:
             name, port = group.hex(), self._meeting.getsockname()[1]
-            join = Join(f"0-{name}", name, 0, self._host, port, own_host, 0)
-            channel = self._channels[group] = Receiving(self._mover, join, half_bytes, self._pages)
+            join = JoinChannel(f"0-{name}", name, 0, self._host, port, own_host, 0)
+            channel = self._channels[group] = ReceivingChannel(self._mover, join, half_bytes, self._pages)
         elif channel is None:
             raise CorruptFrame("no such channel here: open another", "hello")
-        elif channel.session is not None or channel.waiting or channel.count != count:
+        elif channel.incoming is not None or channel.waiting or channel.count != count:
             self._drop(group)
             raise CorruptFrame(f"the channel is at message {channel.count}, not {count}: open another", "hello")
         channel.used = now
@@ -92,50 +92,52 @@ class NcclServer(SocketServer):
 
     def _drop(self, group: bytes) -> None:
         channel = self._channels.pop(group)
-        if channel.session is not None:
-            channel.session.abort()
+        if channel.incoming is not None:
+            channel.incoming.abort()
         channel.leave()
 
 
-class Expected(msgspec.Struct):
+class ExpectedMessage(msgspec.Struct):
     """A message that was announced: some blocks of a frame; ``places`` and ``checksums`` are the whole frame's."""
 
     frame: Frame
-    session: NcclSession
+    incoming: NcclIncomingStream
     blocks: range
     is_last: bool
     places: list[memoryview]
     checksums: list[int]
 
 
-class Receiving(Channel):
+class ReceivingChannel(StagingChannel):
     """A receiving end: messages that were announced, in order, at most two of them under way."""
 
-    def __init__(self, mover: MoverClient, join: Join, half_bytes: int, pages: DevicePages | None) -> None:
-        self.session: NcclSession | None = None
-        self.waiting: deque[Expected] = deque()
+    def __init__(self, mover: MoverClient, join: JoinChannel, half_bytes: int, pages: DevicePages | None) -> None:
+        self.incoming: NcclIncomingStream | None = None
+        self.waiting: deque[ExpectedMessage] = deque()
         self.used, self.emptied = 0.0, 0  # messages whose half of staging is free again
         super().__init__(mover, join, half_bytes, pages)
 
-    def expect(self, frame: Frame, session: NcclSession) -> None:
+    def expect(self, frame: Frame, incoming: NcclIncomingStream) -> None:
         """The next messages carry ``frame``'s blocks."""
         places, checksums = list[memoryview](), list[int]()
         messages = parts(frame, self.half_bytes)
-        self.waiting += [Expected(frame, session, m, m == messages[-1], places, checksums) for m in messages]
+        self.waiting += [
+            ExpectedMessage(frame, incoming, m, m == messages[-1], places, checksums) for m in messages
+        ]
         self._post()
 
-    def hear(self, message: Joined | Done | Broken) -> None:
+    def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
         """The mover says: a message is here, in its half of the staging memory."""
         super().hear(message)
-        if isinstance(message, Done):
+        if isinstance(message, MoveDone):
             expected = self.waiting.popleft()
-            copied = expected.session.arrived(expected, self.done - 1)
+            copied = expected.incoming.arrived(expected, self.done - 1)
             if copied is None:
                 self._empty()
             else:
                 copied.add_done_callback(lambda _: self._empty())
-        elif isinstance(message, Broken) and self.session is not None:
-            self.session.abort()
+        elif isinstance(message, ChannelBroken) and self.incoming is not None:
+            self.incoming.abort()
 
     def _empty(self) -> None:
         self.emptied += 1
@@ -148,12 +150,12 @@ class Receiving(Channel):
             self.move(len(expected.blocks) * expected.frame.unit)
 
 
-class NcclSession(Session):
+class NcclIncomingStream(IncomingStream):
     """A stream whose blocks come over a channel."""
 
-    def __init__(self, accept: Accept, server: SocketServer, stream: bytes, channel: Receiving) -> None:
-        super().__init__(accept, server, stream)
-        self._channel, channel.session = channel, self
+    def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, channel: ReceivingChannel) -> None:
+        super().__init__(accept, server, stream_id)
+        self._channel, channel.incoming = channel, self
         self._copying: list[asyncio.Future[list[int]]] = []
         self._out += READY
 
@@ -164,7 +166,7 @@ class NcclSession(Session):
         self._channel.expect(frame, self)
         return 1
 
-    def arrived(self, expected: Expected, number: int) -> asyncio.Future[list[int]] | None:
+    def arrived(self, expected: ExpectedMessage, number: int) -> asyncio.Future[list[int]] | None:
         """Copy each block of message ``number`` into its place, unless the stream has ended; None: it is done."""
         if not self.ended and expected.blocks.start == 0:
             expected.places += self.sink.place(expected.frame) or ()
@@ -182,7 +184,7 @@ class NcclSession(Session):
         return None
 
     def _on_card(
-        self, expected: Expected, number: int, here: Sequence[memoryview]
+        self, expected: ExpectedMessage, number: int, here: Sequence[memoryview]
     ) -> asyncio.Future[list[int]] | None:
         """The card's copy into our engine's pages there, and behind it into the host's; None: they go elsewhere."""
         pages, unit = self._channel.pages, expected.frame.unit
@@ -195,7 +197,7 @@ class NcclSession(Session):
         copied.add_done_callback(lambda _: self._copied(expected, copied))
         return copied
 
-    def _copied(self, expected: Expected, copied: asyncio.Future[list[int]]) -> None:
+    def _copied(self, expected: ExpectedMessage, copied: asyncio.Future[list[int]]) -> None:
         self._copying.remove(copied)
         if self.ended:
             return
@@ -209,7 +211,7 @@ class NcclSession(Session):
         log.error("a handoff by nccl broke: %s", error.message)
         self.abort()
 
-    def _count(self, expected: Expected, checksums: list[int], resident: bool) -> None:
+    def _count(self, expected: ExpectedMessage, checksums: list[int], resident: bool) -> None:
         expected.checksums += checksums
         if expected.is_last:
             self.has_landed(expected.frame, expected.checksums, resident)
@@ -221,8 +223,8 @@ class NcclSession(Session):
 
     def over(self) -> None:
         """No lane is left: another stream may use the channel."""
-        if self._channel.session is self:
-            self._channel.session = None
+        if self._channel.incoming is self:
+            self._channel.incoming = None
             self._channel.used = asyncio.get_running_loop().time()
 
 

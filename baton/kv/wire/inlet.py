@@ -21,7 +21,7 @@ from baton.kv.wire.sending import HELLO
 from baton.protos.errors import BatonError, CorruptFrame
 
 if TYPE_CHECKING:
-    from baton.kv.wire.receiving import Session, SocketServer
+    from baton.kv.wire.receiving import IncomingStream, SocketServer
 
 log = logging.getLogger("baton.kv")
 
@@ -96,7 +96,7 @@ class Inlet:
     """One connection's incoming half: the frames, one after the other."""
 
     def __init__(self, sock: socket.socket, server: SocketServer) -> None:
-        self.session: Session | None = None
+        self.incoming: IncomingStream | None = None
         self.sock = sock
         self._server = server
         self._buffer = bytearray(4096)
@@ -123,31 +123,31 @@ class Inlet:
         self._server.gone(self)
 
     def _expect_hello(self) -> None:
-        if self.session is None:
+        if self.incoming is None:
             self.close(reset=True)
 
     def release(self) -> None:
         """Go on if the frames that the one held back had overtaken have come on other lanes, or nobody wants it."""
-        frame, session = self._held, self.session
-        if frame is None or session is None or self._closed:
+        frame, incoming = self._held, self.incoming
+        if frame is None or incoming is None or self._closed:
             return
-        if session.ended or not session.overtook(frame):
+        if incoming.ended or not incoming.overtook(frame):
             self._held = None
             self._server.poller.reads(self.sock.fileno(), self._readable)
-            if not session.ended:
-                self._guarded(lambda: self._frame(frame, session))
+            if not incoming.ended:
+                self._guarded(lambda: self._frame(frame, incoming))
             self.look_again()
 
-    def _hold(self, frame: Frame, session: Session) -> None:
+    def _hold(self, frame: Frame, incoming: IncomingStream) -> None:
         """Until those before it are in. Nothing is read on this lane meanwhile: one frame is all that is kept."""
         self._held = frame
         self._server.poller.reads(self.sock.fileno(), None)
         if frame.kind in frames.WITH_BLOCKS:
-            asyncio.get_running_loop().call_later(OVERTAKEN_S, self._overdue, frame, session)
+            asyncio.get_running_loop().call_later(OVERTAKEN_S, self._overdue, frame, incoming)
 
-    def _overdue(self, frame: Frame, session: Session) -> None:
-        if self._held is frame and not session.ended:
-            session.sink.over(
+    def _overdue(self, frame: Frame, incoming: IncomingStream) -> None:
+        if self._held is frame and not incoming.ended:
+            incoming.sink.over(
                 CorruptFrame(f"a frame of blocks came, one before it not in {OVERTAKEN_S:g} s", "subject")
             )
 
@@ -170,10 +170,10 @@ class Inlet:
         except OSError:
             self._lost()
         except BatonError as error:
-            if self.session is None:
+            if self.incoming is None:
                 self.close(reset=True)
             else:
-                self.session.sink.over(error)
+                self.incoming.sink.over(error)
         except Exception:  # a bug of ours ends this stream, not the process
             log.exception("a handoff stream failed")
             self._lost()
@@ -189,7 +189,7 @@ class Inlet:
 
     def _step(self) -> int:
         """Read once; how many bytes were dealt with, 0 at the end."""
-        if self.session is not None and self.session.ended:
+        if self.incoming is not None and self.incoming.ended:
             return len(self.sock.recv(PIECE_BYTES))  # what was in flight then: unread, it would reset our replies
         if self._landing is not None:
             return self._land(self._landing)
@@ -199,7 +199,7 @@ class Inlet:
         return count
 
     def _fill(self) -> int:
-        if self.session is None:
+        if self.incoming is None:
             return self._fill_hello()
         count = self.sock.recv_into(memoryview(self._buffer)[self._got : self._want])
         self._got += count
@@ -218,10 +218,10 @@ class Inlet:
 
     def _complete(self) -> int:
         """The bytes wanted are in: a hello, a header, or a header with its body. Bytes fetched besides."""
-        if self.session is None:
-            self.session = self._server.enter(self, bytes(self._buffer[: self._want]), self._fds)
+        if self.incoming is None:
+            self.incoming = self._server.enter(self, bytes(self._buffer[: self._want]), self._fds)
         elif self._want == HEADER_BYTES and (body := frames.body_bytes(self._buffer)):
-            if body > STRANGERS_BODY_BYTES and not self.session.known:
+            if body > STRANGERS_BODY_BYTES and not self.incoming.known:
                 raise CorruptFrame(f"a body of {body} bytes comes before any lease was shown", "frame")
             self._want += body
             if len(self._buffer) < self._want:  # a new one: frames decoded earlier may still borrow the old
@@ -230,22 +230,22 @@ class Inlet:
         else:
             frame = frames.decode(memoryview(self._buffer)[: self._want])
             self._got, self._want = 0, HEADER_BYTES
-            return self._frame(frame, self.session)
+            return self._frame(frame, self.incoming)
         self._got, self._want = 0, HEADER_BYTES
         return 0
 
-    def _frame(self, frame: Frame, session: Session) -> int:
-        if session.overtook(frame):
-            self._hold(frame, session)
+    def _frame(self, frame: Frame, incoming: IncomingStream) -> int:
+        if incoming.overtook(frame):
+            self._hold(frame, incoming)
             return 0
         if frame.kind not in frames.WITH_BLOCKS:
-            session.take(frame)
+            incoming.take(frame)
             return 0
         if frame.elsewhere:
-            return session.fetch(frame)
+            return incoming.fetch(frame)
         if not frame.blocks or not frame.unit:
             raise CorruptFrame("a frame of blocks without bytes", "unit")
-        places = session.sink.place(frame)
+        places = incoming.sink.place(frame)
         if places is not None:
             self._landing = Landing(frame, places)
         return 0
@@ -254,13 +254,13 @@ class Inlet:
         room = landing.room()
         count = self.sock.recv_into(room[0]) if len(room) == 1 else self.sock.recvmsg_into(room)[0]
         landing.advance(count)
-        if landing.done and self.session is not None:
+        if landing.done and self.incoming is not None:
             self._landing = None
-            self.session.has_landed(landing.frame, landing.checksums)
+            self.incoming.has_landed(landing.frame, landing.checksums)
         return count
 
     def _lost(self) -> None:
-        if self.session is None:
+        if self.incoming is None:
             self.close(reset=True)
         else:
-            self.session.abort()
+            self.incoming.abort()

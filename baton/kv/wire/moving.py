@@ -27,14 +27,14 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Between the I/O process and its mover."""
 
 
-class Serve(_Message, frozen=True):
+class ServeRendezvous(_Message, frozen=True):
     """Be the meeting point of our receivers' channels; the listening socket comes beside it."""
 
     host: str
     port: int
 
 
-class Join(_Message, frozen=True):
+class JoinChannel(_Message, frozen=True):
     """Open ``channel``: be ``rank`` of group ``group``, which meets at ``host:port``; staging comes beside it.
 
     ``device``: staging on our card instead, which only a group of NCCL's can move.
@@ -50,7 +50,7 @@ class Join(_Message, frozen=True):
     device: SharedPages | None = None
 
 
-class Move(_Message, frozen=True):
+class MoveBytes(_Message, frozen=True):
     """Send, or receive, these bytes of staging; answered by Done with ``number``."""
 
     channel: str
@@ -59,41 +59,41 @@ class Move(_Message, frozen=True):
     size: int
 
 
-class Leave(_Message, frozen=True):
+class LeaveChannel(_Message, frozen=True):
     """Close ``channel`` after what was asked before."""
 
     channel: str
 
 
-class Joined(_Message, frozen=True):
+class ChannelJoined(_Message, frozen=True):
     """Both are there."""
 
     channel: str
 
 
-class Done(_Message, frozen=True):
+class MoveDone(_Message, frozen=True):
     """One Move is over."""
 
     channel: str
     number: int
 
 
-class Broken(_Message, frozen=True):
+class ChannelBroken(_Message, frozen=True):
     """The channel is closed: the peer is gone, or didn't come."""
 
     channel: str
     why: str
 
 
-class Left(_Message, frozen=True):
+class ChannelLeft(_Message, frozen=True):
     """The last of a channel, broken or not: the mover has let its staging go."""
 
     channel: str
 
 
-ToMover = Serve | Join | Move | Leave
-FromMover = Joined | Done | Broken | Left
-Listener = Callable[[Joined | Done | Broken], None]
+ToMover = ServeRendezvous | JoinChannel | MoveBytes | LeaveChannel
+FromMover = ChannelJoined | MoveDone | ChannelBroken | ChannelLeft
+Listener = Callable[[ChannelJoined | MoveDone | ChannelBroken], None]
 
 
 class MoverClient:
@@ -106,7 +106,7 @@ class MoverClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._listeners: dict[str, Listener] = {}
         self._held: dict[str, Callable[[], None] | None] = {}  # by the mover, channels: what to do once they aren't
-        self._serving: tuple[Serve, socket.socket] | None = None
+        self._serving: tuple[ServeRendezvous, socket.socket] | None = None
         self._decode = msgspec.msgpack.Decoder(FromMover).decode
 
     def serve(self, host: str, sock: socket.socket, at_once: bool = True) -> None:
@@ -114,16 +114,16 @@ class MoverClient:
 
         The mover starts now, or with the first channel.
         """
-        self._serving = (Serve(host, sock.getsockname()[1]), sock)
+        self._serving = (ServeRendezvous(host, sock.getsockname()[1]), sock)
         if at_once or self._sock is not None:
             self._send(*self._serving_message())
 
-    def join(self, join: Join, staging: PageMemory, listener: Listener) -> None:
+    def join(self, join: JoinChannel, staging: PageMemory, listener: Listener) -> None:
         """Open a channel; ``listener`` hears of it until it is Broken, or left."""
         self._listeners[join.channel], self._held[join.channel] = listener, None
         self._send(join, staging.fd)
 
-    def move(self, move: Move) -> None:
+    def move(self, move: MoveBytes) -> None:
         """The next thing on its channel."""
         self._send(move)
 
@@ -135,21 +135,21 @@ class MoverClient:
             let_go()
         if self._listeners.pop(channel, None) is not None:
             with suppress(WorkerLost):  # then it is left as well
-                self._send(Leave(channel))
+                self._send(LeaveChannel(channel))
 
     def close(self) -> None:
         """End the mover; every channel is broken."""
         self._serving = None
         self._lost("the transport was closed")
 
-    def _serving_message(self) -> tuple[Serve, int]:
+    def _serving_message(self) -> tuple[ServeRendezvous, int]:
         assert self._serving is not None
         return self._serving[0], self._serving[1].fileno()
 
     def _send(self, message: msgspec.Struct, fd: int | None = None) -> None:
         if self._sock is None:
             self._start()
-            if self._serving is not None and not isinstance(message, Serve):
+            if self._serving is not None and not isinstance(message, ServeRendezvous):
                 self._send(*self._serving_message())
         assert self._sock is not None
         data = msgspec.msgpack.encode(message)
@@ -189,11 +189,11 @@ class MoverClient:
             self._lost("the mover process died")
             return
         message = self._decode(data)
-        if isinstance(message, Left):
+        if isinstance(message, ChannelLeft):
             self._let_go(message.channel)
             return
         listener = self._listeners.get(message.channel)
-        if isinstance(message, Broken):
+        if isinstance(message, ChannelBroken):
             self._listeners.pop(message.channel, None)
         if listener is not None:
             listener(message)
@@ -210,7 +210,7 @@ class MoverClient:
             self._process = None
         listeners, self._listeners = self._listeners, {}
         for channel, listener in listeners.items():
-            listener(Broken(channel, why))
+            listener(ChannelBroken(channel, why))
         for channel in tuple(self._held):
             self._let_go(channel)
 

@@ -27,7 +27,7 @@ TIMEOUT_S = 5.0
 PATIENCE_S = {"nccl": 60.0}  # its movers load torch first
 
 
-class Measured(msgspec.Struct, frozen=True):
+class LinkSpeed(msgspec.Struct, frozen=True):
     """What one transport takes to one receiver: seconds for a small frame and its answer, bytes per second."""
 
     fixed_s: float
@@ -51,7 +51,7 @@ async def measure(
     memory: PageMemory,
     clock: Callable[[], float],
     timeout_s: float = TIMEOUT_S,
-) -> Measured:
+) -> LinkSpeed:
     """The best of a few rounds. Raises WorkerLost, or the receiver's refusal."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -66,7 +66,7 @@ async def measure(
                 await stream.close()
     except TimeoutError:
         raise WorkerLost(f"a preflight to {address} took longer than {timeout_s:g} s", "decode_address") from None
-    return Measured(fixed, pages * PAGE_BYTES / max(whole - fixed, 1e-6))
+    return LinkSpeed(fixed, pages * PAGE_BYTES / max(whole - fixed, 1e-6))
 
 
 async def _round(

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from baton.kv.wire import frames
 from baton.kv.wire.base import Accept
 from baton.kv.wire.frames import Frame, Kind
-from baton.kv.wire.guests import Strangers
 from baton.kv.wire.inlet import Inlet
 from baton.kv.wire.poller import Poller
-from baton.kv.wire.secured import Arrival
+from baton.kv.wire.secured import TlsHandshake
 from baton.kv.wire.sending import ANCHOR, HELLO, MAGIC, VERSION
+from baton.kv.wire.unleased import UnleasedConnections
 from baton.protos.errors import CorruptFrame, HandoffRefused
 from baton.tls.identity import Identity
 from baton.tls.sockets import TlsSocket, accepting
@@ -35,15 +35,15 @@ REST_S = 0.25  # of a port that can accept nothing, because a listener stays rea
 SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
-class Session:
+class IncomingStream:
     """One stream: a Line to its Sink, over one lane or several."""
 
-    def __init__(self, accept: Accept, server: SocketServer, stream: bytes) -> None:
+    def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes) -> None:
         self.inlets: list[Inlet] = []
         self.primary: Inlet | None = None
         self.landed = self.taken = 0  # frames with blocks, and without
         self.ended = False
-        self.stream = stream
+        self.stream_id = stream_id
         self.heard_at = asyncio.get_running_loop().time()
         self._server = server
         self._out = bytearray()
@@ -60,7 +60,7 @@ class Session:
             raise CorruptFrame(f"a stream has at most {MAX_LANES} lanes", "hello")
         self.inlets.append(inlet)
         if self.known:
-            self._server.strangers.remove(inlet)
+            self._server.unleased.remove(inlet)
         if lane == 0:
             self.primary = inlet
             self._flush()
@@ -82,7 +82,7 @@ class Session:
         self.sink.take(frame)
         if self.known:
             for inlet in self.inlets:
-                self._server.strangers.remove(inlet)
+                self._server.unleased.remove(inlet)
         self._release()
 
     def _release(self) -> None:
@@ -122,7 +122,7 @@ class Session:
         """Wait for whatever else than this thread writes where blocks were to land: nothing is written after."""
 
     def _forget(self, reset: bool) -> None:
-        self._server.sessions.pop(self.stream, None)
+        self._server.streams.pop(self.stream_id, None)
         for inlet in tuple(self.inlets):
             inlet.close(reset)
 
@@ -172,14 +172,14 @@ class SocketServer:
         admit: Callable[[socket.socket], bool],
         identity: Identity | None = None,
     ) -> None:
-        self.sessions: dict[bytes, Session] = {}
+        self.streams: dict[bytes, IncomingStream] = {}
         self._accept = accept
         self._admit = admit
         self._sock = sock
         self._identity = identity
-        self.strangers = Strangers()
+        self.unleased = UnleasedConnections()
         self._inlets: set[Inlet] = set()
-        self._arrivals: set[Arrival] = set()
+        self._handshakes: set[TlsHandshake] = set()
         self._rests = False
         sock.setblocking(False)
         self.poller = Poller()
@@ -190,42 +190,42 @@ class SocketServer:
         if self._sock.fileno() >= 0:
             self.poller.forget(self._sock.fileno())
             self._sock.close()
-        for session in tuple(self.sessions.values()):
-            session.abort()
+        for incoming in tuple(self.streams.values()):
+            incoming.abort()
         for inlet in tuple(self._inlets):
             inlet.close(reset=True)
-        for arrival in tuple(self._arrivals):
-            arrival.close()
+        for handshake in tuple(self._handshakes):
+            handshake.close()
         self.poller.close()
 
-    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> Session:
+    def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
         """A connection said hello. Raises CorruptFrame."""
-        magic, version, lane, newest, stream = HELLO.unpack(said)
+        magic, version, lane, newest, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
             raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
-        session = self.sessions.get(stream)
-        if session is None:
-            session = self.sessions[stream] = self.session(stream, lane == ANCHOR, fds)
+        incoming = self.streams.get(stream_id)
+        if incoming is None:
+            incoming = self.streams[stream_id] = self.incoming(stream_id, lane == ANCHOR, fds)
             if self._sock.family != socket.AF_UNIX:
-                session.end_if_idle()
-        session.join(inlet, lane)
+                incoming.end_if_idle()
+        incoming.join(inlet, lane)
         if lane == 0 and (known := min(newest, frames.NEWEST)) > VERSION:
-            session.reply(frames.encode(Frame(Kind.GREETING, subject=known)))
-        return session
+            incoming.reply(frames.encode(Frame(Kind.GREETING, subject=known)))
+        return incoming
 
-    def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:
+    def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
         """The first connection of a stream is here."""
-        return Session(self._accept, self, stream)
+        return IncomingStream(self._accept, self, stream_id)
 
     def gone(self, inlet: Inlet) -> None:
         """It is closed."""
         self._inlets.discard(inlet)
-        self.strangers.remove(inlet)
-        if inlet.session is not None and inlet in inlet.session.inlets:
-            inlet.session.inlets.remove(inlet)
-            if not inlet.session.inlets:
-                self.sessions.pop(inlet.session.stream, None)
-                inlet.session.over()
+        self.unleased.remove(inlet)
+        if inlet.incoming is not None and inlet in inlet.incoming.inlets:
+            inlet.incoming.inlets.remove(inlet)
+            if not inlet.incoming.inlets:
+                self.streams.pop(inlet.incoming.stream_id, None)
+                inlet.incoming.over()
 
     def _incoming(self) -> None:
         try:
@@ -236,7 +236,7 @@ class SocketServer:
             return
         self._rests = False
         sock.setblocking(False)
-        if len(self._inlets) + len(self._arrivals) >= MAX_CONNECTIONS or not self._admit(sock):
+        if len(self._inlets) + len(self._handshakes) >= MAX_CONNECTIONS or not self._admit(sock):
             sock.close()
         elif self._identity is None:
             self._entered(sock, peer[0] if peer else "")
@@ -248,7 +248,7 @@ class SocketServer:
         if not self._rests:
             log.warning("no sender of KV can be accepted for now: %s", error.strerror)
         self._rests = True
-        self.strangers.make_room()
+        self.unleased.make_room()
         self.poller.reads(self._sock.fileno(), None)
         asyncio.get_running_loop().call_later(REST_S, self._listen)
 
@@ -260,7 +260,7 @@ class SocketServer:
         inlet = Inlet(sock, self)
         self._inlets.add(inlet)
         if address:
-            self.strangers.add(inlet, address)
+            self.unleased.add(inlet, address)
         return inlet
 
     def _secure(self, sock: socket.socket, peer: tuple[str, int], identity: Identity) -> None:
@@ -269,14 +269,14 @@ class SocketServer:
         except OSError:  # it is gone already
             sock.close()
             return
-        arrival = Arrival(secured, f"{peer[0]}:{peer[1]}", identity, self.poller, self._arrived, self._left)
-        self._arrivals.add(arrival)
-        self.strangers.add(arrival, peer[0])
-        arrival.begin()
+        handshake = TlsHandshake(secured, f"{peer[0]}:{peer[1]}", identity, self.poller, self._secured, self._left)
+        self._handshakes.add(handshake)
+        self.unleased.add(handshake, peer[0])
+        handshake.begin()
 
-    def _left(self, arrival: Arrival) -> str:
-        self._arrivals.discard(arrival)
-        return self.strangers.remove(arrival)
+    def _left(self, handshake: TlsHandshake) -> str:
+        self._handshakes.discard(handshake)
+        return self.unleased.remove(handshake)
 
-    def _arrived(self, arrival: Arrival, sock: TlsSocket) -> None:
-        self._entered(sock, self._left(arrival)).look_again()
+    def _secured(self, handshake: TlsHandshake, sock: TlsSocket) -> None:
+        self._entered(sock, self._left(handshake)).look_again()

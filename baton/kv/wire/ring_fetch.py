@@ -24,7 +24,7 @@ from baton.kv.memory.device_pages import DevicePages
 from baton.kv.wire import frames
 from baton.kv.wire.base import Accept
 from baton.kv.wire.frames import Frame, Kind
-from baton.kv.wire.receiving import Session, SocketServer
+from baton.kv.wire.receiving import IncomingStream, SocketServer
 from baton.protos.errors import ConfigError, CorruptFrame
 
 log = logging.getLogger("baton.kv")
@@ -46,7 +46,7 @@ class CudaIpcServer(SocketServer):
         super().__init__(sock, accept, admit)
         self.pages = pages
 
-    def session(self, stream: bytes, anchor: bool, fds: list[int]) -> Session:
+    def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
         """A sender is here with its ring."""
         if len(fds) != 1:
             raise CorruptFrame("the hello must bring one descriptor, of the ring's handle", "hello")
@@ -54,10 +54,10 @@ class CudaIpcServer(SocketServer):
         if len(said) != SHARED.size:
             raise CorruptFrame("the ring's handle is cut short", "hello")
         handle, size = SHARED.unpack(said)
-        return IpcSession(self._accept, self, stream, handle, size, self.pages)
+        return IpcIncomingStream(self._accept, self, stream_id, handle, size, self.pages)
 
 
-class Fetched(msgspec.Struct):
+class PendingFetch(msgspec.Struct):
     """A frame whose blocks are on their way; ``done`` where the card copies them, else it is still to be done."""
 
     frame: Frame
@@ -65,22 +65,22 @@ class Fetched(msgspec.Struct):
     done: asyncio.Future[list[int]] | None
 
 
-class IpcSession(Session):
+class IpcIncomingStream(IncomingStream):
     """A stream whose blocks are fetched from the sender's ring."""
 
     def __init__(
         self,
         accept: Accept,
         server: SocketServer,
-        stream: bytes,
+        stream_id: bytes,
         handle: bytes,
         size: int,
         pages: DevicePages | None = None,
     ) -> None:
-        super().__init__(accept, server, stream)
+        super().__init__(accept, server, stream_id)
         self._cuda, self._size, self._pages = driver(), size, pages
         self._scratch: Scratch | None = None  # for a preflight's blocks
-        self._coming: deque[Fetched] = deque()
+        self._coming: deque[PendingFetch] = deque()
         self._landed_on_card = 0
         try:
             self._ring = self._cuda.open(handle)
@@ -95,7 +95,7 @@ class IpcSession(Session):
         if places is None:
             return 1
         try:
-            self._coming.append(Fetched(frame, places, self._started(frame, places)))
+            self._coming.append(PendingFetch(frame, places, self._started(frame, places)))
         except ConfigError as error:
             self._broke(error)
             return 1
@@ -158,7 +158,7 @@ class IpcSession(Session):
         log.error("a handoff from the card's ring broke: %s", error.message)
         self.abort()
 
-    def _downloaded(self, fetched: Fetched) -> list[int]:
+    def _downloaded(self, fetched: PendingFetch) -> list[int]:
         for place, at in zip(fetched.places, fetched.frame.offsets, strict=True):
             self._cuda.download(place, self._ring + at)
         return copying.checksums(fetched.places)

@@ -20,7 +20,7 @@ HANDSHAKE_S = 5.0
 ROLE = "worker"
 
 
-class Arrival:
+class TlsHandshake:
     """An accepted connection until its handshake is done: then ``ready`` gets the socket, or ``close`` ends it."""
 
     def __init__(
@@ -29,8 +29,8 @@ class Arrival:
         peer: str,
         identity: Identity,
         poller: Poller,
-        ready: Callable[[Arrival, TlsSocket], None],
-        gone: Callable[[Arrival], object],
+        ready: Callable[[TlsHandshake, TlsSocket], None],
+        gone: Callable[[TlsHandshake], object],
     ) -> None:
         self._sock, self._peer, self._identity, self._poller = sock, peer, identity, poller
         self._ready, self._gone = ready, gone

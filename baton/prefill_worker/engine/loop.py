@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton.engine.checks import check_request
-from baton.engine.isolate import Outcome
+from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SequenceStep
 from baton.engine.step_loop import StepLoop
 from baton.kv.layout import prefix
@@ -131,7 +131,7 @@ class PrefillLoop(StepLoop):
 
     # ---- after a step ----
 
-    def _advance(self, item: SequenceStep, outcome: Outcome) -> None:
+    def _advance(self, item: SequenceStep, outcome: StepOutcome) -> None:
         if item.seq in outcome.failed:
             self.fail(item.seq, outcome.failed[item.seq])
             return
@@ -151,7 +151,7 @@ class PrefillLoop(StepLoop):
         if blocks:
             self.channel.send(ch.BlocksReady(key, blocks))
 
-    def _finish(self, job: PrefillJob, outcome: Outcome) -> None:
+    def _finish(self, job: PrefillJob, outcome: StepOutcome) -> None:
         key, now = job.sequence.seq, self.clock()
         self.scheduler.remove(key)
         (sampled,) = outcome.sampled[key]

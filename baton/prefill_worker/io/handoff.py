@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
 
-from baton.kv.layout.repaging import Piece
+from baton.kv.layout.repaging import ReceiverBlock
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
@@ -95,7 +95,7 @@ class Handoff:
         self._frame_bytes, self._from_card = FRAME_BYTES, False
         self._todo: asyncio.Queue[Item] = asyncio.Queue()
         self._ahead: Item | None = None  # taken out of the queue, but not a block
-        self._ready: deque[ShipBlock | Piece] = deque()  # of what was taken out of the queue, not sent yet
+        self._ready: deque[ShipBlock | ReceiverBlock] = deque()  # of what was taken out of the queue, not sent yet
         self._unacked: set[int] = set()
         self._unflagged = 0
         self._room = asyncio.Event()
@@ -156,7 +156,7 @@ class Handoff:
 
     async def _outgoing(self) -> AsyncIterator[tuple[Frame, list[memoryview]]]:
         yield self._frame(Kind.OPEN, control.encode_opening(self._opening())), []
-        while isinstance(item := await self._next(), (ShipBlock, Piece)):
+        while isinstance(item := await self._next(), (ShipBlock, ReceiverBlock)):
             room = await self._has_room()
             yield self._blocks([item, *self._more(room)])
         if isinstance(item, BatonError):
@@ -177,7 +177,7 @@ class Handoff:
             self._acknowledged(frames.acked_blocks(frame))
         raise WorkerLost(f"the decode worker at {self._to.address} ended the handoff early", "decode_address")
 
-    async def _next(self) -> Item | Piece:
+    async def _next(self) -> Item | ReceiverBlock:
         while not self._ready:
             ahead, self._ahead = self._ahead, None
             item = await self._todo.get() if ahead is None else ahead
@@ -195,9 +195,9 @@ class Handoff:
         window = self._window // unit - len(self._unacked)
         return min(window, max(1, self._frame_bytes // unit), frames.MAX_BLOCKS) - 1
 
-    def _more(self, room: int) -> list[ShipBlock | Piece]:
+    def _more(self, room: int) -> list[ShipBlock | ReceiverBlock]:
         """Blocks that are ready by now, at most ``room``; what isn't a block stays queued behind them."""
-        found: list[ShipBlock | Piece] = []
+        found: list[ShipBlock | ReceiverBlock] = []
         while len(found) < room and (self._ready or (self._ahead is None and not self._todo.empty())):
             if self._ready:
                 found.append(self._ready.popleft())
@@ -215,7 +215,7 @@ class Handoff:
         if blocks and not self._unacked:
             self._busy_s += self._clock() - self._busy_since
 
-    def _blocks(self, batch: list[ShipBlock | Piece]) -> tuple[Frame, list[memoryview]]:
+    def _blocks(self, batch: list[ShipBlock | ReceiverBlock]) -> tuple[Frame, list[memoryview]]:
         if not self._unacked:
             self._busy_since = self._clock()
         wire, size = self._wire, self._wire.unit
@@ -268,7 +268,7 @@ class Handoff:
         return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, self._busy_s, self._to.address)
 
 
-def _is_resident(block: ShipBlock | Piece) -> bool:
+def _is_resident(block: ShipBlock | ReceiverBlock) -> bool:
     return isinstance(block, ShipBlock) and block.resident
 
 

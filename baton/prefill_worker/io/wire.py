@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.kv.layout.bridge import Bridge
-from baton.kv.layout.repaging import Piece, Repaging
+from baton.kv.layout.repaging import ReceiverBlock, Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.channel import ShipBlock
 from baton.protos.nouns import KvLayout
@@ -31,18 +31,18 @@ class Wire(msgspec.Struct, frozen=True):
         """Bytes of one block on its way."""
         return self.layout.page_bytes if self.bridge is None else self.bridge.unit
 
-    def take(self, block: ShipBlock) -> list[ShipBlock | Piece]:
+    def take(self, block: ShipBlock) -> list[ShipBlock | ReceiverBlock]:
         """One of our blocks is there; what can be sent by it."""
         return [block] if self.paging is None else [*self.paging.take(block)]
 
-    def hash(self, block: ShipBlock | Piece) -> bytes:
+    def hash(self, block: ShipBlock | ReceiverBlock) -> bytes:
         """The receiver's hash of it."""
         if self.hashes is not None:
             return self.hashes[block.index]
         assert isinstance(block, ShipBlock), "another chain's hashes come with the wire"
         return block.hash
 
-    def payload(self, block: ShipBlock | Piece, memory: PageMemory) -> tuple[memoryview, int | None]:
+    def payload(self, block: ShipBlock | ReceiverBlock, memory: PageMemory) -> tuple[memoryview, int | None]:
         """Its bytes as the receiver takes them, and where in our pages they lie; None: in memory of their own."""
         if isinstance(block, ShipBlock):
             page = memory.page(block.page)

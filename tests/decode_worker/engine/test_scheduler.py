@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
 from baton.engine.checks import blocks_for, holdable
-from baton.engine.plan import Sampled
+from baton.engine.plan import SampledToken
 from baton.engine.sequence import SequenceState
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PagePool
@@ -110,7 +110,7 @@ def run_drafted(scheduler: DecodeScheduler, by_seq: dict[int, Decoding], rng: ra
             continue
         stood = rng.randint(0, len(item.verify))
         chosen = [*item.drafts[:stood], rng.randrange(VOCAB)]
-        decoding.take([Sampled(item.seq, token) for token in chosen], len(item.verify))
+        decoding.take([SampledToken(item.seq, token) for token in chosen], len(item.verify))
         if decoding.sequence.finish_reason:
             scheduler.remove(decoding)
         elif item.verify:

@@ -18,7 +18,7 @@ from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.kv.wire import control, frames
-from baton.kv.wire.base import QueuedLine, deliver
+from baton.kv.wire.base import QueuedReplyStream, deliver
 from baton.kv.wire.frames import HEADER_BYTES, Block, Frame, Kind
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened
 from baton.protos.errors import BatonError, CorruptFrame, LeaseUnknown
@@ -132,7 +132,7 @@ class Rig:
 
 async def serve(intake: Intake, incoming: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """A transport that delivers message by message: what the intake replies, until one side ends the stream."""
-    line = QueuedLine()
+    line = QueuedReplyStream()
     sink = intake.accept(line)
     reading = asyncio.ensure_future(_deliver(sink, line, incoming))
     try:
@@ -143,7 +143,7 @@ async def serve(intake: Intake, incoming: AsyncIterator[bytes]) -> AsyncGenerato
         sink.over(None)
 
 
-async def _deliver(sink: Any, line: QueuedLine, incoming: AsyncIterator[bytes]) -> None:
+async def _deliver(sink: Any, line: QueuedReplyStream, incoming: AsyncIterator[bytes]) -> None:
     async for data in incoming:
         if line.ended:
             return
@@ -248,7 +248,7 @@ async def test_a_preflights_bytes_are_checked_and_dropped(rig: Rig) -> None:
     assert (reply.kind, reply.subject) == (Kind.ACK, Kind.PROBE)
     assert isinstance(await rig.refusal(frames.message(probe, [page, page, b"y" * 100])), CorruptFrame)
     vast = msgspec.structs.replace(probe, unit=1 << 30)
-    line = QueuedLine()
+    line = QueuedReplyStream()
     assert rig.intake.accept(line).place(vast) is None, "nothing is allocated for it"
     assert not rig.told
     assert not rig.written()
@@ -257,9 +257,9 @@ async def test_a_preflights_bytes_are_checked_and_dropped(rig: Rig) -> None:
 # ---- blocks that land before they are verified ---------------------------------------------------------
 
 
-def land(rig: Rig, lease: Lease, raw: bytes, good: bool = True) -> tuple[Any, QueuedLine, Frame]:
+def land(rig: Rig, lease: Lease, raw: bytes, good: bool = True) -> tuple[Any, QueuedReplyStream, Frame]:
     """A transport that lands a frame's bytes in their places first, and is at the point of saying so."""
-    line = QueuedLine()
+    line = QueuedReplyStream()
     sink = rig.intake.accept(line)
     deliver(sink, lease.open())
     frame, payload = frames.split(raw)
@@ -639,7 +639,7 @@ def _move(move: str, lease: Lease, other: Lease, index: int) -> bytes:
 
 def test_a_stream_that_was_refused_and_ends_late_leaves_the_one_after_it_alone() -> None:
     rig = Rig()
-    lease, lines = rig.admit(1, 40), [QueuedLine(), QueuedLine()]
+    lease, lines = rig.admit(1, 40), [QueuedReplyStream(), QueuedReplyStream()]
     first, second = map(rig.intake.accept, lines)
     deliver(first, lease.open())
     deliver(first, lease.block(0, payload=b"too short"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.checkpoints import packed_cache
-from baton.engine.checkpoints.packed_cache import Damaged, packed_weights, read
+from baton.engine.checkpoints.packed_cache import CacheDamaged, packed_weights, read
 from baton.kernels.linear.packed import PackedWeight, pack_bf16, quantize
 
 
@@ -62,7 +62,7 @@ def test_a_flipped_byte_anywhere_is_seen_and_the_file_made_again(tmp_path: Path,
         at = max(i for i, byte in enumerate(raw) if byte)
     raw[at] ^= 0x10
     path.write_bytes(raw)
-    with pytest.raises(Damaged):
+    with pytest.raises(CacheDamaged):
         read(path)
     found = packed_weights("abc", "int8", made, str(tmp_path))
     assert torch.equal(found["four"].dequantized(), made()["four"].dequantized())

@@ -104,13 +104,13 @@ def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
 def test_a_grammar_whose_client_left_stops_compiling_and_the_next_one_begins() -> None:
     grammars = Grammars(SPEC, bounds=Bounds(compile_cpu_s=600.0, memory_bytes=1 << 30))
     left, waits = begun(grammars, POISON), begun(grammars, POISON.replace("22", "21"))
-    compiling = left.host
+    compiling = left.process
     until(lambda: compiling.child is not None and compiling.child.begun, grammars)
     del left, waits
     following = begun(grammars, "a", "regex")
     assert following.mask(400)[ord("a")]
     until(lambda: len(forked(grammars)) <= 2, grammars)
-    assert len(grammars._hosts) == 1
+    assert len(grammars._processes) == 1
 
 
 def test_a_tenants_grammars_beyond_their_memory_are_let_go_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +119,12 @@ def test_a_tenants_grammars_beyond_their_memory_are_let_go_or_refused(monkeypatc
     begun(grammars, "d", "regex").mask(400)
     for state in kept:
         state.mask(400)
-    monkeypatch.setattr(grammar, "TENANT_BYTES", sum(state.host.grown for state in kept[:2]))
+    monkeypatch.setattr(grammar, "TENANT_BYTES", sum(state.process.grown for state in kept[:2]))
     grammars.turn()
-    assert [host.grammar.spec for host in grammars._hosts.values()] == ["a", "b", "c"], "nobody followed d"
-    monkeypatch.setattr(grammar, "TENANT_BYTES", kept[2].host.grown)
+    assert [process.grammar.spec for process in grammars._processes.values()] == ["a", "b", "c"], (
+        "nobody followed d"
+    )
+    monkeypatch.setattr(grammar, "TENANT_BYTES", kept[2].process.grown)
     grammars.turn()
     assert [state.error is None for state in kept].count(False) == 1
     assert kept[2].error is None
@@ -131,7 +133,7 @@ def test_a_tenants_grammars_beyond_their_memory_are_let_go_or_refused(monkeypatc
 def test_a_tenant_never_meets_what_another_has_compiled() -> None:
     grammars = Grammars(SPEC)
     states = [begun(grammars, "a", "regex", tenant) for tenant in (b"one", b"two", b"one")]
-    assert states[0].host is states[2].host is not states[1].host
+    assert states[0].process is states[2].process is not states[1].process
 
 
 def test_the_processes_that_follow_grammars_come_back_after_they_died() -> None:

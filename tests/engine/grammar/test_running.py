@@ -164,12 +164,12 @@ def test_a_grammar_is_compiled_once_and_what_is_kept_is_bounded(monkeypatch: pyt
     grammars = Grammars(SPEC)
     first = begun(sampling("regex", "a"), grammars=grammars)
     again = begun(sampling("regex", "a"), grammars=grammars)
-    assert first.host is again.host
+    assert first.process is again.process
     for i in range(4):
         begun(sampling("regex", f"a{i}"), grammars=grammars).mask(400)
     grammars.turn()
-    kept = list(grammars._hosts.values())
-    assert first.host in kept, "somebody follows it"
+    kept = list(grammars._processes.values())
+    assert first.process in kept, "somebody follows it"
     assert len(kept) == 3
 
 

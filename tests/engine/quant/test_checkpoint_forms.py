@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.checkpoints.weights import Loaded, load_weights
+from baton.engine.checkpoints.weights import LoadedWeights, load_weights
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
@@ -48,7 +48,7 @@ def gguf_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return forms.gguf_base(tmp_path_factory.mktemp("gguf"))
 
 
-def loaded(directory: Path, cache: Path, **settings: object) -> Loaded:
+def loaded(directory: Path, cache: Path, **settings: object) -> LoadedWeights:
     config = EngineConfig(str(directory), cache_dir=str(cache), **settings)  # type: ignore[arg-type]
     read = ModelConfig.read(directory)
     return load_weights(config, directory, read, program_for(read), torch.float32)

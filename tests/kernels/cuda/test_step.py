@@ -32,7 +32,14 @@ from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, step
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
 
 # Of an op on the same inputs. The GPU rounds attention's q and weights to bf16, matrices' inputs to 8 bits or bf16.
-OPS = {p.Embed: 1e-6, p.RmsNorm: 1e-5, p.Linear: 2e-2, p.RopeAppend: 1e-4, p.PagedAttention: 1e-2, p.SwiGlu: 1e-5}
+OPS = {
+    p.Embedding: 1e-6,
+    p.RmsNorm: 1e-5,
+    p.Linear: 2e-2,
+    p.RopeAppend: 1e-4,
+    p.PagedAttention: 1e-2,
+    p.SwiGlu: 1e-5,
+}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from baton.kv.transport import nccl
 from baton.kv.wire import frames
-from baton.kv.wire.base import Line
+from baton.kv.wire.base import ReplyStream
 from baton.kv.wire.frames import Frame
 from baton.protos.errors import BatonError
 
@@ -19,7 +19,7 @@ from baton.protos.errors import BatonError
 class Sink:
     """Says back what landed: the checksums of the bytes that lie here."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ReplyStream) -> None:
         self._line = line
 
     def take(self, frame: Frame) -> None:

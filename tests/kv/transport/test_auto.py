@@ -25,7 +25,7 @@ from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
 from baton.kv.wire import frames, preflight
 from baton.kv.wire.base import HandoffStream
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.kv.wire.preflight import Measured
+from baton.kv.wire.preflight import LinkSpeed
 from baton.kv.wire.receiving import SocketServer
 from baton.protos.errors import ConfigError, HandoffRefused, WorkerLost
 from baton.protos.nouns import KvLink, WorkerInfo
@@ -224,10 +224,10 @@ class Noisy(AutoTransport):
     says: dict[str, float] = {}
     looks = 0
 
-    async def _try(self, name: str, address: str, memory: PageMemory) -> Measured:
+    async def _try(self, name: str, address: str, memory: PageMemory) -> LinkSpeed:
         await super()._try(name, address, memory)
         self.looks += name == "shm"
-        return Measured(1e-4, self.says.get(name, 1e9))
+        return LinkSpeed(1e-4, self.says.get(name, 1e9))
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ async def test_a_way_that_stays_slower_is_looked_at_ever_more_rarely_and_one_goo
     assert looked_at == [0, 30, 90, 210, 450, 930, 1890]
     assert [link.transport for link, _ in house.links] == ["tcp"], "and it is said once"
 
-    async def once(name: str, address: str, memory: PageMemory, real: Any = noisy._try) -> Measured:
+    async def once(name: str, address: str, memory: PageMemory, real: Any = noisy._try) -> LinkSpeed:
         got = await real(name, address, memory)
         noisy.says = {"shm": 1e6, "tcp": 1e9}
         return got
@@ -288,13 +288,13 @@ async def test_a_way_that_stays_slower_is_looked_at_ever_more_rarely_and_one_goo
 
 def test_the_order_of_preference_stands_unless_a_later_way_is_much_faster() -> None:
     order = ("shm", "tcp", "grpc")
-    near = {"shm": Measured(0.001, 4e9), "tcp": Measured(0.001, 5e9), "grpc": Measured(0.002, 1e9)}
+    near = {"shm": LinkSpeed(0.001, 4e9), "tcp": LinkSpeed(0.001, 5e9), "grpc": LinkSpeed(0.002, 1e9)}
     assert pick(order, near) == "shm"
-    assert pick(order, near | {"tcp": Measured(0.001, 9e9)}) == "tcp"
-    assert pick(order, {"grpc": Measured(0.002, 1e9)}) == "grpc"
+    assert pick(order, near | {"tcp": LinkSpeed(0.001, 9e9)}) == "tcp"
+    assert pick(order, {"grpc": LinkSpeed(0.002, 1e9)}) == "grpc"
 
 
-def test_an_unknown_transport_lists_the_choices() -> None:
+def test_an_unknown_transport_lists_the_routes() -> None:
     with pytest.raises(ConfigError, match=r"'pigeon' is unknown; choose one of auto, cuda_ipc, grpc, .*shm, tcp"):
         transports.check_name("pigeon")
     with pytest.raises(ConfigError, match="loopback"):
@@ -395,19 +395,19 @@ async def test_an_unforeseen_failure_is_not_the_choice_of_whoever_comes_next(hou
 async def test_choices_of_workers_that_have_left_are_forgotten(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.kv.transport.auto.KEPT_CHOICES", 3)
+    monkeypatch.setattr("baton.kv.transport.auto.KEPT_ROUTES", 3)
     house.addresses = {"tcp": house.addresses["tcp"]}
     auto = house.auto("tcp")
     for port in range(6):
         await (await auto.connect(f"left:{port}")).close()
-    assert list(auto._choices) == ["left:3", "left:4", "left:5"]
+    assert list(auto._routes) == ["left:3", "left:4", "left:5"]
     await auto.close()
 
 
 async def test_a_layout_is_known_before_any_way_is_measured(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     measure, measured = preflight.measure, asyncio.Event()
 
-    async def later(*arguments: Any) -> Measured:
+    async def later(*arguments: Any) -> LinkSpeed:
         await measured.wait()
         return await measure(*arguments)
 

@@ -14,7 +14,7 @@ from baton.kv.transport import cuda_ipc
 from baton.kv.transport.cuda_ipc import CudaIpcTransport
 from baton.kv.wire.frames import NO_HASH, Block, Frame, Kind
 from baton.kv.wire.ring import Ring
-from baton.kv.wire.ring_fetch import IpcSession, Scratch
+from baton.kv.wire.ring_fetch import IpcIncomingStream, Scratch
 from baton.protos.channel import BlocksReceived, ReceiveClosed
 from baton.protos.errors import ConfigError, WorkerLost
 from tests.kv.transport.cards import Cards, LateCopies, known
@@ -54,11 +54,11 @@ async def test_a_stream_that_was_ended_writes_nothing_after(pair: Cards, monkeyp
 async def test_the_planted_bug_that_does_not_wait_for_the_card_is_caught(
     pair: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = IpcSession.settle
-    monkeypatch.setattr(IpcSession, "settle", lambda session: None)
+    settle = IpcIncomingStream.settle
+    monkeypatch.setattr(IpcIncomingStream, "settle", lambda incoming: None)
     on_card, on_host = await aborted(pair, monkeypatch)
     assert b"N" * LAYOUT.page_bytes not in (on_card, on_host)
-    monkeypatch.setattr(IpcSession, "settle", settle)
+    monkeypatch.setattr(IpcIncomingStream, "settle", settle)
     await pair.end()
 
 
@@ -127,15 +127,15 @@ async def test_a_server_closes_although_its_card_takes_nothing_back(
     transport, call = CudaIpcTransport(), Driver._call
     for _ in range(2):
         await transport.connect(address)
-    await until(lambda: len(server.sessions) == 2)
-    rings = [session._ring for session in server.sessions.values() if isinstance(session, IpcSession)]
+    await until(lambda: len(server.streams) == 2)
+    rings = [incoming._ring for incoming in server.streams.values() if isinstance(incoming, IpcIncomingStream)]
 
     def broken(cuda: Driver, name: str, *arguments: object) -> None:
         raise ConfigError(f"worker.kv_transport cuda_ipc: {name}: an illegal address (700)")
 
     monkeypatch.setattr(Driver, "_call", broken)
     server.close()
-    assert not server.sessions
+    assert not server.streams
     assert caplog.text.count("cuIpcCloseMemHandle: an illegal address") == 2
     monkeypatch.setattr(Driver, "_call", call)
     for ring in rings:

@@ -15,7 +15,7 @@ from baton.kernels.cuda.library import SIMT_ENV
 from baton.kv.memory.cuda_driver import Driver
 from baton.kv.transport import nccl
 from baton.kv.wire import channels
-from baton.kv.wire.moving import Join, Left, MoverClient
+from baton.kv.wire.moving import ChannelLeft, JoinChannel, MoverClient
 from baton.kv.wire.poller import Poller
 from baton.kv.wire.sending import Lane
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
@@ -88,9 +88,9 @@ async def test_a_channel_that_is_not_opened_leaves_nothing_on_the_card(
 ) -> None:
     pair, client = Cards(card), MoverClient()
     monkeypatch.setattr(client, "join", failing(WorkerLost("the mover process died")))
-    before, join = known(), Join("0-a", "a", 0, "127.0.0.1", 1, "127.0.0.1", 0)
+    before, join = known(), JoinChannel("0-a", "a", 0, "127.0.0.1", 1, "127.0.0.1", 0)
     with pytest.raises(WorkerLost, match="the mover process died"):
-        channels.Channel(client, join, 1 << 16, pair.memory.device)
+        channels.StagingChannel(client, join, 1 << 16, pair.memory.device)
     assert known() == before
     pair.ours.close()
     pair.theirs.close()
@@ -102,13 +102,13 @@ async def test_staging_on_the_card_stays_until_the_mover_has_let_go_of_it(card: 
     pair, client = Cards(card), MoverClient()
     client._sock, mover_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client._watch()
-    before, join = known(), Join("0-a", "a", 0, "127.0.0.1", 1, "127.0.0.1", 0)
-    channel = channels.Channel(client, join, 1 << 16, pair.memory.device)
+    before, join = known(), JoinChannel("0-a", "a", 0, "127.0.0.1", 1, "127.0.0.1", 0)
+    channel = channels.StagingChannel(client, join, 1 << 16, pair.memory.device)
     channel.leave()
     await asyncio.sleep(0.02)
     assert known() == before + 1
     if end == "lets go":
-        mover_end.send(msgspec.msgpack.encode(Left("0-a")))
+        mover_end.send(msgspec.msgpack.encode(ChannelLeft("0-a")))
     else:
         mover_end.close()
     await until(lambda: known() == before)
@@ -144,8 +144,8 @@ async def test_a_stream_whose_card_takes_no_bytes_is_lost(card: Driver, monkeypa
     """So that its sender measures its ways anew."""
     pair, client, poller = Cards(card), MoverClient(), Poller()
     monkeypatch.setattr(client, "join", lambda *arguments: None)
-    join = Join("1-a", "a", 1, "127.0.0.1", 1, "127.0.0.1", 0)
-    channel = channels.Channel(client, join, 1 << 16, pair.source.device)
+    join = JoinChannel("1-a", "a", 1, "127.0.0.1", 1, "127.0.0.1", 0)
+    channel = channels.StagingChannel(client, join, 1 << 16, pair.source.device)
     channel.joined = True
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

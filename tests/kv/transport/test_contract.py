@@ -16,7 +16,7 @@ import uvloop
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import names
 from baton.kv.wire import frames
-from baton.kv.wire.base import HandoffStream, Line, Transport
+from baton.kv.wire.base import HandoffStream, ReplyStream, Transport
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, WorkerLost
 from tests.kv.transport.rigs import RIGS
@@ -45,14 +45,14 @@ class Peer:
         self.crash = False
         self.errors: list[BatonError] = []
 
-    def accept(self, line: Line) -> PeerSink:
+    def accept(self, line: ReplyStream) -> PeerSink:
         return PeerSink(self, line)
 
 
 class PeerSink:
     """One stream to a Peer."""
 
-    def __init__(self, peer: Peer, line: Line) -> None:
+    def __init__(self, peer: Peer, line: ReplyStream) -> None:
         self.peer, self.line = peer, line
         self.places: Sequence[memoryview] = ()
 

@@ -21,7 +21,7 @@ from baton.kv.transport import cuda_ipc
 from baton.kv.transport import sender as transport_named
 from baton.kv.transport.cuda_ipc import CudaIpcTransport, Ring
 from baton.kv.wire import frames
-from baton.kv.wire.base import Line
+from baton.kv.wire.base import ReplyStream
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from tests.kv.transport.rigs import required_driver, stand_in_driver
@@ -67,7 +67,7 @@ async def test_a_receiver_on_another_card_is_refused_before_connecting(card: str
 class Sink:
     """Takes every block; ``slow`` ones only when told."""
 
-    def __init__(self, line: Line, got: list[bytes]) -> None:
+    def __init__(self, line: ReplyStream, got: list[bytes]) -> None:
         self._line, self._got = line, got
 
     def take(self, frame: Frame) -> None:

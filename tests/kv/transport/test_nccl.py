@@ -19,7 +19,7 @@ from baton.kv.transport import nccl
 from baton.kv.wire import frames
 from baton.kv.wire.base import HandoffStream
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.kv.wire.moving import Broken, Move, MoverClient
+from baton.kv.wire.moving import ChannelBroken, MoveBytes, MoverClient
 from baton.protos.errors import WorkerLost
 from tests.kv.transport.rigs import MOVER
 from tests.kv.transport.test_contract import Peer, answer
@@ -59,7 +59,7 @@ class Near:
         await answer(stream)
         await stream.close()
         for _ in range(1000):
-            if not self.server.sessions:
+            if not self.server.streams:
                 return
             await asyncio.sleep(0.01)
 
@@ -210,10 +210,10 @@ async def test_a_mover_that_dies_with_words_unread_breaks_its_channels_without_a
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
     client._sock, client._listeners["a"] = ours, said.append
     client._watch()
-    client.move(Move("a", 0, 0, 1))
+    client.move(MoveBytes("a", 0, 0, 1))
     theirs.close()
     await asyncio.sleep(0.02)
-    assert said == [Broken("a", "the mover process died")]
+    assert said == [ChannelBroken("a", "the mover process died")]
     assert not faults
 
 

@@ -20,7 +20,7 @@ from baton.kv.transport.auto import AutoTransport
 from baton.kv.transport.grpc import SERVER_OPTIONS, handoff_handler
 from baton.kv.wire import control, frames
 from baton.kv.wire.frames import Frame, Kind
-from baton.kv.wire.preflight import Measured
+from baton.kv.wire.preflight import LinkSpeed
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION
 from baton.protos import convert
 from baton.protos.errors import LayoutMismatch
@@ -75,8 +75,8 @@ async def test_to_a_worker_that_offers_nothing_else_kv_goes_the_portable_way(
     )
     told: list[tuple[KvLink, str]] = []
 
-    async def measured(*arguments: object) -> Measured:
-        return Measured(0.001, 1e9)
+    async def measured(*arguments: object) -> LinkSpeed:
+        return LinkSpeed(0.001, 1e9)
 
     async def describe(at: str) -> WorkerInfo:
         return older(info)

@@ -10,7 +10,7 @@ from baton.kv import transport as transports
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import tcp
 from baton.kv.wire import preflight, secured
-from baton.kv.wire.base import Line
+from baton.kv.wire.base import ReplyStream
 from baton.protos.errors import ConfigError, WorkerLost
 from baton.tls.identity import Identity, TlsFiles
 from tests.tls.papers import files, identity
@@ -29,12 +29,12 @@ def receiver():
 class Answering:
     """Acknowledges probes: a real Intake, of which nothing else is asked here."""
 
-    def accept(self, line: Line):
+    def accept(self, line: ReplyStream):
         memory = PageMemory.create(1, 4096)
         return Intake(memory, None, "", lambda message: None).accept(line)  # type: ignore[arg-type]
 
 
-async def measured(address: str, who: Identity | None) -> preflight.Measured:
+async def measured(address: str, who: Identity | None) -> preflight.LinkSpeed:
     memory = preflight.probe_memory()
     transport = tcp.TcpTransport(2, who)
     try:
@@ -67,7 +67,7 @@ async def test_others_are_refused_and_the_receivers_log_has_the_cause(receiver, 
         await measured(address, who())
     assert "TLS refused on the KV port from 127.0.0.1" in caplog.text
     assert cause in caplog.text
-    assert not server.sessions
+    assert not server.streams
     assert (await measured(address, identity())).bytes_per_s > 0, "who may come in still does"
     server.close()
 

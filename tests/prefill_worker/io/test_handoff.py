@@ -20,7 +20,7 @@ from baton.kv.transport import shm, tcp
 from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handler
 from baton.kv.transport.loopback import LoopbackTransport
 from baton.kv.wire import control, frames
-from baton.kv.wire.base import Line, Transport
+from baton.kv.wire.base import ReplyStream, Transport
 from baton.kv.wire.frames import Frame, Kind
 from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
@@ -76,10 +76,10 @@ class Receiver:
         self.refuse_at: int | None = None
         self.error: BatonError = StaleEpoch("epoch 2 is in force", "epoch")
 
-    def accept(self, line: Line) -> Scripted:
+    def accept(self, line: ReplyStream) -> Scripted:
         return Scripted(self, line)
 
-    async def answer(self, frame: Frame, line: Line) -> None:
+    async def answer(self, frame: Frame, line: ReplyStream) -> None:
         await self.open.wait()
         blocks, self.unanswered = self.unanswered, []
         line.reply(frames.ack(frame, blocks if frame.kind is Kind.BLOCK else ()))
@@ -91,7 +91,7 @@ class Receiver:
 class Scripted:
     """One stream to a Receiver."""
 
-    def __init__(self, receiver: Receiver, line: Line) -> None:
+    def __init__(self, receiver: Receiver, line: ReplyStream) -> None:
         self.receiver, self.line = receiver, line
         self.answering: set[asyncio.Task[None]] = set()
 

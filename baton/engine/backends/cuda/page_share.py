@@ -1,8 +1,8 @@
 """The device's pages as the I/O process gets at them: memory of the driver, shared by a handle. Torch-free.
 
-Knows nothing of handoffs. The engine is told what other processes write there (``opened``, ``landed``) and keeps
-it in its ``Resident``. Where there is no driver, or it refuses, nothing is shared, handoffs go by the host's pages,
-and the log says why.
+Knows nothing of handoffs. The engine is told what other processes write there (``opened``, ``landed``) and records
+it in its ``DeviceResidency``. Where there is no driver, or the driver refuses, nothing is shared: handoffs read and
+write the host's pages, and the log says why.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from baton.engine.backends.cuda.resident import Resident
+from baton.engine.backends.cuda.resident import DeviceResidency
 from baton.kv.memory.cuda_driver import Driver, driver
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import SharedPages
@@ -21,7 +21,7 @@ log = logging.getLogger("baton.engine")
 class PageShare:
     """Owns ``size`` bytes of the device at ``at``; ``shared`` is what lets another process open them."""
 
-    def __init__(self, cuda: Driver, size: int, resident: Resident) -> None:
+    def __init__(self, cuda: Driver, size: int, resident: DeviceResidency) -> None:
         self._cuda, self._resident = cuda, resident
         self.at = cuda.allocate(size)
         try:
@@ -31,7 +31,7 @@ class PageShare:
             raise
 
     @classmethod
-    def made(cls, size: int, resident: Resident) -> PageShare | None:
+    def made(cls, size: int, resident: DeviceResidency) -> PageShare | None:
         """None where they can't be shared."""
         try:
             return cls(driver(), size, resident)

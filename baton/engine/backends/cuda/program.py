@@ -13,7 +13,7 @@ from torch import Tensor
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.program import ops as p
 from baton.kernels.cuda.library import Device
-from baton.kernels.linear.packed import PackedWeight, Struct
+from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
 from baton.kernels.moe.native import Experts
 
 
@@ -23,7 +23,7 @@ class CudaProgram(NativeProgram):
     def __init__(self, program: p.Program, weights: Weights, device: Device) -> None:
         self._device = device
         self._taken: list[int] = []
-        self._structs: dict[str, Struct] = {}
+        self._structs: dict[str, PackedMatrixStruct] = {}
         try:
             super().__init__(program, weights)
         except BaseException:
@@ -43,7 +43,7 @@ class CudaProgram(NativeProgram):
         if name not in self._structs:
             tensors = (weight.data, weight.scales, weight.mins, weight.row_scale)
             places = (None if tensor is None else self._put(tensor) for tensor in tensors)
-            self._structs[name] = Struct(weight.kind, weight.group, weight.n, weight.k, *places)
+            self._structs[name] = PackedMatrixStruct(weight.kind, weight.group, weight.n, weight.k, *places)
         return ctypes.addressof(self._structs[name])
 
     def _place_experts(self, name: str, layer: Experts) -> int:

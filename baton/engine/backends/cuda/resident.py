@@ -26,7 +26,7 @@ MOST_RECORDS = 8192
 
 
 @dataclass(slots=True)
-class Record:
+class LastRun:
     """A sequence as it was when it last ran."""
 
     at: int
@@ -36,20 +36,20 @@ class Record:
 
 
 @dataclass(slots=True)
-class Landed:
+class HandoffBlocks:
     """Blocks of a sequence that has not run yet; good while it has the very table."""
 
     table: Sequence[int]
     blocks: set[int] = field(default_factory=set)
 
 
-class Resident:
+class DeviceResidency:
     """Of ``pages`` pages; none of them is on the device yet."""
 
     def __init__(self, pages: int) -> None:
         self._touched = np.zeros(pages, np.int64)
-        self._records: dict[int, Record] = {}
-        self._landed: dict[int, Landed] = {}
+        self._records: dict[int, LastRun] = {}
+        self._landed: dict[int, HandoffBlocks] = {}
         self._now = self._ran = 0  # of everything that touches the device; of the last step
 
     def missing(self, items: Sequence[SequenceStep]) -> list[int]:
@@ -71,7 +71,7 @@ class Resident:
                 before.at, before.end = self._now, end
                 self._records[item.seq] = before
             else:
-                self._records[item.seq] = Record(self._now, item.pages, list(item.pages[: _blocks(end)]), end)
+                self._records[item.seq] = LastRun(self._now, item.pages, list(item.pages[: _blocks(end)]), end)
         _drop_oldest(self._records)
 
     def opened(self, pages: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class Resident:
         """A handoff brought ``blocks`` of ``seq`` to their pages of ``table``, on the device and on the host."""
         known = self._landed.get(seq)
         if known is None or known.table is not table:
-            known = self._landed[seq] = Landed(table)
+            known = self._landed[seq] = HandoffBlocks(table)
             _drop_oldest(self._landed)
         known.blocks.update(blocks)
         self._touch([table[block] for block in blocks])
@@ -116,7 +116,7 @@ class Resident:
         return [item.pages[block] for block in range(blocks) if block not in known.blocks]
 
 
-def _drop_oldest(records: dict[int, Record] | dict[int, Landed]) -> None:
+def _drop_oldest(records: dict[int, LastRun] | dict[int, HandoffBlocks]) -> None:
     while len(records) > MOST_RECORDS:
         del records[next(iter(records))]
 

@@ -61,7 +61,7 @@ def one_layer(model: p.Program) -> p.Program:
         "head": (VOCAB, HIDDEN),
     }
     ops = (
-        p.Embed("embed", "x"),
+        p.Embedding("embed", "x"),
         p.RmsNorm("x", None, "n1", eps, "normed"),
         p.Linear("normed", "qkv", None, "qkv"),
         p.RopeAppend("qkv", 0, "qn" if norms else None, "kn" if norms else None, eps, "q"),

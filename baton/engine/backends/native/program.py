@@ -116,7 +116,7 @@ class NativeProgram:
         self._kept += (layer, struct)
         return ctypes.addressof(struct)
 
-    def _embed(self, op: p.Embed) -> structs.Op:
+    def _embed(self, op: p.Embedding) -> structs.Op:
         table = self._weights[op.weight]
         if isinstance(table, PackedWeight):
             table = table.dequantized(torch.bfloat16)
@@ -202,7 +202,7 @@ class NativeProgram:
 
 
 _COMPILERS: dict[type, Any] = {
-    p.Embed: NativeProgram._embed,
+    p.Embedding: NativeProgram._embed,
     p.RmsNorm: NativeProgram._rms_norm,
     p.Linear: NativeProgram._linear,
     p.RopeAppend: NativeProgram._rope_append,

@@ -34,7 +34,7 @@ STORED = {"float32": EXACT, "bfloat16": 1e-3, "int8": 2e-3, "fp8_e4m3": 2e-2}  #
 Named = list[tuple[str, Tensor, Tensor, float]]
 
 
-class State(NamedTuple):
+class CheckContext(NamedTuple):
     """What an op sees."""
 
     batch: NativeBatch
@@ -55,14 +55,14 @@ class StepCheck:
     def op(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> Iterator[None]:
         """Around the native run of op ``number``: reference first, native inside, then the comparison."""
         op = self._native.ops[number]
-        compare = _REFERENCES[type(op)](self, op, State(batch, arena, memory, turns))
+        compare = _REFERENCES[type(op)](self, op, CheckContext(batch, arena, memory, turns))
         yield
         for what, found, wanted, most in compare():
             error = float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30))
             if not error <= most:
                 raise BatonError(f"op {number} {op}: {what} is {error:.2e} off its reference, at most {most:g}")
 
-    def _get(self, state: State, name: str | None) -> Any:
+    def _get(self, state: CheckContext, name: str | None) -> Any:
         if name is None:
             return None
         return self._native.register(state.arena, state.batch.rows, name).clone()
@@ -79,11 +79,11 @@ class StepCheck:
             self._dense[name] = weight.dequantized()
         return self._dense[name], LINEAR[weight.kind]
 
-    def _embed(self, op: p.Embed, state: State) -> Callable[[], Named]:
+    def _embed(self, op: p.Embedding, state: CheckContext) -> Callable[[], Named]:
         wanted = self._matrix(op.weight)[0][torch.from_numpy(state.batch.tokens).long()]
         return lambda: [("out", self._get(state, op.out), wanted, 4e-3)]
 
-    def _rms_norm(self, op: p.RmsNorm, state: State) -> Callable[[], Named]:
+    def _rms_norm(self, op: p.RmsNorm, state: CheckContext) -> Callable[[], Named]:
         x, delta = self._get(state, op.x), self._get(state, op.delta)
         total, normed = self._kernels.rms_norm(x, delta, self._vector(op.weight), op.eps)
         return lambda: [
@@ -91,22 +91,22 @@ class StepCheck:
             ("out", self._get(state, op.out), normed, EXACT),
         ]
 
-    def _linear(self, op: p.Linear, state: State) -> Callable[[], Named]:
+    def _linear(self, op: p.Linear, state: CheckContext) -> Callable[[], Named]:
         weight, most = self._matrix(op.weight)
         wanted = F.linear(self._get(state, op.x), weight, self._vector(op.bias))
         return lambda: [("out", self._get(state, op.out), wanted, most)]
 
-    def _swiglu(self, op: p.SwiGlu, state: State) -> Callable[[], Named]:
+    def _swiglu(self, op: p.SwiGlu, state: CheckContext) -> Callable[[], Named]:
         wanted = self._kernels.swiglu(self._get(state, op.gate_up))
         return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
 
-    def _moe(self, op: p.Moe, state: State) -> Callable[[], Named]:
+    def _moe(self, op: p.Moe, state: CheckContext) -> Callable[[], Named]:
         of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
         wanted = self._kernels.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise)
         most = LINEAR[packed.BF16 if of.down.dtype == torch.bfloat16 else LINEAR_F32]
         return lambda: [("out", self._get(state, op.out), wanted, most)]
 
-    def _rope_append(self, op: p.RopeAppend, state: State) -> Callable[[], Named]:
+    def _rope_append(self, op: p.RopeAppend, state: CheckContext) -> Callable[[], Named]:
         m, rows = self._program, state.batch.rows
         qkv = self._get(state, op.qkv).view(rows, -1, m.head_dim)
         pages, positions = self._rows(state)
@@ -127,20 +127,20 @@ class StepCheck:
 
         return compare
 
-    def _attention(self, op: p.PagedAttention, state: State) -> Callable[[], Named]:
+    def _attention(self, op: p.PagedAttention, state: CheckContext) -> Callable[[], Named]:
         m = self._program
         q = self._get(state, op.q).view(state.batch.rows, -1, m.head_dim)[:, : m.heads]
         outs = [self._attend(op, state, q, item) for item in state.batch.items]
         most = ATTENTION[self._layout.dtype]
         return lambda: [("out", self._get(state, op.out), torch.cat(outs), most)]
 
-    def _attend(self, op: p.PagedAttention, state: State, q: Tensor, item: Any) -> Tensor:
+    def _attend(self, op: p.PagedAttention, state: CheckContext, q: Tensor, item: Any) -> Tensor:
         first, _, queries, start = item.tolist()
         kv = self._layer(state, self._table(state, item), op.layer)
         rows, scale = q[first : first + queries], self._program.head_dim**-0.5
         return attend_stored(rows, kv, (start, queries), op.window, scale).reshape(queries, -1)
 
-    def _lm_head(self, op: p.LmHead, state: State) -> Callable[[], Named]:
+    def _lm_head(self, op: p.LmHead, state: CheckContext) -> Callable[[], Named]:
         weight, most = self._matrix(op.weight)
         rows = torch.from_numpy(state.batch.wanted).long()
         x, delta = self._get(state, op.x), self._get(state, op.delta)
@@ -148,18 +148,18 @@ class StepCheck:
         loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
         return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
 
-    def _table(self, state: State, item: Any) -> Tensor:
+    def _table(self, state: CheckContext, item: Any) -> Tensor:
         flat, first = state.batch.flat, (int(item["pages"]) - state.batch.flat.ctypes.data) // 4
         return torch.from_numpy(flat[first : first - (-int(item["start"] + item["queries"]) // BLOCK_TOKENS)])
 
-    def _rows(self, state: State) -> tuple[Tensor, Tensor]:
+    def _rows(self, state: CheckContext) -> tuple[Tensor, Tensor]:
         """Each row's page and position."""
         tables = [self._table(state, item) for item in state.batch.items]
         positions = [torch.arange(i["start"], i["start"] + i["queries"]) for i in state.batch.items]
         pages = [table[at // BLOCK_TOKENS] for table, at in zip(tables, positions, strict=True)]
         return torch.cat(pages), torch.cat(positions)
 
-    def _layer(self, state: State, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def _layer(self, state: CheckContext, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         m = self._program
         return read_layer(state.memory, pages, layer, m.layers, m.kv_heads, m.head_dim, self._layout.dtype)
 
@@ -167,7 +167,7 @@ class StepCheck:
 assert ITEM.names == ("first", "pages", "queries", "start")
 
 _REFERENCES: dict[type, Any] = {
-    p.Embed: StepCheck._embed,
+    p.Embedding: StepCheck._embed,
     p.RmsNorm: StepCheck._rms_norm,
     p.Linear: StepCheck._linear,
     p.RopeAppend: StepCheck._rope_append,

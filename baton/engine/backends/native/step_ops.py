@@ -20,7 +20,7 @@ from baton.kernels.registry import torch_ops
 from baton.protos.nouns import KvLayout
 
 
-class State(NamedTuple):
+class OpContext(NamedTuple):
     """What an op sees. ``table`` and ``items`` are the batch's, as ops over pages take them."""
 
     registers: Callable[[str], Tensor]
@@ -45,10 +45,10 @@ class StepOps:
             found(self, op, self._state(batch, arena, memory, turns))
         return found is not None
 
-    def _state(self, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> State:
+    def _state(self, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> OpContext:
         offsets = [(at - batch.flat.ctypes.data) // batch.flat.itemsize for at in batch.items["pages"].tolist()]
         runs = zip(offsets, batch.items["start"].tolist(), batch.items["queries"].tolist(), strict=True)
-        return State(
+        return OpContext(
             lambda name: self._native.register(arena, batch.rows, name),
             torch.from_numpy(batch.tokens),
             memory,
@@ -63,40 +63,40 @@ class StepOps:
     def _vector(self, name: str | None) -> Tensor | None:
         return None if name is None else self._native.vectors[name]
 
-    def _embed(self, op: p.Embed, state: State) -> None:
+    def _embed(self, op: p.Embedding, state: OpContext) -> None:
         state.registers(op.out).copy_(self._ops.embedding(state.tokens, self._native.tables[op.weight]))
 
-    def _rms_norm(self, op: p.RmsNorm, state: State) -> None:
+    def _rms_norm(self, op: p.RmsNorm, state: OpContext) -> None:
         delta = None if op.delta is None else state.registers(op.delta)
         found = self._ops.rms_norm(state.registers(op.x), delta, self._vector(op.weight), op.eps)
         state.registers(op.out).copy_(found)
 
-    def _linear(self, op: p.Linear, state: State) -> None:
+    def _linear(self, op: p.Linear, state: OpContext) -> None:
         weight = parts(self._native.matrix(op.weight))
         state.registers(op.out).copy_(self._ops.linear(state.registers(op.x), *weight, self._vector(op.bias)))
 
-    def _rope_append(self, op: p.RopeAppend, state: State) -> None:
+    def _rope_append(self, op: p.RopeAppend, state: OpContext) -> None:
         qkv = state.registers(op.qkv).unflatten(1, (-1, self._program.head_dim))
         norms = self._vector(op.q_norm), self._vector(op.k_norm)
         at = state.memory, state.table, state.items
         self._ops.rope_append(qkv, *at, state.turns, *norms, op.eps, *self._pages(op.layer))
 
-    def _attention(self, op: p.PagedAttention, state: State) -> None:
+    def _attention(self, op: p.PagedAttention, state: OpContext) -> None:
         m, at = self._program, (state.memory, state.table, state.items)
         q = state.registers(op.q).unflatten(1, (-1, m.head_dim))[:, : m.heads]
         found = self._ops.paged_attention(q, *at, *self._pages(op.layer), op.window, m.head_dim**-0.5)
         state.registers(op.out).copy_(found.flatten(1))
 
-    def _swiglu(self, op: p.SwiGlu, state: State) -> None:
+    def _swiglu(self, op: p.SwiGlu, state: OpContext) -> None:
         state.registers(op.out).copy_(self._ops.swiglu(state.registers(op.gate_up)))
 
-    def _moe(self, op: p.Moe, state: State) -> None:
+    def _moe(self, op: p.Moe, state: OpContext) -> None:
         of, x, logits = self._native.experts[op.gate_up], state.registers(op.x), state.registers(op.logits)
         state.registers(op.out).copy_(self._ops.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise))
 
 
-_OPS: dict[type, Callable[[StepOps, Any, State], None]] = {
-    p.Embed: StepOps._embed,
+_OPS: dict[type, Callable[[StepOps, Any, OpContext], None]] = {
+    p.Embedding: StepOps._embed,
     p.RmsNorm: StepOps._rms_norm,
     p.Linear: StepOps._linear,
     p.RopeAppend: StepOps._rope_append,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
-from baton.engine.plan import ModelSpec, Pooled, Sampled, StepPlan, StepResult
+from baton.engine.plan import ModelSpec, PooledStates, SampledToken, StepPlan, StepResult
 from baton.engine.program import rope
 from baton.engine.program.ops import LmHead
 from baton.engine.sampling import choose, score
@@ -100,10 +100,10 @@ class StepRunner(ABC):
         self._turns = torch.cat((cos[:, 0, :half], sin[:, 0, half:]), -1).contiguous()
         return True
 
-    def _chosen(self, batch: NativeBatch) -> Iterator[Sampled]:
+    def _chosen(self, batch: NativeBatch) -> Iterator[SampledToken]:
         tokens = batch.choices["token"].tolist()
         if not batch.loud and (not tokens or min(tokens) >= 0):
-            yield from [Sampled(seq, token) for (seq, _), token in zip(batch.sampled, tokens, strict=True)]
+            yield from [SampledToken(seq, token) for (seq, _), token in zip(batch.sampled, tokens, strict=True)]
             return
         rows = [batch.loud[row] for row in range(len(batch.sampled)) if row in batch.loud]
         asked = [ask for row, ask in enumerate(batch.sampled) if row in batch.loud]
@@ -111,9 +111,9 @@ class StepRunner(ABC):
         spoken = iter(choose(torch.from_numpy(batch.logits[rows]), seqs, specs, self._draw) if rows else ())
         _require_chosen(batch, tokens)
         for row, (seq, _) in enumerate(batch.sampled):
-            yield next(spoken) if row in batch.loud else Sampled(seq, tokens[row])
+            yield next(spoken) if row in batch.loud else SampledToken(seq, tokens[row])
 
-    def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, Pooled]]:
+    def _pooled(self, plan: StepPlan, batch: NativeBatch) -> Iterator[tuple[int, PooledStates]]:
         """Of the items that ask; the head's norm is applied here, to their rows alone."""
         head = self._program.ops[-1]
         assert isinstance(head, LmHead)
@@ -122,7 +122,7 @@ class StepRunner(ABC):
                 rows = slice(first, first + len(item.tokens))
                 x, delta = (self._rows(batch, name, rows) for name in (head.x, head.delta))
                 _, states = rms_norm(x, delta, self._program.vectors[head.norm], head.eps)
-                yield item.seq, Pooled.of(states.numpy())
+                yield item.seq, PooledStates.of(states.numpy())
 
     def _scores(self, batch: NativeBatch) -> Iterator[tuple[int, tuple[TokenLogprobs, ...]]]:
         at = len(batch.logits) - sum(len(item.targets) for item in batch.scored)

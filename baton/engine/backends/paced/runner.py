@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from baton.engine.masks import without
-from baton.engine.plan import ModelSpec, Pooled, Sampled, SampleSpec, SequenceStep, StepPlan, StepResult
+from baton.engine.plan import ModelSpec, PooledStates, SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult
 from baton.engine.sequence import Grammar
 from baton.engine.validate import require_computable
 from baton.protos.errors import ConfigError
@@ -84,10 +84,10 @@ class PacedRunner:
         if left > 0:
             self._sleep(left)
         scored = {item.seq: self._scores(item) for item in plan.items if item.targets}
-        pooled = {item.seq: Pooled.of(self._states(item)) for item in plan.items if item.pool}
+        pooled = {item.seq: PooledStates.of(self._states(item)) for item in plan.items if item.pool}
         return StepResult(sampled, self._clock() - began, scored, pooled)
 
-    def _advance(self, item: SequenceStep) -> Iterator[Sampled]:
+    def _advance(self, item: SequenceStep) -> Iterator[SampledToken]:
         self._write(item)
         known = item.start + len(item.tokens) - len(item.verify)
         for length, spec in enumerate(item.asks, known):
@@ -152,12 +152,12 @@ def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int)
         yield row
 
 
-def choose(seq: int, digest: xxhash.xxh3_64, spec: SampleSpec, vocab_size: int) -> Sampled:
+def choose(seq: int, digest: xxhash.xxh3_64, spec: SampleSpec, vocab_size: int) -> SampledToken:
     """The next token from the digest of all rows; temperature > 0 keys it by (seed, choice) too."""
     if spec.sampling.temperature > 0:
         digest.update((spec.sampling.seed & (2**64 - 1)).to_bytes(8, "little") + spec.choice.to_bytes(8, "little"))
     token = _picked(digest.intdigest(), spec, vocab_size)
-    return Sampled(seq, token, _likelihood(token, spec.sampling.logprobs, vocab_size))
+    return SampledToken(seq, token, _likelihood(token, spec.sampling.logprobs, vocab_size))
 
 
 def _picked(number: int, spec: SampleSpec, vocab_size: int) -> int:

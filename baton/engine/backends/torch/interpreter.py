@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.engine.backends.torch.batch import StepBatch
 from baton.engine.program.ops import (
-    Embed,
+    Embedding,
     Linear,
     LmHead,
     Moe,
@@ -73,7 +73,7 @@ class Interpreter:
     def _weight(self, name: str | None) -> Any:
         return None if name is None else self._weights[name]
 
-    def _embed(self, op: Embed) -> Step:
+    def _embed(self, op: Embedding) -> Step:
         kernel, table = self._kernels.embedding, self._weights[op.weight]
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
@@ -149,7 +149,7 @@ class Interpreter:
 
 
 _BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {
-    Embed: Interpreter._embed,
+    Embedding: Interpreter._embed,
     RmsNorm: Interpreter._rms_norm,
     Linear: Interpreter._linear,
     RopeAppend: Interpreter._rope_append,

@@ -27,7 +27,7 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.checkpoints.weights import Weights, load_weights
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
-from baton.engine.plan import ModelSpec, Pooled, Runner, SequenceStep, StepPlan, StepResult
+from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Program
 from baton.engine.sampling import choose, score
@@ -167,7 +167,7 @@ class TorchRunner:
         order = sorted(range(len(found)), key=lambda row: place[id(batch.sampled[row][0])])
         scored = dict(_scores(batch.scored, every[len(batch.sampled) :]))
         pooled = {
-            item.seq: Pooled.of(self._interpreter.states(registers, rows).float().cpu().numpy())
+            item.seq: PooledStates.of(self._interpreter.states(registers, rows).float().cpu().numpy())
             for item, rows in batch.pooled
         }
         return StepResult(tuple(found[row] for row in order), self._clock() - began, scored, pooled)

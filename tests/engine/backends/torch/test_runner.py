@@ -11,7 +11,7 @@ import torch
 
 from baton.engine.backends.torch.batch import _bucket
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, Sampled, SampleSpec, SequenceStep, StepPlan
+from baton.engine.plan import Runner, SampledToken, SampleSpec, SequenceStep, StepPlan
 from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.nouns import Sampling
@@ -41,7 +41,7 @@ def ask(history: list[int]) -> SampleSpec:
     return SampleSpec(GREEDY, 0, len(history), history, len(history))
 
 
-def near(one: Sampled, other: Sampled) -> bool:
+def near(one: SampledToken, other: SampledToken) -> bool:
     assert one.logprobs is not None
     assert other.logprobs is not None
     return (

@@ -22,7 +22,7 @@ from baton.protos.nouns import TENANT_SALT_BYTES, Grammar
 log = logging.getLogger("baton.engine")
 
 
-class State(Protocol):
+class GrammarFollower(Protocol):
     """A sequence that follows the grammar; ``tokens`` are all of its outputs so far."""
 
     tokens: list[int]
@@ -34,7 +34,7 @@ class State(Protocol):
         """There won't be one."""
 
 
-class Host:
+class GrammarProcess:
     """``join`` it to follow the grammar. Whoever drops its state has left; a host without states isn't wanted."""
 
     def __init__(self, salt: bytes, grammar: Grammar, server: ForkServer) -> None:
@@ -45,7 +45,7 @@ class Host:
         self.compiling = self.in_line = self._compiled = False
         self.grown = 0
         self._lost = 0
-        self._states: WeakValueDictionary[int, State] = WeakValueDictionary()
+        self._followers: WeakValueDictionary[int, GrammarFollower] = WeakValueDictionary()
         self._known: set[int] = set()  # sequences that the process knows
         self._asked: deque[int] = deque()  # in the order of the answers
         self._serials = itertools.count()
@@ -53,7 +53,7 @@ class Host:
     @property
     def wanted(self) -> bool:
         """Whether anybody follows it."""
-        return len(self._states) > 0
+        return len(self._followers) > 0
 
     @property
     def queued(self) -> bool:
@@ -63,7 +63,7 @@ class Host:
     @property
     def left(self) -> bool:
         """Whether the process knows sequences that are over."""
-        return len(self._known) > len(self._states)
+        return len(self._known) > len(self._followers)
 
     @property
     def broken(self) -> bool:
@@ -86,13 +86,13 @@ class Host:
         self.child.send(message)
         self._server.warm()
 
-    def join(self, state: State) -> int:
+    def join(self, follower: GrammarFollower) -> int:
         """Has ``state`` follow it, from the tokens that it has; the number to ask under."""
         self.feed()  # a process that ended while it was idle died of nobody's token
         seq = next(self._serials)
-        self._states[seq] = state
+        self._followers[seq] = follower
         if self._compiled:
-            self._ask(seq, state.tokens)
+            self._ask(seq, follower.tokens)
         return seq
 
     def ask(self, seq: int, ids: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ class Host:
         except EOFError:
             self._ended()
         if self.child is not None and self.left:
-            for seq in self._known - set(self._states):
+            for seq in self._known - set(self._followers):
                 self._known.remove(seq)
                 self.child.send(End(seq))
 
@@ -143,9 +143,9 @@ class Host:
             self._heard_compiled(message)
             return
         self._asked.popleft()
-        state = self._states.get(message.seq)
-        if state is not None:
-            state.arrived(message)
+        follower = self._followers.get(message.seq)
+        if follower is not None:
+            follower.arrived(message)
 
     def _heard_compiled(self, message: Compiled) -> None:
         self.compiling = False
@@ -153,8 +153,8 @@ class Host:
             self.fail(InvalidRequest(message.error, "grammar"))
             return
         self._compiled = True
-        for seq, state in list(self._states.items()):
-            self._ask(seq, state.tokens)
+        for seq, follower in list(self._followers.items()):
+            self._ask(seq, follower.tokens)
 
     def _ended(self) -> None:
         """Finds what the process died of: a sequence's token, the grammar itself, or nothing of its own."""
@@ -166,7 +166,7 @@ class Host:
             self.error = InvalidRequest(self._server.bounds.exceeded, "grammar")
         elif asked is not None:
             log.info("a grammar of %d bytes was too much to follow", len(self.grammar.spec))
-            if (culprit := self._states.pop(asked, None)) is not None:
+            if (culprit := self._followers.pop(asked, None)) is not None:
                 culprit.fail(InvalidRequest(self._server.bounds.exceeded, "grammar"))
         else:
             self._lose()

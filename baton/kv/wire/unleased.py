@@ -14,35 +14,35 @@ MAX_STRANGERS = 512
 MAX_FROM_ONE = 256  # of one address; a host of sixteen senders that all connect at once, by four lanes each, has 64
 
 
-class Guest(Protocol):
+class DataPortConnection(Protocol):
     """A connection."""
 
     def close(self, reset: bool = False) -> None:
         """Now."""
 
 
-class Strangers:
+class UnleasedConnections:
     """Connections that have not shown a lease, the oldest first."""
 
     def __init__(self) -> None:
-        self._from: dict[Guest, str] = {}
+        self._from: dict[DataPortConnection, str] = {}
         self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._from)
 
-    def add(self, guest: Guest, address: str) -> None:
+    def add(self, connection: DataPortConnection, address: str) -> None:
         """Let it in, in the place of another where there are too many."""
         if self._counts[address] >= MAX_FROM_ONE:
             self._close_oldest(address)
         elif len(self._from) >= MAX_STRANGERS:
             self.make_room()
-        self._from[guest] = address
+        self._from[connection] = address
         self._counts[address] += 1
 
-    def remove(self, guest: Guest) -> str:
+    def remove(self, connection: DataPortConnection) -> str:
         """It is closed, or a stranger no more; its address, empty if it was none."""
-        address = self._from.pop(guest, "")
+        address = self._from.pop(connection, "")
         if address:
             self._counts -= Counter((address,))
         return address
@@ -53,6 +53,6 @@ class Strangers:
             self._close_oldest(self._counts.most_common(1)[0][0])
 
     def _close_oldest(self, address: str) -> None:
-        oldest = next(guest for guest, known in self._from.items() if known == address)
+        oldest = next(connection for connection, known in self._from.items() if known == address)
         self.remove(oldest)
         oldest.close(reset=True)

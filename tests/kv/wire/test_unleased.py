@@ -14,11 +14,11 @@ import pytest
 
 from baton.kv.transport import tcp
 from baton.kv.transport.grpc import MAX_MESSAGE_BYTES, RECEIVED_BYTES, SERVER_OPTIONS, server_options
-from baton.kv.wire import frames, guests, inlet, receiving
+from baton.kv.wire import frames, inlet, receiving, unleased
 from baton.kv.wire.frames import Frame, Kind
-from baton.kv.wire.guests import Strangers
 from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import hello
+from baton.kv.wire.unleased import UnleasedConnections
 from tests.kv.transport.rigs import Rig
 from tests.kv.transport.test_handoffs import Pair, until
 from tests.kv.transport.test_overtaking import answer
@@ -88,16 +88,16 @@ async def test_who_says_nothing_at_all_is_closed(door: Door, monkeypatch: pytest
 
 
 async def test_strangers_without_number_shut_out_nobody_else(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "MAX_FROM_ONE", 20)
+    monkeypatch.setattr(unleased, "MAX_FROM_ONE", 20)
     for number in range(60):
         door.knock(*[hello(0, os.urandom(16))][: number % 2])
     await until(lambda: sum(map(is_closed, door.socks)) >= 40)
     await door.pair.whole()
-    assert len(door.server.strangers) <= 20
+    assert len(door.server.unleased) <= 20
 
 
 async def test_a_peer_with_a_lease_makes_room_for_no_stranger(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "MAX_FROM_ONE", 4)
+    monkeypatch.setattr(unleased, "MAX_FROM_ONE", 4)
     stream = b"p" * 16
     lanes = [door.knock(hello(0, stream), frames.encode(door.pair.opening())), door.knock(hello(1, stream))]
     assert (await answer(lanes[0])).kind is Kind.ACK
@@ -114,12 +114,12 @@ def test_the_oldest_of_the_address_with_most_makes_room() -> None:
         def close(self, reset: bool = False) -> None:
             self.closed = True
 
-    strangers, crowd, others = Strangers(), [Guest() for _ in range(200)], [Guest() for _ in range(400)]
+    strangers, crowd, others = UnleasedConnections(), [Guest() for _ in range(200)], [Guest() for _ in range(400)]
     for guest in crowd:
         strangers.add(guest, "the crowd")
     for number, guest in enumerate(others):
         strangers.add(guest, f"10.0.0.{number % 250}")
-    assert len(strangers) == guests.MAX_STRANGERS
+    assert len(strangers) == unleased.MAX_STRANGERS
     assert [guest.closed for guest in crowd] == [True] * 88 + [False] * 112
     assert not any(guest.closed for guest in others)
     assert strangers.remove(crowd[199]) == "the crowd"
@@ -157,7 +157,7 @@ async def test_a_port_without_descriptors_rests_says_so_once_and_goes_on(
 
     monkeypatch.setattr(receiving, "REST_S", 0.02)
     stranger = door.knock()
-    await until(lambda: len(door.server.strangers) == 1)
+    await until(lambda: len(door.server.unleased) == 1)
     door.server._sock = Scarce(fileno=door.server._sock.detach())
     with caplog.at_level(logging.WARNING, logger="baton.kv"):
         door.knock()
@@ -182,14 +182,14 @@ def test_a_worker_takes_messages_of_its_pages_and_no_larger_ones() -> None:
 
 
 async def test_a_tls_port_counts_those_in_their_handshake_as_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "MAX_FROM_ONE", 4)
+    monkeypatch.setattr(unleased, "MAX_FROM_ONE", 4)
     server, address = tcp.listen("127.0.0.1", Pair().intake.accept, identity=identity("worker", "x", ("worker",)))
     socks = [socket.create_connection(tcp.split(address)) for _ in range(10)]
     for sock in socks:
         sock.setblocking(False)
     await until(lambda: sum(map(is_closed, socks)) == 6)
-    assert len(server.strangers) == 4
+    assert len(server.unleased) == 4
     server.close()
-    assert not len(server.strangers)
+    assert not len(server.unleased)
     for sock in socks:
         sock.close()
