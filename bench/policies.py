@@ -28,8 +28,8 @@ import msgspec
 from baton.cost.curves import exposed_seconds, prefill_seconds, transfer_seconds
 from baton.cost.profiles import PacedProfile, load_profile
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve
-from baton.router.policies import Ask, ClusterSnapshot, Policy, load_policy, names
-from baton.router.policies._fetch import uncached, with_fetch
+from baton.router.policies import ClusterSnapshot, Policy, RoutingRequest, load_policy, names
+from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 from bench.replayed_worker import SLO_TPOT_S, Call, Worker
 
 TRACE = Path(__file__).resolve().parent.parent / "tests/data/mooncake_conversation_sessions.jsonl"
@@ -88,7 +88,7 @@ class Replay:
     def _place(self, call: Call) -> bool:
         hits = {k: w.held(call) for k, w in self._workers.items()}
         left = max(1e-3, call.slo_ttft_s - (self._now - call.arrived))
-        ask = Ask(call.tokens, call.outputs, hits, slo_ttft_s=left, slo_tpot_s=SLO_TPOT_S)
+        ask = RoutingRequest(call.tokens, call.outputs, hits, slo_ttft_s=left, slo_tpot_s=SLO_TPOT_S)
         snapshot = self._snapshot()
         decision = self._policy(snapshot, ask)
         if decision is None:

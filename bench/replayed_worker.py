@@ -14,7 +14,7 @@ from baton.cost.curves import decode_seconds
 from baton.cost.profiles import PacedProfile
 from baton.prefill_worker.engine.scheduler import AGING_TOKENS_PER_S
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo, WorkerLoad
-from baton.router.policies import Candidate, Decision
+from baton.router.policies import Candidate, RoutingDecision
 
 HASHED = 512  # tokens of a block of the trace
 PER_HASHED = HASHED // BLOCK_TOKENS
@@ -62,7 +62,7 @@ class Worker:
         self.cache: OrderedDict[int, None] = OrderedDict()
         self.reading: list[Call] = []
         self.writing: list[Call] = []
-        self.placed: dict[int, Decision] = {}
+        self.placed: dict[int, RoutingDecision] = {}
         self.busy = False
         self.pages = 0
         self.full_until = -1.0

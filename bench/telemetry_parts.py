@@ -31,9 +31,9 @@ from baton.cluster.prefix_index import truncated
 from baton.cluster.telemetry import RouterMetrics
 from baton.kv.layout.prefix import block_hashes
 from baton.protos.nouns import Sampling
-from baton.router.answer.call import Ask, Frontend, Generation
+from baton.router.answer.generation import Frontend, Generation, GenerationOptions
 from baton.router.observe.live import LiveStats
-from baton.router.request.request import ChoiceStream, Summary
+from baton.router.request.request import ChoiceStream, ChoiceSummary
 from baton.router.server import make_frontend
 from baton.router.text.catalog import ModelEntry
 
@@ -86,8 +86,10 @@ def one(frontend: Frontend, clock: Clock, rng: random.Random, tokens: int) -> No
     """A request, from its opening to its end."""
     prompt = tuple(rng.randrange(3, 32000) for _ in range(tokens))
     chain = truncated(block_hashes(b"root", prompt))
-    stream = ChoiceStream(0, Summary(tokens, context_class="short", stations={}))
-    generation = Generation(rng.randbytes(16).hex(), ENTRY, Ask({}), (prompt,), (Sampling(),), frontend.clock())
+    stream = ChoiceStream(0, ChoiceSummary(tokens, context_class="short", stations={}))
+    generation = Generation(
+        rng.randbytes(16).hex(), ENTRY, GenerationOptions({}), (prompt,), (Sampling(),), frontend.clock()
+    )
     summary, metrics = stream.summary, frontend.metrics
     with clock.part("begin"):
         meter = frontend.meter(generation, stream, 0)

@@ -14,20 +14,21 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.telemetry import RouterMetrics
 from baton.router.dispatch.admission import Admission
-from baton.router.dispatch.affinity import Sessions
+from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.dispatcher import Dispatcher, DispatchSettings
 from baton.router.dispatch.placing import Placer
-from baton.router.dispatch.prefix_hints import PrefixHints, PrefixIndex
+from baton.router.dispatch.prefix_hints import PrefixHints, PrefixLookup
 from baton.router.dispatch.role_control import RoleControl
 from baton.router.dispatch.throttle import Throttle
-from baton.router.dispatch.view import ClusterView, Roster, ViewSettings
-from baton.router.observe.decisions import DecisionLog, RecordStore
+from baton.router.dispatch.view import ClusterView, ViewSettings
+from baton.router.observe.decisions import DecisionLog, DecisionStore
 from baton.router.observe.live import LiveStats
 from baton.router.policies import load_policy
-from baton.router.request.context_class import ClassLike, ContextClasses
-from baton.router.request.request import RouterRequest, Summary
-from baton.router.workers.connections import Connect, Links, connect
-from baton.router.workers.connections import connect as plain_connect
+from baton.router.request.context_class import ContextClasses, ContextClassLike
+from baton.router.request.request import ChoiceSummary, RouterRequest
+from baton.router.workers.link_table import Connect, LinkTable, connect
+from baton.router.workers.link_table import connect as plain_connect
+from baton.router.workers.roster import RosterReader
 from baton.tls.rpc import PLAIN, Dialer
 
 
@@ -39,7 +40,7 @@ class CoreConfig(Protocol):
         """A file's name in router/policies."""
 
     @property
-    def context_classes(self) -> Iterable[ClassLike]:
+    def context_classes(self) -> Iterable[ContextClassLike]:
         """In rising order."""
 
     @property
@@ -56,7 +57,7 @@ class CoreConfig(Protocol):
 
 
 @runtime_checkable
-class Refreshing(Protocol):
+class Refreshable(Protocol):
     """A roster that can be asked to look now; cluster.membership.Roster can."""
 
     async def refresh(self) -> object:
@@ -66,9 +67,9 @@ class Refreshing(Protocol):
 @asynccontextmanager
 async def dispatching(
     config: CoreConfig,
-    roster: Roster,
-    index: PrefixIndex | None = None,
-    store: RecordStore | None = None,
+    roster: RosterReader,
+    index: PrefixLookup | None = None,
+    store: DecisionStore | None = None,
     *,
     router_id: str = "",
     metrics: RouterMetrics | None = None,
@@ -86,13 +87,13 @@ async def dispatching(
     router_id = router_id or f"router-{rng.getrandbits(64):016x}"
     if dialer is not PLAIN:
         connect = partial(plain_connect, dialer=dialer)
-    links = Links(router_id, lambda: None, rng, connect, settings.stall_s, dialer)
+    links = LinkTable(router_id, lambda: None, rng, connect, settings.stall_s, dialer)
     throttle = Throttle(clock)
     settings_of_view = ViewSettings(local_max_tokens=config.local_prefill_max_tokens)
     view = ClusterView(roster, links, clock, settings_of_view, throttle)
     admission = Admission(config.max_queue, clock, throttle, config.max_inflight_bytes)
     decisions = DecisionLog(links.router_id, clock, store)
-    sessions = Sessions()
+    sessions = SessionHomes()
     hints = PrefixHints(index, keeps=metrics.enabled)
     placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions)
     dispatcher = Dispatcher(view, links, admission, classes, placer, decisions, metrics, clock, settings)
@@ -100,7 +101,7 @@ async def dispatching(
     dispatcher.listeners += [partial(_tell, throttle, view), sessions.served]
 
     async def look() -> None:
-        if isinstance(roster, Refreshing):
+        if isinstance(roster, Refreshable):
             await roster.refresh()
         view.refresh()
 
@@ -132,7 +133,7 @@ def _refused(metrics: RouterMetrics, live: LiveStats | None, request: RouterRequ
         live.refused(context_class, had_slo)
 
 
-def _tell(throttle: Throttle, view: ClusterView, request: RouterRequest, summary: Summary) -> None:
+def _tell(throttle: Throttle, view: ClusterView, request: RouterRequest, summary: ChoiceSummary) -> None:
     """An answer's figures, for those that steer by them."""
     seen = summary.stations
     if "ttft" in seen and summary.finish_reason:

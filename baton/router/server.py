@@ -32,7 +32,7 @@ from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
 from baton.router.access.gate import Gate
-from baton.router.answer.call import Exposition, Formats, Frontend
+from baton.router.answer.generation import Exposition, Formats, Frontend
 from baton.router.answer.validate import Limits
 from baton.router.api.app import make_app
 from baton.router.api.border import GrpcBorder
@@ -40,7 +40,7 @@ from baton.router.api.grpc.service import InferenceService
 from baton.router.api.open_inference.grpc import OpenInferenceService
 from baton.router.dispatch.role_control import RoleControl
 from baton.router.edge.acceptor import Acceptor
-from baton.router.edge.census import Census, EdgeLimits, Place
+from baton.router.edge.connection_table import ConnectionEntry, ConnectionTable, EdgeLimits
 from baton.router.edge.origins import LoopbackOnly, with_cors
 from baton.router.edge.protocol import BoundedHttp
 from baton.router.observe.decisions import DecisionLog
@@ -48,7 +48,7 @@ from baton.router.observe.overview import Overview
 from baton.router.observe.recorder import TraceRecorder
 from baton.router.observe.tallies import Tallies
 from baton.router.request.context_class import ContextClasses
-from baton.router.request.request import Serving
+from baton.router.request.request import ServingBackend
 from baton.router.text import reasoning_parsers, tool_parsers
 from baton.router.text.catalog import ModelCatalog
 from baton.tls.identity import Identity
@@ -84,7 +84,7 @@ class RouterAddress(msgspec.Struct, frozen=True):
 
 def make_frontend(
     config: RouterConfig,
-    serving: Serving,
+    serving: ServingBackend,
     catalog: ModelCatalog,
     metrics: RouterMetrics | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -245,16 +245,16 @@ class _Uvicorn(uvicorn.Server):
 
     def __init__(self, limits: EdgeLimits, context: ssl.SSLContext | None, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._census, self._context = Census(limits, time.monotonic), context
+        self._connections, self._context = ConnectionTable(limits, time.monotonic), context
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept on ``sockets``, each connection within the limits."""
         await self.lifespan.startup()
 
-        def protocol(place: Place) -> BoundedHttp:
-            return BoundedHttp(self._census, place, self.config, self.server_state, self.lifespan.state)
+        def protocol(place: ConnectionEntry) -> BoundedHttp:
+            return BoundedHttp(self._connections, place, self.config, self.server_state, self.lifespan.state)
 
-        self.servers = [Acceptor(s, self._census, protocol, self._context) for s in sockets or ()]  # type: ignore[misc]
+        self.servers = [Acceptor(s, self._connections, protocol, self._context) for s in sockets or ()]  # type: ignore[misc]
         self.started = True
 
     @contextmanager

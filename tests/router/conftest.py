@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
-from baton.router.request.request import ChoiceStream, RouterRequest, ServedModel, Summary
+from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequest, ServedModel
 from baton.router.server import RouterAddress, make_frontend, running_router
 from baton.router.text.catalog import ModelCatalog
 from baton.router.text.tokenizer import HfTokenizer
@@ -111,7 +111,9 @@ class FakeDispatcher:
         return [self._open_one(request, choice) for choice in range(request.n)]
 
     def _open_one(self, request: RouterRequest, choice: int) -> ChoiceStream:
-        summary = Summary(prompt_tokens=len(request.token_ids), way="prefill", prefill_worker="p0", stations={})
+        summary = ChoiceSummary(
+            prompt_tokens=len(request.token_ids), way="prefill", prefill_worker="p0", stations={}
+        )
         summary.context_class = "short"
         stream = ChoiceStream(choice, summary)
         task = asyncio.create_task(self._run(request, stream))

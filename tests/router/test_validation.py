@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.protos.errors import ContextTooLong, InvalidRequest
-from baton.router.answer.validate import check_ask, check_prompt, resolve_sampling
+from baton.router.answer.validate import check_prompt, check_sampling, resolve_sampling
 from baton.router.api.openai.schemas import CompletionBody, parse_body
 from baton.router.text.catalog import ModelEntry
 
@@ -128,6 +128,6 @@ def test_a_prompt_leaves_room_for_one_token() -> None:
 @pytest.mark.parametrize("field", ["temperature", "top_p", "presence_penalty"])
 def test_what_is_no_number_is_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidRequest):
-        check_ask({field: value}, ENTRY)
+        check_sampling({field: value}, ENTRY)
     with pytest.raises(InvalidRequest):
         parse_body(CompletionBody, f'{{"prompt": "x", "{field}": NaN}}'.encode())

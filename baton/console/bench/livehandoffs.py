@@ -18,9 +18,9 @@ from baton.planner.figures import percentile
 from baton.protos.errors import NoWorker
 from baton.protos.nouns import TransferCurve, WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
-from baton.router.workers.connections import Links
-from baton.router.workers.decode_session import Lease
-from baton.router.workers.link import DecodeLink, Link
+from baton.router.workers.decode_session import DecodeLease
+from baton.router.workers.link import DecodeLink, WorkerLink
+from baton.router.workers.link_table import LinkTable
 
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 TIMES = 2
@@ -52,7 +52,7 @@ class Prompts(Protocol):
         """A request of them."""
 
 
-async def handoffs(links: Links, decode: DecodeLink, prompts: Prompts, told: Told) -> list[Handed]:
+async def handoffs(links: LinkTable, decode: DecodeLink, prompts: Prompts, told: Told) -> list[Handed]:
     """Prompts of several lengths, read by a prefill worker for ``decode``; none where there is none."""
     reader = next((k for k in links if k.info.role == "prefill" and k.info.state == "ready"), None)
     if reader is None:
@@ -66,7 +66,7 @@ async def handoffs(links: Links, decode: DecodeLink, prompts: Prompts, told: Tol
     return found
 
 
-async def handoff(links: Links, reader: str, decode: DecodeLink, prompts: Prompts, length: int) -> Handed:
+async def handoff(links: LinkTable, reader: str, decode: DecodeLink, prompts: Prompts, length: int) -> Handed:
     """One of ``length`` tokens, read by ``reader``."""
     prompt = prompts.tokens(length)
     since = time.monotonic()
@@ -113,7 +113,7 @@ def transfer_curve(roster: Roster) -> TransferCurve:
     return TransferCurve(sum(c.fixed for c in found) / count, sum(c.per_byte for c in found) / count)
 
 
-async def until_up(link: Link) -> None:
+async def until_up(link: WorkerLink) -> None:
     """Wait for it. Raises NoWorker when it takes too long."""
     deadline = time.monotonic() + CONNECT_S
     while not link.up:
@@ -122,7 +122,7 @@ async def until_up(link: Link) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _prefill(prompts: Prompts, prompt: list[int], lease: Lease, to: WorkerInfo) -> w.PrefillRequest:
+def _prefill(prompts: Prompts, prompt: list[int], lease: DecodeLease, to: WorkerInfo) -> w.PrefillRequest:
     return w.PrefillRequest(
         request_id=lease.request_id,
         model_id=to.model_id,

@@ -28,8 +28,8 @@ from baton.protos.convert import sampling_to_pb
 from baton.protos.errors import NoWorker
 from baton.protos.nouns import BLOCK_TOKENS, Sampling, WorkerInfo
 from baton.protos.v1 import worker_pb2 as w
-from baton.router.workers.connections import Links
 from baton.router.workers.link import DecodeLink
+from baton.router.workers.link_table import LinkTable
 
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 8192)
 TOGETHER = ((64, 4), (64, 8), (256, 4))
@@ -174,10 +174,10 @@ class _Heard:
 
 
 @asynccontextmanager
-async def connected(config: BatonConfig) -> AsyncIterator[tuple[Links, Roster]]:
+async def connected(config: BatonConfig) -> AsyncIterator[tuple[LinkTable, Roster]]:
     """Links to every worker of the cluster, as a router has them."""
     redis = connect(config.redis.url)
-    links = Links(f"profile-{os.getpid()}", lambda: None, random.Random(), dialer=router_dialer(config))
+    links = LinkTable(f"profile-{os.getpid()}", lambda: None, random.Random(), dialer=router_dialer(config))
     try:
         async with Roster(redis, config.cluster.namespace) as roster:
             links.sync({name: entry.info for name, entry in roster.snapshot().items()})
@@ -187,7 +187,7 @@ async def connected(config: BatonConfig) -> AsyncIterator[tuple[Links, Roster]]:
         await redis.aclose()
 
 
-async def decode_link(links: Links, roster: Roster, slot: str) -> DecodeLink:
+async def decode_link(links: LinkTable, roster: Roster, slot: str) -> DecodeLink:
     busy = {name: entry.load.running + entry.load.waiting for name, entry in roster.snapshot().items()}
     wanted = [
         k for k in links if isinstance(k, DecodeLink) and k.info.state == "ready" and slot in ("", k.info.worker_id)

@@ -27,8 +27,8 @@ from baton.planner.simulator.place_maker import Scenario, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.router.dispatch.fair_queue import FairQueue, FairShares
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option, load_policy
-from baton.router.policies._fetch import uncached, with_fetch
+from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision, RoutingRequest, load_policy
+from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 
 __all__ = ["ClusterSim", "Scenario", "SimSettings"]
 
@@ -101,7 +101,7 @@ class ClusterSim(Machines):
 
     def _try(self, flight: Flight) -> bool:
         while True:
-            ask = Ask(flight.prompt, flight.outputs, self._hits(flight))
+            ask = RoutingRequest(flight.prompt, flight.outputs, self._hits(flight))
             snapshot = self._snapshot(flight)
             decision = self._choose(snapshot, ask) if snapshot.decode else None
             if decision is None:
@@ -145,7 +145,7 @@ class ClusterSim(Machines):
             self.settings.local_max_tokens,
         )
 
-    def _start(self, flight: Flight, decision: Decision, ask: Ask, lease: PageLease) -> None:
+    def _start(self, flight: Flight, decision: RoutingDecision, ask: RoutingRequest, lease: PageLease) -> None:
         taken = decision.taken
         self._turn += 1
         self._shares.placed(flight.pool, flight.order, flight.load)
@@ -157,7 +157,7 @@ class ClusterSim(Machines):
         self._shipped[flight.index] = lease.held * self.block
         self._give(flight, taken, ask, decode, lease)
 
-    def _give(self, flight: Flight, taken: Option, ask: Ask, decode: Place, lease: PageLease) -> None:
+    def _give(self, flight: Flight, taken: Option, ask: RoutingRequest, decode: Place, lease: PageLease) -> None:
         """To who reads the prompt."""
         flight.way, flight.prefill = taken.way, taken.prefill
         self.placements[taken.way] += 1
@@ -180,7 +180,7 @@ class ClusterSim(Machines):
         """Another reader for a prompt whose decode worker waits with what it has of it."""
         place = self.decodes[flight.decode]
         seen = msgspec.structs.replace(place.candidate(), sequences=place.sequences - 1, full=False)
-        ask = Ask(flight.prompt, flight.outputs, self._hits(flight))
+        ask = RoutingRequest(flight.prompt, flight.outputs, self._hits(flight))
         decision = self._choose(self._snapshot(flight, (seen,)), ask)
         if decision is None:
             return False

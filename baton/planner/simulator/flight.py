@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.kv.pages.pool import PagePool
 from baton.planner.traces.trace import TraceRequest
-from baton.router.dispatch.fair_queue import Load, Order, work_of
+from baton.router.dispatch.fair_queue import Order, RequestLoad, work_of
 
 BLOCK_BITS = 24  # of a block's place in a prompt
 Blocks = list[Any]  # numbers where workers have hashes: a pool only asks whether two are equal
@@ -32,7 +32,7 @@ class Flight:
         self.arrival = request.arrival
         self.prompt, self.outputs = request.input_length, request.output_length
         self.full_blocks = full_blocks
-        self.load = Load(work=work_of(self.prompt, self.outputs))
+        self.load = RequestLoad(work=work_of(self.prompt, self.outputs))
         self.order: Order = (0.0, 0)
         self.written = self.cached = self.preemptions = self.unread = 0
         self.placed = self.first_token = self.last_token = -1.0

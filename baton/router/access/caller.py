@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import msgspec
 
 from baton.protos.errors import InvalidRequest
-from baton.router.access.keys import Key
+from baton.router.access.keys import ApiKey
 
 MAX_SLO_MS = 3_600_000
 TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
@@ -29,7 +29,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     request_id: str = ""
     asked_id: str = ""
-    key: Key | None = None
+    key: ApiKey | None = None
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     session: str = ""

@@ -14,12 +14,12 @@ from typing import Protocol
 from baton.protos.errors import Forbidden, QuotaExceeded, Unauthenticated
 from baton.protos.rpc import heed_cancel
 from baton.router.access.caller import Caller
-from baton.router.access.keys import Key, KeyRing
+from baton.router.access.keys import ApiKey, KeyRing
 
 SPEND_EVERY_S = 0.25
 
 
-class Buckets(Protocol):
+class SharedBuckets(Protocol):
     """Shared token buckets; cluster.buckets.Buckets is the real one."""
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
@@ -61,7 +61,10 @@ class Gate:
     """``identify`` at the border, ``charge`` once the prompt's length is known, ``spent`` at an answer's end."""
 
     def __init__(
-        self, keys: KeyRing | None = None, clock: Callable[[], float] = lambda: 0.0, shared: Buckets | None = None
+        self,
+        keys: KeyRing | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        shared: SharedBuckets | None = None,
     ) -> None:
         self._keys, self._shared, self._local = keys, shared, LocalBuckets(clock)
         self._unspent: dict[str, float] = {}
@@ -80,7 +83,7 @@ class Gate:
             raise Unauthenticated("give an API key: Authorization: Bearer bt-…", "authorization")
         return Caller(key=self._keys.find(text.strip()))
 
-    def renewed(self, key: Key | None) -> Key | None:
+    def renewed(self, key: ApiKey | None) -> ApiKey | None:
         """Who asked before, with the rates and rights of now. Raises Unauthenticated where they have none left."""
         return self._keys.renewed(key) if self._keys is not None and key is not None else key
 
@@ -104,7 +107,7 @@ class Gate:
                 retry_after_s=wait,
             )
 
-    def spent(self, key: Key | None, tokens: int) -> None:
+    def spent(self, key: ApiKey | None, tokens: int) -> None:
         """An answer took so many tokens; they are taken from the bucket soon."""
         if key is not None and key.tokens_per_min and tokens:
             name = _tokens_name(key)
@@ -136,7 +139,7 @@ class Gate:
                 await self._shared.spend(unspent)
 
 
-def _costs(key: Key, requests: int, tokens: int) -> dict[str, tuple[float, float]]:
+def _costs(key: ApiKey, requests: int, tokens: int) -> dict[str, tuple[float, float]]:
     costs: dict[str, tuple[float, float]] = {}
     if key.requests_per_min:
         costs[f"requests:{key.id}"] = (key.requests_per_min, requests)
@@ -145,5 +148,5 @@ def _costs(key: Key, requests: int, tokens: int) -> dict[str, tuple[float, float
     return costs
 
 
-def _tokens_name(key: Key) -> str:
+def _tokens_name(key: ApiKey) -> str:
     return f"tokens:{key.id}"

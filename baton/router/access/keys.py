@@ -26,7 +26,7 @@ _NO_HASH = "0" * 64
 LOOK_EVERY_S = 1.0
 
 
-class Key(msgspec.Struct, frozen=True):
+class ApiKey(msgspec.Struct, frozen=True):
     """One key. Rates per minute, 0: no limit. ``weight``: the tenant's share when the queue is full.
 
     ``priority`` is the least that its requests have (lower is sooner); ``models`` empty allows all; ``admin`` may
@@ -53,10 +53,10 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct):
-    keys: list[Key] = []
+    keys: list[ApiKey] = []
 
 
-def read_keys(path: Path) -> list[Key]:
+def read_keys(path: Path) -> list[ApiKey]:
     """Every key of the file, revoked ones too. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).keys
@@ -68,7 +68,7 @@ def read_keys(path: Path) -> list[Key]:
         raise ConfigError(f"{path}: {error}", "router.keys_file") from None
 
 
-def write_keys(path: Path, keys: list[Key]) -> None:
+def write_keys(path: Path, keys: list[ApiKey]) -> None:
     """Replace the file whole; readable by its owner alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -84,7 +84,9 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
     keys = read_keys(path) if path.exists() else []
     key_id = secrets.token_hex(6)
     text = f"bt-{key_id}-{secrets.token_urlsafe(32)}"
-    entry = msgspec.convert({"id": key_id, "tenant": tenant, "hash": hash_of(text), "created": now, **fields}, Key)
+    entry = msgspec.convert(
+        {"id": key_id, "tenant": tenant, "hash": hash_of(text), "created": now, **fields}, ApiKey
+    )
     if not entry.weight > 0 or entry.requests_per_min < 0 or entry.tokens_per_min < 0:
         raise ConfigError("a weight is over 0, and rates are 0 (no limit) or more", "weight")
     if not -(2**31) <= entry.priority < 2**31:
@@ -93,7 +95,7 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
     return text
 
 
-def revoke_key(path: Path, key_id: str) -> Key:
+def revoke_key(path: Path, key_id: str) -> ApiKey:
     """It opens nothing any more, within a second on every router. Raises ConfigError."""
     keys = read_keys(path)
     found = next((k for k in keys if k.id == key_id), None)
@@ -120,7 +122,7 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def find(self, text: str) -> Key:
+    def find(self, text: str) -> ApiKey:
         """The key's entry. Raises Unauthenticated for one that is malformed, unknown, wrong or revoked."""
         self._look()
         match = _KEY.fullmatch(text)
@@ -130,7 +132,7 @@ class KeyRing:
             raise Unauthenticated("the API key is not valid; `baton keys add TENANT` makes one", "authorization")
         return entry
 
-    def renewed(self, key: Key) -> Key:
+    def renewed(self, key: ApiKey) -> ApiKey:
         """The entry as it is now, of one found before. Raises Unauthenticated where it is valid no more."""
         self._look()
         entry = self._keys.get(key.id)

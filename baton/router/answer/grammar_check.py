@@ -22,8 +22,8 @@ from baton.protos.nouns import Grammar
 TENANTS_KNOWN, TENANT_KNOWN = 256, 64  # tenants whose verdicts are kept, and how many of each: 500 bytes a piece
 MOST_WAITING = 64  # of one tenant
 BYTES = 256
-Verdict = InvalidRequest | None
-Known = tuple[bytes, bytes]
+GrammarVerdict = InvalidRequest | None
+GrammarKey = tuple[bytes, bytes]
 
 
 class GrammarCheck:
@@ -31,7 +31,7 @@ class GrammarCheck:
 
     def __init__(self, bounds: Bounds = Bounds()) -> None:
         self._server = server_for(TokenizerSpec("", BYTES, (), bounds))
-        self._known: OrderedDict[str, OrderedDict[Known, Verdict]] = OrderedDict()
+        self._known: OrderedDict[str, OrderedDict[GrammarKey, GrammarVerdict]] = OrderedDict()
         self._turns: Turns[asyncio.Future[None]] = Turns(COMPILING)
 
     def warm(self) -> None:
@@ -51,7 +51,7 @@ class GrammarCheck:
         if error is not None:
             raise InvalidRequest(f"{param}: {error.message}", param)
 
-    async def _verdict(self, message: Compile, tenant: str, salt: bytes) -> Verdict:
+    async def _verdict(self, message: Compile, tenant: str, salt: bytes) -> GrammarVerdict:
         digest = hashlib.sha256(f"{message.kind}\0{message.spec}".encode()).digest()
         known = self._known.setdefault(tenant, OrderedDict())
         if (salt, digest) not in known:
@@ -84,14 +84,14 @@ class GrammarCheck:
             if not turn.done():
                 turn.set_result(None)
 
-    def _forget(self, known: OrderedDict[Known, Verdict]) -> None:
+    def _forget(self, known: OrderedDict[GrammarKey, GrammarVerdict]) -> None:
         """Of a tenant the verdicts that were asked for least lately go, of all the tenants."""
         while len(known) > TENANT_KNOWN:
             known.popitem(last=False)
         while len(self._known) > TENANTS_KNOWN:
             self._known.popitem(last=False)
 
-    async def _judge(self, message: Compile) -> Verdict:
+    async def _judge(self, message: Compile) -> GrammarVerdict:
         for _ in range(RESTARTS):
             child = self._server.child()
             try:

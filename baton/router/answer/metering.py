@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.router.observe.live import GOOD_ENDS, Ended, verdict
+from baton.router.observe.live import GOOD_ENDS, ChoiceOutcome, verdict
 from baton.router.observe.tallies import Tallies
-from baton.router.request.request import Summary
+from baton.router.request.request import ChoiceSummary
 
 
 class Meter:
@@ -39,7 +39,7 @@ class Meter:
         tallies: Tallies,
         arrived: float,
         model_id: str,
-        summary: Summary,
+        summary: ChoiceSummary,
         counts_prompt: bool,
         prompt: Sequence[int] = (),
         request_id: str = "",
@@ -76,14 +76,14 @@ class Meter:
         if tallies.recorder is not None:
             tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain)
 
-    def _seen(self, outcome: str, lasted: float) -> Ended:
+    def _seen(self, outcome: str, lasted: float) -> ChoiceOutcome:
         """What its client saw: values alone, so that nothing large waits with them."""
         summary, tokens = self._summary, self._tokens
         ttft = self._first_at - self._arrived if tokens else None
         tpot = (self._last_at - self._first_at) / (tokens - 1) if tokens > 1 else None
         slo_ttft, slo_tpot = summary.slo_ttft_s, summary.slo_tpot_s
         judged = (slo_ttft or slo_tpot) and outcome != "cancelled"
-        return Ended(
+        return ChoiceOutcome(
             self._tallies.wall_clock(),
             self._request_id,
             self._tally.model,
@@ -106,7 +106,7 @@ class Meter:
         )
 
 
-class Unmetered:
+class NoMeter:
     """What a router without telemetry has in a Meter's place."""
 
     __slots__ = ()

@@ -52,20 +52,20 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def resolve_sampling(
-    ask: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     entry: ModelEntry,
     prompt_tokens: int,
     default_max_tokens: int | None,
     seed: int,
     names: Mapping[str, str] | None = None,
 ) -> Sampling:
-    """``ask`` over the model's defaults over OpenAI's. ``seed`` is taken where the client gave none.
+    """``sampling`` over the model's defaults over OpenAI's. ``seed`` is taken where the client gave none.
 
-    ``default_max_tokens`` None: as many as the context holds. Call ``check_ask`` and ``check_prompt`` first.
+    ``default_max_tokens`` None: as many as the context holds. Call ``check_sampling`` and ``check_prompt`` first.
     """
-    fields = dict(entry.defaults) | dict(ask)
+    fields = dict(entry.defaults) | dict(sampling)
     param = (names or {}).get("max_tokens", "max_tokens")
-    fields["max_tokens"] = _max_tokens(ask.get("max_tokens"), entry, prompt_tokens, default_max_tokens, param)
+    fields["max_tokens"] = _max_tokens(sampling.get("max_tokens"), entry, prompt_tokens, default_max_tokens, param)
     fields["seed"] = int(fields.get("seed", seed)) % 2**64
     fields["top_k"] = 0 if fields.get("top_k", 0) < 0 else min(fields.get("top_k", 0), entry.vocab_size)
     fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
@@ -75,27 +75,28 @@ def resolve_sampling(
     return Sampling(**fields)
 
 
-def check_ask(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
+def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
     """Ranges of every sampling field; ``names`` renames fields in errors. Raises InvalidRequest."""
     shown = dict(names or {})
     for field, (low, high) in RANGES.items():
-        if field in ask:
-            _check_range(shown.get(field, field), ask[field], low, high, above=field in ABOVE_ZERO)
-    if ask.get("max_tokens", 1) < 1:
+        if field in sampling:
+            _check_range(shown.get(field, field), sampling[field], low, high, above=field in ABOVE_ZERO)
+    if sampling.get("max_tokens", 1) < 1:
         name = shown.get("max_tokens", "max_tokens")
-        raise InvalidRequest(f"{name} is {ask['max_tokens']}: it must be at least 1", name)
-    if ask.get("min_tokens", 0) > ask.get("max_tokens", math.inf):
+        raise InvalidRequest(f"{name} is {sampling['max_tokens']}: it must be at least 1", name)
+    if sampling.get("min_tokens", 0) > sampling.get("max_tokens", math.inf):
         raise InvalidRequest(
-            f"min_tokens {ask['min_tokens']} is over max_tokens {ask['max_tokens']}: lower it", "min_tokens"
+            f"min_tokens {sampling['min_tokens']} is over max_tokens {sampling['max_tokens']}: lower it",
+            "min_tokens",
         )
-    _check_biases(ask.get("logit_bias", {}), entry.vocab_size)
-    check_count("stop_token_ids", len(ask.get("stop_token_ids", ())), MAX_STOP_TOKENS)
-    check_ids(ask.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
-    if ask.get("pooling", "") not in ("", *POOLINGS):
-        raise InvalidRequest(f"pooling is {ask['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
-    _check_allowed(ask, entry, shown)
-    for word in ask.get("bad_words", ()):  # from gRPC, where they come as ids
-        check_count("bad_words", len(ask["bad_words"]), 2 * MAX_BAD_WORDS)
+    _check_biases(sampling.get("logit_bias", {}), entry.vocab_size)
+    check_count("stop_token_ids", len(sampling.get("stop_token_ids", ())), MAX_STOP_TOKENS)
+    check_ids(sampling.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
+    if sampling.get("pooling", "") not in ("", *POOLINGS):
+        raise InvalidRequest(f"pooling is {sampling['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
+    _check_allowed(sampling, entry, shown)
+    for word in sampling.get("bad_words", ()):  # from gRPC, where they come as ids
+        check_count("bad_words", len(sampling["bad_words"]), 2 * MAX_BAD_WORDS)
         check_count("bad_words", len(word), MAX_BAD_WORD_CHARS)
         check_ids(word or (-1,), entry.vocab_size, "bad_words")
 
@@ -142,15 +143,15 @@ def check_words(words: Sequence[str]) -> None:
         raise InvalidRequest(text, "bad_words")
 
 
-def _check_allowed(ask: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str]) -> None:
-    allowed = ask.get("allowed_token_ids")
+def _check_allowed(sampling: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str]) -> None:
+    allowed = sampling.get("allowed_token_ids")
     if allowed is None:
         return
     if not allowed:
         raise InvalidRequest("allowed_token_ids is empty: leave it out, or give at least one", "allowed_token_ids")
     check_count("allowed_token_ids", len(allowed), MAX_ALLOWED_TOKENS)
     check_ids(allowed, entry.vocab_size, "allowed_token_ids")
-    if "grammar" in ask:
+    if "grammar" in sampling:
         name = names.get("grammar", "grammar")
         raise InvalidRequest(f"allowed_token_ids can't go with {name}: give one of them", "allowed_token_ids")
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from baton.protos.errors import BatonError
 from baton.protos.version import product_version
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.batch.routes import batch_routes
 from baton.router.api.border import Border
 from baton.router.api.errors import error_response, plain_error

@@ -28,7 +28,7 @@ def _fail_fast(schema: Any) -> None:
             _fail_fast(part)
 
 
-class Quick(BaseModel):
+class FailFastModel(BaseModel):
     """Lists end at their first wrong item: 10^5 errors take half a second to word, of which one is told."""
 
     @classmethod
@@ -39,7 +39,7 @@ class Quick(BaseModel):
         return schema
 
 
-class Body(Quick):
+class Body(FailFastModel):
     """Strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused.
 
     ``id_lists``: fields that hold token ids, of which there may be very many.

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER, NOBODY, with_call
-from baton.router.answer.call import Frontend, clean_request_id
+from baton.router.answer.generation import Frontend, clean_request_id
 from baton.router.api.errors import error_response
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.grpc.reading import tolerant

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="large")
 
 
-class Weight(msgspec.Struct, frozen=True):
+class JsonWeight(msgspec.Struct, frozen=True):
     """What a JSON text is made of. ``lists``: where the insides of its long lists of numbers begin and end."""
 
     values: int
@@ -64,7 +64,7 @@ def require_light(text: str | bytes, param: str) -> None:
         _require(weigh(text.encode(errors="replace") if isinstance(text, str) else text), 0, param)
 
 
-def weigh(raw: bytes) -> Weight:
+def weigh(raw: bytes) -> JsonWeight:
     """Count what ``raw`` is made of, without parsing it; of what is no JSON, something."""
     plain = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in raw else raw
     text = np.frombuffer(plain, np.uint8)
@@ -77,7 +77,7 @@ def weigh(raw: bytes) -> Weight:
     commas = int(np.count_nonzero((text == COMMA) & outside))
     flat = (kinds[:-1] == OPEN) & (kinds[1:] == CLOSE) & (np.diff(marks) > LONG_LIST)
     found = tuple((int(marks[i]) + 1, int(marks[i + 1])) for i in np.flatnonzero(flat))
-    return Weight(strings + containers, commas, found)
+    return JsonWeight(strings + containers, commas, found)
 
 
 def _parsed(kind: type[B], raw: bytes) -> B:
@@ -93,7 +93,7 @@ def _parsed(kind: type[B], raw: bytes) -> B:
     return body
 
 
-def _require(weight: Weight, apart: int, param: str) -> None:
+def _require(weight: JsonWeight, apart: int, param: str) -> None:
     """``apart`` numbers are read apart."""
     if weight.values > MAX_VALUES or weight.numbers - apart > MAX_NUMBERS + MAX_VALUES:
         raise InvalidRequest(

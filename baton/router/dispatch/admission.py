@@ -15,11 +15,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from baton.protos.errors import Draining, Overloaded
-from baton.router.dispatch.fair_queue import FairQueue, FairShares, Load, insert, remove
+from baton.router.dispatch.fair_queue import FairQueue, FairShares, RequestLoad, insert, remove
 from baton.router.dispatch.throttle import Throttle
 from baton.router.dispatch.ticket import Ticket, load_of
 
-__all__ = ["Admission", "Load", "Ticket", "load_of"]
+__all__ = ["Admission", "RequestLoad", "Ticket", "load_of"]
 
 RETRY_AFTER_S = (1.0, 60.0)
 ENOUGH = 8  # placements in a row, with others waiting, that make a pace
@@ -48,7 +48,7 @@ class Admission:
         self._waking: asyncio.Handle | None = None
         self._closed = False
 
-    def join(self, pool: str, context_class: str, load: Load = Load()) -> Ticket:
+    def join(self, pool: str, context_class: str, load: RequestLoad = RequestLoad()) -> Ticket:
         """A place in its class, by fair share. Raises Overloaded, and Draining after ``close``.
 
         A full class gives up its least valuable ticket, which may be the newcomer. One that would wait longer than
@@ -109,7 +109,7 @@ class Admission:
 
     # ---- who may come in -----------------------------------------------------------------------------
 
-    def _refuse_late(self, pool: str, context_class: str, load: Load) -> None:
+    def _refuse_late(self, pool: str, context_class: str, load: RequestLoad) -> None:
         if not load.slo_ttft_s:
             return
         wait, budget = self._wait_s(pool), self._throttle.queue_budget(context_class, load.slo_ttft_s)

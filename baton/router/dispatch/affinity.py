@@ -11,13 +11,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.request.request import ChoiceSummary, RouterRequest
 
 KEPT_SESSIONS = 65_536  # about 150 bytes each
 KEY_BYTES = 16
 
 
-class Sessions:
+class SessionHomes:
     """The last ``kept`` sessions, by what was heard of them last."""
 
     def __init__(self, kept: int = KEPT_SESSIONS) -> None:
@@ -35,7 +35,7 @@ class Sessions:
         last = self._homes.get(key, "")
         return last if last in workers else rendezvous(key, workers)
 
-    def served(self, request: RouterRequest, summary: Summary) -> None:
+    def served(self, request: RouterRequest, summary: ChoiceSummary) -> None:
         """Its decode worker wrote something, so the turn's blocks are there."""
         if not request.session or not summary.decode_worker or not summary.completion_tokens:
             return

@@ -17,9 +17,9 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.router.dispatch.admission import Ticket
 from baton.router.dispatch.view import Reservation
 from baton.router.observe.trail import Trail
-from baton.router.policies import Ask, Option
-from baton.router.request.request import ChoiceStream, RouterRequest, Summary
-from baton.router.workers.decode_session import Lease
+from baton.router.policies import Option, RoutingRequest
+from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequest
+from baton.router.workers.decode_session import DecodeLease
 
 MOMENT_S = 1e-3
 
@@ -37,7 +37,7 @@ class ChoiceRun:
         clock: Callable[[], float],
     ) -> None:
         self.request, self.choice, self.ticket, self.home = request, choice, ticket, home
-        summary = Summary(
+        summary = ChoiceSummary(
             prompt_tokens=len(request.token_ids),
             context_class=context_class,
             slo_ttft_s=request.slo_ttft_s,
@@ -68,7 +68,7 @@ class ChoiceRun:
         self._trail, self._changed = trail, changed
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> ChoiceSummary:
         """The stream's."""
         return self.stream.summary
 
@@ -88,12 +88,12 @@ class ChoiceRun:
             return self.stream.cancel_reason
         return "deadline" if self.timer is not None and self.timer.expired() else "retry"
 
-    def ask(self, hits: Mapping[str, int]) -> Ask:
+    def routing_request(self, hits: Mapping[str, int]) -> RoutingRequest:
         """The request as a policy sees it."""
         request = self.request
         left = max(1, request.sampling.max_tokens - len(self.stream.emitted))
         tokens = len(request.token_ids) + len(self.stream.emitted)
-        return Ask(tokens, left, hits, frozenset(self.avoid), self._ttft_left(), request.slo_tpot_s)
+        return RoutingRequest(tokens, left, hits, frozenset(self.avoid), self._ttft_left(), request.slo_tpot_s)
 
     def _ttft_left(self) -> float:
         """Seconds of the TTFT that was asked for; 0 when none was, or the first token is out."""
@@ -123,7 +123,7 @@ class ChoiceRun:
 
     def prefill(
         self,
-        lease: Lease,
+        lease: DecodeLease,
         to: WorkerInfo,
         received: tuple[int, ...],
         taken: Option,

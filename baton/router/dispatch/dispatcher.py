@@ -36,10 +36,10 @@ from baton.router.dispatch.role_control import RoleControl
 from baton.router.dispatch.view import ClusterView, Reservation
 from baton.router.observe.decisions import DecisionLog
 from baton.router.request.context_class import ContextClasses
-from baton.router.request.request import ChoiceStream, RouterRequest, ServedModel, Summary
+from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequest, ServedModel
 from baton.router.workers.call_errors import first_of
-from baton.router.workers.connections import STALL_S, Links
-from baton.router.workers.decode_session import Lease
+from baton.router.workers.decode_session import DecodeLease
+from baton.router.workers.link_table import STALL_S, LinkTable
 
 log = logging.getLogger("baton.router")
 
@@ -67,7 +67,7 @@ class Dispatcher:
     def __init__(
         self,
         view: ClusterView,
-        links: Links,
+        links: LinkTable,
         admission: Admission,
         classes: ContextClasses,
         placer: Placer,
@@ -82,7 +82,7 @@ class Dispatcher:
         self._blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)
         self._serial = itertools.count(1)
         self._open: dict[asyncio.Task[None], ChoiceRun] = {}
-        self.listeners: list[Callable[[RouterRequest, Summary], object]] = []
+        self.listeners: list[Callable[[RouterRequest, ChoiceSummary], object]] = []
         self.on_refused: Callable[[RouterRequest, str], object] = lambda request, context_class: None
         self.roles: RoleControl | None = None
         view.on_change = admission.wake
@@ -209,7 +209,7 @@ class Dispatcher:
                 heed_cancel()  # a group that holds an error drops the cancellation that came with it
                 raise first_of(group) from None
 
-    async def _read(self, run: ChoiceRun, lease: Lease, placed: Reservation, to: WorkerInfo) -> None:
+    async def _read(self, run: ChoiceRun, lease: DecodeLease, placed: Reservation, to: WorkerInfo) -> None:
         """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do."""
         received: tuple[int, ...] = ()
         while placed.taken.way == "prefill":

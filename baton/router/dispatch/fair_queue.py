@@ -27,7 +27,7 @@ MOST_OUTPUT = 1024  # tokens counted of max_tokens, because it is often a bound 
 Order = tuple[float, int]  # where a request's share begins in virtual time, then its arrival: lower is sooner
 
 
-class Load(msgspec.Struct, frozen=True):
+class RequestLoad(msgspec.Struct, frozen=True):
     """What a request brings: ``work`` in tokens, ``size`` in bytes while it is here, its SLO in seconds or 0."""
 
     priority: int = 0
@@ -67,13 +67,13 @@ class FairShares:
         self._last: dict[tuple[str, str], float] = {}
         self._arrivals = itertools.count()
 
-    def order(self, pool: str, load: Load) -> Order:
+    def order(self, pool: str, load: RequestLoad) -> Order:
         """Returns where the newcomer's share of the pool's work begins, moved by its priority; then its arrival."""
         begin = max(self._virtual[pool], self._last.get((pool, load.tenant), 0.0))
         self._last[pool, load.tenant] = begin + load.work / load.weight
         return begin + load.priority * LEVEL_WORK, next(self._arrivals)
 
-    def placed(self, pool: str, order: Order, load: Load) -> None:
+    def placed(self, pool: str, order: Order, load: RequestLoad) -> None:
         """Advances the pool's virtual time to where the placed request's share began."""
         begin = order[0] - load.priority * LEVEL_WORK
         self._virtual[pool] = max(self._virtual[pool], begin)  # type: ignore[assignment]

@@ -11,21 +11,21 @@ from typing import Protocol
 import msgspec
 
 from baton.protos.errors import ContextTooLong, NoWorker, Unavailable, WeightsGone
-from baton.router.dispatch.affinity import Sessions
+from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.choice_run import ChoiceRun
 from baton.router.dispatch.view import ClusterView, Reservation
-from baton.router.policies import Ask, ClusterSnapshot, Option, Policy, fits
-from baton.router.policies._fetch import uncached, with_fetch
-from baton.router.policies._session import choose_with_session
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.policies import ClusterSnapshot, Option, Policy, RoutingRequest, fits
+from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
+from baton.router.policies.adjustments.session_affinity import choose_with_session
+from baton.router.request.request import ChoiceSummary, RouterRequest
 from baton.router.request.weights import weights_of
 
 
-class Hints(Protocol):
+class HintSource(Protocol):
     """Who seems to hold how much of a prompt; router.dispatch.prefix_hints.PrefixHints is the real one."""
 
     def hits(
-        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary
     ) -> Awaitable[Mapping[str, int]]:
         """worker id -> leading blocks. What others want of the prompt's blocks is left in ``summary``."""
 
@@ -36,14 +36,14 @@ class Placer:
     def __init__(
         self,
         view: ClusterView,
-        hints: Hints,
+        hints: HintSource,
         policy: Policy,
         clock: Callable[[], float],
         worker_wait_s: float,
-        sessions: Sessions | None = None,
+        sessions: SessionHomes | None = None,
     ) -> None:
         self._view, self._hints, self._policy = view, hints, policy
-        self._sessions = sessions or Sessions()
+        self._sessions = sessions or SessionHomes()
         self._clock, self._worker_wait_s = clock, worker_wait_s
 
     async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:
@@ -52,8 +52,8 @@ class Placer:
         The try gives None when nobody has room now, and raises NoWorker, WeightsGone and ContextTooLong.
         """
         snapshot = self._kin(run)
-        ask = run.ask(await self._hints.hits(snapshot, run.request, run.tokens, run.summary))
-        return lambda: self._choose(run, ask, lease_on)
+        routing = run.routing_request(await self._hints.hits(snapshot, run.request, run.tokens, run.summary))
+        return lambda: self._choose(run, routing, lease_on)
 
     def others(self, run: ChoiceRun, taken: Option) -> bool:
         """Returns whether another prefill worker than ``taken``'s could read it for the same decode worker."""
@@ -61,18 +61,18 @@ class Placer:
         idle = [p for p in snapshot.prefill if p.id != taken.prefill and p.id not in run.avoid and not p.full]
         return any(fits(p, d) for d in snapshot.decode if d.id == taken.decode for p in idle)
 
-    def _choose(self, run: ChoiceRun, ask: Ask, lease_on: str) -> Reservation | None:
+    def _choose(self, run: ChoiceRun, routing: RoutingRequest, lease_on: str) -> Reservation | None:
         snapshot = self._narrow(run, self._kin(run), lease_on)
         if not snapshot.decode:
             self._bear_absence(run)
             return None
         run.nobody_since = None
-        _require_pages(snapshot, ask)
-        decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, ask))
+        _require_pages(snapshot, routing)
+        decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, routing))
         if decision is None:
             return None
-        decision = with_fetch(snapshot, ask, decision)
-        placed = self._view.reserve(decision, uncached(ask, decision.taken), seated=not lease_on)
+        decision = with_fetch(snapshot, routing, decision)
+        placed = self._view.reserve(decision, uncached(routing, decision.taken), seated=not lease_on)
         writer = next(d for d in snapshot.decode if d.id == decision.taken.decode)
         placed.held = run.request.pin.hold(weights_of(writer.info))
         return placed
@@ -84,12 +84,12 @@ class Placer:
             return snapshot
         return msgspec.structs.replace(snapshot, decode=tuple(d for d in snapshot.decode if pin.allows(d.info)))
 
-    def _with_session(self, run: ChoiceRun, snapshot: ClusterSnapshot, ask: Ask) -> Ask:
-        """``ask`` with the worker that should have this turn, by what is known at this moment."""
+    def _with_session(self, run: ChoiceRun, snapshot: ClusterSnapshot, routing: RoutingRequest) -> RoutingRequest:
+        """``routing`` with the worker that should have this turn, by what is known at this moment."""
         if not run.request.session:
-            return ask
+            return routing
         home = self._sessions.home(run.request, [d.id for d in snapshot.decode])
-        return msgspec.structs.replace(ask, session_worker=home)
+        return msgspec.structs.replace(routing, session_worker=home)
 
     def _narrow(self, run: ChoiceRun, snapshot: ClusterSnapshot, lease_on: str) -> ClusterSnapshot:
         """A leased request stays on its decode worker; a further choice follows the first one's blocks."""
@@ -124,10 +124,11 @@ class Placer:
         return NoWorker(message, retry_after_s=1.0)
 
 
-def _require_pages(snapshot: ClusterSnapshot, ask: Ask) -> None:
+def _require_pages(snapshot: ClusterSnapshot, routing: RoutingRequest) -> None:
     most = max(d.info.pages for d in snapshot.decode)
-    if ask.blocks > most:
+    if routing.blocks > most:
         raise ContextTooLong(
-            f"{ask.tokens} tokens need {ask.blocks} KV pages; the largest pool has {most}: shorten the prompt",
+            f"{routing.tokens} tokens need {routing.blocks} KV pages; the largest pool has {most}: "
+            "shorten the prompt",
             "prompt",
         )

@@ -14,12 +14,12 @@ from baton.cluster.prefix_index import truncated
 from baton.kv.layout import prefix
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 from baton.router.policies import ClusterSnapshot
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.request.request import ChoiceSummary, RouterRequest
 
 HASH_OFF_LOOP_TOKENS = 4096
 
 
-class PrefixIndex(Protocol):
+class PrefixLookup(Protocol):
     """Who holds how much of a chain; cluster.prefix_index.PrefixIndex is the real one."""
 
     async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
@@ -32,11 +32,11 @@ class PrefixHints:
     ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
     """
 
-    def __init__(self, index: PrefixIndex | None, patience: Patience | None = None, keeps: bool = False) -> None:
+    def __init__(self, index: PrefixLookup | None, patience: Patience | None = None, keeps: bool = False) -> None:
         self._index, self._patience, self._keeps = index, patience or Patience(), keeps
 
     async def hits(
-        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: Summary
+        self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary
     ) -> dict[str, int]:
         """worker id -> leading blocks of 16 of ``tokens`` that it says it holds; of those with the same weights.
 

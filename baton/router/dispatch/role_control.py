@@ -16,8 +16,8 @@ import msgspec
 from baton.protos.errors import DeadlineExceeded, InvalidRequest, NoWorker, WorkerUnknown
 from baton.protos.nouns import WorkerInfo
 from baton.router.dispatch.view import ClusterView
-from baton.router.workers.connections import Links
-from baton.router.workers.link import Link
+from baton.router.workers.link import WorkerLink
+from baton.router.workers.link_table import LinkTable
 
 ROLES = ("prefill", "decode")
 GRACE_S = 1.0
@@ -40,7 +40,7 @@ class RoleControl:
     """``look`` asks the membership now instead of at its next poll."""
 
     def __init__(
-        self, links: Links, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
+        self, links: LinkTable, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
     ) -> None:
         self._links, self._view, self._clock, self._look = links, view, clock, look
         self._turn = asyncio.Lock()
@@ -109,7 +109,7 @@ class RoleControl:
 
     # ---- one change ----------------------------------------------------------------------------------
 
-    async def _set_role(self, link: Link, role: str, grace_s: float) -> RoleChange:
+    async def _set_role(self, link: WorkerLink, role: str, grace_s: float) -> RoleChange:
         since, worker_id, before = self._clock(), link.info.worker_id, link.info.role
         if role == before:
             return RoleChange(worker_id, before, role, 0.0, link.info.incarnation)
@@ -117,7 +117,7 @@ class RoleControl:
         await self._until_served(worker_id, incarnation, since + grace_s + CHANGE_S)
         return RoleChange(worker_id, before, role, self._clock() - since, incarnation)
 
-    def _link(self, worker_id: str) -> Link:
+    def _link(self, worker_id: str) -> WorkerLink:
         found = next((k for k in self._links if k.info.worker_id == worker_id), None)
         if found is None:
             names = ", ".join(info.worker_id for info in self.workers()) or "none"

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from baton.protos.errors import BatonError
-from baton.router.dispatch.fair_queue import Load, Order, work_of
+from baton.router.dispatch.fair_queue import Order, RequestLoad, work_of
 from baton.router.request.request import RouterRequest
 
 BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in the messages that carry it
 
 
-class Queue(Protocol):
+class TicketQueue(Protocol):
     """Where tickets wait; Admission is the real one."""
 
     def enqueue(self, ticket: Ticket) -> None:
@@ -26,20 +26,20 @@ class Queue(Protocol):
         """Its request is over."""
 
 
-class Placement(Protocol):
+class SupportsClose(Protocol):
     """What an attempt reserves."""
 
     def close(self) -> None:
         """Give it back."""
 
 
-T = TypeVar("T", bound=Placement)
+T = TypeVar("T", bound=SupportsClose)
 
 
-def load_of(request: RouterRequest) -> Load:
+def load_of(request: RouterRequest) -> RequestLoad:
     """What a request brings."""
     work = work_of(len(request.token_ids), request.sampling.max_tokens, request.n)
-    return Load(
+    return RequestLoad(
         priority=request.priority,
         tenant=request.tenant,
         weight=request.key.weight if request.key else 1.0,
@@ -52,7 +52,9 @@ def load_of(request: RouterRequest) -> Load:
 class Ticket(Generic[T]):
     """A place in the queue. It stays the request's own until ``leave``, however often it waits."""
 
-    def __init__(self, admission: Queue, pool: str, queue: str, order: Order, since: float, load: Load) -> None:
+    def __init__(
+        self, admission: TicketQueue, pool: str, queue: str, order: Order, since: float, load: RequestLoad
+    ) -> None:
         self.pool, self.queue, self.order, self.since, self.load = pool, queue, order, since, load
         self.counted = False
         self.held_bytes = 0

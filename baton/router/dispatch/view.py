@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
 from baton.protos.errors import Draining
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.router.dispatch.throttle import Throttle
-from baton.router.policies import Candidate, ClusterSnapshot, Decision, Option
+from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision
 from baton.router.request.request import ServedModel
-from baton.router.request.weights import Hold, weights_of
-from baton.router.workers.connections import DecodeLink, Link, Links
+from baton.router.request.weights import PinShare, weights_of
+from baton.router.workers.link_table import DecodeLink, LinkTable, WorkerLink
+from baton.router.workers.roster import RosterReader
 
 log = logging.getLogger("baton.router")
 
@@ -29,25 +29,6 @@ REMEMBER_MODEL_S = 300.0
 NO_LOAD = WorkerLoad()
 
 
-class Seen(Protocol):
-    """An entry of the roster."""
-
-    @property
-    def info(self) -> WorkerInfo:
-        """Who."""
-
-    @property
-    def load(self) -> WorkerLoad:
-        """How busy, a beat ago."""
-
-
-class Roster(Protocol):
-    """Who joined; cluster.membership.Roster is the real one."""
-
-    def snapshot(self) -> Mapping[str, Seen]:
-        """Now, without waiting."""
-
-
 class ViewSettings(msgspec.Struct, frozen=True):
     """How much a worker is handed ahead of time, in uncached prompt tokens; up to how many go the local way."""
 
@@ -55,7 +36,7 @@ class ViewSettings(msgspec.Struct, frozen=True):
     local_max_tokens: int = 64
 
 
-class _Own:
+class _WorkerCounts:
     """What this router has on one worker."""
 
     __slots__ = ("full_until", "sequences", "tight_until", "unanswered", "unread_requests", "unread_tokens")
@@ -77,10 +58,10 @@ class _Own:
 class Reservation:
     """A request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is computed."""
 
-    def __init__(self, view: ClusterView, decision: Decision, uncached: int, seated: bool) -> None:
+    def __init__(self, view: ClusterView, decision: RoutingDecision, uncached: int, seated: bool) -> None:
         self.decision = decision
         self.taken: Option = decision.taken
-        self.held: Hold | None = None
+        self.held: PinShare | None = None
         self._view, self._uncached = view, uncached
         self._reader: str | None = self.taken.reader
         self._seat: str | None = self.taken.decode if seated else None
@@ -128,8 +109,8 @@ class ClusterView:
 
     def __init__(
         self,
-        roster: Roster,
-        links: Links,
+        roster: RosterReader,
+        links: LinkTable,
         clock: Callable[[], float],
         settings: ViewSettings = ViewSettings(),
         throttle: Throttle | None = None,
@@ -137,7 +118,7 @@ class ClusterView:
         self.on_change: Callable[[], None] = lambda: None
         self._throttle = throttle or Throttle(clock)
         self._roster, self._links, self._clock, self._settings = roster, links, clock, settings
-        self._own: dict[str, _Own] = {}
+        self._own: dict[str, _WorkerCounts] = {}
         self._loads: dict[str, WorkerLoad] = {}
         self._models: dict[str, tuple[ServedModel, float]] = {}
         self._snapshots: dict[tuple[str, str], ClusterSnapshot] = {}
@@ -213,7 +194,7 @@ class ClusterView:
         """Links of the role that are up."""
         return sum(k.up and k.info.role == role for k in self._links)
 
-    def reserve(self, decision: Decision, uncached: int, seated: bool = True) -> Reservation:
+    def reserve(self, decision: RoutingDecision, uncached: int, seated: bool = True) -> Reservation:
         """Count a placement. ``seated`` False: its decode seat is counted already (a second prefill)."""
         self._turn += 1
         self._snapshots.clear()
@@ -279,10 +260,10 @@ class ClusterView:
             )
         (self._mixed.add if len(seen) > 1 else self._mixed.discard)(model_id)
 
-    def _of(self, worker_id: str) -> _Own:
-        return self._own.setdefault(worker_id, _Own())
+    def _of(self, worker_id: str) -> _WorkerCounts:
+        return self._own.setdefault(worker_id, _WorkerCounts())
 
-    def _candidate(self, link: Link) -> Candidate:
+    def _candidate(self, link: WorkerLink) -> Candidate:
         own = self._of(link.info.worker_id)
         crowded = own.sequences >= self._throttle.cap(link.info.max_batch) and link.info.role == "decode"
         return Candidate(

@@ -1,4 +1,4 @@
-"""Accepts REST's connections: each gets a place in the census first, and a process without descriptors rests.
+"""Accepts REST's connections: each is entered in the connection table first; without descriptors it rests.
 
 Knows nothing of HTTP. An accept that fails for want of descriptors leaves the connection in the kernel's queue and
 the listener readable: without a pause the loop would spin. Who is connected is served meanwhile.
@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from baton.router.edge.census import Census, Place
+from baton.router.edge.connection_table import ConnectionEntry, ConnectionTable
 
 AT_ONCE = 64  # accepts in a row before others get a turn
 REST_S = 0.25
@@ -29,12 +29,12 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        census: Census,
-        protocol: Callable[[Place], asyncio.Protocol],
+        connections: ConnectionTable,
+        protocol: Callable[[ConnectionEntry], asyncio.Protocol],
         context: ssl.SSLContext | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listener, self._census, self._protocol, self._context = listener, census, protocol, context
+        self._listener, self._connections, self._protocol, self._context = listener, connections, protocol, context
         self._beginning: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._closed, self._complained = False, float("-inf")
@@ -68,27 +68,27 @@ class Acceptor:
             self._welcome(sock, address[0] if isinstance(address, tuple) else "")
 
     def _welcome(self, sock: socket.socket, host: str) -> None:
-        place = self._census.enter(host)
-        if place is None:
+        entry = self._connections.enter(host)
+        if entry is None:
             sock.close()
             return
         sock.setblocking(False)
-        task = self._loop.create_task(self._begin(sock, place))
+        task = self._loop.create_task(self._begin(sock, entry))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
 
-    async def _begin(self, sock: socket.socket, place: Place) -> None:
-        patience = self._census.limits.header_timeout_s if self._context else None
+    async def _begin(self, sock: socket.socket, entry: ConnectionEntry) -> None:
+        patience = self._connections.limits.header_timeout_s if self._context else None
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._protocol(place), sock, ssl=self._context, ssl_handshake_timeout=patience
+                lambda: self._protocol(entry), sock, ssl=self._context, ssl_handshake_timeout=patience
             )
         except (OSError, asyncio.CancelledError) as error:  # SSLError is one
             log.debug("a connection ended as it began: %s", error)
-            self._census.leave(place)
+            self._connections.leave(entry)
             sock.close()
         except BaseException:
-            self._census.leave(place)
+            self._connections.leave(entry)
             sock.close()
             raise
 
@@ -98,7 +98,7 @@ class Acceptor:
             log.warning("no connection can be accepted: %s; trying again every %g s", error.strerror, REST_S)
         self._complained = self._loop.time()
         if error.errno in SCARCE:
-            self._census.make_room(FREED)
+            self._connections.make_room(FREED)
         if not self._closed:
             self._loop.remove_reader(self._listener.fileno())
             self._timers["rest"] = self._loop.call_later(REST_S, self._resume)
@@ -109,6 +109,6 @@ class Acceptor:
 
     def _look(self) -> None:
         """See who is too slow, again and again."""
-        self._census.look()
-        pause = min(1.0, self._census.limits.header_timeout_s / 4)
+        self._connections.look()
+        pause = min(1.0, self._connections.limits.header_timeout_s / 4)
         self._timers["look"] = self._loop.call_later(pause, self._look)

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.router.api.errors import plain_error
-from baton.router.edge.census import Census, Phase, Place
+from baton.router.edge.connection_table import ConnectionEntry, ConnectionTable, Phase
 
 SLICE = 32 << 10  # bytes fed to the parser at once: by so much at most is a head noticed too late
 PIPELINED = 32  # requests that may wait for the answer before theirs; no client of ours sends a second one early
@@ -25,16 +25,19 @@ log = logging.getLogger("baton.router.edge")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. ``phase`` and ``since`` say what it does and since when; ``Census.look`` ends the slow."""
+    """One connection to REST, which ends when a limit is passed or ``ConnectionTable.look`` finds it too slow.
 
-    def __init__(self, census: Census, place: Place, *args: Any, **fields: Any) -> None:
+    ``phase`` says what it does now, ``since`` when that began, on the table's clock.
+    """
+
+    def __init__(self, connections: ConnectionTable, entry: ConnectionEntry, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        self._census, self._place, self._limits = census, place, census.limits
-        self.phase, self.since = Phase.FRESH, census.clock()
+        self._connections, self._entry, self._limits = connections, entry, connections.limits
+        self.phase, self.since = Phase.FRESH, connections.clock()
         self._head = self._count = self._quiet = self._body = 0
         self._whole = True  # no request is half here
         self._refusal: tuple[int, str, str] | None = None
-        place.connection = self
+        entry.connection = self
 
     # ---- what comes in -------------------------------------------------------------------------------
 
@@ -95,7 +98,7 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._turn(Phase.BODY)
         super().on_headers_complete()
-        if self._place.spare:
+        if self._entry.spare:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -118,7 +121,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refusal = self._refusal or (400, "bad_http", msg)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        crowded = self._place.spare and cycle.scope["path"] not in PROBED
+        crowded = self._entry.spare and cycle.scope["path"] not in PROBED
         super()._start_asgi_task(cycle, _crowded if crowded else app)  # type: ignore[arg-type]
 
     def on_response_complete(self) -> None:
@@ -133,7 +136,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Gone."""
-        self._census.leave(self._place)
+        self._connections.leave(self._entry)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -160,7 +163,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _look_at_body(self, lasted: float, patience: float) -> None:
         if self.flow.read_paused:  # we read no more: that is not the client's fault
-            self.since, self._body = self._census.clock(), 0
+            self.since, self._body = self._connections.clock(), 0
         elif lasted > patience and self._body < self._limits.min_body_rate * lasted:
             rate = self._limits.min_body_rate
             self._late("body_too_slow", f"the body came at under {rate:g} bytes a second: see router.min_body_rate")
@@ -176,7 +179,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._head += size
 
     def _turn(self, phase: Phase) -> None:
-        self.phase, self.since = phase, self._census.clock()
+        self.phase, self.since = phase, self._connections.clock()
 
     def _too_large(self) -> None:
         limits = self._limits
@@ -192,7 +195,7 @@ class BoundedHttp(HttpToolsProtocol):
         status, code, text = self._refusal
         self.pipeline.clear()
         self._quiet = 0
-        self.since = self._census.clock()
+        self.since = self._connections.clock()
         if self._waiting_for_earlier():
             return  # its answer goes out, then ``on_response_complete`` closes
         if self.cycle is not None and not self.cycle.response_complete:

@@ -19,7 +19,7 @@ import msgspec
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel
 from baton.router.observe.trail import Trail, choice_json
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.request.request import ChoiceSummary, RouterRequest
 
 FLUSH_S = 0.25
 KEPT_REQUESTS = 4096
@@ -29,7 +29,7 @@ ASKED = "asked:"
 FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
 
 
-class RecordStore(Protocol):
+class DecisionStore(Protocol):
     """Where every router of a cluster finds every record; cluster.records.RecordStore is the real one."""
 
     async def put(self, records: Mapping[str, bytes]) -> None:
@@ -39,7 +39,7 @@ class RecordStore(Protocol):
         """One of them; None when it is gone or the store is away."""
 
 
-class Record:
+class DecisionRecord:
     """A request that runs, or ended a moment ago: what its JSON is made of."""
 
     def __init__(self, request: RouterRequest, context_class: str, router_id: str, opened: float) -> None:
@@ -71,13 +71,13 @@ class Record:
         }
 
 
-class Watcher(Protocol):
+class RecordObserver(Protocol):
     """Who is told of requests as they come and go; router.observe.traffic.TrafficMeter is one."""
 
-    def opened(self, record: Record) -> None:
+    def opened(self, record: DecisionRecord) -> None:
         """A request came in."""
 
-    def over(self, record: Record) -> None:
+    def over(self, record: DecisionRecord) -> None:
         """All of its choices have ended."""
 
 
@@ -88,27 +88,27 @@ class DecisionLog:
         self,
         router_id: str,
         clock: Callable[[], float],
-        store: RecordStore | None = None,
+        store: DecisionStore | None = None,
         kept: int = KEPT_REQUESTS,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._router_id, self._clock, self._store = router_id, clock, store
         self._kept, self._kept_bytes = kept, kept_bytes
-        self._live: OrderedDict[str, Record] = OrderedDict()
+        self._live: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._ring: OrderedDict[str, bytes] = OrderedDict()
         self._ring_bytes = 0
         self._dirty: dict[str, None] = {}
         self._aliases: OrderedDict[str, str] = OrderedDict()
-        self.watcher: Watcher | None = None
+        self.watcher: RecordObserver | None = None
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ring)
 
     # ---- dispatch's side -----------------------------------------------------------------------------
 
-    def opened(self, request: RouterRequest, context_class: str) -> Record:
+    def opened(self, request: RouterRequest, context_class: str) -> DecisionRecord:
         """A request came in; its trails are added by ``trail``."""
-        record = Record(request, context_class, self._router_id, self._clock())
+        record = DecisionRecord(request, context_class, self._router_id, self._clock())
         self._live[request.request_id] = record
         if self.watcher is not None:
             self.watcher.opened(record)
@@ -120,7 +120,7 @@ class DecisionLog:
                 self._aliases.popitem(last=False)
         return record
 
-    def trail(self, record: Record, choice: int, summary: Summary) -> Trail:
+    def trail(self, record: DecisionRecord, choice: int, summary: ChoiceSummary) -> Trail:
         """One more choice of it."""
         trail = Trail(choice, summary, [])
         record.trails.append(trail)
@@ -129,15 +129,17 @@ class DecisionLog:
     def refused(self, request: RouterRequest, context_class: str, error: BatonError) -> None:
         """A request that was turned away at the door: nobody was weighed for it, and why."""
         record = self.opened(request, context_class)
-        trail = self.trail(record, 0, Summary(prompt_tokens=len(request.token_ids), context_class=context_class))
+        trail = self.trail(
+            record, 0, ChoiceSummary(prompt_tokens=len(request.token_ids), context_class=context_class)
+        )
         trail.failed(error)
         self.changed(record)
 
-    def changed(self, record: Record) -> None:
+    def changed(self, record: DecisionRecord) -> None:
         """It is to be written out again, soon."""
         self._dirty[record.request.request_id] = None
 
-    def unplaced(self) -> list[Record]:
+    def unplaced(self) -> list[DecisionRecord]:
         """Requests that wait for their first place."""
         return [r for r in self._live.values() if not r.over and not any(t.placements for t in r.trails)]
 
@@ -157,7 +159,7 @@ class DecisionLog:
                 return self._ring[name]
         return None if self._store is None else await self._of_store(self._store, request_id, alias)
 
-    async def _of_store(self, store: RecordStore, request_id: str, alias: str) -> bytes | None:
+    async def _of_store(self, store: DecisionStore, request_id: str, alias: str) -> bytes | None:
         bare = bare_id(request_id)
         own = () if bare.startswith(ASKED) else (bare, f"{bare}{FIRST_OF_SEVERAL}")  # an alias is no record
         for name in own:

@@ -21,10 +21,10 @@ LEAST_S = 1e-5
 _PER_BIN = math.log(1.05)
 QUANTILES = (50, 95, 99)
 GOOD_ENDS = ("stop", "length", "tool_calls")
-Verdict = str  # "met", "missed", "unjudged", or "" where no SLO was asked for
+SloVerdict = str  # "met", "missed", "unjudged", or "" where no SLO was asked for
 
 
-class Ended(msgspec.Struct, frozen=True, gc=False):
+class ChoiceOutcome(msgspec.Struct, frozen=True, gc=False):
     """One choice that is over, as its client saw it. Seconds from arrival; ``at`` since 1970, when it ended."""
 
     at: float
@@ -45,7 +45,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     stations: dict[str, float]
     slo_ttft_s: float
     slo_tpot_s: float
-    verdict: Verdict
+    verdict: SloVerdict
 
 
 Bins = dict[int, int]
@@ -75,7 +75,7 @@ class LiveState(msgspec.Struct):
 
     seconds: float
     classes: dict[str, ClassWindow]
-    recent: list[Ended]
+    recent: list[ChoiceOutcome]
     waiting: dict[str, int] = {}
 
 
@@ -87,7 +87,7 @@ class LiveStats:
         self._started = clock()
         self._slots: dict[int, dict[str, ClassWindow]] = {}
         self._summed: tuple[int, dict[str, ClassWindow]] = (-1, {})  # a slot, and all that are older
-        self.recent: deque[Ended] = deque(maxlen=KEPT_REQUESTS)
+        self.recent: deque[ChoiceOutcome] = deque(maxlen=KEPT_REQUESTS)
         self.before_a_look: Callable[[], object] = lambda: None
 
     def slot(self) -> int:
@@ -146,7 +146,9 @@ def bin_start(at: int) -> float:
     return LEAST_S * math.exp(at * _PER_BIN)
 
 
-def verdict(ttft_s: float | None, tpot_s: float | None, slo_ttft_s: float, slo_tpot_s: float, ok: bool) -> Verdict:
+def verdict(
+    ttft_s: float | None, tpot_s: float | None, slo_ttft_s: float, slo_tpot_s: float, ok: bool
+) -> SloVerdict:
     """Whether every SLO was met. One token has no TPOT: it is not judged; what failed missed."""
     if not slo_ttft_s and not slo_tpot_s:
         return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -19,7 +19,8 @@ from baton.cluster.holds import Hold
 from baton.cost.money import per_million
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.router.observe.live import ClassWindow, LiveState, LiveStats, merged, percentiles
-from baton.router.request.context_class import ClassLike
+from baton.router.request.context_class import ContextClassLike
+from baton.router.workers.roster import RosterEntry, RosterReader
 
 FRESH_S = 0.4
 HOUR_S = 3600.0
@@ -37,29 +38,6 @@ STATIONS = (
     "longest_gap",
 )
 ROLES = ("prefill", "decode")
-
-
-class Entry(Protocol):
-    """A worker as last heard of."""
-
-    @property
-    def info(self) -> WorkerInfo:
-        """Who."""
-
-    @property
-    def load(self) -> WorkerLoad:
-        """How busy."""
-
-    @property
-    def age_s(self) -> float:
-        """Since its last heartbeat."""
-
-
-class Roster(Protocol):
-    """cluster.holds.HeldRoster, or a plain roster."""
-
-    def snapshot(self) -> Mapping[str, Entry]:
-        """Now, without waiting."""
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -81,9 +59,9 @@ class Overview:
 
     def __init__(
         self,
-        roster: Roster,
+        roster: RosterReader,
         live: LiveStats,
-        classes: Sequence[ClassLike],
+        classes: Sequence[ContextClassLike],
         *,
         router: Mapping[str, Any],
         clock: Callable[[], float],
@@ -164,7 +142,7 @@ class Overview:
         advice, timeline, pin = await self._advice.look(TIMELINE)
         return msgspec.to_builtins(advice), msgspec.to_builtins(pin), msgspec.to_builtins(timeline)
 
-    def _class(self, wanted: ClassLike, state: LiveState) -> dict[str, Any]:
+    def _class(self, wanted: ContextClassLike, state: LiveState) -> dict[str, Any]:
         window, seconds = state.classes.get(wanted.name, ClassWindow()), state.seconds
         count = window.counts.get
         judged = count("met", 0) + count("missed", 0)
@@ -222,13 +200,13 @@ class Overview:
         }
 
 
-def _served(entries: Iterable[Entry]) -> dict[str, str]:
+def _served(entries: Iterable[RosterEntry]) -> dict[str, str]:
     """Which models the workers serve; a router's own setting names the one whose text it reads, served or not."""
     names = sorted({entry.info.model_id for entry in entries})
     return {"model": ", ".join(names)} if names else {}
 
 
-def _worker(entry: Entry, up: bool, hold: Hold | None) -> dict[str, Any]:
+def _worker(entry: RosterEntry, up: bool, hold: Hold | None) -> dict[str, Any]:
     info, load = entry.info, entry.load
     unused = load.free_pages + load.cached_pages
     return {
@@ -281,7 +259,7 @@ def _pool(workers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _flows(entry: Entry) -> list[dict[str, Any]]:
+def _flows(entry: RosterEntry) -> list[dict[str, Any]]:
     """KV from this worker to each of those that it sent to."""
     links = {link.peer: link for link in entry.load.kv_links}
     pairs = {pair.peer: pair for pair in entry.load.kv_pairs}

@@ -31,7 +31,7 @@ MOST_LINES = 256  # that wait to be written
 ENCODER = msgspec.json.Encoder()
 
 
-class Line(msgspec.Struct, gc=False):
+class TraceLine(msgspec.Struct, gc=False):
     """One answer."""
 
     timestamp: int
@@ -41,7 +41,7 @@ class Line(msgspec.Struct, gc=False):
 
 
 # A line to be: it has a length in, a length out, a chain, and the prompt's tokens that are in none of its blocks.
-Answered = tuple[int, int, int, bytes, Sequence[int]]
+AnswerRecord = tuple[int, int, int, bytes, Sequence[int]]
 
 
 class TraceRecorder:
@@ -57,7 +57,7 @@ class TraceRecorder:
         self.lost = 0
         self._path, self._max_bytes, self._wall_clock = Path(path), max_bytes, wall_clock
         self._root, self._next = int.from_bytes(entropy(7), "little"), int.from_bytes(entropy(5), "little") << 20
-        self._waiting: list[Answered] = []
+        self._waiting: list[AnswerRecord] = []
         self._young: dict[int, int] = {}  # blocks' ids, in two generations
         self._old: dict[int, int] = {}
         self._file = self._open()
@@ -83,7 +83,7 @@ class TraceRecorder:
         if not waiting:
             return
         lines = [
-            Line(at, tokens, written, [self._id(block) for block in self._blocks(tokens, chain, rest)])
+            TraceLine(at, tokens, written, [self._id(block) for block in self._blocks(tokens, chain, rest)])
             for at, tokens, written, chain, rest in waiting
         ]
         try:

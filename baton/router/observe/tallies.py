@@ -19,7 +19,16 @@ from typing import Any
 from baton.cluster.metrics import SECONDS, TOKENS
 from baton.cluster.telemetry import RouterMetrics, exemplar
 from baton.router.observe.gaps import Gaps, cells_of, sort_into
-from baton.router.observe.live import GOOD_ENDS, KEPT_REQUESTS, SLOT_S, Bins, ClassWindow, Ended, LiveStats, verdict
+from baton.router.observe.live import (
+    GOOD_ENDS,
+    KEPT_REQUESTS,
+    SLOT_S,
+    Bins,
+    ChoiceOutcome,
+    ClassWindow,
+    LiveStats,
+    verdict,
+)
 from baton.router.observe.recorder import TraceRecorder
 from baton.router.observe.reuse import EndlessCache
 
@@ -28,7 +37,7 @@ OWN = {"e2e": "duration", "tpot": "tpot", "longest_gap": "longest_gap"}  # not s
 _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TOKENS)
 
 
-class Tally:
+class ClassTally:
     """One model and class since the last fold."""
 
     __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "traced")
@@ -37,10 +46,10 @@ class Tally:
         self.model, self.labels = model, (model, context_class)
         self.gaps = Gaps()
         self.firsts: list[float] = []  # seconds to first tokens
-        self.over: list[Ended] = []
-        self.prompts: list[Ended] = []  # of these, who count their prompt's tokens
+        self.over: list[ChoiceOutcome] = []
+        self.prompts: list[ChoiceOutcome] = []  # of these, who count their prompt's tokens
         self.chains: list[bytes] = []  # and its blocks
-        self.traced: list[tuple[Ended, str]] = []  # and who lead to a trace
+        self.traced: list[tuple[ChoiceOutcome, str]] = []  # and who lead to a trace
 
 
 class Tallies:
@@ -56,7 +65,7 @@ class Tallies:
     ) -> None:
         self.metrics, self.live, self.wall_clock, self.recorder = metrics, live, wall_clock, recorder
         self._clock = clock
-        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._tallies: dict[tuple[str, str], ClassTally] = {}
         self._endless = EndlessCache()
         self._waiting = 0
         self._slot = 0
@@ -72,21 +81,21 @@ class Tallies:
             self.fold()
         return now
 
-    def of(self, model: str, context_class: str) -> Tally:
+    def of(self, model: str, context_class: str) -> ClassTally:
         """Where to take it down."""
         found = self._tallies.get((model, context_class))
         if found is None:
-            found = self._tallies[model, context_class] = Tally(model, context_class)
+            found = self._tallies[model, context_class] = ClassTally(model, context_class)
         return found
 
-    def first(self, tally: Tally, seconds: float, trace_id: str) -> None:
+    def first(self, tally: ClassTally, seconds: float, trace_id: str) -> None:
         """A choice's first token came."""
         if trace_id:
             self.metrics.ttft.labels(*tally.labels).observe(seconds, exemplar(trace_id))
         else:
             tally.firsts.append(seconds)
 
-    def ended(self, tally: Tally, over: Ended, chain: bytes | None, trace_id: str = "") -> None:
+    def ended(self, tally: ClassTally, over: ChoiceOutcome, chain: bytes | None, trace_id: str = "") -> None:
         """A choice is over. ``chain``: of the prompt's blocks, as far as they are known; None: not its to count."""
         tally.over.append(over)
         if chain is not None:
@@ -107,7 +116,7 @@ class Tallies:
         self._slot = int(self._clock() / SLOT_S)
         self._due = (self._slot + 1) * SLOT_S
 
-    def _fold(self, tally: Tally) -> list[Ended]:
+    def _fold(self, tally: ClassTally) -> list[ChoiceOutcome]:
         window, over = ClassWindow(), tally.over
         self._count_tokens(tally, window)
         if over:
@@ -122,7 +131,7 @@ class Tallies:
             self.live.add(self._slot, tally.labels[1], window)
         return over
 
-    def _count_tokens(self, tally: Tally, window: ClassWindow) -> None:
+    def _count_tokens(self, tally: ClassTally, window: ClassWindow) -> None:
         """First ones, and the gaps between the others."""
         firsts, tally.firsts = tally.firsts, []
         if firsts:
@@ -133,7 +142,7 @@ class Tallies:
             window.bins["itl"] = bins
             self.metrics.itl.labels(*tally.labels).observe_many(gaps, seconds)
 
-    def _count_ends(self, tally: Tally, over: Sequence[Ended], outcomes: Mapping[str, int]) -> None:
+    def _count_ends(self, tally: ClassTally, over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> None:
         metrics, labels = self.metrics, tally.labels
         for outcome, count in outcomes.items():
             metrics.requests.labels(*labels, outcome).inc(count)
@@ -141,7 +150,7 @@ class Tallies:
             metrics.slo.labels(*labels, slo, found).inc(count)
         _count_lengths(metrics.output_tokens, metrics.output_length, labels, [e.output_tokens for e in over])
 
-    def _count_prompts(self, tally: Tally, counts: dict[str, int]) -> None:
+    def _count_prompts(self, tally: ClassTally, counts: dict[str, int]) -> None:
         """And what an endless cache would have held of them."""
         metrics, labels, prompts, chains = self.metrics, tally.labels, tally.prompts, tally.chains
         if not prompts:
@@ -155,13 +164,13 @@ class Tallies:
         if best:
             counts["best"] = best
 
-    def _count_times(self, tally: Tally, over: Sequence[Ended], bins: dict[str, Bins]) -> None:
+    def _count_times(self, tally: ClassTally, over: Sequence[ChoiceOutcome], bins: dict[str, Bins]) -> None:
         for name, seconds in times_of(over).items():
             buckets = sort_into(cells_of(seconds), bins.setdefault(name, {}))
             if name != "ttft":  # counted with its token
                 self._histogram(tally, name).observe_many(buckets, sum(seconds))
 
-    def _lead_to(self, tally: Tally) -> None:
+    def _lead_to(self, tally: ClassTally) -> None:
         """Traces that are kept, as the exemplars of their buckets."""
         traced, tally.traced = tally.traced, []
         for one, trace_id in traced:
@@ -169,13 +178,13 @@ class Tallies:
                 if name != "ttft":
                     self._histogram(tally, name).exemplify(value, exemplar(trace_id), one.at)
 
-    def _histogram(self, tally: Tally, name: str) -> Any:
+    def _histogram(self, tally: ClassTally, name: str) -> Any:
         if name in OWN:
             return getattr(self.metrics, OWN[name]).labels(*tally.labels)
         return self.metrics.station.labels(*tally.labels, name)
 
 
-def counts_of(over: Sequence[Ended], outcomes: Mapping[str, int]) -> dict[str, int]:
+def counts_of(over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> dict[str, int]:
     """What the live figures count of choices that ended."""
     found = {
         "ended": len(over),
@@ -191,7 +200,7 @@ def counts_of(over: Sequence[Ended], outcomes: Mapping[str, int]) -> dict[str, i
     return found
 
 
-def times_of(over: Sequence[Ended]) -> dict[str, list[float]]:
+def times_of(over: Sequence[ChoiceOutcome]) -> dict[str, list[float]]:
     """Their seconds by name: stations, and what a client saw. One token has no TPOT and no gap."""
     found: dict[str, list[float]] = defaultdict(list)
     for one in over:
@@ -204,7 +213,7 @@ def times_of(over: Sequence[Ended]) -> dict[str, list[float]]:
     return {name: seconds for name, seconds in found.items() if seconds}
 
 
-def judged(over: Sequence[Ended]) -> Iterator[tuple[str, str]]:
+def judged(over: Sequence[ChoiceOutcome]) -> Iterator[tuple[str, str]]:
     """Each SLO that was asked for, with its verdict."""
     for one in over:
         if one.verdict:

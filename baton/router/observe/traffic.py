@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from baton.cluster.traffic import ClassTraffic, Served, Slice, Twin
-from baton.router.observe.decisions import Record
+from baton.router.observe.decisions import DecisionRecord
 from baton.router.observe.live import GOOD_ENDS, verdict
 from baton.router.observe.trail import Trail, predicted_against_observed
-from baton.router.request.request import Summary
+from baton.router.request.request import ChoiceSummary
 
 EVERY_S = 1.0
 MOST_TWINS = 64
@@ -22,28 +22,28 @@ MOST_SERVED = 256
 WRITE_TOKENS = 64  # of an answer, in the cost policy's term "write"
 
 
-class Log(Protocol):
+class UnplacedSource(Protocol):
     """What is asked of a DecisionLog."""
 
-    def unplaced(self) -> Iterable[Record]:
+    def unplaced(self) -> Iterable[DecisionRecord]:
         """Requests that wait for their first place."""
 
 
 class TrafficMeter:
     """``opened`` and ``over`` are the log's to call; ``run`` pushes a slice each second."""
 
-    def __init__(self, router_id: str, log: Log, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, router_id: str, log: UnplacedSource, wall_clock: Callable[[], float]) -> None:
         self._router_id, self._log, self._wall_clock = router_id, log, wall_clock
         self._since = wall_clock()
         self._slice = Slice(router_id, self._since, 0.0, {}, 0, 0, [], [])
 
-    def opened(self, record: Record) -> None:
+    def opened(self, record: DecisionRecord) -> None:
         """A request came in."""
         traffic = self._of(record)
         traffic.arrived += 1
         traffic.arrived_tokens += len(record.request.token_ids)
 
-    def over(self, record: Record) -> None:
+    def over(self, record: DecisionRecord) -> None:
         """All of its choices have ended; the first read the prompt."""
         traffic, prompt = self._of(record), len(record.request.token_ids)
         for trail in record.trails:
@@ -71,10 +71,10 @@ class TrafficMeter:
             await asyncio.sleep(EVERY_S)
             await push(self.cut())
 
-    def _of(self, record: Record) -> ClassTraffic:
+    def _of(self, record: DecisionRecord) -> ClassTraffic:
         return self._slice.classes.setdefault(record.context_class or "none", ClassTraffic())
 
-    def _answered(self, traffic: ClassTraffic, record: Record, trail: Trail, prompt: int) -> None:
+    def _answered(self, traffic: ClassTraffic, record: DecisionRecord, trail: Trail, prompt: int) -> None:
         summary, outputs = trail.summary, trail.summary.completion_tokens
         cached = summary.cached_tokens if trail.choice == 0 else prompt
         uncached = max(0, prompt - cached)
@@ -88,7 +88,7 @@ class TrafficMeter:
         if len(self._slice.twins) < MOST_TWINS and (twin := _twin(record, trail)) is not None:
             self._slice.twins.append(twin)
 
-    def _judge(self, traffic: ClassTraffic, record: Record, summary: Summary) -> None:
+    def _judge(self, traffic: ClassTraffic, record: DecisionRecord, summary: ChoiceSummary) -> None:
         request = record.request
         ok = summary.finish_reason in GOOD_ENDS
         ttft = summary.stations.get("ttft")
@@ -97,7 +97,7 @@ class TrafficMeter:
         traffic.good += found == "met"
 
 
-def _twin(record: Record, trail: Trail) -> Twin | None:
+def _twin(record: DecisionRecord, trail: Trail) -> Twin | None:
     """None where nothing was predicted, or the request had to go elsewhere: that isn't the prediction's fault."""
     if len(trail.placements) != 1 or trail.error:
         return None
@@ -114,7 +114,7 @@ def _twin(record: Record, trail: Trail) -> Twin | None:
     )
 
 
-def _tpot(summary: Summary) -> float | None:
+def _tpot(summary: ChoiceSummary) -> float | None:
     decode = summary.stations.get("decode")
     return decode / (summary.completion_tokens - 1) if decode and summary.completion_tokens > 1 else None
 

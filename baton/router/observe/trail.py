@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 from baton.protos.errors import BatonError
-from baton.router.policies import Decision, Option
-from baton.router.request.request import Summary
+from baton.router.policies import Option, RoutingDecision
+from baton.router.request.request import ChoiceSummary
 
 # What a term of the cost model predicts -> the station whose seconds it can be held against.
 OBSERVED_AT = {"queue": "prefill_queue", "read": "prefill", "ship": "transfer"}
 NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
 
 
-class Placement(msgspec.Struct):
+class PlacementRecord(msgspec.Struct):
     """One answer of the policy. Times in seconds after the request was opened, by the router's clock.
 
     ``weights`` are the decode worker's, which the whole answer has to be written on.
@@ -26,7 +26,7 @@ class Placement(msgspec.Struct):
 
     at_s: float
     waited_s: float
-    decision: Decision
+    decision: RoutingDecision
     left_for: str = ""
     weights: str = ""
 
@@ -35,14 +35,14 @@ class Trail(msgspec.Struct):
     """One choice's way so far."""
 
     choice: int
-    summary: Summary
-    placements: list[Placement] = []
+    summary: ChoiceSummary
+    placements: list[PlacementRecord] = []
     error: str = ""
     over: bool = False
 
-    def placed(self, decision: Decision, at_s: float, waited_s: float, weights: str = "") -> None:
+    def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str = "") -> None:
         """The policy took a way."""
-        self.placements.append(Placement(at_s, waited_s, decision, weights=weights))
+        self.placements.append(PlacementRecord(at_s, waited_s, decision, weights=weights))
 
     def left(self, reason: str) -> None:
         """It goes elsewhere: why."""
@@ -73,7 +73,7 @@ def choice_json(trail: Trail) -> dict[str, Any]:
     }
 
 
-def _placement(placement: Placement) -> dict[str, Any]:
+def _placement(placement: PlacementRecord) -> dict[str, Any]:
     decision = placement.decision
     others = [o for o in decision.options if o is not decision.taken]
     return {

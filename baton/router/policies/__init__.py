@@ -1,6 +1,6 @@
 """What a routing policy sees and answers, and how one is found by its file's name.
 
-A policy is one file here with one pure function, ``choose(snapshot, ask) -> Decision | None``: None when
+A policy is one file here with one pure function, ``choose(snapshot, request) -> RoutingDecision | None``: None when
 nobody has room now. It knows nothing of connections, clocks, Redis or queues: the planner's simulator runs
 the same file.
 """
@@ -67,7 +67,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     local_max_tokens: int = 64
 
 
-class Ask(msgspec.Struct, frozen=True):
+class RoutingRequest(msgspec.Struct, frozen=True):
     """The request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by worker.
 
     Workers in ``avoid`` failed this request before: they are taken only if there is nobody else. SLOs are what
@@ -125,7 +125,7 @@ class Option(msgspec.Struct, frozen=True):
         return sum(self.terms.values())
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RoutingDecision(msgspec.Struct, frozen=True):
     """The option taken and those that were weighed against it, the taken one among them.
 
     ``in_seconds``: terms predict seconds, so that they can be held against what is observed. ``more`` options
@@ -139,12 +139,12 @@ class Decision(msgspec.Struct, frozen=True):
     more: int = 0
 
 
-Policy = Callable[[ClusterSnapshot, Ask], Decision | None]
+Policy = Callable[[ClusterSnapshot, RoutingRequest], RoutingDecision | None]
 
 
 def names() -> list[str]:
     """Policies there are: the files of this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
 
 
 def load_policy(name: str) -> Policy:
@@ -172,28 +172,28 @@ def fits(first: Candidate, second: Candidate) -> bool:
     return a.fingerprint == b.fingerprint and can_ship(a.layout, b.layout)
 
 
-def local_ways(snapshot: ClusterSnapshot, ask: Ask) -> list[Candidate]:
+def local_ways(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candidate]:
     """Decode workers that may run the prompt themselves: short uncached rest, or nobody else who could."""
-    return [d for d in _decodes(snapshot, ask) if _may_read(snapshot, ask, d)]
+    return [d for d in _decodes(snapshot, request) if _may_read(snapshot, request, d)]
 
 
-def _may_read(snapshot: ClusterSnapshot, ask: Ask, worker: Candidate) -> bool:
-    uncached = ask.uncached(worker.id)
+def _may_read(snapshot: ClusterSnapshot, request: RoutingRequest, worker: Candidate) -> bool:
+    uncached = request.uncached(worker.id)
     alone = not any(fits(p, worker) for p in snapshot.prefill)
     return (alone or uncached <= snapshot.local_max_tokens) and has_room(worker, uncached, snapshot.window_tokens)
 
 
-def pairs(snapshot: ClusterSnapshot, ask: Ask) -> Iterator[tuple[Candidate, Candidate]]:
+def pairs(snapshot: ClusterSnapshot, request: RoutingRequest) -> Iterator[tuple[Candidate, Candidate]]:
     """Every (prefill, decode) that fits and has room."""
-    writers = _decodes(snapshot, ask)
-    for p in preferred(snapshot.prefill, ask.avoid):
-        if has_room(p, ask.uncached(p.id), snapshot.window_tokens):
+    writers = _decodes(snapshot, request)
+    for p in preferred(snapshot.prefill, request.avoid):
+        if has_room(p, request.uncached(p.id), snapshot.window_tokens):
             yield from ((p, d) for d in writers if fits(p, d))
 
 
-def _decodes(snapshot: ClusterSnapshot, ask: Ask) -> list[Candidate]:
+def _decodes(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candidate]:
     roomy = [d for d in snapshot.decode if d.sequences < d.info.max_batch and not d.full]
-    return preferred(roomy, ask.avoid)
+    return preferred(roomy, request.avoid)
 
 
 def preferred(workers: tuple[Candidate, ...] | list[Candidate], avoid: frozenset[str]) -> list[Candidate]:

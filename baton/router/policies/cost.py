@@ -11,17 +11,17 @@ from typing import NamedTuple
 from baton.cost.curves import decode_seconds, exposed_seconds, prefill_seconds
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve
 from baton.router.policies import (
-    Ask,
     Candidate,
     ClusterSnapshot,
-    Decision,
     Option,
+    RoutingDecision,
+    RoutingRequest,
     cheapest_first,
     least,
     local_ways,
     pairs,
 )
-from baton.router.policies._fetch import best_fetch
+from baton.router.policies.adjustments.prefix_fetch import best_fetch
 
 WRITE_TOKENS = 64
 CHUNK_TOKENS = 512
@@ -46,98 +46,100 @@ class _Writer(NamedTuple):
     crowding: float
 
 
-def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
+def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
     """The cheapest way; equals take turns."""
     readers: dict[str, _Reader] = {}
     writers: dict[str, _Writer] = {}
-    options = [
-        Option(
-            "local", d.id, "", _local(d, ask, _reader(readers, d, ask), _writer(writers, d, ask)), ask.cached(d.id)
-        )
-        for d in local_ways(snapshot, ask)
-    ]
-    for p, d in pairs(snapshot, ask):
-        terms = _disaggregated(p, d, ask, _fetcher(readers, snapshot, p, ask), _writer(writers, d, ask))
-        options.append(Option("prefill", d.id, p.id, terms, ask.cached(p.id)))
+    options = []
+    for d in local_ways(snapshot, request):
+        terms = _local(d, request, _reader(readers, d, request), _writer(writers, d, request))
+        options.append(Option("local", d.id, "", terms, request.cached(d.id)))
+    for p, d in pairs(snapshot, request):
+        terms = _disaggregated(p, d, request, _fetcher(readers, snapshot, p, request), _writer(writers, d, request))
+        options.append(Option("prefill", d.id, p.id, terms, request.cached(p.id)))
     if not options:
         return None
     ranked = cheapest_first(options)
     taken, listed = least(ranked, snapshot.turn), tuple(ranked[:RECORDED])
-    return Decision("cost", taken, listed, in_seconds=True, more=len(ranked) - len(listed))
+    return RoutingDecision("cost", taken, listed, in_seconds=True, more=len(ranked) - len(listed))
 
 
-def _local(worker: Candidate, ask: Ask, reader: _Reader, writer: _Writer) -> dict[str, float]:
+def _local(worker: Candidate, request: RoutingRequest, reader: _Reader, writer: _Writer) -> dict[str, float]:
     terms = {
         "queue": reader.queue,
         "read": reader.read,
-        "write": _outputs(ask) * writer.step,
+        "write": _outputs(request) * writer.step,
         "harm": writer.crowding + worker.running * reader.read,
     }
-    return _with_lateness(terms, ask, reader.queue + reader.read, writer.step)
+    return _with_lateness(terms, request, reader.queue + reader.read, writer.step)
 
 
 def _disaggregated(
-    prefill: Candidate, decode: Candidate, ask: Ask, reader: _Reader, writer: _Writer
+    prefill: Candidate, decode: Candidate, request: RoutingRequest, reader: _Reader, writer: _Writer
 ) -> dict[str, float]:
-    ship = _ship_seconds(prefill, decode, ask, reader.read)
+    ship = _ship_seconds(prefill, decode, request, reader.read)
     terms = {
         "queue": reader.queue,
         "read": reader.read,
         "ship": ship,
-        "write": _outputs(ask) * writer.step,
+        "write": _outputs(request) * writer.step,
         "harm": writer.crowding,
     }
-    return _with_lateness(terms, ask, reader.queue + reader.read + ship, writer.step)
+    return _with_lateness(terms, request, reader.queue + reader.read + ship, writer.step)
 
 
-def _with_lateness(terms: dict[str, float], ask: Ask, first_s: float, step_s: float) -> dict[str, float]:
+def _with_lateness(
+    terms: dict[str, float], request: RoutingRequest, first_s: float, step_s: float
+) -> dict[str, float]:
     """What is predicted to come after an SLO weighs more; without SLOs there is no such term."""
     late = 0.0
-    if ask.slo_ttft_s:
-        late += max(0.0, first_s - ask.slo_ttft_s)
-    if ask.slo_tpot_s:
-        late += _outputs(ask) * max(0.0, step_s - ask.slo_tpot_s)
+    if request.slo_ttft_s:
+        late += max(0.0, first_s - request.slo_ttft_s)
+    if request.slo_tpot_s:
+        late += _outputs(request) * max(0.0, step_s - request.slo_tpot_s)
     if late:
         terms["late"] = LATE * late
     return terms
 
 
-def _reader(known: dict[str, _Reader], worker: Candidate, ask: Ask) -> _Reader:
+def _reader(known: dict[str, _Reader], worker: Candidate, request: RoutingRequest) -> _Reader:
     found = known.get(worker.id)
     if found is None:
-        curve, uncached = _curve(worker), ask.uncached(worker.id)
+        curve, uncached = _curve(worker), request.uncached(worker.id)
         queue = prefill_seconds(curve, worker.waiting_tokens)
-        found = known[worker.id] = _Reader(queue, prefill_seconds(curve, uncached, ask.tokens - uncached))
+        found = known[worker.id] = _Reader(queue, prefill_seconds(curve, uncached, request.tokens - uncached))
     return found
 
 
-def _fetcher(known: dict[str, _Reader], snapshot: ClusterSnapshot, worker: Candidate, ask: Ask) -> _Reader:
+def _fetcher(
+    known: dict[str, _Reader], snapshot: ClusterSnapshot, worker: Candidate, request: RoutingRequest
+) -> _Reader:
     """A prefill worker may take blocks that others hold."""
     if worker.id not in known:
-        computing, fetch = _reader(known, worker, ask), best_fetch(snapshot, ask, worker)
+        computing, fetch = _reader(known, worker, request), best_fetch(snapshot, request, worker)
         if fetch is not None:
             known[worker.id] = computing._replace(read=max(0.0, computing.read - fetch.saved))
     return known[worker.id]
 
 
-def _writer(known: dict[str, _Writer], worker: Candidate, ask: Ask) -> _Writer:
+def _writer(known: dict[str, _Writer], worker: Candidate, request: RoutingRequest) -> _Writer:
     found = known.get(worker.id)
     if found is None:
-        step, before = _step_seconds(worker, ask, 1), _step_seconds(worker, ask, 0)
-        found = known[worker.id] = _Writer(step, worker.running * _outputs(ask) * (step - before))
+        step, before = _step_seconds(worker, request, 1), _step_seconds(worker, request, 0)
+        found = known[worker.id] = _Writer(step, worker.running * _outputs(request) * (step - before))
     return found
 
 
-def _ship_seconds(reader: Candidate, writer: Candidate, ask: Ask, read: float) -> float:
+def _ship_seconds(reader: Candidate, writer: Candidate, request: RoutingRequest, read: float) -> float:
     curve = reader.load.transfer_curve or UNKNOWN_TRANSFER
-    blocks = max(1, ask.blocks - ask.hits.get(writer.id, 0))
+    blocks = max(1, request.blocks - request.hits.get(writer.id, 0))
     last = min(blocks, CHUNK_TOKENS // BLOCK_TOKENS)
     block_bytes = writer.info.layout.run_bytes
     return exposed_seconds(curve, blocks * block_bytes, last * block_bytes, read)
 
 
-def _step_seconds(worker: Candidate, ask: Ask, added: int) -> float:
-    context = worker.load.leased_pages * worker.info.layout.block_tokens + added * ask.tokens
+def _step_seconds(worker: Candidate, request: RoutingRequest, added: int) -> float:
+    context = worker.load.leased_pages * worker.info.layout.block_tokens + added * request.tokens
     return decode_seconds(_curve(worker), worker.running + added, context)
 
 
@@ -145,5 +147,5 @@ def _curve(worker: Candidate) -> StepCurve:
     return worker.load.step_curve or UNKNOWN_STEP
 
 
-def _outputs(ask: Ask) -> int:
-    return min(ask.max_new_tokens, WRITE_TOKENS)
+def _outputs(request: RoutingRequest) -> int:
+    return min(request.max_new_tokens, WRITE_TOKENS)

@@ -9,11 +9,11 @@ Example: p0 has 4,000 tokens to read and p1 none -> p1.
 from __future__ import annotations
 
 from baton.router.policies import (
-    Ask,
     Candidate,
     ClusterSnapshot,
-    Decision,
     Option,
+    RoutingDecision,
+    RoutingRequest,
     cheapest_first,
     least,
     local_ways,
@@ -21,13 +21,14 @@ from baton.router.policies import (
 )
 
 
-def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
+def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
     """The least loaded among those with room."""
-    options = [Option("local", d.id, terms=_terms(snapshot, d, d)) for d in local_ways(snapshot, ask)]
-    options = options or [Option("prefill", d.id, p.id, _terms(snapshot, p, d)) for p, d in pairs(snapshot, ask)]
+    options = [Option("local", d.id, terms=_terms(snapshot, d, d)) for d in local_ways(snapshot, request)]
+    if not options:
+        options = [Option("prefill", d.id, p.id, _terms(snapshot, p, d)) for p, d in pairs(snapshot, request)]
     if not options:
         return None
-    return Decision("least_loaded", least(cheapest_first(options), snapshot.turn), tuple(options))
+    return RoutingDecision("least_loaded", least(cheapest_first(options), snapshot.turn), tuple(options))
 
 
 def _terms(snapshot: ClusterSnapshot, reader: Candidate, writer: Candidate) -> dict[str, float]:

@@ -7,18 +7,18 @@ Example: 2P1D, turns 0, 1, 2 -> p0, p1, p0.
 
 from __future__ import annotations
 
-from baton.router.policies import Ask, ClusterSnapshot, Decision, Option, local_ways, pairs
+from baton.router.policies import ClusterSnapshot, Option, RoutingDecision, RoutingRequest, local_ways, pairs
 
 
-def choose(snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
+def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
     """The next one in turn among those with room."""
     turn = snapshot.turn
-    options = [Option("local", d.id) for d in local_ways(snapshot, ask)]
+    options = [Option("local", d.id) for d in local_ways(snapshot, request)]
     if options:
-        return Decision("round_robin", options[turn % len(options)], tuple(options))
-    options = [Option("prefill", d.id, p.id) for p, d in pairs(snapshot, ask)]
+        return RoutingDecision("round_robin", options[turn % len(options)], tuple(options))
+    options = [Option("prefill", d.id, p.id) for p, d in pairs(snapshot, request)]
     if not options:
         return None
     readers = sorted({o.prefill for o in options})
     of_reader = [o for o in options if o.prefill == readers[turn % len(readers)]]
-    return Decision("round_robin", of_reader[turn % len(of_reader)], tuple(options))
+    return RoutingDecision("round_robin", of_reader[turn % len(of_reader)], tuple(options))

@@ -13,7 +13,7 @@ import msgspec
 from baton.protos.errors import ConfigError
 
 
-class ClassLike(Protocol):
+class ContextClassLike(Protocol):
     """A class as the config names it; ``max_tokens`` 0 takes the rest."""
 
     @property
@@ -45,7 +45,7 @@ class ContextClass(msgspec.Struct, frozen=True):
 class ContextClasses:
     """Classes in rising order; the last one takes whatever is longer."""
 
-    def __init__(self, classes: Iterable[ClassLike]) -> None:
+    def __init__(self, classes: Iterable[ContextClassLike]) -> None:
         self._classes = [ContextClass(c.name, c.max_tokens, c.slo_ttft_s, c.slo_tpot_s) for c in classes]
         if not self._classes:
             raise ConfigError("give at least one context class (name, max_tokens)", "router.context_classes")

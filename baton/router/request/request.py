@@ -18,8 +18,8 @@ import msgspec
 
 from baton.protos.errors import BatonError, Cancelled
 from baton.protos.nouns import Sampling, Station, TokenLogprobs, TokenRun
-from baton.router.access.keys import Key
-from baton.router.request.weights import Pin
+from baton.router.access.keys import ApiKey
+from baton.router.request.weights import WeightsPin
 
 QUICK_S = 0.0025  # runs that follow one another sooner share a write; workers space their frames by twice as much
 LATE_S = 0.003  # a reader that wakes this long after its run came: the event loop is behind
@@ -44,11 +44,11 @@ class RouterRequest(msgspec.Struct, frozen=True):
     deadline: float | None = None
     traceparent: str = ""
     asked_id: str = ""
-    key: Key | None = None
+    key: ApiKey | None = None
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     session: str = ""
-    pin: Pin = msgspec.field(default_factory=Pin)
+    pin: WeightsPin = msgspec.field(default_factory=WeightsPin)
 
     @property
     def tenant(self) -> str:
@@ -70,7 +70,7 @@ class ServedModel(msgspec.Struct, frozen=True):
     has_text: bool = False
 
 
-class Summary(msgspec.Struct):
+class ChoiceSummary(msgspec.Struct):
     """What became of a choice. True at any time, complete once its stream ended.
 
     ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock.
@@ -108,7 +108,7 @@ class ChoiceStream:
     the tree (protos/errors.py) are raised by the iteration; runs that came before them are given out first.
     """
 
-    def __init__(self, choice: int, summary: Summary, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, choice: int, summary: ChoiceSummary, clock: Callable[[], float] = time.monotonic) -> None:
         self.choice = choice
         self.summary = summary
         self.emitted: list[int] = []
@@ -223,7 +223,7 @@ class ChoiceStream:
             self._tell()
 
 
-class Serving(Protocol):
+class ServingBackend(Protocol):
     """What the surfaces need of dispatch. ``router.dispatch.dispatcher.Dispatcher`` is the real one."""
 
     def open(self, request: RouterRequest) -> list[ChoiceStream]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from baton.protos.nouns import WorkerInfo
 
 
-class Weights(NamedTuple):
+class WeightsId(NamedTuple):
     """What decides an answer besides the request: the weights, quantization included, and KV's fidelity."""
 
     fingerprint: str
@@ -25,16 +25,16 @@ class Weights(NamedTuple):
         return f"{self.fingerprint[:12]} with {self.fidelity} KV"
 
 
-def weights_of(info: WorkerInfo) -> Weights:
+def weights_of(info: WorkerInfo) -> WeightsId:
     """Returns what decides the tokens that decode worker ``info`` writes."""
-    return Weights(info.fingerprint, info.layout.fidelity)
+    return WeightsId(info.fingerprint, info.layout.fidelity)
 
 
-class Hold:
+class PinShare:
     """A placed choice's part in a pin. ``close`` ends it; calling it again does nothing."""
 
-    def __init__(self, pin: Pin) -> None:
-        self._pin: Pin | None = pin
+    def __init__(self, pin: WeightsPin) -> None:
+        self._pin: WeightsPin | None = pin
 
     def close(self) -> None:
         """Ends the hold."""
@@ -43,11 +43,11 @@ class Hold:
             pin.let_go()
 
 
-class Pin:
+class WeightsPin:
     """One call's weights: None while any will do."""
 
     def __init__(self) -> None:
-        self.weights: Weights | None = None
+        self.weights: WeightsId | None = None
         self.fixed = False
         self._holders = 0
 
@@ -55,12 +55,12 @@ class Pin:
         """Returns whether the call may be answered by ``info``."""
         return self.weights is None or self.weights == weights_of(info)
 
-    def hold(self, weights: Weights) -> Hold:
+    def hold(self, weights: WeightsId) -> PinShare:
         """Pins the call to ``weights`` while the returned hold lasts."""
         assert self.weights in (None, weights)
         self.weights = weights
         self._holders += 1
-        return Hold(self)
+        return PinShare(self)
 
     def fix(self) -> None:
         """Pins the call for good, because a part of its answer is known. Idempotent."""

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from baton.router.text.reasoning_parsers import ReasoningParser
-from baton.router.text.tool_parsers import Arguments, Called, Event, Said, ToolParser
+from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, TextEvent, ToolParser
 
-Delta = dict[str, Any]
+MessageDelta = dict[str, Any]
 
 
-class Reading(msgspec.Struct, frozen=True):
+class AnswerFormat(msgspec.Struct, frozen=True):
     """How a call's answers are to be read; each of its choices gets parsers of its own.
 
     ``marks``: what stands in a text between thought, content and calls, and belongs to none of them.
@@ -37,22 +37,22 @@ class Reading(msgspec.Struct, frozen=True):
 class ChatReader:
     """Of one choice. ``calls`` counts the tool calls that have begun."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: AnswerFormat) -> None:
         self._reading = reading
         self._tools = reading.tools() if reading.tools else None
         self._reasoning = reading.reasoning() if reading.reasoning else None
         self.calls = 0
 
-    def push(self, text: str) -> list[Delta]:
+    def push(self, text: str) -> list[MessageDelta]:
         """What became certain with ``text``."""
         if self._reasoning is None:
             return self._answer(text)
         thought, answer = self._reasoning.push(text)
         return self._thought(thought) + self._answer(answer)
 
-    def flush(self) -> list[Delta]:
+    def flush(self) -> list[MessageDelta]:
         """The end: what was held back."""
-        deltas: list[Delta] = []
+        deltas: list[MessageDelta] = []
         if self._reasoning is not None:
             thought, answer = self._reasoning.flush()
             deltas = self._thought(thought) + self._answer(answer)
@@ -62,9 +62,9 @@ class ChatReader:
         """An answer that stopped after calls stopped for them."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
-    def message(self, text: str) -> Delta:
+    def message(self, text: str) -> MessageDelta:
         """The whole ``text`` as a message."""
-        message: Delta = {"role": "assistant", "content": None, "refusal": None}
+        message: MessageDelta = {"role": "assistant", "content": None, "refusal": None}
         for delta in self.push(text) + self.flush():
             for key in ("content", "reasoning_content"):
                 if key in delta:
@@ -75,32 +75,32 @@ class ChatReader:
             message["content"] = ""
         return message
 
-    def _thought(self, text: str) -> list[Delta]:
+    def _thought(self, text: str) -> list[MessageDelta]:
         return [{"reasoning_content": text}] if text and self._reading.shows_reasoning else []
 
-    def _answer(self, text: str) -> list[Delta]:
+    def _answer(self, text: str) -> list[MessageDelta]:
         if self._tools is not None:
             return self._deltas(self._tools.push(text))
         return [{"content": text}] if text else []
 
-    def _deltas(self, events: list[Event]) -> list[Delta]:
+    def _deltas(self, events: list[Event]) -> list[MessageDelta]:
         return [delta for event in events if (delta := self._delta(event)) is not None]
 
-    def _delta(self, event: Event) -> Delta | None:
-        if isinstance(event, Said):
+    def _delta(self, event: Event) -> MessageDelta | None:
+        if isinstance(event, TextEvent):
             return {"content": event.text}
         if event.index and not self._reading.parallel:
             return None
-        if isinstance(event, Called):
+        if isinstance(event, CallEvent):
             self.calls += 1
             function = {"name": event.name, "arguments": ""}
             call = {"index": event.index, "id": self._reading.call_id(), "type": "function", "function": function}
             return {"tool_calls": [call]}
-        assert isinstance(event, Arguments)
+        assert isinstance(event, ArgumentsEvent)
         return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
 
 
-def _add(calls: list[Delta], part: Delta) -> None:
+def _add(calls: list[MessageDelta], part: MessageDelta) -> None:
     """Put a delta's part of a call where it belongs."""
     if "id" in part:
         calls.append({key: part[key] for key in ("id", "type", "function")})

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.protos.errors import CheckpointError, InvalidRequest
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 PLAIN = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
@@ -54,7 +54,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -72,7 +72,7 @@ class ChatTemplate:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InvalidRequest(f"the model's chat template can't render this: {error}", "messages") from None
 
-    def render_open(self, messages: Sequence[Message], *rest: Any) -> str:
+    def render_open(self, messages: Sequence[ChatMessage], *rest: Any) -> str:
         """As ``render`` without a generation prompt, up to the end of the last message's content.
 
         The way is transformers' (``continue_final_message``). Raises InvalidRequest where content is dropped.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.protos.errors import InvalidRequest
-from baton.router.text.chat_template import PLAIN, ChatTemplate, Message, load_chat_template
+from baton.router.text.chat_template import PLAIN, ChatMessage, ChatTemplate, load_chat_template
 from baton.router.text.detokenize import Detokenizer
 from baton.router.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, token_name
 
@@ -42,7 +42,7 @@ class TextModel:
 
     async def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
         continues: bool = False,
@@ -53,7 +53,7 @@ class TextModel:
 
     def render_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
         switches: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,

@@ -1,7 +1,7 @@
 """One session with a decode worker, and the requests it carries. Knows nothing of policies, queues or reconnecting.
 
-A ``Lease`` is a request there, from Admit until the worker ended it or we cancel it. Whoever leaves a lease that
-the worker hasn't ended sends exactly one Cancel; a lease of a lost session sends none: its loss cancels there.
+A ``DecodeLease`` is a request there, from Admit until the worker ended it or we cancel it. Whoever leaves a lease
+that the worker hasn't ended sends exactly one Cancel; a lease of a lost session sends none: its loss cancels there.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from baton.protos.convert import error_from_pb
 from baton.protos.errors import BatonError, Cancelled, WorkerLost, from_info
 from baton.protos.v1 import worker_pb2 as w
 
-Sink = Callable[[w.RequestTokens], None]
+TokenSink = Callable[[w.RequestTokens], None]
 log = logging.getLogger("baton.router")
 
 
-class Session:
+class DecodeSession:
     """What is in flight on one connection. ``outbox`` is sent in order; ``receive`` takes what comes."""
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
         self.outbox: asyncio.Queue[w.SessionUp] = asyncio.Queue()
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, DecodeLease] = {}
         self._lost: BatonError | None = None
 
     def __len__(self) -> int:
@@ -34,13 +34,13 @@ class Session:
         """Queue it; never waits."""
         self.outbox.put_nowait(message)
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: DecodeLease) -> None:
         """Deliver what comes for it from now on. Raises WorkerLost when the session is over."""
         if self._lost is not None:
             raise self._lost
         self._leases[lease.request_id] = lease
 
-    def remove(self, lease: Lease) -> bool:
+    def remove(self, lease: DecodeLease) -> bool:
         """Deliver nothing more; False when the worker had ended it already."""
         return self._leases.pop(lease.request_id, None) is not None
 
@@ -87,7 +87,7 @@ class Session:
             del self._leases[output.request_id]
             lease.over(None)
 
-    def _deliver(self, lease: Lease, message: w.Admitted | w.Rearmed | w.Refused | w.Ended) -> None:
+    def _deliver(self, lease: DecodeLease, message: w.Admitted | w.Rearmed | w.Refused | w.Ended) -> None:
         if isinstance(message, w.Ended):
             del self._leases[lease.request_id]
             lease.over(_error_of(message.error, self.worker_id))
@@ -97,13 +97,13 @@ class Session:
             lease.answered(message)
 
 
-class Lease:
+class DecodeLease:
     """A request on a decode worker: ``async with`` it. Entering awaits the Admitted, or raises the refusal.
 
     ``ended`` resolves when the worker finished it, or raises why it ended early. ``why`` gives Cancel's reason.
     """
 
-    def __init__(self, session: Session, admit: w.Admit, sink: Sink, why: Callable[[], str]) -> None:
+    def __init__(self, session: DecodeSession, admit: w.Admit, sink: TokenSink, why: Callable[[], str]) -> None:
         loop = asyncio.get_running_loop()
         self.request_id: str = admit.request_id
         self.sink = sink
@@ -114,7 +114,7 @@ class Lease:
         self._session, self._admit, self._why = session, admit, why
         self._answer: asyncio.Future[w.Admitted | w.Rearmed] = loop.create_future()
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> DecodeLease:
         self._session.add(self)
         self._session.send(w.SessionUp(admit=self._admit))
         try:

@@ -24,7 +24,7 @@ from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.router.workers.call_errors import from_rpc, said
-from baton.router.workers.decode_session import Lease, Session, Sink
+from baton.router.workers.decode_session import DecodeLease, DecodeSession, TokenSink
 from baton.tls.rpc import handshake_failure
 
 log = logging.getLogger("baton.router")
@@ -36,7 +36,7 @@ BACKOFF_S = (0.05, 1.0)
 BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and can't serve us
 
 
-class Link(ABC):
+class WorkerLink(ABC):
     """A connection to one incarnation of a worker. ``run`` keeps it until it is cancelled."""
 
     def __init__(
@@ -153,23 +153,26 @@ class Link(ABC):
             raise WorkerLost(f"{self.info.address} is now another incarnation of {seen.worker_id}")
 
 
-class DecodeLink(Link):
+class DecodeLink(WorkerLink):
     """Holds the one Session with a decode worker."""
 
-    _session: Session | None = None
+    _session: DecodeSession | None = None
 
-    def admit(self, admit: w.Admit, sink: Sink, why: Callable[[], str]) -> Lease:
+    def admit(self, admit: w.Admit, sink: TokenSink, why: Callable[[], str]) -> DecodeLease:
         """Enter the result to place the request. Raises WorkerLost when the link is down."""
         if self._session is None or not self.up:
             raise WorkerLost(f"no connection to {self.info.worker_id}")
-        return Lease(self._session, admit, sink, why)
+        return DecodeLease(self._session, admit, sink, why)
 
     def move_away(self, error: BatonError) -> int:
         """Give up what this router has there, with ``error``: it goes elsewhere. How much that was."""
         return 0 if self._session is None else self._session.move_away(error)
 
     async def _hold(self) -> None:
-        session, lost = Session(self.info.worker_id), WorkerLost(f"lost the connection to {self.info.worker_id}")
+        session, lost = (
+            DecodeSession(self.info.worker_id),
+            WorkerLost(f"lost the connection to {self.info.worker_id}"),
+        )
         call = stubs.DecodeWorkerStub(self._channel).Session()
         tasks = [asyncio.create_task(_write(call, session), name=f"session to {self.info.worker_id}")]
         try:
@@ -199,7 +202,7 @@ class DecodeLink(Link):
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read_all(call: Any, session: Session) -> None:
+async def _read_all(call: Any, session: DecodeSession) -> None:
     while True:
         session.receive(await _read(call))
 
@@ -212,14 +215,14 @@ async def _read(call: Any) -> w.SessionDown:
     return down
 
 
-async def _write(call: Any, session: Session) -> None:
+async def _write(call: Any, session: DecodeSession) -> None:
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while True:
             await call.write(await session.outbox.get())
             heed_cancel()
 
 
-class PrefillLink(Link):
+class PrefillLink(WorkerLink):
     """Watches the channel to a prefill worker, and calls it."""
 
     def __init__(self, *parts: Any, **fields: Any) -> None:

@@ -14,7 +14,7 @@ from baton.protos.v1 import inference_pb2_grpc as pb_grpc
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.access.caller import Caller
 from baton.router.access.gate import Gate
-from baton.router.access.keys import Key, KeyRing, add_key
+from baton.router.access.keys import ApiKey, KeyRing, add_key
 from baton.router.api.border import is_open
 from baton.router.observe.decisions import DecisionLog
 
@@ -43,7 +43,7 @@ class Shared:
 
 
 def caller(**fields) -> Caller:
-    return Caller(key=Key("k1", "acme", "h", **fields))
+    return Caller(key=ApiKey("k1", "acme", "h", **fields))
 
 
 async def test_a_rate_refills_and_an_overdrawn_bucket_waits():

@@ -21,8 +21,8 @@ from openai.types.shared_params.reasoning import Reasoning as OpenAIReasoning
 
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import InvalidRequest
-from baton.router.answer.call import Frontend
-from baton.router.api.batch.lines import Line, answer_line
+from baton.router.answer.generation import Frontend
+from baton.router.api.batch.lines import BatchLine, answer_line
 from baton.router.api.body import read_body_of
 from baton.router.api.foreign_fields import refusal
 from baton.router.api.openai.schemas import CompletionBody
@@ -363,8 +363,8 @@ def frontend(fake, rich_dir) -> Frontend:
 
 @pytest.mark.parametrize("surface", ["completions", "chat", "responses"])
 async def test_a_line_of_a_batch_refuses_and_obeys_the_same(frontend, fake, surface: str) -> None:
-    def line(**more: Any) -> Line:
-        return Line("1", "POST", PATHS.get(surface, f"/v1/{surface}"), BASE[surface] | more)
+    def line(**more: Any) -> BatchLine:
+        return BatchLine("1", "POST", PATHS.get(surface, f"/v1/{surface}"), BASE[surface] | more)
 
     refused, good = await answer_line(frontend, line(use_beam_search=True), "r")
     assert not good

@@ -8,7 +8,7 @@ import pytest
 
 from baton.protos.errors import Draining, NoWorker, Overloaded
 from baton.router.dispatch.admission import ENOUGH, Admission
-from baton.router.dispatch.fair_queue import LEVEL_WORK, PATIENCE_S, Load
+from baton.router.dispatch.fair_queue import LEVEL_WORK, PATIENCE_S, RequestLoad
 from baton.router.dispatch.throttle import Throttle
 
 
@@ -79,7 +79,10 @@ async def test_tickets_are_placed_in_the_order_of_arrival_whenever_they_start_to
 
 
 async def test_a_lower_priority_number_is_sooner(admission):
-    tickets = {"ordinary": admission.join("m", "short"), "urgent": admission.join("m", "short", Load(priority=-1))}
+    tickets = {
+        "ordinary": admission.join("m", "short"),
+        "urgent": admission.join("m", "short", RequestLoad(priority=-1)),
+    }
     assert await in_order(admission, tickets, Room(0)) == ["urgent", "ordinary"]
 
 
@@ -183,10 +186,10 @@ async def test_a_closed_queue_takes_nobody(admission):
 
 async def test_tenants_share_by_weight_however_much_one_of_them_sends(clock):
     admission = Admission(100, clock)
-    tickets = {f"flood{i}": admission.join("m", "short", Load(tenant="flood", work=100)) for i in range(20)}
+    tickets = {f"flood{i}": admission.join("m", "short", RequestLoad(tenant="flood", work=100)) for i in range(20)}
     for i in range(4):
-        tickets[f"small{i}"] = admission.join("m", "short", Load(tenant="small", work=100))
-        tickets[f"double{i}"] = admission.join("m", "short", Load(tenant="double", weight=2.0, work=100))
+        tickets[f"small{i}"] = admission.join("m", "short", RequestLoad(tenant="small", work=100))
+        tickets[f"double{i}"] = admission.join("m", "short", RequestLoad(tenant="double", weight=2.0, work=100))
     order = await in_order(admission, tickets, Room(0))
     first = order[:8]
     assert sum(n.startswith("double") for n in first) == 4  # twice the weight: half of what small and flood leave
@@ -197,17 +200,17 @@ async def test_tenants_share_by_weight_however_much_one_of_them_sends(clock):
 async def test_the_least_urgent_are_served_in_the_end(clock):
     """One level of priority is worth a bounded amount of others' work."""
     admission = Admission(1000, clock)
-    tickets = {"idle": admission.join("m", "short", Load(tenant="batch", priority=1, work=1))}
+    tickets = {"idle": admission.join("m", "short", RequestLoad(tenant="batch", priority=1, work=1))}
     work = LEVEL_WORK / 10
-    tickets |= {f"u{i}": admission.join("m", "short", Load(tenant="urgent", work=work)) for i in range(20)}
+    tickets |= {f"u{i}": admission.join("m", "short", RequestLoad(tenant="urgent", work=work)) for i in range(20)}
     assert (await in_order(admission, tickets, Room(0))).index("idle") in (10, 11)
 
 
 async def test_a_full_class_sheds_the_least_valuable_first(admission):
-    tickets = [admission.join("m", "short", Load(tenant="flood", work=100)) for _ in range(4)]
+    tickets = [admission.join("m", "short", RequestLoad(tenant="flood", work=100)) for _ in range(4)]
     with pytest.raises(Overloaded):
-        admission.join("m", "short", Load(tenant="flood", work=100))
-    modest = admission.join("m", "short", Load(tenant="modest", work=100))
+        admission.join("m", "short", RequestLoad(tenant="flood", work=100))
+    modest = admission.join("m", "short", RequestLoad(tenant="modest", work=100))
     assert admission.waiting("short") == 4
     with pytest.raises(Overloaded):
         await tickets[3].wait(Room(1).attempt)  # the flood's last gave way
@@ -216,33 +219,33 @@ async def test_a_full_class_sheds_the_least_valuable_first(admission):
 
 async def test_requests_in_flight_hold_so_many_bytes_and_no_more(clock):
     admission = Admission(100, clock, max_inflight_bytes=1000)
-    ticket = admission.join("m", "short", Load(size=900))
+    ticket = admission.join("m", "short", RequestLoad(size=900))
     with pytest.raises(Overloaded, match="max_inflight_bytes"):
-        admission.join("m", "short", Load(size=200))
+        admission.join("m", "short", RequestLoad(size=200))
     await ticket.wait(Room(1).attempt)
     with pytest.raises(Overloaded):
-        admission.join("m", "short", Load(size=200))  # placed, but still here
+        admission.join("m", "short", RequestLoad(size=200))  # placed, but still here
     ticket.leave()
     ticket.leave()
-    admission.join("m", "short", Load(size=200))
+    admission.join("m", "short", RequestLoad(size=200))
 
 
 async def placed_each(admission: Admission, clock: Clock, every_s: float, count: int) -> None:
     """A pace: one placement each ``every_s``, of 100 tokens."""
-    for ticket in [admission.join("m", "short", Load(work=100)) for _ in range(count)]:
+    for ticket in [admission.join("m", "short", RequestLoad(work=100)) for _ in range(count)]:
         clock.now += every_s
         await ticket.wait(Room(1).attempt)
 
 
 async def test_one_that_would_wait_too_long_is_refused_at_once_with_the_time_to_come_back(clock):
     admission = Admission(100, clock)
-    behind = [admission.join("m", "short", Load(work=100)) for _ in range(20)]
+    behind = [admission.join("m", "short", RequestLoad(work=100)) for _ in range(20)]
     await placed_each(admission, clock, 0.1, ENOUGH + 1)
-    admission.join("m", "short", Load(slo_ttft_s=3.0))  # 20 x 100 tokens at about 1,000 a second
+    admission.join("m", "short", RequestLoad(slo_ttft_s=3.0))  # 20 x 100 tokens at about 1,000 a second
     with pytest.raises(Overloaded, match="first token") as refused:
-        admission.join("m", "short", Load(slo_ttft_s=0.5))
+        admission.join("m", "short", RequestLoad(slo_ttft_s=0.5))
     assert 1.0 < refused.value.retry_after_s < 1.8
-    admission.join("m", "short", Load())  # without an SLO one may wait
+    admission.join("m", "short", RequestLoad())  # without an SLO one may wait
     for ticket in behind:
         ticket.leave()
 
@@ -259,7 +262,7 @@ async def test_what_the_way_after_the_queue_takes_is_left_of_the_slo(clock):
 
 async def test_one_that_can_no_longer_come_in_time_gives_way(admission, clock):
     room = Room(0)
-    late, patient = admission.join("m", "short", Load(slo_ttft_s=1.0)), admission.join("m", "short")
+    late, patient = admission.join("m", "short", RequestLoad(slo_ttft_s=1.0)), admission.join("m", "short")
     tasks = [asyncio.create_task(t.wait(room.attempt)) for t in (late, patient)]
     await settle()
     clock.now = 1.5

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.protos.nouns import Sampling, WorkerLoad
-from baton.router.access.keys import Key
-from baton.router.dispatch.affinity import Sessions, rendezvous
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, load_policy, names
-from baton.router.policies._session import LEAST, SHARE, choose_with_session
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.access.keys import ApiKey
+from baton.router.dispatch.affinity import SessionHomes, rendezvous
+from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, load_policy, names
+from baton.router.policies.adjustments.session_affinity import LEAST, SHARE, choose_with_session
+from baton.router.request.request import ChoiceSummary, RouterRequest
 from tests.router.fake_workers import answer_of, cluster, collect, info
 
 PROMPT = tuple(range(40))
@@ -22,12 +22,12 @@ WORKERS = ("d0", "d1", "d2")
 
 
 def request(session: str, tenant: str = "", model: str = "m") -> RouterRequest:
-    key = Key("k", tenant, "h") if tenant else None
+    key = ApiKey("k", tenant, "h") if tenant else None
     return RouterRequest("r", model, PROMPT, Sampling(), key=key, session=session)
 
 
-def served_by(worker: str) -> Summary:
-    return Summary(40, completion_tokens=3, decode_worker=worker)
+def served_by(worker: str) -> ChoiceSummary:
+    return ChoiceSummary(40, completion_tokens=3, decode_worker=worker)
 
 
 def snapshot(*running: int, prefill: int = 1, **fields) -> ClusterSnapshot:
@@ -41,29 +41,29 @@ def snapshot(*running: int, prefill: int = 1, **fields) -> ClusterSnapshot:
 
 
 def test_a_session_is_remembered_by_its_last_turn_and_a_name_is_its_tenants_own():
-    sessions = Sessions()
+    sessions = SessionHomes()
     sessions.served(request("s"), served_by("d0"))
     sessions.served(request("s"), served_by("d2"))
     sessions.served(request("s", tenant="acme"), served_by("d1"))
     assert sessions.home(request("s"), WORKERS) == "d2"
     assert sessions.home(request("s", tenant="acme"), WORKERS) == "d1"
     assert sessions.home(request(""), WORKERS) == sessions.home(request("s"), ()) == ""
-    sessions.served(request("s"), Summary(40, decode_worker="d0"))  # it wrote nothing: no blocks are there
+    sessions.served(request("s"), ChoiceSummary(40, decode_worker="d0"))  # it wrote nothing: no blocks are there
     assert sessions.home(request("s"), WORKERS) == "d2"
     assert sessions.home(request("s"), ("d0", "d1")) in ("d0", "d1")
 
 
 def test_the_memory_is_bounded_and_forgets_the_longest_silent():
-    sessions = Sessions(kept=3)
+    sessions = SessionHomes(kept=3)
     for name in ("a", "b", "c", "a", "d"):
         sessions.served(request(name), served_by("gone" if name == "b" else "d0"))
     assert len(sessions) == 3
-    assert sessions.home(request("b"), ("gone", *WORKERS)) == Sessions().home(request("b"), ("gone", *WORKERS))
+    assert sessions.home(request("b"), ("gone", *WORKERS)) == SessionHomes().home(request("b"), ("gone", *WORKERS))
     assert sessions.home(request("a"), WORKERS) == "d0"
 
 
 def test_routers_that_never_saw_a_session_name_the_same_worker():
-    first, second = Sessions(), Sessions()
+    first, second = SessionHomes(), SessionHomes()
     homes = [first.home(request(f"s{i}"), WORKERS) for i in range(300)]
     assert homes == [second.home(request(f"s{i}"), WORKERS) for i in range(300)]
     assert all(70 < homes.count(w) < 130 for w in WORKERS)
@@ -81,7 +81,9 @@ def test_any_policy_keeps_a_session_on_its_worker_within_the_bound(name: str):
     policy = load_policy(name)
     for worker in WORKERS:
         for turn in range(4):
-            found = choose_with_session(policy, snapshot(0, 1, 0, turn=turn), Ask(400, 64, session_worker=worker))
+            found = choose_with_session(
+                policy, snapshot(0, 1, 0, turn=turn), RoutingRequest(400, 64, session_worker=worker)
+            )
             assert found is not None
             assert found.taken.decode == worker
             assert found.taken.terms["session"] < 0
@@ -92,8 +94,8 @@ def test_any_policy_keeps_a_session_on_its_worker_within_the_bound(name: str):
 @pytest.mark.parametrize("name", ["cost", "least_loaded"])
 def test_a_session_leaves_a_worker_that_costs_too_much_and_the_decision_says_so(name: str):
     policy, cluster_ = load_policy(name), snapshot(90, 0)
-    found = choose_with_session(policy, cluster_, Ask(400, 64, session_worker="d0"))
-    best = policy(cluster_, Ask(400, 64))
+    found = choose_with_session(policy, cluster_, RoutingRequest(400, 64, session_worker="d0"))
+    best = policy(cluster_, RoutingRequest(400, 64))
     assert found is not None
     assert best is not None
     assert found.taken == best.taken
@@ -109,9 +111,9 @@ def test_a_session_leaves_a_worker_that_is_full_gone_or_failed_it(name: str):
         three, decode=(msgspec.structs.replace(three.decode[0], full=True), *three.decode[1:])
     )
     for where, ask in (
-        (full, Ask(400, 64, session_worker="d0")),
-        (three, Ask(400, 64, session_worker="d9")),
-        (three, Ask(400, 64, session_worker="d0", avoid=frozenset({"d0"}))),
+        (full, RoutingRequest(400, 64, session_worker="d0")),
+        (three, RoutingRequest(400, 64, session_worker="d9")),
+        (three, RoutingRequest(400, 64, session_worker="d0", avoid=frozenset({"d0"}))),
     ):
         found = choose_with_session(policy, where, ask)
         assert found is not None

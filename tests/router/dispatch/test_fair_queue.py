@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton.router.dispatch.fair_queue import LOOK_AHEAD, PATIENCE_S, FairQueue, FairShares, Load, Order, work_of
+from baton.router.dispatch.fair_queue import (
+    LOOK_AHEAD,
+    PATIENCE_S,
+    FairQueue,
+    FairShares,
+    Order,
+    RequestLoad,
+    work_of,
+)
 
 
 class Waiter(msgspec.Struct, eq=False):
@@ -67,11 +75,11 @@ def test_an_attempt_may_pump_for_the_others_and_meets_itself_nowhere(queue: Fair
 
 def test_one_that_waits_again_has_its_place_before_those_that_came_later(queue: FairQueue[Waiter]) -> None:
     shares = FairShares()
-    first, second = (Waiter(name, shares.order("m", Load(work=10))) for name in "ab")
-    shares.placed("m", first.order, Load(work=10))
-    shares.placed("m", second.order, Load(work=10))
+    first, second = (Waiter(name, shares.order("m", RequestLoad(work=10))) for name in "ab")
+    shares.placed("m", first.order, RequestLoad(work=10))
+    shares.placed("m", second.order, RequestLoad(work=10))
     shares.idle()
-    for waiter in (Waiter("c", shares.order("m", Load(work=10))), second, first):
+    for waiter in (Waiter("c", shares.order("m", RequestLoad(work=10))), second, first):
         queue.add(waiter)
     assert tried(queue) == "abc"
     queue.remove(second)

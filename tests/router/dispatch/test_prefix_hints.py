@@ -13,7 +13,7 @@ from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
 from baton.router.dispatch import prefix_hints as hints
 from baton.router.dispatch.prefix_hints import PrefixHints
 from baton.router.policies import Candidate, ClusterSnapshot
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.request.request import ChoiceSummary, RouterRequest
 from tests.router.fake_workers import FakeIndex
 
 LAYOUT = KvLayout("float32", (), 4096, "float32")
@@ -31,7 +31,7 @@ REQUEST = RouterRequest("r", "m", TOKENS, Sampling(), adapter_id="a", tenant_sal
 
 async def test_the_index_is_asked_once_with_the_chain_of_the_workers_of_one_weights():
     index = FakeIndex({"p0": 2, "d0": 99})
-    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)) == {"p0": 2, "d0": 6}
+    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100)) == {"p0": 2, "d0": 6}
     assert index.asked == [(["p0", "d0"], 6)]
 
 
@@ -43,15 +43,15 @@ async def test_adapter_and_tenant_are_at_the_root_of_the_chain():
             asked.append(hashes)
             return {}
 
-    await PrefixHints(Index()).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100))
+    await PrefixHints(Index()).hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100))
     assert asked == [truncated(prefix.block_hashes(prefix.root("f", "float32", "a", b"s"), TOKENS))]
 
 
 async def test_without_index_workers_or_a_full_block_nothing_is_asked():
     index = FakeIndex({"d0": 9})
-    assert await PrefixHints(None).hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)) == {}
-    assert await PrefixHints(index).hits(ClusterSnapshot((), ()), REQUEST, TOKENS, Summary(100)) == {}
-    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS[:15], Summary(100)) == {}
+    assert await PrefixHints(None).hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100)) == {}
+    assert await PrefixHints(index).hits(ClusterSnapshot((), ()), REQUEST, TOKENS, ChoiceSummary(100)) == {}
+    assert await PrefixHints(index).hits(SNAPSHOT, REQUEST, TOKENS[:15], ChoiceSummary(100)) == {}
     assert index.asked == []
 
 
@@ -61,7 +61,7 @@ async def test_an_index_that_does_not_answer_costs_no_more_than_the_bound():
             await asyncio.sleep(60)
 
     hints = PrefixHints(Stuck(), Patience(0.01))
-    assert await asyncio.wait_for(hints.hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)), 20) == {}
+    assert await asyncio.wait_for(hints.hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100)), 20) == {}
 
 
 async def test_an_index_that_was_late_is_not_asked_by_the_next_requests():
@@ -74,7 +74,7 @@ async def test_an_index_that_was_late_is_not_asked_by_the_next_requests():
 
     hints = PrefixHints(Stuck(), Patience(0.01, rest_s=3600))
     for _ in range(5):
-        assert await hints.hits(SNAPSHOT, REQUEST, TOKENS, Summary(100)) == {}
+        assert await hints.hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100)) == {}
     assert len(asked) == 1
 
 
@@ -86,7 +86,9 @@ async def test_a_long_prompt_is_hashed_off_the_loop(monkeypatch):
         return work(*args)
 
     monkeypatch.setattr(hints.asyncio, "to_thread", to_thread)
-    await PrefixHints(FakeIndex()).hits(SNAPSHOT, REQUEST, tuple(range(hints.HASH_OFF_LOOP_TOKENS)), Summary(1))
+    await PrefixHints(FakeIndex()).hits(
+        SNAPSHOT, REQUEST, tuple(range(hints.HASH_OFF_LOOP_TOKENS)), ChoiceSummary(1)
+    )
     assert threads == [prefix.block_hashes]
 
 
@@ -97,21 +99,21 @@ async def test_workers_of_another_page_size_are_asked_by_their_own_chain_and_cou
     lost = msgspec.structs.replace(candidate("d2").info, layout=broken)
     snapshot = ClusterSnapshot((), tuple(Candidate(info, WorkerLoad()) for info in (lost, *infos)))
     index = FakeIndex({"p0": 9, "d1": 2, "d2": 4})
-    found, summary = PrefixHints(index, keeps=True), Summary(100)
+    found, summary = PrefixHints(index, keeps=True), ChoiceSummary(100)
     assert await found.hits(snapshot, REQUEST, TOKENS, summary) == {"p0": 6, "d1": 6}
     assert index.asked == [(["p0"], 6), (["d1"], 2)]
     chain = truncated(prefix.block_hashes(prefix.root("f", "float32", "a", b"s"), TOKENS))
     assert summary.chain == chain
-    only_wide, other = ClusterSnapshot((), (Candidate(infos[1], WorkerLoad()),)), Summary(100)
+    only_wide, other = ClusterSnapshot((), (Candidate(infos[1], WorkerLoad()),)), ChoiceSummary(100)
     assert await found.hits(only_wide, REQUEST, TOKENS, other) == {"d1": 6}
     assert other.chain == chain
 
 
 async def test_a_prompt_s_chain_is_kept_where_it_is_wanted_and_not_of_a_replay():
     for keeps, tokens, kept in ((True, TOKENS, True), (True, (*TOKENS, 7), False), (False, TOKENS, False)):
-        summary = Summary(100)
+        summary = ChoiceSummary(100)
         await PrefixHints(FakeIndex(), keeps=keeps).hits(SNAPSHOT, REQUEST, tokens, summary)
         assert bool(summary.chain) is kept
-    summary = Summary(100, chain=b"first")
+    summary = ChoiceSummary(100, chain=b"first")
     await PrefixHints(FakeIndex(), keeps=True).hits(SNAPSHOT, REQUEST, TOKENS, summary)
     assert summary.chain == b"first"

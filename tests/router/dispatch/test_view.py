@@ -10,8 +10,8 @@ import pytest
 
 from baton.protos.nouns import WorkerLoad
 from baton.router.dispatch.view import REMEMBER_MODEL_S, TIGHT_S, ClusterView
-from baton.router.policies import Decision, Option
-from baton.router.workers.connections import Links
+from baton.router.policies import Option, RoutingDecision
+from baton.router.workers.link_table import LinkTable
 from tests.router.fake_workers import FakeRoster, info, until
 
 
@@ -35,7 +35,7 @@ async def roster() -> FakeRoster:
 @pytest.fixture
 async def view(roster, clock):
     """A view over links that are put up by hand."""
-    links = Links("router", lambda: None, random.Random(1))
+    links = LinkTable("router", lambda: None, random.Random(1))
     roster.join(info("p0", "prefill"), WorkerLoad(waiting_tokens=5))
     roster.join(info("d0", "decode"))
     made = ClusterView(roster, links, clock)
@@ -46,8 +46,8 @@ async def view(roster, clock):
     await links.close()
 
 
-def decision() -> Decision:
-    return Decision("test", Option("prefill", "d0", "p0"))
+def decision() -> RoutingDecision:
+    return RoutingDecision("test", Option("prefill", "d0", "p0"))
 
 
 async def test_a_snapshot_has_who_can_be_reached_with_their_load(view):

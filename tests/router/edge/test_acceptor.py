@@ -1,4 +1,4 @@
-"""Accepting without descriptors, and whom the census lets in."""
+"""Accepting without descriptors, and whom the connections lets in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from baton.router.edge import acceptor
 from baton.router.edge.acceptor import Acceptor
-from baton.router.edge.census import Census, EdgeLimits, Phase, network_of
+from baton.router.edge.connection_table import ConnectionTable, EdgeLimits, Phase, network_of
 
 
 class Poor(socket.socket):
@@ -44,7 +44,9 @@ async def test_a_process_without_descriptors_rests_says_so_once_and_serves_who_c
     listener = Poor()
     listener.bind(("127.0.0.1", 0))
     listener.listen(8)
-    accepting = Acceptor(listener, Census(EdgeLimits(), asyncio.get_running_loop().time), lambda place: Echo())
+    accepting = Acceptor(
+        listener, ConnectionTable(EdgeLimits(), asyncio.get_running_loop().time), lambda entry: Echo()
+    )
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     begun = asyncio.get_running_loop().time()
     while listener.tried < 3:
@@ -61,41 +63,42 @@ async def test_a_process_without_descriptors_rests_says_so_once_and_serves_who_c
     listener.close()
 
 
-def connection(census: Census, host: str, phase: Phase = Phase.ANSWER) -> SimpleNamespace:
-    place = census.enter(host)
-    assert place is not None
-    found = SimpleNamespace(place=place, phase=phase, since=census.clock(), dropped=False, look=lambda now: None)
+def connection(connections: ConnectionTable, host: str, phase: Phase = Phase.ANSWER) -> SimpleNamespace:
+    entry = connections.enter(host)
+    assert entry is not None
+    found = SimpleNamespace(entry=entry, phase=phase, since=connections.clock(), dropped=False)
+    found.look = lambda now: None
     found.drop = lambda: setattr(found, "dropped", True)
-    place.connection = found
+    entry.connection = found
     return found
 
 
 def test_the_longest_idle_makes_room_then_the_oldest_that_never_asked_and_nobody_who_is_served() -> None:
     now = SimpleNamespace(s=0.0)
-    census = Census(EdgeLimits(max_connections=4), lambda: now.s)
-    served, fresh = connection(census, "10.0.0.1"), connection(census, "10.0.0.2", Phase.FRESH)
-    idle = [connection(census, "10.0.0.3", Phase.IDLE), connection(census, "10.0.0.4", Phase.IDLE)]
+    connections = ConnectionTable(EdgeLimits(max_connections=4), lambda: now.s)
+    served, fresh = connection(connections, "10.0.0.1"), connection(connections, "10.0.0.2", Phase.FRESH)
+    idle = [connection(connections, "10.0.0.3", Phase.IDLE), connection(connections, "10.0.0.4", Phase.IDLE)]
     idle[0].since = 5.0
-    assert not connection(census, "10.0.0.5").place.spare
+    assert not connection(connections, "10.0.0.5").entry.spare
     assert idle[1].dropped
-    assert not connection(census, "10.0.0.6").place.spare
+    assert not connection(connections, "10.0.0.6").entry.spare
     assert idle[0].dropped
-    assert connection(census, "10.0.0.7").place.spare  # the fresh one is too young
+    assert connection(connections, "10.0.0.7").entry.spare  # the fresh one is too young
     now.s = 2.0
-    assert not connection(census, "10.0.0.8").place.spare
+    assert not connection(connections, "10.0.0.8").entry.spare
     assert fresh.dropped
     assert not served.dropped
 
 
 def test_places_are_counted_by_address_and_given_back_once() -> None:
-    census = Census(EdgeLimits(max_per_address=1), lambda: 0.0)
-    first = connection(census, "10.0.0.1")
-    assert connection(census, "10.0.0.1").place.spare
-    assert not connection(census, "10.0.0.2").place.spare
-    census.leave(first.place)
-    census.leave(first.place)
-    assert not connection(census, "10.0.0.1").place.spare
-    assert len(census) == 3
+    connections = ConnectionTable(EdgeLimits(max_per_address=1), lambda: 0.0)
+    first = connection(connections, "10.0.0.1")
+    assert connection(connections, "10.0.0.1").entry.spare
+    assert not connection(connections, "10.0.0.2").entry.spare
+    connections.leave(first.entry)
+    connections.leave(first.entry)
+    assert not connection(connections, "10.0.0.1").entry.spare
+    assert len(connections) == 3
 
 
 def test_an_ipv6_client_is_counted_by_its_network() -> None:

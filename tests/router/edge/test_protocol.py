@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from baton.cluster.config import RouterConfig
 from baton.router import server
 from baton.router.api.errors import json_response
-from baton.router.edge import census
+from baton.router.edge import connection_table as connections
 
 Ask = Callable[..., object]
 
@@ -175,7 +175,7 @@ async def test_requests_piled_up_on_one_connection_end_it() -> None:
 async def test_beyond_the_limit_health_is_answered_and_everything_else_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(census, "SPARE", 2)
+    monkeypatch.setattr(connections, "SPARE", 2)
     async with listening(max_connections=2) as connect:
         held = [await connect() for _ in range(2)]
         for line in held:

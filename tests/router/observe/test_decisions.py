@@ -8,8 +8,8 @@ from baton.protos.nouns import Sampling
 from baton.router.access.gate import Gate
 from baton.router.access.keys import KeyRing, add_key
 from baton.router.observe.decisions import DecisionLog, bare_id
-from baton.router.policies import Decision, Option
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.policies import Option, RoutingDecision
+from baton.router.request.request import ChoiceSummary, RouterRequest
 from tests.router.fake_workers import answer_of, cluster, collect
 
 PROMPT = tuple(range(40))
@@ -31,9 +31,9 @@ class Store:
 def decided(log: DecisionLog, name: str, asked: str = "", over: bool = True, options: int = 2) -> None:
     request = RouterRequest(name, "m", (1, 2), Sampling(), asked_id=asked)
     record = log.opened(request, "short")
-    trail = log.trail(record, 0, Summary(prompt_tokens=2))
+    trail = log.trail(record, 0, ChoiceSummary(prompt_tokens=2))
     ways = tuple(Option("prefill", f"d{i}", "p0", {"queue": 0.1 * i, "read": 0.2}) for i in range(options))
-    trail.placed(Decision("cost", ways[0], ways, in_seconds=True), 0.5, 0.4)
+    trail.placed(RoutingDecision("cost", ways[0], ways, in_seconds=True), 0.5, 0.4)
     trail.over = over
     log.changed(record)
 

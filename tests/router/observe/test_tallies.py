@@ -16,7 +16,7 @@ from baton.protos.nouns import TokenLogprob, TokenLogprobs
 from baton.router.answer.metering import Meter
 from baton.router.observe.live import SLOT_S, LiveStats, bin_of
 from baton.router.observe.tallies import MOST, Tallies
-from baton.router.request.request import Summary
+from baton.router.request.request import ChoiceSummary
 from baton.router.server import make_frontend
 
 LABELS = {"model": "m", "context_class": "short"}
@@ -39,8 +39,8 @@ class Router:
         self.live = LiveStats(self.clock)
         self.tallies = Tallies(self.metrics, self.live, self.clock)
 
-    def meter(self, summary: Summary | None = None, first_choice: bool = True) -> Meter:
-        summary = summary or Summary(prompt_tokens=5, context_class="short", stations={})
+    def meter(self, summary: ChoiceSummary | None = None, first_choice: bool = True) -> Meter:
+        summary = summary or ChoiceSummary(prompt_tokens=5, context_class="short", stations={})
         return Meter(self.tallies, self.clock(), "m", summary, first_choice, (), "r1")
 
     def sample(self, name: str, **labels: str) -> float | None:
@@ -55,7 +55,7 @@ def slowly(meter: Meter, clock: Clock, *pieces: tuple[float, int]) -> None:
 
 def test_an_answer_is_seen_as_its_client_saw_it() -> None:
     router = Router()
-    summary = Summary(
+    summary = ChoiceSummary(
         prompt_tokens=5, cached_tokens=2, context_class="short", stations={"queue": 0.01, "ttft": 9.0},
         slo_ttft_s=0.2, slo_tpot_s=0.02,
     )  # fmt: skip
@@ -86,7 +86,7 @@ def test_an_answer_is_seen_as_its_client_saw_it() -> None:
 def test_one_token_is_not_judged_by_its_tpot_and_a_failure_misses() -> None:
     router = Router()
     for outcome, found in (("stop", "unjudged"), ("worker_lost", "missed"), ("cancelled", "")):
-        meter = router.meter(Summary(prompt_tokens=5, slo_ttft_s=0.2, slo_tpot_s=0.02, stations={}))
+        meter = router.meter(ChoiceSummary(prompt_tokens=5, slo_ttft_s=0.2, slo_tpot_s=0.02, stations={}))
         meter.took(1)
         meter.ended(outcome)
         assert router.live.state({}).recent[-1].verdict == found
@@ -112,7 +112,7 @@ def test_many_are_counted_as_if_each_had_been_observed() -> None:
         queue = rng.lognormvariate(-4, 2)
         first = rng.random() < 0.9
         prompt, cached, tokens = rng.randrange(1, 9000), rng.randrange(0, 9), rng.randrange(2, 400)
-        summary = Summary(prompt, cached_tokens=cached, context_class="short", stations={"queue": queue})
+        summary = ChoiceSummary(prompt, cached_tokens=cached, context_class="short", stations={"queue": queue})
         meter, began = router.meter(summary, first), router.clock.now
         ttft, gap = rng.random(), rng.random()
         slowly(meter, router.clock, (ttft, 1), (gap, tokens - 1))
@@ -162,7 +162,7 @@ def test_what_nobody_looks_at_is_in_the_slot_in_which_it_happened() -> None:
 
 def test_a_trace_is_led_to_from_each_histogram_that_its_answer_is_in() -> None:
     router, trace = Router(), "ab" * 16
-    meter = router.meter(Summary(5, context_class="short", stations={"queue": 0.01}, trace_id=trace))
+    meter = router.meter(ChoiceSummary(5, context_class="short", stations={"queue": 0.01}, trace_id=trace))
     slowly(meter, router.clock, (0.1, 1), (0.03, 3))
     meter.ended("stop")
     lines = [line for line in openmetrics(router.registry).decode().splitlines() if trace in line]
@@ -176,7 +176,7 @@ def test_a_trace_is_led_to_from_each_histogram_that_its_answer_is_in() -> None:
 def test_nothing_that_an_answer_was_made_of_waits_with_its_figures() -> None:
     router = Router()
     scores = (TokenLogprobs(TokenLogprob(1, -1.0, 1)),)
-    meter = router.meter(Summary(5, context_class="short", stations={}, prompt_logprobs=scores))
+    meter = router.meter(ChoiceSummary(5, context_class="short", stations={}, prompt_logprobs=scores))
     meter.took(1)
     meter.ended("stop")
     before = sys.getrefcount(scores)
@@ -188,7 +188,7 @@ def test_nothing_that_an_answer_was_made_of_waits_with_its_figures() -> None:
 def test_what_an_endless_cache_would_have_held_is_counted_once_a_prompt() -> None:
     router, chain = Router(), bytes(range(2 * HASH_BYTES))
     for first_choice in (True, False, True):
-        router.meter(Summary(40, context_class="short", stations={}, chain=chain), first_choice).ended("stop")
+        router.meter(ChoiceSummary(40, context_class="short", stations={}, chain=chain), first_choice).ended("stop")
     assert router.live.state({}).classes["short"].counts["best"] == 32
     assert router.sample("prompt_tokens_total") == 80
     assert router.sample("prompt_tokens_cached_best_total") == 32
@@ -197,7 +197,7 @@ def test_what_an_endless_cache_would_have_held_is_counted_once_a_prompt() -> Non
 def test_the_trace_is_told_the_prompt_with_the_blocks_that_the_routing_made() -> None:
     router, told = Router(), []
     router.tallies.recorder = SimpleNamespace(record=lambda *what: told.append(what))
-    summary = Summary(5, context_class="short", stations={})
+    summary = ChoiceSummary(5, context_class="short", stations={})
     meter = Meter(router.tallies, router.clock(), "m", summary, False, (1, 2, 3, 4, 5))
     summary.chain = b"found later"
     slowly(meter, router.clock, (0.5, 1), (0.5, 2))

@@ -5,8 +5,8 @@ import pytest
 from baton.protos.nouns import Sampling
 from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.traffic import TrafficMeter
-from baton.router.policies import Decision, Option
-from baton.router.request.request import RouterRequest, Summary
+from baton.router.policies import Option, RoutingDecision
+from baton.router.request.request import ChoiceSummary, RouterRequest
 
 
 class Clock:
@@ -26,12 +26,12 @@ def bench():
 def opened(log: DecisionLog, name: str, prompt: int = 100, **slos):
     request = RouterRequest(name, "m", tuple(range(prompt)), Sampling(max_tokens=20), **slos)
     record = log.opened(request, "short")
-    return record, log.trail(record, 0, Summary(prompt_tokens=prompt, context_class="short"))
+    return record, log.trail(record, 0, ChoiceSummary(prompt_tokens=prompt, context_class="short"))
 
 
 def placed(trail, queue: float = 0.1, read: float = 0.3, write: float = 0.4) -> None:
     option = Option("prefill", "d", "p", {"queue": queue, "read": read, "ship": 0.0, "write": write})
-    trail.placed(Decision("cost", option, (option,), in_seconds=True), 0.05, 0.0)
+    trail.placed(RoutingDecision("cost", option, (option,), in_seconds=True), 0.05, 0.0)
 
 
 async def ended(log: DecisionLog, record, trail, outputs: int, ttft: float, decode: float, cached: int = 0) -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from baton.protos.errors import BatonError, Cancelled, WorkerLost
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
-from baton.router.request.request import ChoiceStream, Summary
+from baton.router.request.request import ChoiceStream, ChoiceSummary
 
 ANSWER = tuple(range(100, 130))
 
 
 def stream() -> ChoiceStream:
-    return ChoiceStream(0, Summary(prompt_tokens=3))
+    return ChoiceStream(0, ChoiceSummary(prompt_tokens=3))
 
 
 def run(start: int, end: int, reason: str = "") -> TokenRun:
@@ -114,7 +114,7 @@ class Behind:
 
     def __init__(self) -> None:
         self.now, self.late = 100.0, 0.0
-        self.stream = ChoiceStream(0, Summary(prompt_tokens=3), clock=lambda: self.now)
+        self.stream = ChoiceStream(0, ChoiceSummary(prompt_tokens=3), clock=lambda: self.now)
 
     async def push(self, start: int, end: int, reason: str = "") -> None:
         self.stream.push(run(start, end, reason))

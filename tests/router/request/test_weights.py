@@ -15,7 +15,7 @@ from baton.protos.errors import LeaseUnknown, WeightsGone
 from baton.protos.nouns import Sampling
 from baton.router.dispatch.dispatcher import DispatchSettings
 from baton.router.request.request import RouterRequest
-from baton.router.request.weights import Pin, weights_of
+from baton.router.request.weights import WeightsPin, weights_of
 from tests.router.fake_workers import LAYOUT, FakeIndex, answer_of, cluster, collect, info, until
 
 PROMPT = tuple(range(40))
@@ -105,7 +105,7 @@ async def test_two_choices_that_start_at_once_agree_on_their_weights():
 
 async def test_the_prompts_of_one_call_are_answered_on_the_same_weights():
     async with rolling() as c:
-        pin = Pin()
+        pin = WeightsPin()
         streams = [c.open((i, 2), request_id=f"r-{i}", pin=pin)[0] for i in range(6)]
         await asyncio.gather(*map(collect, streams))
         assert len({s.summary.decode_worker for s in streams}) == 1
@@ -188,7 +188,7 @@ async def test_limits_of_a_mixed_name_are_those_that_every_worker_can_keep():
 
 
 async def test_a_pin_is_free_again_when_nobody_holds_it_and_nothing_was_written():
-    pin, one, two = Pin(), weights_of(info("d0", "decode")), weights_of(info("d1", "decode", **OTHER))
+    pin, one, two = WeightsPin(), weights_of(info("d0", "decode")), weights_of(info("d1", "decode", **OTHER))
     first, second = pin.hold(one), pin.hold(one)
     first.close()
     first.close()

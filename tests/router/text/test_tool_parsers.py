@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.protos.errors import ConfigError
 from baton.router.text import reasoning_parsers, tool_parsers
-from baton.router.text.tool_parsers import Arguments, Called, Said
+from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, TextEvent
 
 ARGS = {"city": 'Zürich "old"\n', "days": [1, {"a": "}"}], "x": None}
 TEXT = json.dumps(ARGS, ensure_ascii=False)
@@ -64,12 +64,12 @@ def read(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, object]]]:
     events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
     called: list[list[str]] = []
     for event in events:
-        if isinstance(event, Called):
+        if isinstance(event, CallEvent):
             assert event.index == len(called)
             called.append([event.name, ""])
-        elif isinstance(event, Arguments):
+        elif isinstance(event, ArgumentsEvent):
             called[event.index][1] += event.text
-    said = "".join(event.text for event in events if isinstance(event, Said))
+    said = "".join(event.text for event in events if isinstance(event, TextEvent))
     return said, [(call, json.loads(arguments)) for call, arguments in called]
 
 
@@ -106,15 +106,15 @@ MARKED = st.lists(
 @example("llama3", "<|python_tag|>,", set())
 @example("llama3", '{"name": "f", "arguments": {}:', set())
 def test_any_text_is_read_without_a_crash_and_alike_however_it_is_cut(name, text, places) -> None:
-    def events(pieces: list[str]) -> tuple[str, dict[int, str], list[Called]]:
+    def events(pieces: list[str]) -> tuple[str, dict[int, str], list[CallEvent]]:
         parser = tool_parsers.load(name).make()
         found = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
         arguments: dict[int, str] = {}
         for event in found:
-            if isinstance(event, Arguments):
+            if isinstance(event, ArgumentsEvent):
                 arguments[event.index] = arguments.get(event.index, "") + event.text
-        said = "".join(event.text for event in found if isinstance(event, Said) and not event.text.isspace())
-        return said.replace(" ", ""), arguments, [event for event in found if isinstance(event, Called)]
+        said = "".join(event.text for event in found if isinstance(event, TextEvent) and not event.text.isspace())
+        return said.replace(" ", ""), arguments, [event for event in found if isinstance(event, CallEvent)]
 
     whole = events([text])
     assert events(list(text)) == whole
@@ -125,7 +125,7 @@ def test_any_text_is_read_without_a_crash_and_alike_however_it_is_cut(name, text
 def test_arguments_stream_as_they_are_written() -> None:
     parser = tool_parsers.load("hermes").make()
     parser.push('<tool_call>{"name": "weather", "arguments": {"city": "Zü')
-    assert parser.push("rich") == [Arguments(0, "rich")]
+    assert parser.push("rich") == [ArgumentsEvent(0, "rich")]
 
 
 @pytest.mark.parametrize(

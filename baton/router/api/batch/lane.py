@@ -18,9 +18,9 @@ from baton.cluster.batch_store import BatchStore, Claim, ClaimLost, Job, StoredF
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
-from baton.router.access.keys import Key
-from baton.router.answer.call import Frontend
-from baton.router.api.batch.lines import Line, answer_line, read_lines
+from baton.router.access.keys import ApiKey
+from baton.router.answer.generation import Frontend
+from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
 
 LEASE_S = 10.0
 LOOK_EVERY_S = 0.5
@@ -79,7 +79,7 @@ class BatchLane:
         claim = await self._store.claim(job_id, self._owner, LEASE_S)
         if claim is None:
             return
-        held = _Held(claim, asked_at + LEASE_S)
+        held = _ClaimState(claim, asked_at + LEASE_S)
         tasks = [asyncio.create_task(self._work(held)), asyncio.create_task(self._keep(held))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +90,7 @@ class BatchLane:
             if not task.cancelled():
                 task.result()
 
-    async def _work(self, held: _Held) -> None:
+    async def _work(self, held: _ClaimState) -> None:
         job = await self._patiently(lambda: self._store.job(held.claim.job_id))
         if job is None:
             await self._store.forget_job(held.claim.job_id)
@@ -100,7 +100,7 @@ class BatchLane:
         except* ClaimLost:
             log.warning("batch lane: %s was taken over by another router", job.id)
 
-    async def _keep(self, held: _Held) -> None:
+    async def _keep(self, held: _ClaimState) -> None:
         """Renews the lease until another router has the job. What fails is tried again soon."""
         loop, pause = asyncio.get_running_loop(), LEASE_S / 3
         while True:
@@ -135,7 +135,7 @@ class BatchLane:
             heed_cancel()
             await asyncio.sleep(RETRY_S)
 
-    async def _answer(self, job: Job, held: _Held) -> None:
+    async def _answer(self, job: Job, held: _ClaimState) -> None:
         content = await self._patiently(lambda: self._store.content(job.input_file))
         lines, _ = read_lines(content, job.endpoint)
         if len(lines) != job.total:
@@ -161,7 +161,7 @@ class BatchLane:
             await settled(asked)
         await self._close(job, held, refused)
 
-    async def _answered_before(self, job: Job, held: _Held) -> set[int]:
+    async def _answered_before(self, job: Job, held: _ClaimState) -> set[int]:
         """Lines that have their answers, by whichever router; ``held`` is told how much they are."""
         found: set[int] = set()
         for good in (True, False):
@@ -170,14 +170,14 @@ class BatchLane:
             found |= answers.keys()
         return found
 
-    def _key_now(self, job: Job) -> tuple[Key | None, dict[str, Any] | None]:
+    def _key_now(self, job: Job) -> tuple[ApiKey | None, dict[str, Any] | None]:
         """Its owner's key with the rates of now; or why there is to be no further line."""
         try:
-            return self._frontend.gate.renewed(msgspec.json.decode(job.key, type=Key) if job.key else None), None
+            return self._frontend.gate.renewed(msgspec.json.decode(job.key, type=ApiKey) if job.key else None), None
         except Unauthenticated as error:
             return None, {"code": error.label, "line": None, "message": error.message, "param": None}
 
-    async def _room(self, job: Job, places: asyncio.Semaphore, held: _Held) -> bool:
+    async def _room(self, job: Job, places: asyncio.Semaphore, held: _ClaimState) -> bool:
         """Waits until we may start another line; whether the job is to be cancelled instead.
 
         None is started while the lease is overdue (another router may have it), or while the store has no room for
@@ -198,7 +198,13 @@ class BatchLane:
         return cancelled
 
     async def _line(
-        self, job: Job, held: _Held, key: Key | None, number: int, line: Line, places: asyncio.Semaphore
+        self,
+        job: Job,
+        held: _ClaimState,
+        key: ApiKey | None,
+        number: int,
+        line: BatchLine,
+        places: asyncio.Semaphore,
     ) -> None:
         request_id = self._frontend.new_id()
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
@@ -211,7 +217,7 @@ class BatchLane:
         finally:
             places.release()
 
-    async def _answered(self, job: Job, line: Line, request_id: str) -> tuple[dict[str, object], bool]:
+    async def _answered(self, job: Job, line: BatchLine, request_id: str) -> tuple[dict[str, object], bool]:
         """A line's answer. A rate that is used up is waited for; what else may pass is tried some times."""
         failed: BatonError = BatonError("it was not tried")
         attempt = 0
@@ -232,7 +238,7 @@ class BatchLane:
             await asyncio.sleep(pause)
         return _gave_up(line, request_id, failed), False
 
-    async def _close(self, job: Job, held: _Held, error: dict[str, Any] | None = None) -> None:
+    async def _close(self, job: Job, held: _ClaimState, error: dict[str, Any] | None = None) -> None:
         """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
         now, claim = int(self._frontend.wall_clock()), held.claim
         cancelled = await self._patiently(lambda: self._store.cancel_asked(job.id))
@@ -262,7 +268,7 @@ class BatchLane:
         return file_id
 
 
-class _Held:
+class _ClaimState:
     """A claim as its lane sees it: held ``until`` (on the loop's clock); ``stored`` bytes of answers lie there."""
 
     def __init__(self, claim: Claim, until: float) -> None:
@@ -279,6 +285,6 @@ async def _ended(tasks: list[asyncio.Task[None]]) -> None:
         await asyncio.wait(tasks, timeout=ROOM_EVERY_S)
 
 
-def _gave_up(line: Line, request_id: str, error: BatonError) -> dict[str, object]:
+def _gave_up(line: BatchLine, request_id: str, error: BatonError) -> dict[str, object]:
     told = {"code": error.label, "message": error.message}
     return {"id": f"batch_req_{request_id}", "custom_id": line.custom_id, "response": None, "error": told}

@@ -12,10 +12,10 @@ import msgspec
 import orjson
 
 from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed, require_light
-from baton.router.api.openai.calls import NO_HEADERS, Call, chat_call, completion_call, whole
+from baton.router.api.openai.prepared_call import NO_HEADERS, PreparedCall, chat_call, completion_call, whole
 from baton.router.api.openai.schemas import ChatBody, CompletionBody
 from baton.router.api.responses.routes import responses_call
 from baton.router.api.responses.schemas import ResponsesBody
@@ -23,14 +23,14 @@ from baton.router.api.responses.schemas import ResponsesBody
 MAX_LINES = 50_000
 MAX_TOLD = 20  # errors of a bad file that are told
 Json = dict[str, Any]
-CALLS: dict[str, tuple[type, Callable[..., Awaitable[Call]]]] = {
+CALLS: dict[str, tuple[type, Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),
     "/v1/completions": (CompletionBody, completion_call),
     "/v1/responses": (ResponsesBody, responses_call),
 }
 
 
-class Line(msgspec.Struct, frozen=True):
+class BatchLine(msgspec.Struct, frozen=True):
     """One request of a batch."""
 
     custom_id: str
@@ -39,9 +39,9 @@ class Line(msgspec.Struct, frozen=True):
     body: dict[str, Any]
 
 
-def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], list[Json]]:
+def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Json]]:
     """Every request, and what is wrong with the file: nothing runs when anything is."""
-    lines: list[Line] = []
+    lines: list[BatchLine] = []
     errors: list[Json] = []
     seen: set[str] = set()
     for number, raw in enumerate(filter(None, (part.strip() for part in content.splitlines())), 1):
@@ -56,7 +56,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], list[Json]]:
     return lines, errors
 
 
-async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[Json, bool]:
+async def answer_line(frontend: Frontend, line: BatchLine, request_id: str) -> tuple[Json, bool]:
     """The response of one request as a batch's output has it, and whether it is a good one.
 
     Raises what trying again later may mend (Overloaded, Unavailable, QuotaExceeded).
@@ -77,12 +77,12 @@ async def answer_line(frontend: Frontend, line: Line, request_id: str) -> tuple[
     return answer, status == 200
 
 
-def _line(raw: bytes, endpoint: str, seen: set[str], number: int) -> Line:
+def _line(raw: bytes, endpoint: str, seen: set[str], number: int) -> BatchLine:
     if number > MAX_LINES:
         raise InvalidRequest(f"the file has over {MAX_LINES} requests: split it", "file")
     require_light(raw, "line")
     try:
-        line = msgspec.json.decode(raw, type=Line)
+        line = msgspec.json.decode(raw, type=BatchLine)
         orjson.dumps(line.body)  # it will have to be written again: no number may be over 64 bits
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise InvalidRequest(f"line {number}: {error}", "line") from None

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.access.caller import CALLER
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.batch.lines import read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response

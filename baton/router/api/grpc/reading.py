@@ -16,7 +16,7 @@ from baton.protos.errors import InvalidRequest
 from baton.router.api.grpc.errors import grpc_errors
 
 
-class _Garbled:
+class _UnreadableMessage:
     """Stands for a message that could not be read."""
 
     def __init__(self, why: str) -> None:
@@ -42,14 +42,14 @@ def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return deserialize(raw)
         except DecodeError as error:
-            return _Garbled(str(error))
+            return _UnreadableMessage(str(error))
 
     return read
 
 
 def _one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     async def answer(request: Any, context: Any) -> Any:
-        if isinstance(request, _Garbled):
+        if isinstance(request, _UnreadableMessage):
             async with grpc_errors(context):
                 request.refuse()
         return await behaviour(request, context)
@@ -59,7 +59,7 @@ def _one(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _one_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     async def answer(request: Any, context: Any) -> Any:
-        if isinstance(request, _Garbled):
+        if isinstance(request, _UnreadableMessage):
             async with grpc_errors(context):
                 request.refuse()
         async for response in behaviour(request, context):
@@ -87,7 +87,7 @@ def _many_to_many(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 
 async def _whole(requests: Any) -> AsyncIterator[Any]:
     async for request in requests:
-        if isinstance(request, _Garbled):
+        if isinstance(request, _UnreadableMessage):
             request.refuse()
         yield request
 

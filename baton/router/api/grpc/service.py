@@ -15,17 +15,17 @@ from baton.protos.convert import logprobs_to_pb, sampling_fields
 from baton.protos.errors import InvalidRequest
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
-from baton.router.answer.answer import Answer, Piece, open_answer
-from baton.router.answer.call import (
+from baton.router.answer.generation import (
     CHARS_PER_TOKEN,
     LEAST_DETOKENIZED,
-    Ask,
     Frontend,
     Generation,
+    GenerationOptions,
     charge_tokenizer,
     clean_request_id,
     clean_traceparent,
 )
+from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import check_count, check_ids
 from baton.router.api.body import read_body_of
 from baton.router.api.grpc.errors import grpc_errors
@@ -103,12 +103,12 @@ class InferenceService(pb_grpc.InferenceServicer):
         async def prompts() -> list[Sequence[int]]:
             return [await _prompt_ids(request, prompt, text, cut)]
 
-        ask = self._ask(request, context, prompt)
-        return await self._frontend.prepare(entry, ask, prompts), text
+        options = self._ask(request, context, prompt)
+        return await self._frontend.prepare(entry, options, prompts), text
 
-    def _ask(self, request: pb.GenerateRequest, context: Context, prompt: str) -> Ask:
+    def _ask(self, request: pb.GenerateRequest, context: Context, prompt: str) -> GenerationOptions:
         metadata = dict(context.invocation_metadata() or ())
-        return Ask(
+        return GenerationOptions(
             sampling=sampling_fields(request.sampling),
             n=request.n or 1,
             stops=tuple(request.stop),
@@ -154,8 +154,8 @@ def _message(at: int, message: pb.ChatMessage) -> dict[str, str]:
     return {"role": message.role, "content": message.content}
 
 
-async def _whole(request: pb.GenerateRequest, answer: Answer) -> pb.GenerateResponse:
-    parts: list[list[Piece]] = [[] for _ in range(answer.count)]
+async def _whole(request: pb.GenerateRequest, answer: AnswerStream) -> pb.GenerateResponse:
+    parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
     async for piece in answer:
         parts[piece.index].append(piece)
     return pb.GenerateResponse(
@@ -166,7 +166,7 @@ async def _whole(request: pb.GenerateRequest, answer: Answer) -> pb.GenerateResp
     )
 
 
-async def _chunks(request: pb.GenerateRequest, answer: Answer) -> AsyncIterator[pb.GenerateChunk]:
+async def _chunks(request: pb.GenerateRequest, answer: AnswerStream) -> AsyncIterator[pb.GenerateChunk]:
     """The piece that ends the last choice carries the usage."""
     left = answer.count
     request_id, model = _request_id(request, answer), _entry(answer).model_id
@@ -180,7 +180,7 @@ async def _chunks(request: pb.GenerateRequest, answer: Answer) -> AsyncIterator[
         )
 
 
-def _choice(request: pb.GenerateRequest, piece: Piece) -> pb.Choice:
+def _choice(request: pb.GenerateRequest, piece: TextDelta) -> pb.Choice:
     return pb.Choice(
         index=piece.index,
         text=piece.text,
@@ -191,7 +191,7 @@ def _choice(request: pb.GenerateRequest, piece: Piece) -> pb.Choice:
     )
 
 
-def _usage(answer: Answer) -> pb.Usage:
+def _usage(answer: AnswerStream) -> pb.Usage:
     usage = answer.usage()
     return pb.Usage(
         prompt_tokens=usage.prompt_tokens,
@@ -200,9 +200,9 @@ def _usage(answer: Answer) -> pb.Usage:
     )
 
 
-def _request_id(request: pb.GenerateRequest, answer: Answer) -> str:
+def _request_id(request: pb.GenerateRequest, answer: AnswerStream) -> str:
     return clean_request_id(request.request_id) or answer.generation.request_id
 
 
-def _entry(answer: Answer) -> ModelEntry:
+def _entry(answer: AnswerStream) -> ModelEntry:
     return answer.generation.entry

@@ -13,14 +13,14 @@ import grpc
 from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
-from baton.router.answer.answer import open_answer
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
+from baton.router.answer.stream import open_answer
 from baton.router.answer.validate import check_count
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Json, Tensor
-from baton.router.api.openai.calls import Call, Headers, whole
+from baton.router.api.openai.prepared_call import Headers, PreparedCall, whole
 
 Context: TypeAlias = grpc.aio.ServicerContext
 _CONTENTS = {
@@ -93,7 +93,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
                     response.parameters["triton_final_response"].bool_param = not left
                     yield response
 
-    async def _call(self, request: pb.ModelInferRequest, context: Context, stream: bool) -> Call:
+    async def _call(self, request: pb.ModelInferRequest, context: Context, stream: bool) -> PreparedCall:
         parameters = {name: _parameter(value) for name, value in request.parameters.items()}
         body = oip.body_of(request.model_name, _tensors(request), parameters, stream)
         return await oip.call_of(self._frontend, _headers(context), body, request.model_version)

@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.answer.validate import check_count
 from baton.router.api.body import Body, body_docs, read_body_of
 from baton.router.api.disconnect import until_disconnect
@@ -24,7 +24,7 @@ from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.open_inference import tensors as oip
 from baton.router.api.open_inference.tensors import Json, Tensor
-from baton.router.api.openai.calls import respond, whole
+from baton.router.api.openai.prepared_call import respond, whole
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.api.sse import EventStyle, event_bytes
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from baton.protos.errors import InvalidRequest, ModelNotFound
 from baton.protos.version import product_version
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.answer.validate import check_count
 from baton.router.api.body import read_body_of
 from baton.router.api.large import MAX_NUMBERS
-from baton.router.api.openai.calls import Call, Headers, completion_call
+from baton.router.api.openai.prepared_call import Headers, PreparedCall, completion_call
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.text.catalog import ModelEntry
 
@@ -96,7 +96,7 @@ def completion_fields(parameters: Mapping[str, Any]) -> Json:
     return {name: value for name, value in parameters.items() if name not in NOT_OURS}
 
 
-async def call_of(frontend: Frontend, headers: Headers, body: CompletionBody, version: str) -> Call:
+async def call_of(frontend: Frontend, headers: Headers, body: CompletionBody, version: str) -> PreparedCall:
     """The call of that body. Raises InvalidRequest, ModelNotFound."""
     require_version(version)
     return await completion_call(frontend, headers, body)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.router.answer.answer import Piece, Usage
+from baton.router.answer.stream import TextDelta, Usage
 from baton.router.api.openai.shapes import Json, Shape
 
 
@@ -23,7 +23,7 @@ class BestOf:
         """Nothing: there is no stream of it."""
         return iter(())
 
-    def chunks(self, piece: Piece) -> Iterator[Json]:
+    def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """Nothing either."""
         return iter(())
 
@@ -31,7 +31,7 @@ class BestOf:
         """The wrapped shape's."""
         return self._shape.closing(usage)
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+    def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """The response with the best choices only."""
         answer = self._shape.whole(pieces, usage)
         kept = [answer["choices"][at] | {"index": index} for index, at in enumerate(self._best(pieces))]
@@ -39,14 +39,14 @@ class BestOf:
             kept = [choice | {"logprobs": None} for choice in kept]
         return answer | {"choices": kept}
 
-    def _best(self, pieces: list[Piece]) -> Iterator[int]:
+    def _best(self, pieces: list[TextDelta]) -> Iterator[int]:
         """Indices, prompt by prompt."""
         for first in range(0, len(pieces), self._of):
             group = range(first, first + self._of)
             yield from sorted(group, key=lambda at: -mean_logprob(pieces[at]))[: self._keep]
 
 
-def mean_logprob(piece: Piece) -> float:
+def mean_logprob(piece: TextDelta) -> float:
     """Per token; nothing written is as good as certain."""
     logprobs = [entry.chosen.logprob for entry in piece.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0

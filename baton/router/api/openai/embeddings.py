@@ -18,13 +18,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
-from baton.router.answer.answer import open_answer
-from baton.router.answer.call import Ask, Frontend, Generation, clean_traceparent
+from baton.router.answer.generation import Frontend, Generation, GenerationOptions, clean_traceparent
+from baton.router.answer.stream import open_answer
 from baton.router.api.body import body_docs
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.large import aside, parsed
 from baton.router.api.limits import read_body
-from baton.router.api.openai.calls import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
+from baton.router.api.openai.prepared_call import ROUTE_HEADER, TIMEOUT_HEADER, route_header, timeout_s
 from baton.router.api.openai.schemas import Prompts
 from baton.router.api.openai.truncation import TruncatedBody, all_ids
 from baton.router.api.request_body import ignored_header
@@ -86,8 +86,8 @@ async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody
     return Response(content, headers=headers, media_type="application/json")
 
 
-def _ask(frontend: Frontend, request: Request, body: EmbeddingsBody) -> Ask:
-    return Ask(
+def _ask(frontend: Frontend, request: Request, body: EmbeddingsBody) -> GenerationOptions:
+    return GenerationOptions(
         sampling={"max_tokens": 1, "temperature": 0.0, "pooling": body.pooling},
         names={"prompt": "input", "max_tokens": "input"},
         prompt_only=True,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from baton.router.api.body import Body, Quick
+from baton.router.api.body import Body, FailFastModel
 from baton.router.api.large import require_light
 
 PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
@@ -72,7 +72,7 @@ class PastCall(Body):
         }
 
 
-class Message(Quick):
+class Message(FailFastModel):
     """One turn. Further keys (name, tool_call_id, …) go to the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)

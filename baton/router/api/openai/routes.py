@@ -8,11 +8,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
-from baton.router.api.openai.calls import chat_call, completion_call, respond
+from baton.router.api.openai.prepared_call import chat_call, completion_call, respond
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, body_docs
 
 

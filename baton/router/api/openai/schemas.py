@@ -241,10 +241,10 @@ class ChatBody(GenerationBody, ConversationBody):
 
     def sampling(self) -> dict[str, Any]:
         """``max_completion_tokens`` is the newer name of ``max_tokens``; ``top_logprobs`` the alternatives."""
-        ask = super().sampling()
+        fields = super().sampling()
         if self.max_completion_tokens is not None:
-            ask["max_tokens"] = self.max_completion_tokens
-        return ask | ({"logprobs": self.top_logprobs or 0} if self.logprobs else {})
+            fields["max_tokens"] = self.max_completion_tokens
+        return fields | ({"logprobs": self.top_logprobs or 0} if self.logprobs else {})
 
 
 class TokenizeBody(ConversationBody):

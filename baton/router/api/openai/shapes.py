@@ -10,9 +10,9 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
-from baton.router.answer.answer import Piece, Usage
-from baton.router.answer.call import Generation
-from baton.router.text.chat_reader import ChatReader, Reading
+from baton.router.answer.generation import Generation
+from baton.router.answer.stream import TextDelta, Usage
+from baton.router.text.chat_reader import AnswerFormat, ChatReader
 from baton.router.text.tokenizer import Tokenizer, token_name
 
 Json = dict[str, Any]
@@ -27,10 +27,10 @@ class Shape(Protocol):
     def opening(self) -> Iterator[Json]:
         """Chunks that come before any text."""
 
-    def chunks(self, piece: Piece) -> Iterator[Json]:
+    def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """Chunks for ``piece``; none where it brings nothing that the client sees."""
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+    def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """The response that isn't streamed; ``pieces[i]`` is all of choice i."""
 
     def closing(self, usage: Usage) -> Json:
@@ -80,22 +80,22 @@ class CompletionShape:
         self._return_ids = return_ids
         self._echoes = echoes or [""] * len(generation.prompts)
         self._echoed = echoes is not None
-        self._offsets = [len(echo) for echo in self._echoes for _ in range(generation.ask.n)]
+        self._offsets = [len(echo) for echo in self._echoes for _ in range(generation.options.n)]
         self._begun: set[int] = set()
-        self._wants_logprobs = "logprobs" in generation.ask.sampling
+        self._wants_logprobs = "logprobs" in generation.options.sampling
         self._wants_prompt = wants_prompt
 
     def opening(self) -> Iterator[Json]:
         """Nothing: a completion has no roles."""
         return iter(())
 
-    def chunks(self, piece: Piece) -> Iterator[Json]:
+    def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """One chunk, with the finish_reason where it is the last."""
         choice = self._choice(piece)
         if choice["text"] or choice["logprobs"] or piece.finish_reason or self._return_ids:
             yield self._frame.chunk(choice)
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+    def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """All choices, by index."""
         return self._frame.whole("text_completion", [self._choice(piece) for piece in pieces], usage)
 
@@ -103,8 +103,8 @@ class CompletionShape:
         """Usage alone."""
         return self._frame.closing(usage)
 
-    def _choice(self, piece: Piece) -> Json:
-        prompt = piece.index // self._generation.ask.n
+    def _choice(self, piece: TextDelta) -> Json:
+        prompt = piece.index // self._generation.options.n
         first = piece.index not in self._begun
         self._begun.add(piece.index)
         text = self._echoes[prompt] + piece.text if first else piece.text
@@ -121,7 +121,7 @@ class CompletionShape:
             choice["prompt_token_ids"] = self._generation.prompts[prompt] if first else None
         return choice
 
-    def _logprobs(self, piece: Piece) -> Json | None:
+    def _logprobs(self, piece: TextDelta) -> Json | None:
         names = [self._name(entry.chosen) for entry in piece.logprobs]
         found: Json = {
             "tokens": names,
@@ -136,8 +136,8 @@ class CompletionShape:
 
     def _of_prompt(self, index: int, scores: tuple[TokenLogprobs, ...]) -> Json:
         """As ``_logprobs``, of the prompt's tokens; nothing is known of how likely the first one was."""
-        ids = self._generation.prompts[index // self._generation.ask.n]
-        top = self._generation.ask.sampling.get("logprobs", 0)
+        ids = self._generation.prompts[index // self._generation.options.n]
+        top = self._generation.options.sampling.get("logprobs", 0)
         lengths = [len(self._tokenizer.token_bytes(i, True).decode(errors="ignore")) for i in ids]
         return {
             "tokens": [token_name(self._tokenizer.token_bytes(i)) for i in ids],
@@ -153,12 +153,12 @@ class CompletionShape:
             found.setdefault(self._name(one), finite(one.logprob))
         return found
 
-    def _text_offsets(self, piece: Piece) -> list[int]:
+    def _text_offsets(self, piece: TextDelta) -> list[int]:
         offsets, at = [], self._offsets[piece.index]
         for token_id in piece.token_ids:
             offsets.append(at)
             at += len(
-                self._tokenizer.token_bytes(token_id, self._generation.ask.skip_special).decode(errors="ignore")
+                self._tokenizer.token_bytes(token_id, self._generation.options.skip_special).decode(errors="ignore")
             )
         self._offsets[piece.index] = at
         return offsets
@@ -179,7 +179,7 @@ class ChatShape:
         created: int,
         include_usage: bool = False,
         return_ids: bool = False,
-        reading: Reading = Reading(),
+        reading: AnswerFormat = AnswerFormat(),
     ) -> None:
         self._reading = reading
         self._readers: dict[int, ChatReader] = {}
@@ -190,12 +190,12 @@ class ChatShape:
 
     def opening(self) -> Iterator[Json]:
         """The role, for each index."""
-        for index in range(self._generation.ask.n):
+        for index in range(self._generation.options.n):
             delta = {"role": "assistant", "content": ""}
             chunk = self._frame.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
             yield self._with_prompt_ids(chunk) if index == 0 else chunk
 
-    def chunks(self, piece: Piece) -> Iterator[Json]:
+    def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """Content, thought and calls, then the end."""
         reader = self._readers.setdefault(piece.index, self._reading.reader())
         deltas = reader.push(piece.text) + (reader.flush() if piece.finish_reason else [])
@@ -209,7 +209,7 @@ class ChatShape:
             reason = reader.finish_reason(piece.finish_reason)
             yield self._frame.chunk({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+    def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """All choices, by index."""
         scores = pieces[0].prompt_logprobs
         scored = {} if scores is None else {"prompt_logprobs": prompt_json(scores, self._tokenizer)}
@@ -220,15 +220,15 @@ class ChatShape:
         """Usage alone."""
         return self._frame.closing(usage)
 
-    def _choice(self, piece: Piece) -> Json:
+    def _choice(self, piece: TextDelta) -> Json:
         reader = self._reading.reader()
         message = reader.message(piece.text)
         return {"index": piece.index, "message": message} | self._rest(
             piece, reader.finish_reason(piece.finish_reason)
         )
 
-    def _rest(self, piece: Piece, finish_reason: str | None) -> Json:
-        shows = self._generation.ask.skip_special
+    def _rest(self, piece: TextDelta, finish_reason: str | None) -> Json:
+        shows = self._generation.options.skip_special
         entries = [logprob_json(entry, self._tokenizer, shows) for entry in piece.logprobs]
         rest: Json = {
             "logprobs": {"content": entries, "refusal": None} if entries else None,
@@ -278,10 +278,10 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def collected(pieces: list[list[Piece]]) -> list[Piece]:
+def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:
     """Each choice's pieces as one."""
     return [
-        Piece(
+        TextDelta(
             index=index,
             text="".join(piece.text for piece in parts),
             token_ids=tuple(i for piece in parts for i in piece.token_ids),

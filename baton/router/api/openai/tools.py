@@ -15,8 +15,8 @@ from baton.protos.nouns import Grammar
 from baton.router.api.body import Body
 from baton.router.api.openai.schema_text import refusal_of, schema_text
 from baton.router.api.request_body import RequestBody
-from baton.router.text.tool_parsers import Arguments, Called, Event, ToolParser
-from baton.router.text.tool_parsers._calls import Calls
+from baton.router.text.call_json import CallParser
+from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, ToolParser
 
 MAX_TOOLS = 128
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -108,13 +108,13 @@ class OneCall:
     """The whole answer is one function's arguments."""
 
     def __init__(self, name: str) -> None:
-        self._begin: list[Event] = [Called(0, name)]
+        self._begin: list[Event] = [CallEvent(0, name)]
 
     def push(self, text: str) -> list[Event]:
         """The call begins with its first character."""
         if not text:
             return []
-        events, self._begin = [*self._begin, Arguments(0, text)], []
+        events, self._begin = [*self._begin, ArgumentsEvent(0, text)], []
         return events
 
     def flush(self) -> list[Event]:
@@ -126,7 +126,7 @@ class JsonCalls:
     """The whole answer is an array of calls."""
 
     def __init__(self) -> None:
-        self._calls = Calls()
+        self._calls = CallParser()
 
     def push(self, text: str) -> list[Event]:
         """As it comes."""

@@ -21,7 +21,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from baton.cluster.holds import Hold
 from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
 from baton.router.access.caller import CALLER
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from baton.protos.errors import RequestUnknown
 from baton.router.access.caller import CALLER
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 
 MAX_ID = 160
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from baton.cluster.advice import AdviceStore, Change, Pin
 from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
 from baton.router.access.caller import CALLER
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest, NoWorker
 from baton.protos.version import product_version
-from baton.router.answer.call import CHARS_PER_TOKEN, LEAST_DETOKENIZED, Frontend, charge_tokenizer
+from baton.router.answer.generation import CHARS_PER_TOKEN, LEAST_DETOKENIZED, Frontend, charge_tokenizer
 from baton.router.answer.validate import check_count, check_ids
 from baton.router.api.errors import json_response
 from baton.router.api.large import INLINE_BYTES, SLICE_ITEMS, aside, large_response, parsed

@@ -8,12 +8,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.router.answer.call import Frontend
+from baton.router.answer.generation import Frontend
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
-from baton.router.api.openai.calls import CHAT_NAMES, Call, Headers, chat_generation, respond
+from baton.router.api.openai.prepared_call import CHAT_NAMES, Headers, PreparedCall, chat_generation, respond
 from baton.router.api.openai.schemas import body_docs
 from baton.router.api.request_body import ignored_header
 from baton.router.api.responses.schemas import Json, ResponsesBody
@@ -44,12 +44,12 @@ async def _respond(frontend: Frontend, request: Request, body: ResponsesBody) ->
     return await respond(frontend, await responses_call(frontend, request.headers, body))
 
 
-async def responses_call(frontend: Frontend, headers: Headers, body: ResponsesBody) -> Call:
+async def responses_call(frontend: Frontend, headers: Headers, body: ResponsesBody) -> PreparedCall:
     """Of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
     chat = body.chat()
     generation, text, reading = await chat_generation(frontend, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(frontend.wall_clock()), body, reading)
-    return Call(generation, text, shape, chat, STYLE, ignored_header(body))
+    return PreparedCall(generation, text, shape, chat, STYLE, ignored_header(body))
 
 
 def _error(error: BaseException) -> Json:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.router.answer.answer import Piece, Usage
-from baton.router.answer.call import Generation
+from baton.router.answer.generation import Generation
+from baton.router.answer.stream import TextDelta, Usage
 from baton.router.api.openai.shapes import logprob_json
 from baton.router.api.responses.schemas import Json, ResponsesBody
-from baton.router.text.chat_reader import Delta, Reading
+from baton.router.text.chat_reader import AnswerFormat, MessageDelta
 from baton.router.text.token_spans import TokenSpans
 from baton.router.text.tokenizer import Tokenizer
 
@@ -24,12 +24,12 @@ class ResponsesShape:
     always_closes = True
 
     def __init__(
-        self, generation: Generation, tokenizer: Tokenizer, created: int, body: ResponsesBody, reading: Reading
+        self, generation: Generation, tokenizer: Tokenizer, created: int, body: ResponsesBody, reading: AnswerFormat
     ) -> None:
         self._id, self._model, self._created = generation.request_id, generation.entry.model_id, created
         self._max_tokens = generation.samplings[0].max_tokens
         self._tokenizer, self._body, self._reader = tokenizer, body, reading.reader()
-        self._skip_special = generation.ask.skip_special
+        self._skip_special = generation.options.skip_special
         undivided = reading.tools is None and reading.reasoning is None
         self._spans = TokenSpans(self._bytes, reading.marks, undivided)
         self._items: list[Json] = []
@@ -42,7 +42,7 @@ class ResponsesShape:
         yield self._event("response.created", response=self._response("in_progress", None))
         yield self._event("response.in_progress", response=self._response("in_progress", None))
 
-    def chunks(self, piece: Piece) -> Iterator[Json]:
+    def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """What the piece adds to the items; the last one closes them."""
         self._spans.add(piece.text, piece.logprobs)
         for delta in self._reader.push(piece.text):
@@ -58,7 +58,7 @@ class ResponsesShape:
         status = self._status
         return self._event(f"response.{status}", response=self._response(status, usage))
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> Json:
+    def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
         """The response that isn't streamed."""
         for _ in self.chunks(pieces[0]):
             pass
@@ -66,7 +66,7 @@ class ResponsesShape:
 
     # ---- items ---------------------------------------------------------------------------------------
 
-    def _take(self, delta: Delta) -> Iterator[Json]:
+    def _take(self, delta: MessageDelta) -> Iterator[Json]:
         if "content" in delta:
             yield from self._write("message", delta["content"])
         if "reasoning_content" in delta:

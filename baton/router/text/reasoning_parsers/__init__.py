@@ -28,7 +28,7 @@ class ReasoningParser(Protocol):
 
 def names() -> list[str]:
     """The formats there are."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
 def load(name: str, template: str = "") -> ModuleType | None:

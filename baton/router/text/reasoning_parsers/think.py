@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton.router.text.marks import MarkSplitter
 from baton.router.text.reasoning_parsers import ReasoningParser
-from baton.router.text.tool_parsers._marks import Marked
 
 BEGIN, END = "<think>", "</think>"
 MARKS = (BEGIN, END)
@@ -15,7 +15,7 @@ class Think:
     def __init__(self, thinking: bool) -> None:
         self._start: list[str] | None = None if thinking else []
         self._blank = True  # nothing but white space so far
-        self._thought: Marked | None = Marked(END) if thinking else None
+        self._thought: MarkSplitter | None = MarkSplitter(END) if thinking else None
         self._trims = thinking
 
     def push(self, text: str) -> tuple[str, str]:
@@ -52,7 +52,7 @@ class Think:
         text = "".join(self._start)
         begin = text.lstrip()
         if begin.startswith(BEGIN):
-            self._thought, self._start = Marked(END), None
+            self._thought, self._start = MarkSplitter(END), None
             self._trims = True
             return begin.removeprefix(BEGIN)
         if BEGIN.startswith(begin):

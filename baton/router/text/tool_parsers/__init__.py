@@ -1,6 +1,6 @@
 """Tool calls in a model's text, found as the text comes: one file per format, its name is the format's.
 
-Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is ``Said`` as it is.
+Knows nothing of requests or JSON shapes. A parser turns text into events; what isn't a call is a ``TextEvent``.
 A file has ``make() -> ToolParser`` and ``MARKS`` (what of it a chat template mentions).
 """
 
@@ -19,27 +19,27 @@ AUTO = "auto"
 USUAL = "hermes"  # for a template that names none of the marks
 
 
-class Said(msgspec.Struct, frozen=True):
+class TextEvent(msgspec.Struct, frozen=True):
     """Text for the reader."""
 
     text: str
 
 
-class Called(msgspec.Struct, frozen=True):
+class CallEvent(msgspec.Struct, frozen=True):
     """The call number ``index`` begins."""
 
     index: int
     name: str
 
 
-class Arguments(msgspec.Struct, frozen=True):
+class ArgumentsEvent(msgspec.Struct, frozen=True):
     """More of the JSON text that the call number ``index`` passes."""
 
     index: int
     text: str
 
 
-Event = Said | Called | Arguments
+Event = TextEvent | CallEvent | ArgumentsEvent
 
 
 class ToolParser(Protocol):
@@ -54,7 +54,7 @@ class ToolParser(Protocol):
 
 def names() -> list[str]:
     """The formats there are."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
 def load(name: str, template: str = "") -> ModuleType:

@@ -5,9 +5,9 @@ Source: https://github.com/NousResearch/Hermes-Function-Calling
 
 from __future__ import annotations
 
-from baton.router.text.tool_parsers import Event, Said, ToolParser
-from baton.router.text.tool_parsers._calls import Calls
-from baton.router.text.tool_parsers._marks import Marked
+from baton.router.text.call_json import CallParser
+from baton.router.text.marks import MarkSplitter
+from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 MARKS = (BEGIN,)
@@ -17,9 +17,9 @@ class Hermes:
     """Text outside of the marks is said; a call that is no JSON is said as it came."""
 
     def __init__(self) -> None:
-        self._outside = Marked(BEGIN)
-        self._inside: Marked | None = None
-        self._calls = Calls()
+        self._outside = MarkSplitter(BEGIN)
+        self._inside: MarkSplitter | None = None
+        self._calls = CallParser()
         self._raw: list[str] = []
         self._before = -1
 
@@ -46,7 +46,7 @@ class Hermes:
         self._say(said, events)
         if behind is not None:
             self._before = self._calls.index
-            self._inside, self._raw, self._calls = Marked(END), [], Calls(self._before + 1)
+            self._inside, self._raw, self._calls = MarkSplitter(END), [], CallParser(self._before + 1)
         return behind
 
     def _within(self, text: str, events: list[Event]) -> str | None:
@@ -65,12 +65,12 @@ class Hermes:
     def _leave(self, events: list[Event], end: str) -> None:
         if self._calls.index == self._before:
             self._say(BEGIN + "".join(self._raw) + end, events)
-        self._inside, self._outside = None, Marked(BEGIN)
+        self._inside, self._outside = None, MarkSplitter(BEGIN)
 
     def _say(self, text: str, events: list[Event]) -> None:
         """Line breaks between calls are nobody's."""
         if text and not (self._calls.index >= 0 and text.isspace()):
-            events.append(Said(text))
+            events.append(TextEvent(text))
 
 
 def make() -> ToolParser:

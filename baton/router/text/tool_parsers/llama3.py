@@ -6,8 +6,8 @@ Source: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/ (JSO
 
 from __future__ import annotations
 
-from baton.router.text.tool_parsers import Event, Said, ToolParser
-from baton.router.text.tool_parsers._calls import Calls
+from baton.router.text.call_json import CallParser
+from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 TAG = "<|python_tag|>"
 MARKS = (TAG, "<|eom_id|>", "Environment: ipython")
@@ -21,7 +21,7 @@ class Llama3:
         self._start: list[str] = []
         self._blank = True  # nothing but white space so far
         self._says: bool | None = None
-        self._calls = Calls()
+        self._calls = CallParser()
         self._before = -1
         self._raw: list[str] = []
 
@@ -31,12 +31,12 @@ class Llama3:
             text = self._judge(text)
         if self._says is None or not text:
             return []
-        return [Said(text)] if self._says else self._read(text)
+        return [TextEvent(text)] if self._says else self._read(text)
 
     def flush(self) -> list[Event]:
         """What was held, and a value that named no call."""
         held = "".join(self._start) if self._says is None else self._unread()
-        return [Said(held)] if held else []
+        return [TextEvent(held)] if held else []
 
     def _judge(self, text: str) -> str:
         """What to read of the text so far; empty while it may still be either."""
@@ -66,10 +66,10 @@ class Llama3:
             if self._calls.broken or (self._calls.done and self._calls.index == self._before):  # a list of none
                 self._says = True
                 said = self._unread() + text
-                return [*events, Said(said)] if said else events
+                return [*events, TextEvent(said)] if said else events
             if self._calls.done:
                 self._before, self._raw = self._calls.index, []
-                self._calls = Calls(self._before + 1)
+                self._calls = CallParser(self._before + 1)
         return events
 
     def _unread(self) -> str:

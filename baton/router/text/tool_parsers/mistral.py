@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
-from baton.router.text.tool_parsers import Event, Said, ToolParser
-from baton.router.text.tool_parsers._calls import Calls
-from baton.router.text.tool_parsers._marks import Marked
+from baton.router.text.call_json import CallParser
+from baton.router.text.marks import MarkSplitter
+from baton.router.text.tool_parsers import Event, TextEvent, ToolParser
 
 MARK, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MARKS = (MARK,)
@@ -19,8 +19,8 @@ class Mistral:
     """Text before the first mark is said; after it there are only calls."""
 
     def __init__(self) -> None:
-        self._outside: Marked | None = Marked(MARK)
-        self._calls = Calls()
+        self._outside: MarkSplitter | None = MarkSplitter(MARK)
+        self._calls = CallParser()
         self._before = -1
         self._head: list[str] | None = None  # after a mark: what stands before the arguments
         self._blank = True  # nothing but white space stands there so far
@@ -41,18 +41,18 @@ class Mistral:
         else:
             unread = self._calls.index == self._before
             held = "".join([MARK, *(self._head or ()), *self._raw]) if unread else ""
-        return [Said(held)] if held.strip() else []
+        return [TextEvent(held)] if held.strip() else []
 
     def _say_until_mark(self, text: str, events: list[Event]) -> str:
         assert self._outside is not None
         said, behind = self._outside.push(text)
         if said and not (self._calls.index >= 0 and said.isspace()):
-            events.append(Said(said))
+            events.append(TextEvent(said))
         if behind is None:
             return ""
         self._outside, self._head, self._raw, self._blank = None, [], [], True
         self._before = self._calls.index
-        self._calls = Calls(self._before + 1)
+        self._calls = CallParser(self._before + 1)
         return behind
 
     def _call(self, text: str, events: list[Event]) -> str:
@@ -65,8 +65,8 @@ class Mistral:
                 events += self._calls.push("}")[0]
             if self._calls.done or self._calls.broken:
                 if self._calls.index == self._before:
-                    events.append(Said(MARK + "".join(self._raw)))
-                self._outside = Marked(MARK)
+                    events.append(TextEvent(MARK + "".join(self._raw)))
+                self._outside = MarkSplitter(MARK)
                 return text[at + 1 :]
         return ""
 

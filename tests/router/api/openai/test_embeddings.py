@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from baton.protos.errors import Overloaded
-from baton.router.answer import answer
+from baton.router.answer import stream as answer
 
 
 async def test_each_input_has_its_vector_of_length_one_in_order(router, fake) -> None:

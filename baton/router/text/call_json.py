@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 
-from baton.router.text.tool_parsers import Arguments, Called, Event
+from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event
 
 ARGUMENTS = frozenset({"arguments", "parameters"})
 _SPACE = " \t\r\n"
 _CLOSES = {"}": "{", "]": "["}
 
 
-class Calls:
+class CallParser:
     """Reads one value. ``done`` after its last character, ``broken`` where it can't be a call's JSON."""
 
     def __init__(self, first_index: int = 0) -> None:
@@ -131,7 +131,7 @@ class Calls:
             return
         self._name = name
         self.index += 1
-        events.append(Called(self.index, name))
+        events.append(CallEvent(self.index, name))
 
     def _release(self, events: list[Event]) -> None:
         """Give out what is certain: an object's text as it comes, anything else once it is whole."""
@@ -143,7 +143,7 @@ class Calls:
             self._sent += len(found) - len(self._waiting)
         self._waiting = ""
         if found:
-            events.append(Arguments(self.index, found))
+            events.append(ArgumentsEvent(self.index, found))
 
 
 def _unquoted(value: str) -> str:

@@ -15,9 +15,9 @@ import msgspec
 
 from baton.protos.errors import BatonError, Overloaded
 from baton.protos.nouns import TokenLogprobs, TokenRun
-from baton.router.answer.call import Frontend, Generation
-from baton.router.answer.metering import Meter, Unmetered
-from baton.router.request.request import ChoiceStream, Summary
+from baton.router.answer.generation import Frontend, Generation
+from baton.router.answer.metering import Meter, NoMeter
+from baton.router.request.request import ChoiceStream, ChoiceSummary
 from baton.router.text.detokenize import StopStrings
 from baton.router.text.model import TextModel
 
@@ -25,7 +25,7 @@ QUEUED_PIECES = 64
 WINDOW = 64  # choices of one call that are with dispatch at once
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True):
     """What one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id.
 
     ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first piece where asked for.
@@ -47,7 +47,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Choice:
+class ChoiceText:
     """One choice's text, from its stream of ids."""
 
     def __init__(
@@ -57,27 +57,27 @@ class Choice:
         generation: Generation,
         prompt: int,
         text: TextModel,
-        meter: Meter | Unmetered,
+        meter: Meter | NoMeter,
     ) -> None:
-        ask = generation.ask
+        options = generation.options
         self.index = index
         self.prompt = prompt
         self.stream = stream
         self.tokens = 0
         self.meter = meter
-        context = generation.prompts[prompt] if ask.continues else ()
-        self._detokenizer = text.detokenizer(context, ask.skip_special)
-        self._stops = StopStrings(ask.stops, ask.include_stop)
+        context = generation.prompts[prompt] if options.continues else ()
+        self._detokenizer = text.detokenizer(context, options.skip_special)
+        self._stops = StopStrings(options.stops, options.include_stop)
         self._min_tokens = generation.samplings[prompt].min_tokens
-        self._prompt_only = ask.prompt_only
-        self._stoppable = bool(ask.stops)
+        self._prompt_only = options.prompt_only
+        self._stoppable = bool(options.stops)
         self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
 
     def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
         """The first piece is to carry the prompt's logprobs, which ``scores`` gives by then."""
         self._scores = scores
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator[TextDelta]:
         """Until the choice ends; a stop string cancels what its stream would still bring."""
         try:
             async for run in self.stream:
@@ -92,10 +92,10 @@ class Choice:
             self.meter.ended(error.label)
             raise
 
-    def take(self, run: TokenRun) -> Piece:
+    def take(self, run: TokenRun) -> TextDelta:
         """The piece that ``run`` makes; tokens after a stop string are dropped, as if they had never come."""
         if self._prompt_only:
-            return Piece(self.index, "", finish_reason=run.finish_reason)
+            return TextDelta(self.index, "", finish_reason=run.finish_reason)
         if not self._stoppable:
             return self._taken_whole(run)
         text = ""
@@ -110,16 +110,16 @@ class Choice:
             return self._piece(run, len(run.token_ids), text + released, "stop" if stopped else run.finish_reason)
         return self._piece(run, len(run.token_ids), text, "")
 
-    def _taken_whole(self, run: TokenRun) -> Piece:
+    def _taken_whole(self, run: TokenRun) -> TextDelta:
         """Where no string can stop it. The id that ended the choice is no part of its text."""
         self.tokens += len(run.token_ids)
         shown = run.token_ids[:-1] if run.finish_reason and run.stop_token_id is not None else run.token_ids
         text = self._detokenizer.push_all(shown)
         if run.finish_reason:
             text += self._detokenizer.flush()
-        return Piece(self.index, text, run.token_ids, run.logprobs, run.finish_reason)
+        return TextDelta(self.index, text, run.token_ids, run.logprobs, run.finish_reason)
 
-    def _scored(self, piece: Piece) -> Piece:
+    def _scored(self, piece: TextDelta) -> TextDelta:
         if self._scores is None:
             return piece
         scores, self._scores = self._scores(), None
@@ -143,26 +143,26 @@ class Choice:
         released, stopped = self._stops.push(self._detokenizer.flush())
         return released + self._stops.flush(), stopped
 
-    def _piece(self, run: TokenRun, taken: int, text: str, finish_reason: str) -> Piece:
-        return Piece(self.index, text, run.token_ids[:taken], run.logprobs[:taken], finish_reason)
+    def _piece(self, run: TokenRun, taken: int, text: str, finish_reason: str) -> TextDelta:
+        return TextDelta(self.index, text, run.token_ids[:taken], run.logprobs[:taken], finish_reason)
 
 
-class Answer:
+class AnswerStream:
     """All choices of all prompts of one call, as one stream of pieces. Index = prompt x n + choice.
 
     ``choices`` are those opened so far: of many prompts, the next is handed in as one before it ends, so that a
     call of a thousand prompts is no more in others' way than one of WINDOW.
     """
 
-    def __init__(self, generation: Generation, opening: Opening) -> None:
+    def __init__(self, generation: Generation, opening: PromptSubmitter) -> None:
         self.generation = generation
         self.choices = choices = opening.choices
         self._opening = opening
         self._feeders: list[asyncio.Task[None]] = []
-        self._first: Piece | None = None
+        self._first: TextDelta | None = None
         self._pieces = choices[0].pieces() if self.count == 1 else self._merged()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> AnswerStream:
         return self
 
     def __exit__(
@@ -174,7 +174,7 @@ class Answer:
     @property
     def count(self) -> int:
         """Choices in all."""
-        return len(self.generation.prompts) * self.generation.ask.n
+        return len(self.generation.prompts) * self.generation.options.n
 
     def close(self, reason: str) -> None:
         """Give back every choice that goes on. Idempotent, at once."""
@@ -188,7 +188,7 @@ class Answer:
         """Returns when the first piece is there, so that an error before it is still an error of the whole call."""
         self._first = await anext(self._pieces)
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
         """Every piece, in each choice's order. Raises the first error of any choice."""
         if self._first is not None:
             first, self._first = self._first, None
@@ -197,21 +197,21 @@ class Answer:
             yield piece
 
     @property
-    def summaries(self) -> list[Summary]:
+    def summaries(self) -> list[ChoiceSummary]:
         """One per choice; complete when the answer is."""
         return [choice.stream.summary for choice in self.choices]
 
     def usage(self) -> Usage:
         """Counted so far. A prompt's cached tokens are its first choice's: the others find what that one left."""
-        firsts = [choice for choice in self.choices if choice.index % self.generation.ask.n == 0]
+        firsts = [choice for choice in self.choices if choice.index % self.generation.options.n == 0]
         return Usage(
             prompt_tokens=self.generation.prompt_tokens,
             completion_tokens=sum(choice.tokens for choice in self.choices),
             cached_tokens=sum(choice.stream.summary.cached_tokens for choice in firsts),
         )
 
-    async def _merged(self) -> AsyncIterator[Piece]:
-        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(QUEUED_PIECES)
+    async def _merged(self) -> AsyncIterator[TextDelta]:
+        queue: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue(QUEUED_PIECES)
         ended = 0
         while ended < self.count:
             self._open_more(queue, ended)
@@ -223,9 +223,9 @@ class Answer:
             else:
                 yield found
 
-    def _open_more(self, queue: asyncio.Queue[Piece | Exception | None], ended: int) -> None:
+    def _open_more(self, queue: asyncio.Queue[TextDelta | Exception | None], ended: int) -> None:
         """Hand in prompts while there is room in the window; who finds the queue full waits for one of its own."""
-        while self._opening.left and len(self.choices) - ended + self.generation.ask.n <= WINDOW:
+        while self._opening.left and len(self.choices) - ended + self.generation.options.n <= WINDOW:
             try:
                 self._opening.open_next()
             except Overloaded:
@@ -236,7 +236,7 @@ class Answer:
             self._feeders.append(asyncio.create_task(_feed(choice, queue)))
 
 
-async def _feed(choice: Choice, queue: asyncio.Queue[Piece | Exception | None]) -> None:
+async def _feed(choice: ChoiceText, queue: asyncio.Queue[TextDelta | Exception | None]) -> None:
     try:
         async for piece in choice.pieces():
             await queue.put(piece)
@@ -250,14 +250,14 @@ def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
     return stream.summary.prompt_logprobs
 
 
-class Opening:
+class PromptSubmitter:
     """Hands a call's prompts to dispatch, one after the other. ``choices`` are those of the prompts handed in."""
 
     def __init__(self, frontend: Frontend, generation: Generation, text: TextModel) -> None:
         self._frontend, self._generation, self._text = frontend, generation, text
         self._requests = generation.requests()
         self._prompt = 0
-        self.choices: list[Choice] = []
+        self.choices: list[ChoiceText] = []
 
     @property
     def left(self) -> int:
@@ -279,10 +279,10 @@ class Opening:
             for choice in self.choices[-len(streams) :]:
                 choice.score_prompt(partial(_scores_of, streams[0]))
 
-    def _choice(self, prompt: int, stream: ChoiceStream) -> Choice:
+    def _choice(self, prompt: int, stream: ChoiceStream) -> ChoiceText:
         meter = self._frontend.meter(self._generation, stream, prompt)
-        index = prompt * self._generation.ask.n + stream.choice
-        return Choice(index, stream, self._generation, prompt, self._text, meter)
+        index = prompt * self._generation.options.n + stream.choice
+        return ChoiceText(index, stream, self._generation, prompt, self._text, meter)
 
     def refused(self, error: BatonError) -> None:
         """Count a prompt that could not be handed in."""
@@ -291,11 +291,11 @@ class Opening:
         self._frontend.metrics.requests.labels(model, context_class, error.label).inc()
 
 
-def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> Answer:
+def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> AnswerStream:
     """Hand the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
-    opening = Opening(frontend, generation, text)
+    opening = PromptSubmitter(frontend, generation, text)
     try:
-        while opening.left and (not opening.choices or len(opening.choices) + generation.ask.n <= WINDOW):
+        while opening.left and (not opening.choices or len(opening.choices) + generation.options.n <= WINDOW):
             opening.open_next()
     except BaseException as error:
         for choice in opening.choices:
@@ -303,4 +303,4 @@ def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> 
         if isinstance(error, BatonError):
             opening.refused(error)
         raise
-    return Answer(generation, opening)
+    return AnswerStream(generation, opening)

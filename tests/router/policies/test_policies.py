@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
 from baton.router import policies
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, fits, has_room, load_policy, names
+from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, fits, has_room, load_policy, names
 
 LAYOUT = KvLayout("float32", (), 4096, "float32")
 CURVE = StepCurve(1e-3, 1e-4, 1e-9, 1e-3, 1e-8)
@@ -67,7 +67,9 @@ def test_a_policy_takes_only_workers_that_fit_and_have_room(name, data):
         turn=data.draw(st.integers(0, 1000)),
     )
     hits = {c.id: data.draw(st.integers(0, 40)) for c in (*snap.prefill, *snap.decode)}
-    ask = Ask(data.draw(st.integers(1, 600)), data.draw(st.integers(1, 500)), hits, frozenset({"p0", "d0"}))
+    ask = RoutingRequest(
+        data.draw(st.integers(1, 600)), data.draw(st.integers(1, 500)), hits, frozenset({"p0", "d0"})
+    )
     decision = load_policy(name)(snap, ask)
     assert decision == load_policy(name)(snap, ask)
     if decision is None:
@@ -86,45 +88,45 @@ def test_a_policy_takes_only_workers_that_fit_and_have_room(name, data):
 @pytest.mark.parametrize("name", names())
 def test_a_policy_without_workers_or_room_chooses_nobody(name):
     choose = load_policy(name)
-    assert choose(pool(0, 0), Ask(10, 10)) is None
-    assert choose(pool(2, 0), Ask(10, 10)) is None
+    assert choose(pool(0, 0), RoutingRequest(10, 10)) is None
+    assert choose(pool(2, 0), RoutingRequest(10, 10)) is None
     busy = [worker("p0", "prefill", unread_requests=2, unread_tokens=5000)]
-    assert choose(snapshot(busy, [worker("d0", "decode")]), Ask(1000, 10)) is None
+    assert choose(snapshot(busy, [worker("d0", "decode")]), RoutingRequest(1000, 10)) is None
     crowded = [worker("d0", "decode", sequences=8)]
-    assert choose(snapshot([worker("p0", "prefill")], crowded), Ask(1000, 10)) is None
+    assert choose(snapshot([worker("p0", "prefill")], crowded), RoutingRequest(1000, 10)) is None
 
 
 @pytest.mark.parametrize("name", names())
 def test_a_policy_sends_short_rests_the_local_way_and_long_ones_to_prefill(name):
     choose, snap = load_policy(name), pool(1, 1)
-    assert choose(snap, Ask(40, 10)).taken.way == "local"
-    assert choose(snap, Ask(1000, 10)).taken.way == "prefill"
-    assert choose(snap, Ask(1000, 10, {"d0": 60})).taken.way == "local"
-    assert choose(pool(0, 1), Ask(1000, 10)).taken.way == "local"
+    assert choose(snap, RoutingRequest(40, 10)).taken.way == "local"
+    assert choose(snap, RoutingRequest(1000, 10)).taken.way == "prefill"
+    assert choose(snap, RoutingRequest(1000, 10, {"d0": 60})).taken.way == "local"
+    assert choose(pool(0, 1), RoutingRequest(1000, 10)).taken.way == "local"
 
 
 @pytest.mark.parametrize("name", names())
 def test_a_policy_never_pairs_workers_of_other_weights(name):
     decode = [worker("d0", "decode", "new")]
     old = [worker("p0", "prefill", "old")]
-    assert load_policy(name)(snapshot(old, decode), Ask(1000, 10)).taken.way == "local"
+    assert load_policy(name)(snapshot(old, decode), RoutingRequest(1000, 10)).taken.way == "local"
     both = [*old, worker("p1", "prefill", "new")]
-    assert load_policy(name)(snapshot(both, decode), Ask(1000, 10)).taken.prefill == "p1"
+    assert load_policy(name)(snapshot(both, decode), RoutingRequest(1000, 10)).taken.prefill == "p1"
 
 
 @pytest.mark.parametrize("name", names())
 def test_a_policy_avoids_who_failed_before_unless_there_is_nobody_else(name):
     choose = load_policy(name)
     for turn in range(4):
-        taken = choose(pool(2, 2, turn=turn), Ask(1000, 10, {}, frozenset({"p0", "d1"}))).taken
+        taken = choose(pool(2, 2, turn=turn), RoutingRequest(1000, 10, {}, frozenset({"p0", "d1"}))).taken
         assert (taken.prefill, taken.decode) == ("p1", "d0")
-    assert choose(pool(1, 1), Ask(1000, 10, {}, frozenset({"p0", "d0"}))).taken.prefill == "p0"
+    assert choose(pool(1, 1), RoutingRequest(1000, 10, {}, frozenset({"p0", "d0"}))).taken.prefill == "p0"
 
 
 @pytest.mark.parametrize("name", names())
 def test_equal_workers_take_turns(name):
     choose = load_policy(name)
-    taken = [choose(pool(2, 2, turn=turn), Ask(1000, 10)).taken for turn in range(8)]
+    taken = [choose(pool(2, 2, turn=turn), RoutingRequest(1000, 10)).taken for turn in range(8)]
     assert {t.prefill for t in taken} == {"p0", "p1"}
     assert {t.decode for t in taken} == {"d0", "d1"}
 
@@ -147,14 +149,14 @@ def test_a_short_prompt_joins_a_lone_long_one_and_a_second_long_one_waits():
 def test_least_loaded_takes_the_shortest_line_and_the_emptiest_batch():
     prefill = [worker("p0", "prefill", unread_requests=1, unread_tokens=4000), worker("p1", "prefill")]
     decode = [worker("d0", "decode", sequences=1), worker("d1", "decode", sequences=5)]
-    taken = load_policy("least_loaded")(snapshot(prefill, decode), Ask(1000, 10)).taken
+    taken = load_policy("least_loaded")(snapshot(prefill, decode), RoutingRequest(1000, 10)).taken
     assert (taken.prefill, taken.decode) == ("p1", "d0")
 
 
 def test_least_loaded_believes_whichever_source_knows_of_more():
     others = worker("p0", "prefill", load=WorkerLoad(waiting_tokens=5000))
     taken = load_policy("least_loaded")(
-        snapshot([others, worker("p1", "prefill")], [worker("d0", "decode")]), Ask(1000, 10)
+        snapshot([others, worker("p1", "prefill")], [worker("d0", "decode")]), RoutingRequest(1000, 10)
     ).taken
     assert taken.prefill == "p1"
 
@@ -163,28 +165,28 @@ def test_cost_prefers_a_cached_prefix_to_an_idle_worker():
     far = WorkerLoad(step_curve=CURVE, transfer_curve=TransferCurve(1e-3, 1e-9), fetch_curve=TransferCurve(1.0, 0))
     prefill = [worker("p0", "prefill", load=far), worker("p1", "prefill", unread_requests=1, unread_tokens=200)]
     snap = snapshot(prefill, [worker("d0", "decode")])
-    assert load_policy("cost")(snap, Ask(4000, 64)).taken.prefill == "p0"
-    assert load_policy("cost")(snap, Ask(4000, 64, {"p1": 243})).taken.prefill == "p1"
+    assert load_policy("cost")(snap, RoutingRequest(4000, 64)).taken.prefill == "p0"
+    assert load_policy("cost")(snap, RoutingRequest(4000, 64, {"p1": 243})).taken.prefill == "p1"
 
 
 def test_cost_leaves_a_cached_prefix_whose_worker_has_too_long_a_line():
     prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=3000)]
     snap = snapshot(prefill, [worker("d0", "decode")])
-    assert load_policy("cost")(snap, Ask(1000, 64, {"p1": 60})).taken.prefill == "p0"
+    assert load_policy("cost")(snap, RoutingRequest(1000, 64, {"p1": 60})).taken.prefill == "p0"
 
 
 def test_cost_ships_to_the_decode_worker_that_holds_the_blocks():
     slow = WorkerLoad(step_curve=CURVE, transfer_curve=TransferCurve(1e-3, 1e-6))
     snap = snapshot([worker("p0", "prefill", load=slow)], [worker("d0", "decode"), worker("d1", "decode")])
-    assert load_policy("cost")(snap, Ask(1000, 64, {"d1": 50, "p0": 60})).taken.decode == "d1"
+    assert load_policy("cost")(snap, RoutingRequest(1000, 64, {"d1": 50, "p0": 60})).taken.decode == "d1"
 
 
 def test_cost_does_not_interrupt_a_busy_batch_with_a_prompt_that_prefill_can_read():
     crowded = [worker("d0", "decode", sequences=7, load=WorkerLoad(step_curve=CURVE, running=7))]
     snap = snapshot([worker("p0", "prefill")], crowded)
-    assert load_policy("cost")(snap, Ask(60, 64)).taken.way == "prefill"
+    assert load_policy("cost")(snap, RoutingRequest(60, 64)).taken.way == "prefill"
     assert load_policy("cost")(
-        snapshot([worker("p0", "prefill")], [worker("d0", "decode")]), Ask(60, 64)
+        snapshot([worker("p0", "prefill")], [worker("d0", "decode")]), RoutingRequest(60, 64)
     ).taken.way == ("local")
 
 
@@ -192,12 +194,12 @@ def test_cost_counts_a_slower_worker_as_slower():
     slow = WorkerLoad(step_curve=StepCurve(1e-3, 1e-3, 1e-9, 1e-3, 1e-8))
     snap = snapshot([worker("p0", "prefill", load=slow), worker("p1", "prefill")], [worker("d0", "decode")])
     for turn in range(3):
-        taken = load_policy("cost")(msgspec.structs.replace(snap, turn=turn), Ask(1000, 64)).taken
+        taken = load_policy("cost")(msgspec.structs.replace(snap, turn=turn), RoutingRequest(1000, 64)).taken
         assert taken.prefill == "p1"
 
 
 def test_cost_says_what_each_way_would_cost():
-    decision = load_policy("cost")(pool(2, 2), Ask(1000, 64))
+    decision = load_policy("cost")(pool(2, 2), RoutingRequest(1000, 64))
     assert {"queue", "read", "ship", "write", "harm"} == decision.taken.terms.keys()
     assert len(decision.options) == 4
     assert decision.options[0].cost == decision.taken.cost
@@ -207,7 +209,7 @@ def test_cost_pays_for_what_an_slo_would_miss():
     """Alone it would share p1's cached prefix; with little time it goes where nobody waits."""
     prefill = [worker("p0", "prefill"), worker("p1", "prefill", unread_requests=1, unread_tokens=1900)]
     snap = snapshot(prefill, [worker("d0", "decode")])
-    ask = Ask(2000, 64, {"p1": 12})
+    ask = RoutingRequest(2000, 64, {"p1": 12})
     assert load_policy("cost")(snap, ask).taken.prefill == "p0"
     late = load_policy("cost")(snap, msgspec.structs.replace(ask, slo_ttft_s=0.1, slo_tpot_s=1e-4)).taken
     assert late.prefill == "p0"

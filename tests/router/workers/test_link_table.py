@@ -15,9 +15,9 @@ import pytest
 from baton.protos import version
 from baton.protos.errors import BatonError, Draining, WorkerLost
 from baton.protos.v1 import worker_pb2 as w
-from baton.router.workers.connections import Links
-from baton.router.workers.decode_session import Lease, Session
-from baton.router.workers.link import DecodeLink, Link, PrefillLink
+from baton.router.workers.decode_session import DecodeLease, DecodeSession
+from baton.router.workers.link import DecodeLink, PrefillLink, WorkerLink
+from baton.router.workers.link_table import LinkTable
 from tests.router.fake_workers import FakeDecode, FakePrefill, cluster, info, until
 
 
@@ -26,7 +26,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.changes = 0
-        self.links = Links("router", self.changed, random.Random(1))
+        self.links = LinkTable("router", self.changed, random.Random(1))
 
     def changed(self) -> None:
         self.changes += 1
@@ -213,7 +213,7 @@ async def test_links_dropped_at_any_moment_end():
     """grpc.aio swallows some cancellations; a link that missed one would reconnect for ever."""
     rng = random.Random(1)
     for _ in range(150):
-        links = Links("router", lambda: None, random.Random(1))
+        links = LinkTable("router", lambda: None, random.Random(1))
         links.sync({"p": info("p", "prefill"), "d": info("d", "decode")})
         for _ in range(rng.randrange(4)):
             await asyncio.sleep(rng.choice((0, 0, 0.0005, 0.002)))
@@ -241,7 +241,7 @@ async def test_a_link_that_ended_does_not_keep_its_workers_next_incarnation_out(
         return
 
     with monkeypatch.context() as patched:
-        patched.setattr(Link, "run", ends)
+        patched.setattr(WorkerLink, "run", ends)
         watched.links.sync({"w": msgspec.structs.replace(worker.info, incarnation="w-0")})
         await asyncio.sleep(0.05)
     watched.links.sync({"w": worker.info})
@@ -270,18 +270,18 @@ def said(caplog):
 # ---- a session by itself -----------------------------------------------------------------------------
 
 
-def sent(session: Session) -> list[str]:
+def sent(session: DecodeSession) -> list[str]:
     kinds = []
     while not session.outbox.empty():
         kinds.append(session.outbox.get_nowait().WhichOneof("message"))
     return kinds
 
 
-def lease_on(session: Session):
-    return Lease(session, w.Admit(request_id="r"), lambda _: None, lambda: "retry")
+def lease_on(session: DecodeSession):
+    return DecodeLease(session, w.Admit(request_id="r"), lambda _: None, lambda: "retry")
 
 
-async def entered(session: Session):
+async def entered(session: DecodeSession):
     lease = lease_on(session)
     entering = asyncio.create_task(lease.__aenter__())
     await asyncio.sleep(0)
@@ -291,7 +291,7 @@ async def entered(session: Session):
 
 
 async def test_leaving_a_lease_sends_one_cancel_however_often_it_is_closed():
-    session = Session("w")
+    session = DecodeSession("w")
     lease = await entered(session)
     lease.close()
     lease.close()
@@ -300,7 +300,7 @@ async def test_leaving_a_lease_sends_one_cancel_however_often_it_is_closed():
 
 
 async def test_a_finished_lease_sends_no_cancel():
-    session = Session("w")
+    session = DecodeSession("w")
     lease = await entered(session)
     run = w.RequestTokens(request_id="r")
     run.run.finish_reason = "stop"
@@ -311,7 +311,7 @@ async def test_a_finished_lease_sends_no_cancel():
 
 
 async def test_a_refused_admit_sends_no_cancel_and_a_refused_rearm_keeps_the_lease():
-    session = Session("w")
+    session = DecodeSession("w")
     refused = w.SessionDown(refused=w.Refused(request_id="r", error=w.WireError(type="PoolExhausted")))
     entering = asyncio.create_task(lease_on(session).__aenter__())
     await asyncio.sleep(0)
@@ -331,7 +331,7 @@ async def test_a_refused_admit_sends_no_cancel_and_a_refused_rearm_keeps_the_lea
 
 
 async def test_a_lease_given_up_before_its_answer_is_cancelled():
-    session = Session("w")
+    session = DecodeSession("w")
     entering = asyncio.create_task(lease_on(session).__aenter__())
     await asyncio.sleep(0)
     entering.cancel()
@@ -340,7 +340,7 @@ async def test_a_lease_given_up_before_its_answer_is_cancelled():
 
 
 async def test_a_lost_session_ends_its_leases_and_takes_no_more():
-    session = Session("w")
+    session = DecodeSession("w")
     lease = await entered(session)
     session.lose(WorkerLost("gone"))
     with pytest.raises(WorkerLost):
@@ -352,13 +352,13 @@ async def test_a_lost_session_ends_its_leases_and_takes_no_more():
 
 
 async def test_a_frame_that_one_request_stumbles_over_costs_the_others_nothing():
-    session, taken = Session("w"), []
+    session, taken = DecodeSession("w"), []
 
     def stumble(output):
         raise KeyError("a mistake of ours")
 
     leases = [
-        Lease(session, w.Admit(request_id=name), sink, lambda: "retry")
+        DecodeLease(session, w.Admit(request_id=name), sink, lambda: "retry")
         for name, sink in (("bad", stumble), ("good", taken.append))
     ]
     entering = [asyncio.create_task(lease.__aenter__()) for lease in leases]
@@ -377,7 +377,7 @@ async def test_a_frame_that_one_request_stumbles_over_costs_the_others_nothing()
 
 
 async def test_messages_about_requests_that_left_are_dropped():
-    session = Session("w")
+    session = DecodeSession("w")
     session.receive(w.SessionDown(ended=w.Ended(request_id="x")))
     session.receive(w.SessionDown(tokens=w.TokenFrame(outputs=[w.RequestTokens(request_id="x")])))
     session.receive(w.SessionDown(admitted=w.Admitted(request_id="x")))

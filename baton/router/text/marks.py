@@ -8,7 +8,7 @@ from __future__ import annotations
 from baton.router.text.detokenize import StopStrings
 
 
-class Marked:
+class MarkSplitter:
     """Splits text at the first of ``marks``."""
 
     def __init__(self, *marks: str) -> None:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.router.policies import Ask, ClusterSnapshot, Decision, Option, Policy
+from baton.router.policies import ClusterSnapshot, Option, Policy, RoutingDecision, RoutingRequest
 
 SHARE = 0.25  # of the cheapest way's cost
 LEAST = 0.05  # in the policy's own unit: seconds, or parts of a batch
 
 
-def choose_with_session(policy: Policy, snapshot: ClusterSnapshot, ask: Ask) -> Decision | None:
+def choose_with_session(
+    policy: Policy, snapshot: ClusterSnapshot, request: RoutingRequest
+) -> RoutingDecision | None:
     """What ``policy`` takes, or the session's way where that is dearer by the credit at most."""
-    best = policy(snapshot, ask)
-    at_home = tuple(d for d in snapshot.decode if d.id == ask.session_worker)
-    if best is None or not at_home or ask.session_worker in ask.avoid:
+    best = policy(snapshot, request)
+    at_home = tuple(d for d in snapshot.decode if d.id == request.session_worker)
+    if best is None or not at_home or request.session_worker in request.avoid:
         return best
-    kept = policy(msgspec.structs.replace(snapshot, decode=at_home), ask)
+    kept = policy(msgspec.structs.replace(snapshot, decode=at_home), request)
     if kept is None:
         return best
     credit = max(LEAST, SHARE * best.taken.cost)

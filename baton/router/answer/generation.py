@@ -20,12 +20,12 @@ from baton.protos.nouns import Sampling
 from baton.router.access.caller import CALLER, NOBODY, Caller
 from baton.router.access.gate import Gate
 from baton.router.answer.grammar_check import GrammarCheck
-from baton.router.answer.metering import Meter, Unmetered
+from baton.router.answer.metering import Meter, NoMeter
 from baton.router.answer.validate import (
     Limits,
-    check_ask,
     check_n,
     check_prompt,
+    check_sampling,
     check_stops,
     check_words,
     resolve_sampling,
@@ -35,8 +35,8 @@ from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.overview import Overview
 from baton.router.observe.recorder import TraceRecorder
 from baton.router.observe.tallies import Tallies
-from baton.router.request.request import ChoiceStream, RouterRequest, Serving
-from baton.router.request.weights import Pin
+from baton.router.request.request import ChoiceStream, RouterRequest, ServingBackend
+from baton.router.request.weights import WeightsPin
 from baton.router.text.catalog import ModelCatalog, ModelEntry
 
 Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept header: the metrics, and their type
@@ -48,7 +48,7 @@ _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class Ask(msgspec.Struct, frozen=True):
+class GenerationOptions(msgspec.Struct, frozen=True):
     """What a client asked for, its ranges not yet checked.
 
     ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
@@ -76,11 +76,11 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A call, every default filled in. ``samplings[i]`` is for ``prompts[i]``; each gets ``ask.n`` answers."""
+    """A call, every default filled in. ``samplings[i]`` is for ``prompts[i]``; each gets ``options.n`` answers."""
 
     request_id: str
     entry: ModelEntry
-    ask: Ask
+    options: GenerationOptions
     prompts: tuple[tuple[int, ...], ...]
     samplings: tuple[Sampling, ...]
     arrived: float = 0.0
@@ -93,26 +93,26 @@ class Generation(msgspec.Struct, frozen=True):
 
     def requests(self) -> list[RouterRequest]:
         """One per prompt; all are answered on the same weights."""
-        pin = Pin()
+        pin = WeightsPin()
         return [self._request(i, pin) for i in range(len(self.prompts))]
 
-    def _request(self, i: int, pin: Pin) -> RouterRequest:
+    def _request(self, i: int, pin: WeightsPin) -> RouterRequest:
         return RouterRequest(
             request_id=self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{i}",
             model_id=self.entry.model_id,
             token_ids=self.prompts[i],
             sampling=self.samplings[i],
-            adapter_id=self.ask.adapter_id,
-            n=self.ask.n,
-            tenant_salt=self.caller.salted(self.ask.tenant_salt),
-            priority=self.caller.priority(self.ask.priority),
-            deadline=self.ask.deadline,
-            traceparent=self.ask.traceparent,
+            adapter_id=self.options.adapter_id,
+            n=self.options.n,
+            tenant_salt=self.caller.salted(self.options.tenant_salt),
+            priority=self.caller.priority(self.options.priority),
+            deadline=self.options.deadline,
+            traceparent=self.options.traceparent,
             asked_id=self.caller.asked_id,
             key=self.caller.key,
             slo_ttft_s=self.caller.slo_ttft_s,
             slo_tpot_s=self.caller.slo_tpot_s,
-            session=self.caller.session or self.ask.session,
+            session=self.caller.session or self.options.session,
             pin=pin,
         )
 
@@ -136,7 +136,7 @@ class Frontend(msgspec.Struct, frozen=True):
     a prompt's length, for requests that are refused before dispatch has classed them.
     """
 
-    serving: Serving
+    serving: ServingBackend
     catalog: ModelCatalog
     limits: Limits
     metrics: RouterMetrics
@@ -167,35 +167,38 @@ class Frontend(msgspec.Struct, frozen=True):
         return self.clock() + (most if timeout_s is None else max(0.0, min(timeout_s, most)))
 
     async def prepare(
-        self, entry: ModelEntry, ask: Ask, read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]]
+        self,
+        entry: ModelEntry,
+        options: GenerationOptions,
+        read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]],
     ) -> Generation:
         """Check the cheap things, then tokenize and check the prompts. Raises InvalidRequest, ModelNotFound."""
         arrived = self.clock()
-        entry.require_adapter(ask.adapter_id)
-        check_n(ask.n, self.limits)
-        check_stops(ask.stops, self.limits)
-        check_ask(ask.sampling, entry, ask.names)
-        ask = await self._with_words(entry, ask)
-        if "grammar" in ask.sampling:
-            caller, param = CALLER.get(), ask.names.get("grammar", "grammar")
-            salt = caller.salted(ask.tenant_salt)
-            await self.grammars.check(ask.sampling["grammar"], param, caller.tenant, salt)
+        entry.require_adapter(options.adapter_id)
+        check_n(options.n, self.limits)
+        check_stops(options.stops, self.limits)
+        check_sampling(options.sampling, entry, options.names)
+        options = await self._with_words(entry, options)
+        if "grammar" in options.sampling:
+            caller, param = CALLER.get(), options.names.get("grammar", "grammar")
+            salt = caller.salted(options.tenant_salt)
+            await self.grammars.check(options.sampling["grammar"], param, caller.tenant, salt)
         read = await read_prompts()
         most = max(self.limits.max_prompts, self.limits.max_n)
-        if len(read) * ask.n > most:
-            raise InvalidRequest(f"{len(read)} prompts of n {ask.n} are over {most} choices: send fewer", "n")
+        if len(read) * options.n > most:
+            raise InvalidRequest(f"{len(read)} prompts of n {options.n} are over {most} choices: send fewer", "n")
         for ids in read:
-            check_prompt(ids, entry, ask.names.get("prompt", "prompt"))
+            check_prompt(ids, entry, options.names.get("prompt", "prompt"))
         prompts = tuple(map(tuple, read))
         caller = CALLER.get()
-        request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, ask, prompts)
-        generation = Generation(request_id, entry, ask, prompts, samplings, arrived, caller)
+        request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, options, prompts)
+        generation = Generation(request_id, entry, options, prompts, samplings, arrived, caller)
         await self._charge(generation)
         return generation
 
     async def _charge(self, generation: Generation) -> None:
         """Count it against the caller's key. Raises Forbidden, QuotaExceeded; the records keep why."""
-        caller, requests = generation.caller, len(generation.prompts) * generation.ask.n
+        caller, requests = generation.caller, len(generation.prompts) * generation.options.n
         try:
             await self.gate.charge(caller, generation.entry.model_id, requests, generation.prompt_tokens)
         except BatonError as error:
@@ -205,10 +208,10 @@ class Frontend(msgspec.Struct, frozen=True):
                     self.decisions.refused(request, self.class_of(len(request.token_ids)), error)
             raise
 
-    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | Unmetered:
+    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | NoMeter:
         """For one choice of ``generation.prompts[prompt]``."""
         if self.tallies is None:
-            return Unmetered()
+            return NoMeter()
         return Meter(
             self.tallies,
             generation.arrived,
@@ -219,22 +222,23 @@ class Frontend(msgspec.Struct, frozen=True):
             generation.request_id if len(generation.prompts) == 1 else f"{generation.request_id}-{prompt}",
         )
 
-    def _samplings(self, entry: ModelEntry, ask: Ask, prompts: Sequence[Sequence[int]]) -> tuple[Sampling, ...]:
+    def _samplings(
+        self, entry: ModelEntry, options: GenerationOptions, prompts: Sequence[Sequence[int]]
+    ) -> tuple[Sampling, ...]:
         """Without a seed of the client's, each prompt gets its own: equal prompts of a batch then differ."""
-        return tuple(
-            resolve_sampling(ask.sampling, entry, len(ids), ask.default_max_tokens, self._seed(), ask.names)
-            for ids in prompts
-        )
+        given, most, names = options.sampling, options.default_max_tokens, options.names
+        return tuple(resolve_sampling(given, entry, len(ids), most, self._seed(), names) for ids in prompts)
 
-    async def _with_words(self, entry: ModelEntry, ask: Ask) -> Ask:
-        """``ask`` with its bad words as tokens, each as it reads at the start of a text and after a space."""
-        if not ask.bad_words:
-            return ask
-        check_words(ask.bad_words)
+    async def _with_words(self, entry: ModelEntry, options: GenerationOptions) -> GenerationOptions:
+        """``options`` with its bad words as tokens, each as it reads at the start of a text and after a space."""
+        if not options.bad_words:
+            return options
+        check_words(options.bad_words)
         text = self.catalog.text(entry)
-        forms = [form for word in ask.bad_words for form in (word, f" {word.lstrip()}")]
+        forms = [form for word in options.bad_words for form in (word, f" {word.lstrip()}")]
         words = {tuple(await text.encode(form, add_special_tokens=False)) for form in forms}
-        return msgspec.structs.replace(ask, sampling=ask.sampling | {"bad_words": tuple(sorted(words - {()}))})
+        sampling = options.sampling | {"bad_words": tuple(sorted(words - {()}))}
+        return msgspec.structs.replace(options, sampling=sampling)
 
     def _seed(self) -> int:
         return int.from_bytes(self.entropy(8), "little")

@@ -15,8 +15,8 @@ import msgspec
 from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
-from baton.router.answer.answer import Answer, Piece, open_answer
-from baton.router.answer.call import Ask, Frontend, Generation, clean_traceparent
+from baton.router.answer.generation import Frontend, Generation, GenerationOptions, clean_traceparent
+from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.large import INLINE_BYTES, aside, large_response
 from baton.router.api.openai.best_of import BestOf
@@ -26,9 +26,9 @@ from baton.router.api.openai.shapes import ChatShape, CompletionShape, Json, Sha
 from baton.router.api.openai.truncation import all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
-from baton.router.request.request import Summary
+from baton.router.request.request import ChoiceSummary
 from baton.router.text import reasoning_parsers, tool_parsers
-from baton.router.text.chat_reader import Reading
+from baton.router.text.chat_reader import AnswerFormat
 from baton.router.text.model import TextModel
 from baton.router.text.tool_parsers import ToolParser
 
@@ -39,7 +39,7 @@ NO_HEADERS: Headers = {}
 CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
-class Call(msgspec.Struct, frozen=True):
+class PreparedCall(msgspec.Struct, frozen=True):
     """A call, validated: ready to be opened. ``told``: headers of its answer."""
 
     generation: Generation
@@ -50,7 +50,7 @@ class Call(msgspec.Struct, frozen=True):
     told: Mapping[str, str] = {}
 
 
-async def completion_call(frontend: Frontend, headers: Headers, body: CompletionBody) -> Call:
+async def completion_call(frontend: Frontend, headers: Headers, body: CompletionBody) -> PreparedCall:
     """Of ``/v1/completions``. Raises InvalidRequest, ModelNotFound."""
     if not 1 <= len(body.prompt) <= frontend.limits.max_prompts:
         raise InvalidRequest(
@@ -64,8 +64,8 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
     async def prompts() -> list[Sequence[int]]:
         return [ids async for ids in all_ids(text, body.prompt, body.add_special_tokens, cut)]
 
-    ask = _ask(frontend, headers, body, COMPLETION_TOKENS, continues=True, names={})
-    generation = await frontend.prepare(entry, ask, prompts)
+    options = _ask(frontend, headers, body, COMPLETION_TOKENS, continues=True, names={})
+    generation = await frontend.prepare(entry, options, prompts)
     echoes = None
     if body.echo:
         used = body.prompt if cut is None else generation.prompts
@@ -80,12 +80,12 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
         wants_prompt=body.prompt_logprobs is not None,
     )
     if body.picks:
-        shown = BestOf(shape, generation.ask.n, body.keeps, body.logprobs is not None)
-        return Call(generation, text, shown, body, told=ignored_header(body))
-    return Call(generation, text, shape, body, told=ignored_header(body))
+        shown = BestOf(shape, generation.options.n, body.keeps, body.logprobs is not None)
+        return PreparedCall(generation, text, shown, body, told=ignored_header(body))
+    return PreparedCall(generation, text, shape, body, told=ignored_header(body))
 
 
-async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> Call:
+async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> PreparedCall:
     """Of ``/v1/chat/completions``. Raises InvalidRequest, ModelNotFound."""
     names = dict(CHAT_NAMES)
     if body.max_completion_tokens is not None:
@@ -93,12 +93,12 @@ async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> Cal
     generation, text, reading = await chat_generation(frontend, headers, body, names)
     created, with_ids = int(frontend.wall_clock()), bool(body.return_token_ids)
     shape = ChatShape(generation, text.tokenizer, created, body.include_usage, with_ids, reading)
-    return Call(generation, text, shape, body, told=ignored_header(body))
+    return PreparedCall(generation, text, shape, body, told=ignored_header(body))
 
 
 async def chat_generation(
     frontend: Frontend, headers: Headers, body: ChatBody, names: dict[str, str]
-) -> tuple[Generation, TextModel, Reading]:
+) -> tuple[Generation, TextModel, AnswerFormat]:
     """A conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
     entry = frontend.catalog.find(body.model or "")
     text = frontend.catalog.text(entry)
@@ -112,13 +112,13 @@ async def chat_generation(
         return [ids if cut is None else cut.of(ids)]
 
     reading, needs_special = _reading(frontend, text, body, rendered)
-    ask = _ask(frontend, headers, body, None, continues=bool(body.continue_final_message), names=names)
+    options = _ask(frontend, headers, body, None, continues=bool(body.continue_final_message), names=names)
     if needs_special:
-        ask = msgspec.structs.replace(ask, skip_special=False)
-    return await frontend.prepare(entry, ask, prompts), text, reading
+        options = msgspec.structs.replace(options, skip_special=False)
+    return await frontend.prepare(entry, options, prompts), text, reading
 
 
-def _reading(frontend: Frontend, text: TextModel, body: ChatBody, rendered: str) -> tuple[Reading, bool]:
+def _reading(frontend: Frontend, text: TextModel, body: ChatBody, rendered: str) -> tuple[AnswerFormat, bool]:
     """How the answer is read, and whether its special tokens must stay in the text for that."""
     formats = frontend.formats
     reasoning = None if body.grammar() else reasoning_parsers.load(formats.reasoning, text.template_source)
@@ -127,7 +127,7 @@ def _reading(frontend: Frontend, text: TextModel, body: ChatBody, rendered: str)
     make_tools: Callable[[], ToolParser] | None = tools.make if tools else None
     if body.demanded() is not None:
         make_tools = body.demanded_parser
-    reading = Reading(
+    reading = AnswerFormat(
         tools=make_tools,
         reasoning=partial(reasoning.make, _thinking(body, rendered, reasoning)) if reasoning else None,
         call_id=partial(_call_id, frontend),
@@ -168,8 +168,8 @@ def _ask(
     default_max_tokens: int | None,
     continues: bool,
     names: dict[str, str],
-) -> Ask:
-    return Ask(
+) -> GenerationOptions:
+    return GenerationOptions(
         sampling=body.sampling(),
         n=_choices(frontend, body),
         stops=tuple(body.stop),
@@ -200,7 +200,7 @@ def timeout_s(headers: Headers) -> float | None:
     return seconds
 
 
-async def respond(frontend: Frontend, call: Call) -> Response:
+async def respond(frontend: Frontend, call: PreparedCall) -> Response:
     """The answer whole, or a stream whose first piece is already there: an error before it keeps its status."""
     if not call.body.stream:
         content, summary = await whole(frontend, call)
@@ -214,24 +214,24 @@ async def respond(frontend: Frontend, call: Call) -> Response:
     return EventStream(events, lambda: answer.close("client_gone"), headers, call.style)
 
 
-async def whole(frontend: Frontend, call: Call) -> tuple[Json, Summary]:
+async def whole(frontend: Frontend, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
     """The answer as one object, and how its first choice went."""
     with open_answer(frontend, call.generation, call.text) as answer:
-        parts: list[list[Piece]] = [[] for _ in range(answer.count)]
+        parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
         async for piece in answer:
             parts[piece.index].append(piece)
         shown = await aside(is_scored(call), lambda: call.shape.whole(collected(parts), answer.usage()))
         return shown, answer.summaries[0]
 
 
-def is_scored(call: Call) -> bool:
+def is_scored(call: PreparedCall) -> bool:
     """Whether tokens come back one by one: such an answer is as long as its prompt, times the alternatives."""
     sampling = call.generation.samplings[0]
     asked = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     return asked or bool(call.body.return_token_ids)
 
 
-async def _events(answer: Answer, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:
+async def _events(answer: AnswerStream, shape: Shape, body: GenerationBody) -> AsyncIterator[Json]:
     told = 0  # tokens that the client was sent: choices that are ahead of their chunks don't count yet
 
     def with_usage(chunk: Json) -> Json:
@@ -248,7 +248,7 @@ async def _events(answer: Answer, shape: Shape, body: GenerationBody) -> AsyncIt
         yield shape.closing(answer.usage())
 
 
-def route_header(summary: Summary) -> str:
+def route_header(summary: ChoiceSummary) -> str:
     """The way that a request took and its seconds at each station so far, for a person to read."""
     ways = {
         "way": summary.way,

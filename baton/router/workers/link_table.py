@@ -15,10 +15,10 @@ import grpc.aio
 
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
-from baton.router.workers.link import STALL_S, DecodeLink, Link, PrefillLink
+from baton.router.workers.link import STALL_S, DecodeLink, PrefillLink, WorkerLink
 from baton.tls.rpc import PLAIN, Dialer
 
-__all__ = ["STALL_S", "Connect", "DecodeLink", "Link", "Links", "PrefillLink", "connect"]
+__all__ = ["STALL_S", "Connect", "DecodeLink", "LinkTable", "PrefillLink", "WorkerLink", "connect"]
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -39,7 +39,7 @@ def connect(address: str, dialer: Dialer = PLAIN) -> grpc.aio.Channel:
     return dialer.channel(address, options=CHANNEL_OPTIONS)
 
 
-class Links:
+class LinkTable:
     """Every link, by worker id. ``changed`` is called when one goes up or down."""
 
     def __init__(
@@ -55,8 +55,8 @@ class Links:
         self.changed = changed
         self._rng, self._connect, self._stall_s, self._dialer = rng, connect, stall_s, dialer
         self._generations: dict[str, int] = {}  # of the certificate that a link's channel was made with
-        self._links: dict[str, Link] = {}
-        self._tasks: dict[Link, asyncio.Task[None]] = {}
+        self._links: dict[str, WorkerLink] = {}
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Any:
         return iter(self._links.values())
@@ -109,10 +109,10 @@ class Links:
         self._tasks[link] = task
         task.add_done_callback(lambda _: self._tasks.pop(link, None))
 
-    def _outdated(self, link: Link) -> bool:
+    def _outdated(self, link: WorkerLink) -> bool:
         return not link.up and self._generations.get(link.info.worker_id) != self._dialer.generation
 
-    def _drop(self, link: Link) -> None:
+    def _drop(self, link: WorkerLink) -> None:
         del self._links[link.info.worker_id]
         self._generations.pop(link.info.worker_id, None)
         task = self._tasks.get(link)

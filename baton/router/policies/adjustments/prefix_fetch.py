@@ -13,7 +13,7 @@ import msgspec
 from baton.cost.curves import prefill_seconds, transfer_seconds
 from baton.cost.fit import PRIOR_STEP, PRIOR_TRANSFER
 from baton.protos.nouns import BLOCK_TOKENS
-from baton.router.policies import Ask, Candidate, ClusterSnapshot, Decision, Option
+from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision, RoutingRequest
 
 LEAST_LIMIT_S = 0.1  # the first fetch from a worker connects first
 
@@ -27,22 +27,22 @@ class Fetch(NamedTuple):
     saved: float
 
 
-def best_fetch(snapshot: ClusterSnapshot, ask: Ask, reader: Candidate) -> Fetch | None:
+def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candidate) -> Fetch | None:
     """The fullest worker as a source; None when computing is as quick, or nobody holds more."""
-    own = ask.hits.get(reader.id, 0)
-    source = _fullest(snapshot, ask, reader, own)
+    own = request.hits.get(reader.id, 0)
+    source = _fullest(snapshot, request, reader, own)
     if source is None:
         return None
-    blocks = min(ask.hits[source.id], (ask.tokens - 1) // BLOCK_TOKENS)
+    blocks = min(request.hits[source.id], (request.tokens - 1) // BLOCK_TOKENS)
     seconds = _fetch_seconds(reader, (blocks - own) * source.info.layout.run_bytes)
     saved = _compute_seconds(reader, own, blocks) - seconds
     return Fetch(source, blocks, seconds, saved) if saved > 0 else None
 
 
-def with_fetch(snapshot: ClusterSnapshot, ask: Ask, decision: Decision) -> Decision:
+def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: RoutingDecision) -> RoutingDecision:
     """``decision`` with the fetch that its reader should make first, if any."""
     reader = next((p for p in snapshot.prefill if p.id == decision.taken.prefill), None)
-    fetch = None if reader is None else best_fetch(snapshot, ask, reader)
+    fetch = None if reader is None else best_fetch(snapshot, request, reader)
     if fetch is None:
         return decision
     taken = msgspec.structs.replace(
@@ -56,16 +56,16 @@ def with_fetch(snapshot: ClusterSnapshot, ask: Ask, decision: Decision) -> Decis
     return msgspec.structs.replace(decision, taken=taken, options=options)
 
 
-def uncached(ask: Ask, option: Option) -> int:
+def uncached(request: RoutingRequest, option: Option) -> int:
     """Tokens that the option's reader will compute."""
-    return min(ask.uncached(option.reader), max(1, ask.tokens - option.fetch_blocks * BLOCK_TOKENS))
+    return min(request.uncached(option.reader), max(1, request.tokens - option.fetch_blocks * BLOCK_TOKENS))
 
 
-def _fullest(snapshot: ClusterSnapshot, ask: Ask, reader: Candidate, own: int) -> Candidate | None:
+def _fullest(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candidate, own: int) -> Candidate | None:
     """Who holds the most, if that is more than ``own``; equals by id."""
     most, found = own, None
     for worker in (*snapshot.prefill, *snapshot.decode):
-        held, a, b = ask.hits.get(worker.id, 0), worker.info, reader.info
+        held, a, b = request.hits.get(worker.id, 0), worker.info, reader.info
         like = (a.fingerprint, a.layout) == (b.fingerprint, b.layout)  # cached blocks are fetched as they are
         if held > most and worker.id != reader.id and like:
             most, found = held, worker

@@ -47,7 +47,7 @@ class Phase(enum.Enum):
 
 
 class Connection(Protocol):
-    """What the census asks of a connection; ``since`` is when its phase began, on the census' clock."""
+    """What the table asks of a connection; ``since`` is when its phase began, on the table's clock."""
 
     phase: Phase
     since: float
@@ -59,7 +59,7 @@ class Connection(Protocol):
         """Close it if it is too slow."""
 
 
-class Place(msgspec.Struct, eq=False):
+class ConnectionEntry(msgspec.Struct, eq=False):
     """One connection's place, from its accept to its end. ``spare``: only health and metrics are answered."""
 
     address: bytes
@@ -67,50 +67,50 @@ class Place(msgspec.Struct, eq=False):
     connection: Connection | None = None
 
 
-class Census:
+class ConnectionTable:
     """The places of one listener."""
 
     def __init__(self, limits: EdgeLimits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
-        self._places: dict[Place, None] = {}  # in order of arrival
-        self._spares: dict[Place, None] = {}
+        self._entries: dict[ConnectionEntry, None] = {}  # in order of arrival
+        self._spares: dict[ConnectionEntry, None] = {}
         self._of: Counter[bytes] = Counter()
         self.refused = 0
 
     def __len__(self) -> int:
-        return len(self._places) + len(self._spares)
+        return len(self._entries) + len(self._spares)
 
-    def enter(self, host: str) -> Place | None:
+    def enter(self, host: str) -> ConnectionEntry | None:
         """A place for a newcomer from ``host``; None where even the spare ones are held by handshakes."""
         address, most = network_of(host), self.limits.max_per_address
         crowded = bool(most) and self._of[address] >= most
-        if not crowded and (len(self._places) < self.limits.max_connections or self._evict()):
-            place = Place(address)
-            self._places[place] = None
+        if not crowded and (len(self._entries) < self.limits.max_connections or self._evict()):
+            entry = ConnectionEntry(address)
+            self._entries[entry] = None
             self._of[address] += 1
-            return place
+            return entry
         self.refused += 1
         if len(self._spares) >= SPARE and not self._drop_oldest_spare():
             return None
-        place = Place(address, spare=True)
-        self._spares[place] = None
-        return place
+        entry = ConnectionEntry(address, spare=True)
+        self._spares[entry] = None
+        return entry
 
-    def leave(self, place: Place) -> None:
+    def leave(self, entry: ConnectionEntry) -> None:
         """Its connection is over. Idempotent."""
-        if place in self._places:
-            del self._places[place]
-            self._of[place.address] -= 1
-            if not self._of[place.address]:
-                del self._of[place.address]
-        self._spares.pop(place, None)
+        if entry in self._entries:
+            del self._entries[entry]
+            self._of[entry.address] -= 1
+            if not self._of[entry.address]:
+                del self._of[entry.address]
+        self._spares.pop(entry, None)
 
     def look(self) -> None:
         """Let every connection see whether its time is up."""
         now = self.clock()
-        for place in [*self._places, *self._spares]:
-            if place.connection is not None:
-                place.connection.look(now)
+        for entry in [*self._entries, *self._spares]:
+            if entry.connection is not None:
+                entry.connection.look(now)
 
     def make_room(self, count: int) -> None:
         """Close up to ``count`` that nobody waits for and nobody has just used."""
@@ -123,26 +123,26 @@ class Census:
         asking = (Phase.FRESH, Phase.HEAD)
         idle = [
             p
-            for p in self._places
+            for p in self._entries
             if p.connection is not None and p.connection.phase is Phase.IDLE and p.connection.since < idle_since
         ]
         before = self.clock() - YOUNG_S
         slow = [
             p
-            for p in (() if idle else self._places)
+            for p in (() if idle else self._entries)
             if p.connection is not None and p.connection.phase in asking and p.connection.since < before
         ]
         found = min(idle or slow, key=_since, default=None)
         return found is not None and self._dropped(found)
 
     def _drop_oldest_spare(self) -> bool:
-        found = next((place for place in self._spares if place.connection is not None), None)
+        found = next((entry for entry in self._spares if entry.connection is not None), None)
         return found is not None and self._dropped(found)
 
-    def _dropped(self, place: Place) -> bool:
-        assert place.connection is not None
-        self.leave(place)
-        place.connection.drop()
+    def _dropped(self, entry: ConnectionEntry) -> bool:
+        assert entry.connection is not None
+        self.leave(entry)
+        entry.connection.drop()
         return True
 
 
@@ -156,6 +156,6 @@ def network_of(host: str) -> bytes:
         return host.encode()
 
 
-def _since(place: Place) -> float:
-    assert place.connection is not None
-    return place.connection.since
+def _since(entry: ConnectionEntry) -> float:
+    assert entry.connection is not None
+    return entry.connection.since
