@@ -17,7 +17,7 @@ serve: $(STAMP)  ## make serve ARGS="--model PATH_OR_HF_ID --prefill 2 --decode 
 	@exec $(BIN)/baton serve $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/pytest -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 soak: $(STAMP)
 	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)

@@ -20,7 +20,7 @@ from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.redis_url import shown
 from baton.cluster.roles import forget_roles
 from baton.cluster.scale import Scale, forget_scale
-from baton.cluster.served_model import model_name, resolve_model
+from baton.cluster.served_model import model_name
 from baton.launch.plans import slots_of, worker_plans
 from baton.launch.ports import dialled, with_ports
 from baton.launch.ray.app import PlacementSpec
@@ -28,6 +28,7 @@ from baton.launch.ray.host import Report
 from baton.launch.redis_server import RedisServer, check_redis
 from baton.launch.run_files import RunFiles
 from baton.launch.scaling import watch_scale
+from baton.launch.servable import servable_model
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.children import Child, python
 from baton.process.processes import adopt_orphans, end_sessions, kill_session, reap_orphans
@@ -45,7 +46,7 @@ class LocalCluster:
     """``async with LocalCluster(config, show)``: up when entered, gone when left. ``show(part, what happened)``."""
 
     def __init__(self, config: BatonConfig, show: Show) -> None:
-        self.model = resolve_model(config)
+        self.model = servable_model(config)
         if config.ray.address and not config.redis.url:
             raise ConfigError("workers on other nodes need a Redis they can reach: pass --redis URL", "redis.url")
         self.config = with_ports(config)

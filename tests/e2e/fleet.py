@@ -11,6 +11,7 @@ import httpx
 
 from baton.cluster.membership import Entry, Roster, connect
 from baton.cluster.prefix_index import PrefixIndex
+from baton.cluster.served_model import DEMO
 from baton.kv.layout import prefix
 from baton.launch import fleet
 from baton.process.loop_watch import STOOD_STILL
@@ -19,6 +20,7 @@ from baton.protos.nouns import PoolSnapshot
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
 
 UP_S = fleet.UP_S
+DRAFT = str(DEMO.parent / "demo-draft")  # the smaller of the models that are here
 HUNG = "Timeout (0:"  # how faulthandler begins, in the log of a process that was ended because it hung
 
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from baton.console.cluster.workers import links_table
-from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
 
@@ -18,7 +18,10 @@ def answer(fleet: Fleet, prompt: list[int], tokens: int = 8) -> list[int]:
     return reply.json()["choices"][0]["token_ids"]
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [("auto", "shm"), ("tcp", "tcp"), ("nccl", "nccl")])
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [("auto", "shm"), pytest.param("tcp", "tcp", marks=pytest.mark.thorough), ("nccl", "nccl")],
+)
 async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wanted: str, expected: str) -> None:
     profile = slow_profile(tmp_path, fixed=0.002, prefill=0.00002)
     worker = {"device": f"paced:{profile}", "kv_transport": wanted}
@@ -46,7 +49,7 @@ async def test_kv_goes_by_the_best_way_or_the_one_that_is_set(tmp_path: Path, wa
 
 async def test_a_cluster_with_a_wire_codec_answers_and_labels_its_kv(tmp_path: Path) -> None:
     router = {"local_prefill_max_tokens": 0, "policy": "round_robin"}
-    with Fleet(prefill=1, decode=1, worker={"kv_codec": "int8"}, router=router) as fleet:
+    with Fleet(prefill=1, decode=1, worker={"model": DRAFT, "kv_codec": "int8"}, router=router) as fleet:
         assert len(answer(fleet, list(range(3, 200)), 8)) == 8
         entries = await asyncio.to_thread(fleet.roster)
         layout = entries["prefill-0"].info.layout

@@ -18,7 +18,7 @@ import pytest
 from baton.console.cluster.workers import show_workers
 from baton.launch import supervise
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
-from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.migration import KINDS, Damage, Heard, ask, damage, drawn, kill_under, report
 from tests.e2e.paced import slow_profile
 
@@ -44,7 +44,7 @@ def paced(tmp_path_factory):
 
 @contextmanager
 def cpu_fleet():
-    with Fleet(1, 2, worker={"threads": 1}, router={"local_prefill_max_tokens": 16}) as fleet:
+    with Fleet(1, 2, worker={"model": DRAFT, "threads": 1}, router={"local_prefill_max_tokens": 16}) as fleet:
         yield fleet
 
 

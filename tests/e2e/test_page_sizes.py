@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.fleet import Fleet, wait_for
+from tests.e2e.fleet import DRAFT, Fleet, wait_for
 from tests.e2e.paced import Oracle, slow_profile
 
 KV_BYTES = 16384  # of a token
@@ -52,9 +52,9 @@ def test_a_conversation_over_pages_of_two_sizes_is_right_and_found_again(
 def test_the_demo_model_answers_the_same_whatever_the_pages(tmp_path: Path) -> None:
     prompt = [(7 * i) % 400 + 3 for i in range(150)]
     asked = {"max_tokens": 60, "n": 1, "logprobs": 2}
-    with Fleet(1, 1, router=PREFILL_FIRST) as fleet:
+    with Fleet(1, 1, worker={"model": DRAFT}, router=PREFILL_FIRST) as fleet:
         expected = ask(fleet, prompt, **asked)[0]
-    with mixed(64, 48) as fleet:
+    with mixed(64, 48, worker={"model": DRAFT}) as fleet:
         assert ask(fleet, prompt, **asked)[0] == expected
         fleet.wait_for_baseline()
 

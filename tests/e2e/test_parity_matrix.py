@@ -13,8 +13,7 @@ import jsonschema
 import openai
 import pytest
 
-from baton.cluster.served_model import DEMO
-from tests.e2e.fleet import Fleet
+from tests.e2e.fleet import DRAFT, Fleet
 
 WAYS = {
     "colocated": {"colocated": True},
@@ -88,9 +87,6 @@ CASES |= {
     "embeddings-last": ("/v1/embeddings", {"input": TEXT, "pooling": "last", "encoding_format": "base64"}),
 }
 CASES |= {f"chat-{name}": ("/v1/chat/completions", CHAT | fields) for name, fields in CHATS.items()}
-
-
-DRAFT = str(DEMO.parent / "demo-draft")
 
 
 @pytest.fixture(scope="module")

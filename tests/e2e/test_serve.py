@@ -106,13 +106,20 @@ def complete(url: str, prompt: list[int], tokens: int = 8) -> dict:
         return json.load(response)
 
 
-def test_it_comes_up_answers_and_ctrl_c_leaves_no_process(serve: Callable[..., Serving]) -> None:
+def test_it_comes_up_answers_replaces_a_killed_worker_and_ctrl_c_leaves_no_process(
+    serve: Callable[..., Serving],
+) -> None:
     serving = serve(*PACED)
     serving.until_ready()
     with urllib.request.urlopen(f"{serving.url}/v1/models", timeout=30) as response:
         assert [model["id"] for model in json.load(response)["data"]] == ["zero"]
     answer = complete(serving.url, list(range(1, 200)))
     assert answer["usage"]["completion_tokens"] == 8
+    pid = int(re.findall(r"decode-0.*pid (\d+)", "".join(serving.lines))[0])
+    os.kill(pid, signal.SIGKILL)
+    serving.until(r"decode-0\s+ready")
+    again = complete(serving.url, list(range(1, 200)))
+    assert again["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
 
     family = serving.family()
     assert len(family) >= 9, "redis, router, ray's own, two hosts, two engines, us"
@@ -121,22 +128,7 @@ def test_it_comes_up_answers_and_ctrl_c_leaves_no_process(serve: Callable[..., S
     assert "no process is left" in serving.lines[-1]
 
 
-def test_a_killed_worker_comes_back_and_sigterm_while_serving_leaves_no_process(
-    serve: Callable[..., Serving],
-) -> None:
-    serving = serve(*PACED, "--colocated")
-    serving.until_ready()
-    expected = complete(serving.url, [1, 2, 3])["choices"][0]["token_ids"]
-    pid = int(re.findall(r"decode-0.*pid (\d+)", "".join(serving.lines))[0])
-    os.kill(pid, signal.SIGKILL)
-    serving.until(r"decode-0\s+ready")
-    assert complete(serving.url, [1, 2, 3])["choices"][0]["token_ids"] == expected
-    family = serving.family()
-    assert serving.end(signal.SIGTERM) == 0
-    assert [pid for pid in family if not wait_exit(pid, 10.0)] == []
-
-
-def test_a_killed_raylet_stops_no_request_and_the_next_ray_adopts_the_workers(
+def test_a_killed_raylet_stops_no_request_the_next_ray_adopts_the_workers_and_a_killed_serve_leaves_none(
     serve: Callable[..., Serving],
 ) -> None:
     serving = serve(*PACED)
@@ -151,28 +143,52 @@ def test_a_killed_raylet_stops_no_request_and_the_next_ray_adopts_the_workers(
     assert complete(serving.url, list(range(1, 300)))["choices"][0]["token_ids"] == expected
     adopted = [serving.until(r"(\w+-0)\s+ready.*pid (\d+) \(adopted\)").groups() for _ in hosts]
     assert dict(adopted) == hosts
-    family = serving.family()
-    assert serving.end(signal.SIGINT) == 0
-    assert [pid for pid in family if not wait_exit(pid, 10.0)] == []
+    is_killed_and_leaves_no_process(serving)
 
 
-def test_a_serve_that_is_killed_leaves_no_process(serve: Callable[..., Serving]) -> None:
-    serving = serve(*PACED)
-    serving.until(r"decode-0\s+starting")
+def is_killed_and_leaves_no_process(serving: Serving) -> None:
     family = serving.family()
     serving.process.kill()
     serving.process.wait()
-    assert [pid for pid in family if not wait_exit(pid, 10.0)] == []
+    assert [pid for pid in family if not wait_exit(pid, 30.0)] == []
     assert serving.family() == [serving.process.pid]
 
 
-def test_a_damaged_checkpoint_is_a_clear_message_and_a_failing_exit(
+@pytest.mark.thorough
+def test_a_serve_that_is_killed_while_workers_start_leaves_no_process(serve: Callable[..., Serving]) -> None:
+    serving = serve(*PACED)
+    serving.until(r"decode-0\s+starting")
+    is_killed_and_leaves_no_process(serving)
+
+
+@pytest.mark.thorough
+def test_sigterm_leaves_no_process(serve: Callable[..., Serving]) -> None:
+    serving = serve(*PACED, "--colocated")
+    serving.until_ready()
+    family = serving.family()
+    assert serving.end(signal.SIGTERM) == 0
+    assert [pid for pid in family if not wait_exit(pid, 10.0)] == []
+
+
+def test_a_model_that_no_engine_knows_is_refused_before_anything_is_started(
     serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "nosuch"}')
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
     serving = serve("--model", str(tmp_path), "--port", "0", "--grpc-port", "0")
-    message = serving.until(r"error: .*").group(0)
-    assert "nosuch" in message
+    assert "nosuch" in serving.until(r"error: .*").group(0)
+    assert serving.process.wait(90) == 1
+    assert not any("redis" in line for line in serving.lines)
+
+
+@pytest.mark.thorough
+def test_a_damaged_checkpoint_is_a_clear_message_and_a_failing_exit(
+    serve: Callable[..., Serving], tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(DEMO / name, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    serving = serve("--model", str(tmp_path), "--port", "0", "--grpc-port", "0")
+    assert "safetensors" in serving.until(r"error: .*").group(0)
     assert serving.process.wait(90) == 1
     assert serving.family() == [serving.process.pid]

@@ -17,8 +17,9 @@ import yaml
 
 import baton
 from baton.cluster.config import BatonConfig, load_config
-from baton.cluster.served_model import is_paced, resolve_model
+from baton.cluster.served_model import is_paced
 from baton.console.setup.findings import Finding
+from baton.launch.servable import servable_model
 from baton.protos.errors import BatonError, ConfigError
 
 CHART = Path(baton.__file__).resolve().parents[1] / "deploy" / "helm" / "baton"
@@ -87,7 +88,7 @@ def files_of(config: BatonConfig) -> list[Finding]:
 def _model(config: BatonConfig) -> list[Finding]:
     if is_paced(config):
         return [Finding("worker.model", "ok", f"none is needed: {config.worker.device}")]
-    return [_tried("worker.model", lambda: resolve_model(config))]
+    return [_tried("worker.model", lambda: servable_model(config))]
 
 
 def _tried(key: str, check: Any) -> Finding:

@@ -1,0 +1,37 @@
+"""What can't be served is refused before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.cluster.config import load_config
+from baton.cluster.served_model import DEMO
+from baton.launch.servable import servable_model
+from baton.protos.errors import CheckpointError
+
+
+def asked(**worker: str) -> str:
+    return servable_model(load_config(flags={"worker": worker}, search=Path("/nowhere")))
+
+
+def test_a_known_architecture_a_hub_id_and_a_paced_engine_pass() -> None:
+    assert asked() == str(DEMO)
+    assert asked(model="Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    assert asked(device="paced:zero") == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"model_type": "nosuch"}', "'nosuch', an unknown architecture; choose from llama"),
+        ("{}", "model_type is missing"),
+        ("not json", r"config\.json"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "hidden_size"),
+    ],
+)
+def test_a_config_that_no_engine_reads_is_refused_by_its_field(tmp_path: Path, config: str, said: str) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(CheckpointError, match=said):
+        asked(model=str(tmp_path))
+    assert asked(model=str(tmp_path), device="paced:zero") == str(tmp_path)
