@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
+from baton.engine.handlers import Handlers, Table
 from baton.engine.isolate import StepOutcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import SequenceState
@@ -25,47 +26,71 @@ log = logging.getLogger("baton.engine")
 
 REPORT_EVERY_S = 0.1
 IDLE_WAIT_S = 5.0
+NO_REQUEST = -1  # the key of no request, for messages without one: requests' keys begin at 1
 
 
 class Channel(Protocol):
     """The engine's end of the local channel (worker/channel.py)."""
 
-    def send(self, message: Any) -> None:
-        """Queue a message; never blocks."""
+    def send(self, message: ch.ToIo) -> None:
+        """Queues a message; never blocks."""
 
-    def poll(self, timeout_s: float) -> list[Any]:
-        """Messages that have come, waiting up to ``timeout_s`` for the first; EOFError when the peer is gone."""
+    def poll(self, timeout_s: float) -> list[ch.ToEngine]:
+        """Returns the messages that have come, waiting up to ``timeout_s`` seconds for the first.
+
+        Raises EOFError when the peer is gone.
+        """
 
 
-class StepLoop(ABC):
-    """Base of both loops: subclasses give ``beat``, ``patience``, ``on_*`` handlers and two counts."""
+class EngineParts(NamedTuple):
+    """What a loop works with, whatever its role; a change of role hands it on.
 
-    def __init__(
-        self,
+    ``clock`` gives monotonic seconds; ``memory`` is the pages' bytes, for a role that copies pages itself.
+    """
+
+    runner: Runner
+    pool: PagePool
+    channel: Channel
+    clock: Callable[[], float]
+    grammars: Grammars
+    sharing: Sharing
+    memory: memoryview | None
+
+    @classmethod
+    def around(
+        cls,
         runner: Runner,
         pool: PagePool,
         channel: Channel,
         clock: Callable[[], float],
         grammars: Grammars | None = None,
         memory: memoryview | None = None,
-    ):
-        self.runner = runner
-        self.memory = memory  # the pages' bytes, for a role that copies them itself
-        self.spec = runner.spec
-        self.grammars = grammars or Grammars(runner.spec)
-        self.pool = pool
-        self.channel = channel
-        self.clock = clock
+    ) -> EngineParts:
+        """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default."""
+        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), Sharing(pool), memory)
+
+
+class StepLoop(ABC):
+    """Base of both loops: a role adds ``beat``, ``patience``, its messages' ``handlers`` and its counts."""
+
+    def __init__(self, parts: EngineParts):
+        self.parts = parts
+        self.spec = parts.runner.spec
+        self.pool, self.channel, self.clock = parts.pool, parts.channel, parts.clock
         self.log = StepLog()
-        self.sharing = Sharing(pool)
-        self.mirror = mirror_of(runner)
+        self.mirror = mirror_of(parts.runner)
         self.draining = False
         self.leaving = False
         self.next_role = ""  # what the process is to become, once this loop is empty
         self._reported_at = float("-inf")
         self._unreported = True
+        self._handlers = self.handlers()
 
     # ---- what a role adds ----
+
+    @abstractmethod
+    def handlers(self) -> Table:
+        """Returns what handles each message that an engine of this role receives."""
 
     @abstractmethod
     def beat(self) -> bool:
@@ -105,18 +130,18 @@ class StepLoop(ABC):
             busy = self.turn(messages)
 
     def _wait_s(self) -> float:
-        if self.grammars.awaited:
+        if self.parts.grammars.awaited:
             return COMPILE_WAIT_S
         return max(0.0, min(self.patience(), self._until_report()))
 
     def sequence(self, key: int, request: EngineRequest) -> SequenceState:
         """The sequence of a request that came as ``key``; its grammar begins to compile."""
-        grammar = self.grammars.begin(request)
+        grammar = self.parts.grammars.begin(request)
         return SequenceState(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
 
-    def turn(self, messages: list[Any]) -> bool:
+    def turn(self, messages: list[ch.ToEngine]) -> bool:
         """Take ``messages``, run a step, report; True while there may be more to compute."""
-        self.grammars.turn()
+        self.parts.grammars.turn()
         for message in messages:
             self.take(message)
         busy = self.beat()
@@ -127,17 +152,17 @@ class StepLoop(ABC):
             self._report()
         return busy
 
-    def take(self, message: Any) -> None:
-        """Handle one message. A handler that raises fails its own request, never the loop."""
+    def take(self, message: ch.ToEngine) -> None:
+        """Handles one message. A handler that raises fails its own request, never the loop."""
         try:
-            getattr(self, f"on_{type(message).__name__.lower()}")(message)
+            self._handlers[type(message)](message)
         except Exception as error:
             note(error, f"a {type(message).__name__} could not be handled")
-            self.fail(getattr(message, "key", -1), error)
+            self.fail(getattr(message, "key", NO_REQUEST), error)
 
     def compute(self, plan: StepPlan) -> StepOutcome:
         """Run ``plan`` with each failure kept to its sequence; the step is logged."""
-        outcome = run_isolated(self.runner, plan)
+        outcome = run_isolated(self.parts.runner, plan)
         self.log.note(plan.shape(outcome.seconds))
         for seq, error in outcome.failed.items():
             note(error, f"sequence {seq} could not be computed")
@@ -145,52 +170,48 @@ class StepLoop(ABC):
 
     # ---- messages of both roles ----
 
-    def on_drain(self, message: ch.Drain) -> None:
-        """Take nothing new."""
+    def shared_handlers(self) -> Handlers:
+        """Returns the handlers of the messages that engines of both roles receive."""
+        return (
+            Handlers()
+            .on(ch.AskSnapshot, self._count_pool)
+            .on(ch.Drain, self._drain)
+            .on(ch.Shutdown, self._shut_down)
+            .on(ch.SetRole, self._set_role)
+            .on(ch.Pin, self._pin)
+            .on(ch.Unpin, self.parts.sharing.unpin)
+            .on(ch.Keep, self._keep)
+            .on(ch.Unkeep, self.parts.sharing.unkeep)
+            .on(ch.Fill, self._fill)
+            .on(ch.Filled, self.parts.sharing.filled)
+        )
+
+    def _drain(self, message: ch.Drain) -> None:
         self.draining = True
 
-    def on_shutdown(self, message: ch.Shutdown) -> None:
-        """Leave the loop after this turn."""
+    def _shut_down(self, message: ch.Shutdown) -> None:
         self.leaving = True
         self.next_role = ""
 
-    def on_setrole(self, message: ch.SetRole) -> None:
-        """Leave the loop to a successor of another role, as soon as it is empty."""
+    def _set_role(self, message: ch.SetRole) -> None:
         self.draining, self.next_role = True, message.role
 
-    def succeed(self, earlier: StepLoop) -> None:
-        """Go on where a loop of another role ended: its shares are open still, its cache is this one's."""
-        assert earlier.pool is self.pool, "weights, pages and cached blocks stay where they are"
-        self.sharing = earlier.sharing
-        self.channel.send(ch.RoleIs(earlier.next_role))
-
-    def on_asksnapshot(self, message: ch.AskSnapshot) -> None:
-        """Count the pool now."""
+    def _count_pool(self, message: ch.AskSnapshot) -> None:
         self.channel.send(ch.SnapshotIs(message.ticket, self.snapshot()))
 
-    def on_pin(self, message: ch.Pin) -> None:
-        """Cached blocks are wanted elsewhere."""
-        self.channel.send(self.sharing.pin(message))
+    def _pin(self, message: ch.Pin) -> None:
+        self.channel.send(self.parts.sharing.pin(message))
 
-    def on_unpin(self, message: ch.Unpin) -> None:
-        """They were read."""
-        self.sharing.unpin(message)
+    def _keep(self, message: ch.Keep) -> None:
+        self.channel.send(self.parts.sharing.keep(message))
 
-    def on_keep(self, message: ch.Keep) -> None:
-        """Cached blocks are to be copied to a lower tier."""
-        self.channel.send(self.sharing.keep(message))
+    def _fill(self, message: ch.Fill) -> None:
+        self.channel.send(self.parts.sharing.fill(message))
 
-    def on_unkeep(self, message: ch.Unkeep) -> None:
-        """They were."""
-        self.sharing.unkeep(message)
-
-    def on_fill(self, message: ch.Fill) -> None:
-        """Blocks are on their way here from elsewhere."""
-        self.channel.send(self.sharing.fill(message))
-
-    def on_filled(self, message: ch.Filled) -> None:
-        """They are here, or some of them."""
-        self.sharing.filled(message)
+    def succeed(self, earlier: StepLoop) -> None:
+        """Goes on where a loop of another role ended: with its cache, and its shares, which may be open still."""
+        assert earlier.parts is self.parts, "weights, pages and cached blocks stay where they are"
+        self.channel.send(ch.RoleIs(earlier.next_role))
 
     def snapshot(self) -> PoolSnapshot:
         """The pool and the queues, counted now."""

@@ -4,12 +4,19 @@ The engine process owns the page pool, the leases and the step loop; the I/O pro
 handoff streams and the metrics. ``key`` is the I/O process's own number for one request. Nothing here
 knows of sockets, asyncio or torch.
 
+A message that asks is named by an imperative (Admit, Cancel), one that reports by the event's past tense or by what
+it carries (Admitted, BlocksReceived, Tokens); classes elsewhere are named by nouns. The unions at the end say which
+process receives which messages: whoever dispatches one covers its whole union.
+
 A page's life between the two: the engine never reuses a page of a closed lease while the I/O process
-may still read or write it. ``ReceiveOpened``/``SendOpened`` take a hold, ``ReceiveClosed``/``SendClosed``
-give it back; pages of a lease that closed meanwhile wait in quarantine.
+may still read or write it. ``ReceiveOpened`` and ``BlocksReady`` take a hold, ``ReceiveClosed`` and ``SendClosed``
+give it back; pages of a lease that closed meanwhile wait in quarantine. A lease's intake is open from ``Admitted``
+until the I/O process sends ``Commit``, ``Cancel`` or ``IntakeClosed``: after these it opens no receive any more.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -28,74 +35,77 @@ from baton.protos.nouns import (
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A tagged member of the unions below."""
+    """Base of every message: a tagged array, so that one decoder tells the members of a union apart."""
 
 
 # ---- I/O -> engine, both roles ---------------------------------------------------------------------
 
 
 class Cancel(_Message):
-    """End the request now; answered by Ended (decode) or PrefillFailed (prefill) unless it already ended."""
+    """Asks to end the request now; answered by Ended (decode) or PrefillFailed (prefill) unless it ended already.
+
+    On a decode worker the intake of the request is closed before this is sent.
+    """
 
     key: int
     reason: str
 
 
 class AskSnapshot(_Message):
-    """Count the pool; answered by SnapshotIs. ``ticket`` pairs question and answer."""
+    """Asks to count the pool; answered by SnapshotIs with the same ``ticket``."""
 
     ticket: int
 
 
 class Drain(_Message):
-    """Take nothing new. New work is refused with Draining."""
+    """Asks to take nothing new: further work is refused with the error Draining."""
 
 
 class Shutdown(_Message):
-    """Leave the loop and exit."""
+    """Asks the engine to leave its loop and exit."""
 
 
 class SetRole(_Message):
-    """Take nothing new; once nothing of this role is left, go on in ``role``; answered by RoleIs."""
+    """Asks to take nothing new and to go on in ``role`` once no request is left; answered by RoleIs."""
 
     role: str
 
 
 class Pin(_Message):
-    """Hold the leading cached blocks among ``hashes`` for a Fetch; answered by Pinned."""
+    """Asks to pin the leading blocks of ``hashes`` that are cached, for a Fetch; answered by Pinned."""
 
     key: int
     hashes: tuple[bytes, ...]
 
 
 class Unpin(_Message):
-    """The Fetch is over."""
+    """Ends the pin ``key``: the I/O process reads its pages no more."""
 
     key: int
 
 
 class Keep(_Message):
-    """Let cached blocks be copied: those still here aren't evicted until Unkeep; answered by Kept."""
+    """Asks to evict none of ``hashes`` that are still cached until Unkeep; answered by Kept."""
 
     key: int
     hashes: tuple[bytes, ...]
 
 
 class Unkeep(_Message):
-    """The copies are made."""
+    """Ends the keep ``key``: its blocks were copied and may be evicted."""
 
     key: int
 
 
 class Fill(_Message):
-    """Pages for the leading blocks ``hashes``, whose bytes come from elsewhere; answered by Filling."""
+    """Asks for pages for the leading blocks ``hashes``, whose bytes come from elsewhere; answered by Filling."""
 
     key: int
     hashes: tuple[bytes, ...]
 
 
 class Filled(_Message):
-    """The first ``blocks`` of a Fill are written and verified: findable now. The others' pages go back."""
+    """Reports that the first ``blocks`` of a Fill are written and verified; the other pages go back to the pool."""
 
     key: int
     blocks: int
@@ -105,7 +115,10 @@ class Filled(_Message):
 
 
 class Admit(_Message):
-    """Reserve pages and open a lease; answered by Admitted or Refused."""
+    """Asks to reserve pages and to open a lease of ``ttl_s`` seconds; answered by Admitted or Refused.
+
+    With ``local`` this worker reads the prompt itself; else another one hands its KV over.
+    """
 
     key: int
     request: EngineRequest
@@ -114,7 +127,7 @@ class Admit(_Message):
 
 
 class Rearm(_Message):
-    """A second prefill will come under ``epoch``; answered by Rearmed or Refused."""
+    """Announces a second prefill under ``epoch``; answered by Rearmed or Refused."""
 
     key: int
     lease: bytes
@@ -122,21 +135,27 @@ class Rearm(_Message):
 
 
 class ReceiveOpened(_Message):
-    """A handoff stream for the lease is open: the I/O process may write its pages."""
+    """Reports that a handoff stream for the lease is open: the I/O process may write its pages."""
 
     key: int
     epoch: int
 
 
 class ReceiveClosed(_Message):
-    """That stream is closed: no write is in flight any more."""
+    """Reports that the streams of ``epoch`` are closed: no write of theirs is in flight any more."""
 
     key: int
     epoch: int
 
 
+class IntakeClosed(_Message):
+    """Answers CloseReceive: no receive is open for the request, and none opens any more."""
+
+    key: int
+
+
 class BlocksReceived(_Message):
-    """Verified and written, by block index. ``resident``: those of them that are on the device, too."""
+    """Reports blocks, by index, that are verified and written; those in ``resident`` are on the device as well."""
 
     key: int
     epoch: int
@@ -145,7 +164,7 @@ class BlocksReceived(_Message):
 
 
 class Commit(_Message):
-    """Every block is in: decode from here. ``first`` is the prefill's token. Answered by Committed or Ended."""
+    """Asks to decode, since every block is in; answered by Committed or Ended. ``first`` is the prefill's token."""
 
     key: int
     epoch: int
@@ -157,7 +176,7 @@ class Commit(_Message):
 
 
 class Prefill(_Message):
-    """Compute a prompt. Blocks below ``held_blocks`` and those in ``received_blocks`` need no shipping."""
+    """Asks to compute a prompt. Blocks below ``held_blocks`` and those in ``received_blocks`` need no shipping."""
 
     key: int
     request: EngineRequest
@@ -166,7 +185,7 @@ class Prefill(_Message):
 
 
 class SendClosed(_Message):
-    """Everything of the request was acknowledged, or its handoff ended: its pages need no pin any more."""
+    """Reports that the request's handoff is over, so that its pages need no pin any more."""
 
     key: int
 
@@ -175,10 +194,10 @@ class SendClosed(_Message):
 
 
 class EngineReady(_Message):
-    """The model is loaded and the pool exists; the I/O process may advertise.
+    """Reports that the model is loaded and the pool exists; the I/O process may advertise the worker.
 
     ``device_pages`` mirror the pages, byte for byte at the same places, where the engine runs on a card and shares
-    them. It is told of what is written there: ReceiveOpened, BlocksReceived.
+    them. The engine hears of what is written there by ReceiveOpened and BlocksReceived.
     """
 
     layout: KvLayout
@@ -193,7 +212,7 @@ class EngineReady(_Message):
 
 
 class EngineFailed(_Message):
-    """The engine can't start; it exits after this."""
+    """Reports that the engine can't start; it exits after this."""
 
     error: ErrorInfo
 
@@ -206,20 +225,23 @@ class SnapshotIs(_Message):
 
 
 class RoleIs(_Message):
-    """The engine plays ``role`` from now on: with the same weights, pages and cached blocks, and no request."""
+    """Reports that the engine plays ``role`` now, with the same weights, pages and cached blocks and no request."""
 
     role: str
 
 
 class CacheChanged(_Message):
-    """Full blocks that became findable in this worker's cache, and those that are gone."""
+    """Reports full blocks that became findable in this worker's cache, and those that are gone."""
 
     added: tuple[bytes, ...]
     removed: tuple[bytes, ...]
 
 
 class Stats(_Message):
-    """Load and recent cost samples, at most ten times a second and after the last step of a burst."""
+    """Reports load and recent cost samples, at most ten times a second and after the last step of a burst.
+
+    Counts of steps, tokens, preemptions and swept leases are totals since the start.
+    """
 
     step: int
     running: int
@@ -242,14 +264,14 @@ class Stats(_Message):
 
 
 class Pinned(_Message):
-    """Pages of the leading blocks that are cached here; pinned until Unpin."""
+    """Answers Pin with the pages of the leading blocks that are cached here; they are pinned until Unpin."""
 
     key: int
     pages: tuple[int, ...]
 
 
 class Kept(_Message):
-    """Which of the asked blocks are here, and where."""
+    """Answers Keep: which of the blocks are here, and in which pages."""
 
     key: int
     hashes: tuple[bytes, ...]
@@ -257,15 +279,15 @@ class Kept(_Message):
 
 
 class CacheIdle(_Message):
-    """Blocks nobody leases any more, a chain's tail first; told only by a worker that has lower tiers."""
+    """Reports blocks that nobody leases any more, a chain's tail first; sent only where there are lower tiers."""
 
     hashes: tuple[bytes, ...]
 
 
 class Filling(_Message):
-    """Block i goes to ``pages[i]``; the first ``held`` are here already. No pages: there is no room now.
+    """Answers Fill: block i goes to ``pages[i]``, and the first ``held`` are here already. No pages mean no room.
 
-    Only the I/O process touches the pages from ``held`` on, until it says Filled.
+    Only the I/O process touches the pages from ``held`` on, until it sends Filled.
     """
 
     key: int
@@ -277,7 +299,7 @@ class Filling(_Message):
 
 
 class Admitted(_Message):
-    """The lease. ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash (the tail's covers its tokens)."""
+    """Answers Admit with a lease: ``pages[i]`` is block i's page, ``hashes[i]`` its chain hash, a tail's too."""
 
     key: int
     lease: bytes
@@ -288,14 +310,14 @@ class Admitted(_Message):
 
 
 class Refused(_Message):
-    """Admit or Rearm can't be done."""
+    """Answers an Admit or a Rearm that can't be done."""
 
     key: int
     error: ErrorInfo
 
 
 class Rearmed(_Message):
-    """The epoch in force, and the blocks that arrived under earlier ones."""
+    """Answers Rearm with the epoch in force and the blocks that arrived under earlier ones."""
 
     key: int
     epoch: int
@@ -303,14 +325,14 @@ class Rearmed(_Message):
 
 
 class Committed(_Message):
-    """The sequence joined the batch."""
+    """Answers Commit: the sequence joined the batch."""
 
     key: int
     epoch: int
 
 
 class Output(_Message):
-    """What one request gained since the last frame."""
+    """Holds what one request gained in a step; the prompt's own results come with its first output."""
 
     key: int
     run: TokenRun
@@ -321,21 +343,24 @@ class Output(_Message):
 
 
 class Tokens(_Message):
-    """One engine step's outputs. A run with a finish_reason is the request's last: its lease is closed."""
+    """Reports one engine step's outputs. A run with a finish_reason is the request's last: its lease is closed."""
 
     step: int
     outputs: tuple[Output, ...]
 
 
 class Ended(_Message):
-    """The request ended without finishing; its lease is closed. ``error`` is None for an asked-for cancel."""
+    """Reports that the request ended unfinished and its lease is closed; ``error`` is None after a Cancel."""
 
     key: int
     error: ErrorInfo | None
 
 
 class CloseReceive(_Message):
-    """The lease is closed: stop writing its pages, then answer ReceiveClosed if a receive was open."""
+    """Asks to stop writing the pages of a lease that the engine ended.
+
+    Answered by ReceiveClosed for each epoch that had a stream open, then by IntakeClosed.
+    """
 
     key: int
 
@@ -344,9 +369,9 @@ class CloseReceive(_Message):
 
 
 class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
-    """One finished block to push: its index in the prompt, its page here, its hash, tokens it holds (1..16).
+    """Names one finished block to push: its index in the prompt, its page here, its hash, the tokens it holds.
 
-    ``resident``: its page on the device holds it as well, until SendClosed.
+    With ``resident`` its page on the device holds it as well, until SendClosed.
     """
 
     index: int
@@ -357,14 +382,14 @@ class ShipBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlocksReady(_Message):
-    """Finished blocks, in order; pinned until SendClosed."""
+    """Reports finished blocks, in order; their pages are pinned until SendClosed."""
 
     key: int
     blocks: tuple[ShipBlock, ...]
 
 
 class PrefillDone(_Message):
-    """The first token; every block was announced before this. ``at``: known since then, by the host's clock."""
+    """Reports the first token, after every block was announced. ``at``: monotonic seconds when it was known."""
 
     key: int
     first: TokenRun
@@ -376,19 +401,28 @@ class PrefillDone(_Message):
 
 
 class PrefillFailed(_Message):
-    """The prompt was not computed (error, or cancel)."""
+    """Reports that the prompt was not computed, because of an error or a cancel."""
 
     key: int
     error: ErrorInfo
 
 
-ToEngine = (
-    Cancel | AskSnapshot | Drain | Shutdown | Admit | Rearm | ReceiveOpened | ReceiveClosed | BlocksReceived
-    | Commit | Prefill | SendClosed | Pin | Unpin | Keep | Unkeep | Fill
-    | Filled | SetRole
+# ---- who receives what -------------------------------------------------------------------------------
+
+ToEitherEngine = (
+    AskSnapshot | Drain | Shutdown | SetRole | Pin | Unpin | Keep | Unkeep | Fill | Filled
 )  # fmt: skip
-ToIo = (
-    EngineReady | EngineFailed | SnapshotIs | CacheChanged | Stats | Admitted | Refused | Rearmed | Committed
-    | Tokens | Ended | CloseReceive | BlocksReady | PrefillDone | PrefillFailed | Pinned | Kept
-    | CacheIdle | Filling | RoleIs
+ToDecodeEngine = (
+    ToEitherEngine | Cancel | Admit | Rearm | ReceiveOpened | ReceiveClosed | IntakeClosed | BlocksReceived | Commit
 )  # fmt: skip
+ToPrefillEngine = ToEitherEngine | Cancel | Prefill | SendClosed
+ToEngine = ToDecodeEngine | ToPrefillEngine
+
+FromDecodeEngine = Admitted | Refused | Rearmed | Committed | Tokens | Ended | CloseReceive
+FromPrefillEngine = BlocksReady | PrefillDone | PrefillFailed
+FromEitherRole = FromDecodeEngine | FromPrefillEngine
+FromCache = Pinned | Kept | Filling | CacheChanged | CacheIdle
+ToIo = FromEitherRole | FromCache | EngineReady | EngineFailed | SnapshotIs | RoleIs | Stats
+
+SendToEngine = Callable[[ToEngine], None]
+"""Hands the engine a message; it never blocks."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-
-import msgspec
+from typing import assert_never
 
 from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler, FillReport
@@ -65,18 +64,21 @@ class WorkerBlocks:
         """The lower tiers, for their figures."""
         return self._tiers.tiers.tiers if self._tiers else ()
 
-    def take(self, message: msgspec.Struct) -> bool:
-        """Act on one message of the engine, if it is for us."""
-        if isinstance(message, ch.Pinned):
-            self.source.take(message)
-        elif isinstance(message, ch.Filling):
-            self._filler.take(message)
-        elif isinstance(message, ch.CacheChanged):
-            changed = self._tiers.holdings.changed if self._tiers else self._publish
-            changed(message.added, message.removed)
-        else:
-            return self._tiers is not None and self._tiers.take(message)
-        return True
+    def take(self, message: ch.FromCache) -> None:
+        """Acts on one message of the engine about cached blocks."""
+        match message:
+            case ch.CacheChanged():
+                changed = self._tiers.holdings.changed if self._tiers else self._publish
+                changed(message.added, message.removed)
+            case ch.Pinned():
+                self.source.take(message)
+            case ch.Filling():
+                self._filler.take(message)
+            case ch.Kept() | ch.CacheIdle():
+                assert self._tiers is not None, "an engine tells of idle blocks only where there are lower tiers"
+                self._tiers.take(message)
+            case _:
+                assert_never(message)
 
     def running(self, sequences: int) -> None:
         """How many sequences the engine works on."""

@@ -130,8 +130,8 @@ class EngineChannel:
         """Whether the peer is known to be gone."""
         return self._ended or self._out.gone
 
-    def send(self, message: msgspec.Struct) -> None:
-        """Queue ``message``; it leaves now if the socket has room, else at the next send, poll or flush."""
+    def send(self, message: ToIo) -> None:
+        """Queues ``message``; it leaves now if the socket has room, else at the next send, poll or flush."""
         self._out.put(message)
 
     def flush(self) -> None:
@@ -210,8 +210,8 @@ class IoChannel:
         """Whether the engine is gone or the channel was closed."""
         return self._ended
 
-    def send(self, message: msgspec.Struct) -> None:
-        """Queue ``message``; it leaves now if the socket has room, else as soon as it has."""
+    def send(self, message: ToEngine) -> None:
+        """Queues ``message``; it leaves now if the socket has room, else as soon as it has."""
         self._out.put(message)
         if self._out.pending and not self._writing and not self._ended:
             self._writing = True

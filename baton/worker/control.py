@@ -39,8 +39,8 @@ class RoleService(Protocol):
     def active(self) -> int:
         """Requests that have not ended."""
 
-    def take(self, message: Any) -> None:
-        """Act on an engine's message."""
+    def take(self, message: ch.FromEitherRole) -> None:
+        """Acts on a message of the engine about requests."""
 
     def cancel_all(self, reason: str) -> int:
         """End what runs; how many that were."""
@@ -70,7 +70,7 @@ class WorkerControl:
     when nobody can be told.
     """
 
-    def __init__(self, info: WorkerInfo, send: Callable[[msgspec.Struct], None], service: RoleService):
+    def __init__(self, info: WorkerInfo, send: ch.SendToEngine, service: RoleService):
         self.info = info
         self._send = send
         self._service = service

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import msgspec
 
-from baton.decode_worker.engine.loop import DecodeLoop
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.checkpoints.hub import locate
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, mirror_of
-from baton.engine.step_loop import Channel, StepLoop
+from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import with_codec
 from baton.kv.memory.host_pages import PageMemory
@@ -109,13 +109,13 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     pool.idle = {} if spec.has_tiers else None
     grammars = Grammars(model, tokenizer_of(spec), GRACE_S)
     grammars.warm()
-    return make_loop(spec, runner, pool, channel, grammars, memory.view())
+    return make_loop(spec, EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view()))
 
 
 def successor(spec: WorkerSpec, loop: StepLoop) -> StepLoop:
     """The loop of the role that ``loop`` was told to leave to: same runner, same pages, same cached blocks."""
     told = msgspec.structs.replace(spec, role=loop.next_role)
-    after = make_loop(told, loop.runner, loop.pool, loop.channel, loop.grammars, loop.memory)
+    after = make_loop(told, loop.parts)
     after.succeed(loop)
     return after
 
@@ -162,39 +162,13 @@ def tokenizer_of(spec: WorkerSpec) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def make_loop(
-    spec: WorkerSpec,
-    runner: Runner,
-    pool: PagePool,
-    channel: Channel,
-    grammars: Grammars | None = None,
-    memory: memoryview | None = None,
-) -> StepLoop:
-    """The role's loop; ``memory`` is the pages', which only a decode worker's loop touches itself."""
+def make_loop(spec: WorkerSpec, parts: EngineParts) -> StepLoop:
+    """Returns the loop of the role in ``spec``."""
     if spec.role == "prefill":
-        return PrefillLoop(
-            runner,
-            pool,
-            channel,
-            time.monotonic,
-            chunk_tokens=spec.prefill_chunk_tokens,
-            max_batch=spec.max_batch,
-            grammars=grammars,
-            memory=memory,
-        )
-    return DecodeLoop(
-        runner,
-        pool,
-        channel,
-        time.monotonic,
-        entropy=os.urandom,  # never seeded: a lease of an earlier incarnation must not be valid again
-        max_batch=spec.max_batch,
-        chunk_tokens=spec.prefill_chunk_tokens,
-        ttl_s=spec.lease_ttl_s,
-        itl_target_s=spec.itl_target_s,
-        grammars=grammars,
-        memory=memory,
-    )
+        return PrefillLoop(parts, spec.prefill_chunk_tokens, spec.max_batch)
+    limits = DecodeLimits(spec.max_batch, spec.prefill_chunk_tokens, spec.lease_ttl_s, spec.itl_target_s)
+    # entropy is never seeded: a lease of an earlier incarnation must not be valid again
+    return DecodeLoop(parts, limits, entropy=os.urandom)
 
 
 def _leave(channel: EngineChannel, status: int) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-
-import msgspec
+from typing import assert_never
 
 from baton.kv.tiers.disk import DiskTier
 from baton.kv.tiers.holdings import Holdings
@@ -41,15 +40,15 @@ class WorkerTiers:
         """Lift gently while a CPU decodes; a GPU's steps have a memory of their own."""
         self.tiers.duty = BESIDE_DECODE if self._beside_decode and sequences else 1.0
 
-    def take(self, message: msgspec.Struct) -> bool:
-        """Act on one message of the engine, if it is for us."""
-        if isinstance(message, ch.Kept):
-            self._writeback.take(message)
-        elif isinstance(message, ch.CacheIdle):
-            self._writeback.idle(message.hashes)
-        else:
-            return False
-        return True
+    def take(self, message: ch.Kept | ch.CacheIdle) -> None:
+        """Acts on one message of the engine about blocks that may be written back."""
+        match message:
+            case ch.CacheIdle():
+                self._writeback.idle(message.hashes)
+            case ch.Kept():
+                self._writeback.take(message)
+            case _:
+                assert_never(message)
 
     async def close(self) -> None:
         """Stop copying; what the disk holds stays for the next process of the slot."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, assert_never
 
 import grpc
 import grpc.aio
@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
+from baton.cluster.membership import Member
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.service import DecodeService
 from baton.decode_worker.io.shell import DecodeShell
@@ -114,7 +115,7 @@ class Worker:
         for name in self.names:
             await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
 
-    async def leave(self, grace_s: float, member: Any) -> None:
+    async def leave(self, grace_s: float, member: Member | None) -> None:
         """Drain: routers are told first, then requests may finish."""
         await self.health.enter_graceful_shutdown()
         if member is not None:
@@ -133,15 +134,24 @@ class Worker:
         server.add_generic_rpc_handlers((handoff_handler(self.intake.accept),))
         return ["baton.v1.Worker", "baton.v1.DecodeWorker"]
 
-    def _take(self, message: Any) -> None:
-        if isinstance(message, ch.Stats):
-            self._report.stats(message)
-            self.blocks.running(message.running)
-            self._report.refusals(self.intake.refusals)
-        elif isinstance(message, ch.SnapshotIs):
-            self.control.answered(message)
-        elif not self.blocks.take(message):
-            self.service.take(message)
+    def _take(self, message: ch.ToIo) -> None:
+        match message:  # the most frequent first: each class that doesn't fit takes a tenth of a microsecond
+            case ch.Tokens() | ch.BlocksReady() | ch.PrefillDone() | ch.PrefillFailed() | ch.CloseReceive():
+                self.service.take(message)
+            case ch.Admitted() | ch.Committed() | ch.Rearmed() | ch.Refused() | ch.Ended():
+                self.service.take(message)
+            case ch.Stats():
+                self._report.stats(message)
+                self.blocks.running(message.running)
+                self._report.refusals(self.intake.refusals)
+            case ch.SnapshotIs():
+                self.control.answered(message)
+            case ch.Pinned() | ch.Kept() | ch.Filling() | ch.CacheChanged() | ch.CacheIdle():
+                self.blocks.take(message)
+            case ch.EngineReady() | ch.EngineFailed() | ch.RoleIs():
+                raise AssertionError(f"{type(message).__name__} is heard before a role begins, or as it ends")
+            case _:
+                assert_never(message)
 
     def _prefill(self, info: WorkerInfo) -> PrefillService:
         engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)

@@ -20,12 +20,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from baton.decode_worker.engine.loop import DecodeLoop
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner
 from baton.engine.grammar.running import Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.step_loop import EngineParts
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
@@ -122,15 +123,11 @@ class Run:
         self.pool, self.tape = PagePool(PAGES), Tape()
         ids = itertools.count(1)
         self.loop = DecodeLoop(
-            engine.runner,
-            self.pool,
-            self.tape,
-            time.monotonic,
-            engine.grammars,
-            self.memory.view(),
+            EngineParts.around(
+                engine.runner, self.pool, self.tape, time.monotonic, engine.grammars, self.memory.view()
+            ),
+            DecodeLimits(max_batch=64, chunk_tokens=CHUNK),
             entropy=lambda n: next(ids).to_bytes(n, "big"),
-            max_batch=64,
-            chunk_tokens=CHUNK,
             drafter=drafter,
         )
         assert self.loop.swap is not None
@@ -178,7 +175,7 @@ class Run:
         for decoding in (*self.loop.scheduler.running, *self.loop.scheduler.waiting):
             while not decoding.sequence.ready:  # a grammar compiles: steps are counted without it
                 time.sleep(0.001)
-                self.loop.grammars.turn()
+                self.loop.parts.grammars.turn()
         while not self.loop.empty:
             if steps in disturbed:
                 self._preempt()
@@ -209,9 +206,8 @@ def prefilled(engine: Engine) -> dict[int, Handed]:
     """Every request's prompt, read by a prefill worker's loop."""
     memory, tape = PageMemory.create(PAGES, engine.page_bytes), Tape()
     engine.runner.bind(memory.view(), PAGES)
-    loop = PrefillLoop(
-        engine.runner, PagePool(PAGES), tape, time.monotonic, engine.grammars, chunk_tokens=CHUNK, max_batch=64
-    )
+    parts = EngineParts.around(engine.runner, PagePool(PAGES), tape, time.monotonic, engine.grammars)
+    loop = PrefillLoop(parts, chunk_tokens=CHUNK, max_batch=64)
     for key, request in engine.requests.items():
         loop.take(ch.Prefill(key, request, 0, ()))
     while loop.scheduler.jobs:

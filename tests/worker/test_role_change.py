@@ -77,7 +77,7 @@ def test_a_loop_hands_over_when_nothing_is_left_and_its_cache_is_the_successors(
     reader.run()  # comes back at once: there is a next role, and nothing is left
     writer = successor(spec("prefill"), reader)
     assert isinstance(writer, DecodeLoop)
-    assert (writer.pool, writer.runner, writer.sharing) == (reader.pool, reader.runner, reader.sharing)
+    assert writer.parts is reader.parts
     assert wire.sent[-1] == ch.RoleIs("decode")
     admitted = next(m for m in turns(writer, ch.Admit(2, request("b"), True, 0.0)) if isinstance(m, ch.Admitted))
     assert admitted.held_blocks == len(PROMPT) // 16

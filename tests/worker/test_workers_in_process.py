@@ -20,12 +20,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.cluster import telemetry
-from baton.decode_worker.engine.loop import DecodeLoop
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.decode_worker.io import service as decode_service
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.service import DecodeService
 from baton.decode_worker.io.session import Frame, Session
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
+from baton.engine.step_loop import EngineParts
 from baton.kv.exchange.fetch import BlockFetcher
 from baton.kv.exchange.filling import Filler
 from baton.kv.exchange.source import BlockSource, FetchedPage
@@ -53,7 +54,7 @@ class Engine:
         self.memory = PageMemory.create(pages, runner.spec.layout.page_bytes)
         runner.bind(self.memory.view(), pages)
         self.spec, self.pool = runner.spec, PagePool(pages)
-        self.loop = make(runner, self.pool, self)
+        self.loop = make(EngineParts.around(runner, self.pool, self, lambda: 0.0))
         self.service: Any = None
         self.source = BlockSource(self.tell, self.memory, self.spec.layout, "m")
         self.filler = Filler(self.tell, self.memory, lambda: 0.0)
@@ -142,9 +143,9 @@ class House:
     def __init__(self, pages: int) -> None:
         self.d = Engine(
             pages,
-            lambda r, p, c: DecodeLoop(r, p, c, lambda: 0.0, entropy=os.urandom, max_batch=16, chunk_tokens=64),
+            lambda parts: DecodeLoop(parts, DecodeLimits(max_batch=16, chunk_tokens=64), os.urandom),
         )
-        self.p = Engine(pages, lambda r, p, c: PrefillLoop(r, p, c, lambda: 0.0, chunk_tokens=64, max_batch=8))
+        self.p = Engine(pages, lambda parts: PrefillLoop(parts, chunk_tokens=64, max_batch=8))
         self.intake = Intake(self.d.memory, self.d.spec.layout, self.d.spec.fingerprint, self.d.tell)
         self.decode = DecodeService(self.d.tell, self.intake, "m", 30.0)
         self.transport = LoopbackTransport({"decode": self.intake.accept})

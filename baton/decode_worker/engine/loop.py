@@ -9,18 +9,19 @@ Knows nothing of gRPC, streams or routers. Single-threaded: pages change hands o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.leases import Receive
 from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
 from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
+from baton.engine.handlers import Table
 from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep
 from baton.engine.speculate.draft import accepted
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.step_loop import IDLE_WAIT_S, StepLoop, note
+from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PageLease
 from baton.protos import channel as ch
@@ -47,27 +48,38 @@ class Answer:
         return self.receive is not None and not self.receive.committed
 
 
+class DecodeLimits(NamedTuple):
+    """How much a decode engine does at once, and for how long a lease without progress lasts.
+
+    ``max_batch`` sequences advance in a step and ``chunk_tokens`` prompt tokens are read in it, fewer where a step
+    would take longer than ``itl_target_s`` seconds (0: no target). ``ttl_s`` is in seconds.
+    """
+
+    max_batch: int = 64
+    chunk_tokens: int = 512
+    ttl_s: float = 30.0
+    itl_target_s: float = 0.0
+
+
 class DecodeLoop(StepLoop):
-    """Requests in, one Tokens message per step out."""
+    """Takes requests in and sends one Tokens message per step. ``entropy(n)`` gives n bytes for a lease's id."""
 
     def __init__(
         self,
-        *args: Any,
+        parts: EngineParts,
+        limits: DecodeLimits,
         entropy: Callable[[int], bytes],
-        max_batch: int = 64,
-        chunk_tokens: int = 512,
-        ttl_s: float = 30.0,
-        itl_target_s: float = 0.0,
         drafter: Drafter | None = None,
-        **kwargs: Any,
     ):
-        super().__init__(*args, **kwargs)
-        self.budget = StepBudget(itl_target_s)
-        self.swap = SwapArea.beside(self.memory, self.spec.layout, self.pool.pages) if self.memory else None
+        super().__init__(parts)
+        self.limits = limits
+        self.budget = StepBudget(limits.itl_target_s)
+        self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
         self.drafter = drafter
-        self.scheduler = DecodeScheduler(self.pool, max_batch, chunk_tokens, self.budget, self.swap, drafter)
+        self.scheduler = DecodeScheduler(
+            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter
+        )
         self.entropy = entropy
-        self.ttl_s = ttl_s
         self.answers: dict[int, Answer] = {}
         self.receives: dict[int, Receive] = {}
         self.leases_swept = 0
@@ -109,8 +121,22 @@ class DecodeLoop(StepLoop):
 
     # ---- messages ----
 
-    def on_admit(self, message: ch.Admit) -> None:
-        """Reserve pages and open a lease, or refuse."""
+    def handlers(self) -> Table:
+        """Returns what handles each message of a decode worker's I/O process."""
+        return (
+            self.shared_handlers()
+            .on(ch.Admit, self._on_admit)
+            .on(ch.Rearm, self._on_rearm)
+            .on(ch.ReceiveOpened, self._on_receive_opened)
+            .on(ch.ReceiveClosed, self._on_receive_closed)
+            .on(ch.IntakeClosed, self._on_intake_closed)
+            .on(ch.BlocksReceived, self._on_blocks_received)
+            .on(ch.Commit, self._on_commit)
+            .on(ch.Cancel, self._on_cancel)
+            .covering(ch.ToDecodeEngine)
+        )
+
+    def _on_admit(self, message: ch.Admit) -> None:
         try:
             admitted = self._admit(message)
         except Exception as error:
@@ -120,8 +146,7 @@ class DecodeLoop(StepLoop):
         else:
             self.channel.send(admitted)
 
-    def on_rearm(self, message: ch.Rearm) -> None:
-        """Another prefill worker will try."""
+    def _on_rearm(self, message: ch.Rearm) -> None:
         try:
             receive = self.receives.get(message.key)
             if receive is None or message.key not in self.answers:
@@ -132,31 +157,27 @@ class DecodeLoop(StepLoop):
         else:
             self.channel.send(ch.Rearmed(message.key, receive.epoch, receive.received))
 
-    def on_receiveopened(self, message: ch.ReceiveOpened) -> None:
-        """The I/O process may write the pages now."""
+    def _on_receive_opened(self, message: ch.ReceiveOpened) -> None:
         receive = self.receives.get(message.key)
         if receive is not None:
             receive.opened(message.epoch, self.clock())
             if self.mirror is not None:
                 self.mirror.opened([receive.table[block] for block in receive.outstanding])
 
-    def on_receiveclosed(self, message: ch.ReceiveClosed) -> None:
-        """It writes them no more."""
+    def _on_receive_closed(self, message: ch.ReceiveClosed) -> None:
         receive = self.receives.get(message.key)
         if receive is not None:
             receive.closed(message.epoch, self.clock())
             self._forget_settled(message.key)
 
-    def on_blocksreceived(self, message: ch.BlocksReceived) -> None:
-        """Verified and written."""
+    def _on_blocks_received(self, message: ch.BlocksReceived) -> None:
         receive = self.receives.get(message.key)
         if receive is not None:
             receive.arrived(message.blocks, self.clock())
             if message.resident and self.mirror is not None:
                 self.mirror.landed(message.key, receive.table, message.resident)
 
-    def on_commit(self, message: ch.Commit) -> None:
-        """The prompt is here: decode from now on."""
+    def _on_commit(self, message: ch.Commit) -> None:
         answer = self.answers.get(message.key)
         if answer is None or answer.receive is None:
             self.channel.send(ch.Ended(message.key, to_info(LeaseUnknown("the lease has ended", "lease"))))
@@ -167,14 +188,20 @@ class DecodeLoop(StepLoop):
             raise HandoffRefused("the handoff was committed before every block was in")
         self._commit(answer, message)
 
-    def on_cancel(self, message: ch.Cancel) -> None:
-        """End it now. The I/O process has closed its intake first, so this also closes the gate."""
+    def _on_cancel(self, message: ch.Cancel) -> None:
         if message.key in self.answers:
             self._end(message.key)
             self.channel.send(ch.Ended(message.key, None))
-        if message.key in self.receives:
-            self.receives[message.key].shut()
-            self._forget_settled(message.key)
+        self._shut(message.key)  # the I/O process has closed its intake before it sends this
+
+    def _on_intake_closed(self, message: ch.IntakeClosed) -> None:
+        self._shut(message.key)
+
+    def _shut(self, key: int) -> None:
+        """Closes the gate of a request's lease: its pages come free once the streams in flight are closed."""
+        if key in self.receives:
+            self.receives[key].shut()
+            self._forget_settled(key)
 
     def fail(self, key: int, error: Exception) -> None:
         """End one request with ``error``."""
@@ -221,7 +248,7 @@ class DecodeLoop(StepLoop):
         self._ages += 1
         decoding = Decoding(sequence, root, pages, self._ages)
         if not message.local:
-            self.receives[key] = Receive(lease_id, pages, message.ttl_s or self.ttl_s, now)
+            self.receives[key] = Receive(lease_id, pages, message.ttl_s or self.limits.ttl_s, now)
         self.answers[key] = answer = Answer(decoding, self.receives.get(key), now)
         if message.local:
             self._join_local(answer)
@@ -356,7 +383,7 @@ class DecodeLoop(StepLoop):
 
     def _shares_may_end(self) -> bool:
         """Returns whether pages that others read or fill may still come back in time."""
-        if not len(self.sharing):
+        if not len(self.parts.sharing):
             return False
         if self._starving_since is None:
             self._starving_since = self.clock()

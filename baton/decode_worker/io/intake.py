@@ -11,14 +11,13 @@ closed, or whose lease moved on, writes no more from that moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from baton.decode_worker.io.arrival import Arrival
 from baton.decode_worker.io.claim import Claim
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import ReplyStream, Sink
+from baton.protos.channel import SendToEngine
 from baton.protos.errors import BatonError, LeaseUnknown, StaleEpoch
 from baton.protos.nouns import KvLayout
 
@@ -31,7 +30,7 @@ class Intake:
         memory: PageMemory,
         layout: KvLayout,
         fingerprint: str,
-        send_to_engine: Callable[[msgspec.Struct], None],
+        send_to_engine: SendToEngine,
     ) -> None:
         self.refusals: Counter[str] = Counter()
         self.received_blocks = 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import assert_never
 
-import msgspec
+from opentelemetry.trace import Span
 
 from baton.cluster.telemetry import Attributes, open_span
 from baton.decode_worker.io.intake import Intake
@@ -20,6 +20,7 @@ from baton.kv.exchange.warming import Warmer
 from baton.protos import channel as ch
 from baton.protos.errors import (
     BatonError,
+    ErrorInfo,
     InvalidRequest,
     LeaseUnknown,
     ModelNotFound,
@@ -34,7 +35,7 @@ class DecodeService:
 
     def __init__(
         self,
-        send: Callable[[msgspec.Struct], None],
+        send: ch.SendToEngine,
         intake: Intake,
         model_id: str,
         ttl_s: float,
@@ -50,7 +51,7 @@ class DecodeService:
         self._keys = keys or itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._sessions: set[Session] = set()
-        self._spans: dict[int, Any] = {}
+        self._spans: dict[int, Span] = {}
         self.finished = 0
 
     @property
@@ -147,22 +148,28 @@ class DecodeService:
 
     # ---- what the engine says ----
 
-    def take(self, message: Any) -> None:
-        """Act on one message; one about a request that left is dropped."""
-        if isinstance(message, ch.Tokens):
-            self._tokens(message)
-        elif isinstance(message, ch.CloseReceive):
-            self._intake.close(message.key)
-            self._send(ch.Cancel(message.key, "closed"))  # the fence: no receive opens after it
-        elif isinstance(message, ch.Committed):
-            self._intake.on_committed(message.key, message.epoch)
-            self._begin_decode(message.key)
-        elif (entry := self._requests.get(message.key)) is not None:
-            self._answer(entry, message)
+    def take(self, message: ch.FromEitherRole) -> None:
+        """Acts on one message of the engine; one about a request that left is dropped."""
+        match message:
+            case ch.Tokens():
+                self._tokens(message)
+            case ch.Committed():
+                self._intake.on_committed(message.key, message.epoch)
+                self._begin_decode(message.key)
+            case ch.Admitted() | ch.Rearmed() | ch.Refused() | ch.Ended():
+                if (entry := self._requests.get(message.key)) is not None:
+                    self._answer(entry, message)
+            case ch.CloseReceive():
+                self._intake.close(message.key)
+                self._send(ch.IntakeClosed(message.key))
+            case ch.BlocksReady() | ch.PrefillDone() | ch.PrefillFailed():
+                raise AssertionError(f"a decode engine sends no {type(message).__name__}")
+            case _:
+                assert_never(message)
 
-    def _answer(self, entry: Request, message: Any) -> None:
+    def _answer(self, entry: Request, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
         if entry.cancelled and isinstance(message, (ch.Admitted, ch.Rearmed)):
-            return  # the fence has passed: nothing may be received for it any more
+            return  # its intake is closed: nothing may be received for it any more
         if isinstance(message, ch.Admitted):
             self._admitted(entry, message)
         elif isinstance(message, ch.Rearmed):
@@ -212,7 +219,7 @@ class DecodeService:
         self._intake.close(entry.key)
         self._send(ch.Cancel(entry.key, reason))
 
-    def _drop(self, entry: Request, error: Any = None) -> None:
+    def _drop(self, entry: Request, error: ErrorInfo | None = None) -> None:
         """Forget it here; what is queued for its router still goes out."""
         self._intake.close(entry.key)
         self._requests.pop(entry.key, None)

@@ -53,7 +53,7 @@ class Filler:
 
     def __init__(
         self,
-        send: Callable[[msgspec.Struct], None],
+        send: ch.SendToEngine,
         memory: PageMemory,
         clock: Callable[[], float],
         stall_s: float = STALL_S,

@@ -39,7 +39,7 @@ class BlockSource:
 
     def __init__(
         self,
-        send: Callable[[msgspec.Struct], None],
+        send: ch.SendToEngine,
         memory: PageMemory,
         layout: KvLayout,
         model_id: str,

@@ -12,8 +12,6 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.stack import BATCH, Tiers
@@ -30,7 +28,7 @@ class WriteBack:
 
     def __init__(
         self,
-        send: Callable[[msgspec.Struct], None],
+        send: ch.SendToEngine,
         memory: PageMemory,
         tiers: Tiers,
         holdings: Holdings,

@@ -8,12 +8,11 @@ Knows nothing of gRPC or of who receives the blocks. Single-threaded: pages chan
 
 from __future__ import annotations
 
-from typing import Any
-
 from baton.engine.checks import check_request
+from baton.engine.handlers import Table
 from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SequenceStep
-from baton.engine.step_loop import StepLoop
+from baton.engine.step_loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
 from baton.kv.pages.pool import PageLease
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
@@ -69,10 +68,13 @@ class Shipment:
 
 
 class PrefillLoop(StepLoop):
-    """Prompts in, blocks and first tokens out."""
+    """Takes prompts in and sends their blocks and first tokens.
 
-    def __init__(self, *args: Any, chunk_tokens: int = 512, max_batch: int = 64, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    A step reads ``chunk_tokens`` tokens at most, of ``max_batch`` prompts at most.
+    """
+
+    def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
+        super().__init__(parts)
         self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
@@ -91,8 +93,17 @@ class PrefillLoop(StepLoop):
 
     # ---- messages ----
 
-    def on_prefill(self, message: ch.Prefill) -> None:
-        """A prompt to read."""
+    def handlers(self) -> Table:
+        """Returns what handles each message of a prefill worker's I/O process."""
+        return (
+            self.shared_handlers()
+            .on(ch.Prefill, self._on_prefill)
+            .on(ch.SendClosed, self._on_send_closed)
+            .on(ch.Cancel, self._on_cancel)
+            .covering(ch.ToPrefillEngine)
+        )
+
+    def _on_prefill(self, message: ch.Prefill) -> None:
         if self.draining:
             raise Draining("this prefill worker is draining; ask another")
         request = message.request
@@ -106,13 +117,11 @@ class PrefillLoop(StepLoop):
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
 
-    def on_cancel(self, message: ch.Cancel) -> None:
-        """Stop computing; pages the I/O process knows of stay until it says SendClosed."""
+    def _on_cancel(self, message: ch.Cancel) -> None:
         if message.key in self.scheduler.jobs:
             self.fail(message.key, Cancelled(f"cancelled: {message.reason}"))
 
-    def on_sendclosed(self, message: ch.SendClosed) -> None:
-        """The handoff is over, one way or the other."""
+    def _on_send_closed(self, message: ch.SendClosed) -> None:
         self.scheduler.remove(message.key)
         shipment = self.shipments.pop(message.key, None)
         if shipment is not None:

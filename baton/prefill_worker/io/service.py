@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import assert_never
 
 import msgspec
+from opentelemetry.trace import Span
 
 from baton.cluster.telemetry import Attributes, open_span
 from baton.engine.checks import blocks_for
@@ -67,8 +68,20 @@ class _Job:
         self._call = call
         self.span = self._open("prefill")
 
-    def finish(self, done: ch.PrefillDone) -> None:
-        """The first token is known; what follows is exposed transfer."""
+    def take(self, message: ch.FromPrefillEngine) -> None:
+        """Acts on one message of the engine about this prompt."""
+        match message:
+            case ch.BlocksReady():
+                self.handoff.ship(message.blocks)
+            case ch.PrefillDone():
+                self._finish(message)
+            case ch.PrefillFailed():
+                self.handoff.fail(from_info(message.error))
+            case _:
+                assert_never(message)
+
+    def _finish(self, done: ch.PrefillDone) -> None:
+        """From here on the first token is known, and what is still transferred delays the answer."""
         self.done = done
         self.end_span()
         self.span = self._open("transfer")
@@ -86,7 +99,7 @@ class _Job:
             self.span.end()
             self.span = None
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str) -> Span | None:
         request = self._call.request
         attributes: Attributes = {"baton.request_id": request.request_id, "baton.tokens": len(request.token_ids)}
         return open_span(name, self._call.traceparent, attributes) if self._call.traceparent else None
@@ -97,7 +110,7 @@ class PrefillService:
 
     def __init__(
         self,
-        send: Callable[[msgspec.Struct], None],
+        send: ch.SendToEngine,
         memory: PageMemory,
         sender: Sender,
         transport: Transport,
@@ -176,17 +189,18 @@ class PrefillService:
         for job in self._jobs.values():
             job.handoff.fail(error)
 
-    def take(self, message: Any) -> None:
-        """Act on one message of the engine; one about a prompt that left is dropped."""
-        job = self._jobs.get(message.key)
-        if job is None:
-            return
-        if isinstance(message, ch.BlocksReady):
-            job.handoff.ship(message.blocks)
-        elif isinstance(message, ch.PrefillDone):
-            job.finish(message)
-        elif isinstance(message, ch.PrefillFailed):
-            job.handoff.fail(from_info(message.error))
+    def take(self, message: ch.FromEitherRole) -> None:
+        """Acts on one message of the engine; one about a prompt that left is dropped."""
+        match message:
+            case ch.BlocksReady() | ch.PrefillDone() | ch.PrefillFailed():
+                if (job := self._jobs.get(message.key)) is not None:
+                    job.take(message)
+            case ch.Tokens() | ch.Admitted() | ch.Refused() | ch.Rearmed() | ch.Committed() | ch.Ended():
+                raise AssertionError(f"a prefill engine sends no {type(message).__name__}")
+            case ch.CloseReceive():
+                raise AssertionError("a prefill engine has no lease that others fill")
+            case _:
+                assert_never(message)
 
     async def _warm(self, call: PrefillCall) -> FillReport:
         """Blocks that are cheaper to fetch than to compute; the engine finds them in its cache then."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.decode_worker.engine.loop import SHARED_S, DecodeLoop
+from baton.decode_worker.engine.loop import SHARED_S, DecodeLimits, DecodeLoop
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
 from baton.engine.plan import StepPlan, StepResult
+from baton.engine.step_loop import EngineParts
 from baton.kv.layout import prefix
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
@@ -37,22 +38,19 @@ class Tape:
 class Bench:
     """A decode loop and what its I/O process would do, by hand."""
 
-    def __init__(self, pages: int = 64, runner: Any = None, **limits: Any):
+    def __init__(self, pages: int = 64, runner: Any = None, grammars: Any = None, **limits: Any):
         self.now = 0.0
         self.memory = PageMemory.create(pages, 16 * KV)
         self.runner = runner or PacedRunner("test", step_seconds=lambda s: 0.0, **MODEL)
         self.runner.bind(self.memory.view(), pages)
         self.pool, self.tape = PagePool(pages), Tape()
         ids = itertools.count(1)
-        limits = {"max_batch": 8, "chunk_tokens": 64, "ttl_s": 30.0} | limits
         self.loop = DecodeLoop(
-            self.runner,
-            self.pool,
-            self.tape,
-            lambda: self.now,
+            EngineParts.around(
+                self.runner, self.pool, self.tape, lambda: self.now, grammars, memory=self.memory.view()
+            ),
+            DecodeLimits(**{"max_batch": 8, "chunk_tokens": 64, "ttl_s": 30.0} | limits),
             entropy=lambda n: next(ids).to_bytes(n, "big"),
-            memory=self.memory.view(),
-            **limits,
         )
         self._keys = itertools.count(1)
 
@@ -240,7 +238,7 @@ def test_an_incomplete_commit_fails_the_request_and_closes_its_receive(bench: Be
     ended, close = bench.commit(admitted, prompt_of(50))
     assert ended.error.type == "HandoffRefused"
     assert close == ch.CloseReceive(admitted.key)
-    bench.say(ch.Cancel(admitted.key, "closed"), ch.ReceiveClosed(admitted.key, 1))
+    bench.say(ch.IntakeClosed(admitted.key), ch.ReceiveClosed(admitted.key, 1))
     assert bench.at_baseline()
 
 
@@ -283,7 +281,7 @@ def test_a_lease_without_progress_is_swept_and_its_pages_wait_for_the_fence(benc
     assert bench.pool.snapshot_counts().quarantined == 4, "that receive was on its way in the channel"
     bench.say(ch.ReceiveClosed(admitted.key, 1))
     assert bench.pool.snapshot_counts().quarantined == 4
-    bench.say(ch.Cancel(admitted.key, "closed"))
+    bench.say(ch.IntakeClosed(admitted.key))
     assert bench.at_baseline()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer, rows_after
 from baton.engine.plan import StepPlan, StepResult
+from baton.engine.step_loop import EngineParts
 from baton.kv.layout import prefix
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
@@ -44,9 +45,8 @@ class Bench:
         runner.bind(self.memory.view(), pages)
         self.plans: list[StepPlan] = runner.plans
         self.pool, self.tape = PagePool(pages), Tape()
-        self.loop = PrefillLoop(
-            runner, self.pool, self.tape, lambda: self.now, chunk_tokens=chunk_tokens, max_batch=8
-        )
+        parts = EngineParts.around(runner, self.pool, self.tape, lambda: self.now)
+        self.loop = PrefillLoop(parts, chunk_tokens=chunk_tokens, max_batch=8)
 
     def say(self, *messages: Any) -> list[Any]:
         before = len(self.tape.sent)

@@ -1,0 +1,34 @@
+"""Which method handles which message of the local channel: every member of a union, checked when a loop is made.
+
+Knows nothing of what the messages mean. A table costs a message one look-up; a ``match`` over as many classes tries
+one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, get_args
+
+from baton.protos.channel import ToEngine
+
+M = TypeVar("M", bound=ToEngine)
+Table = dict[type, Callable[[Any], None]]
+
+
+class Handlers:
+    """Collects one handler per message type; each is checked against its message's type."""
+
+    def __init__(self) -> None:
+        self._table: Table = {}
+
+    def on(self, message: type[M], handle: Callable[[M], None]) -> Self:
+        """Adds ``handle`` for messages of the type ``message``; returns this collection."""
+        assert message not in self._table, f"{message.__name__} has two handlers"
+        self._table[message] = handle
+        return self
+
+    def covering(self, union: object) -> Table:
+        """Returns the table. Asserts that it has a handler for each member of ``union``, and for nothing else."""
+        differing = set(get_args(union)) ^ set(self._table)
+        assert not differing, f"without a handler, or without a message: {sorted(t.__name__ for t in differing)}"
+        return self._table

@@ -1,0 +1,42 @@
+"""What the I/O side of a decode worker answers its engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.service import DecodeService
+from baton.engine.backends.paced.runner import PacedRunner
+from baton.kv.memory.host_pages import PageMemory
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest, Sampling
+
+
+@pytest.fixture
+def sent() -> list[ch.ToEngine]:
+    return []
+
+
+@pytest.fixture
+def service(sent: list[ch.ToEngine]) -> DecodeService:
+    spec = PacedRunner("test", 32, 997, 4096, lambda s: 0.0).spec
+    intake = Intake(PageMemory.create(4, spec.layout.page_bytes), spec.layout, spec.fingerprint, sent.append)
+    return DecodeService(sent.append, intake, "m", 30.0)
+
+
+def test_a_lease_that_the_engine_ended_is_closed_without_a_cancel(
+    service: DecodeService, sent: list[ch.ToEngine]
+) -> None:
+    session = service.open_session("router")
+    service.admit(session, EngineRequest("r", (1, 2), 2, Sampling()), "m", False, 0.0, "")
+    (admit,) = sent
+    assert isinstance(admit, ch.Admit)
+    service.take(ch.Admitted(admit.key, b"lease", 1, 0, (0,), (b"hash",)))
+    service.take(ch.CloseReceive(admit.key))
+    assert sent[1:] == [ch.IntakeClosed(admit.key)]
+    assert service._intake.claim(b"lease") is None
+
+
+def test_another_roles_message_is_refused_by_name(service: DecodeService) -> None:
+    with pytest.raises(AssertionError, match="PrefillFailed"):
+        service.take(ch.PrefillFailed(1, ch.ErrorInfo("BatonError", "")))
