@@ -77,14 +77,14 @@ class Guard:
     """The pages that are free now, filled with poison until ``check``."""
 
     def __init__(self, pool: PagePool, memory: PageMemory) -> None:
-        self._pool, self._memory, self._pages = pool, memory, tuple(pool._free)
+        self._pool, self._memory, self._pages = pool, memory, tuple(pool.supply.free)
         self._poison = bytes([POISON]) * memory.page_bytes
         for page in self._pages:
             memory.page(page)[:] = self._poison
 
     def check(self) -> None:
         """Assert that nobody wrote there."""
-        free = set(self._pool._free)
+        free = set(self._pool.supply.free)
         written = [p for p in self._pages if p in free and bytes(self._memory.page(p)) != self._poison]
         assert not written, f"pages {written} were written after they had been given back"
 

@@ -106,7 +106,8 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
         )
     )
     pool = PagePool(pages, model.layout.block_tokens)
-    pool.idle = {} if spec.has_tiers else None
+    if spec.has_tiers:
+        pool.watch_idle()
     grammars = Grammars(model, tokenizer_of(spec), GRACE_S)
     grammars.warm()
     return make_loop(spec, EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view()))

@@ -1,6 +1,6 @@
 """A lease: the pages of one request, from ``PagePool.open`` to ``close``. Torch-free, single-threaded.
 
-Knows nothing of who may get which page: that is the pool's. It is the pool's other half, and works on its tables.
+Knows nothing of who may get which page: that is the pool's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PageLease:
-    """Pages that one request owns until ``close``. ``pages[i]`` is block i's; the first ``held`` were cached.
+    """Owns the pages of one request until ``close``. ``pages[i]`` is block i's; the first ``held`` were cached.
 
     ``hold`` says that another process may read or write the pages; while holds are out, pages of a closed
     lease stay in quarantine instead of being reused.
@@ -34,70 +34,48 @@ class PageLease:
 
     @property
     def holds(self) -> int:
-        """Holds that are out."""
+        """The number of ``hold`` calls without a ``release`` yet."""
         return self._holds
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
-        """Add ``blocks`` more pages. Raises PoolExhausted with nothing changed."""
+        """Adds ``blocks`` pages at the end, leaving ``reserve``. Raises PoolExhausted with nothing changed."""
         assert not self.closed, "a closed lease can't grow"
-        self._pool._require(blocks, reserve)
-        self.pages.extend(self._pool._allocate(blocks))
+        self.pages.extend(self._pool.allocate(blocks, reserve))
 
     def shrink(self, blocks: int) -> None:
-        """Give back the pages behind the first ``blocks``, which hold nothing that is wanted and aren't sealed."""
+        """Gives back the pages behind the first ``blocks``, none of which may be sealed."""
         assert not self.closed, "a closed lease has no pages to give back"
         spare = self.pages[blocks:]
         del self.pages[blocks:]
-        self._pool._unpin(spare)
+        self._pool.give_back(spare)
 
     def seal(self, index: int, block: bytes) -> bool:
-        """Block ``index`` is full and finished: others may find it. False when its hash is cached elsewhere."""
+        """Makes block ``index``, full and finished, findable. Returns False when its hash is cached elsewhere."""
         assert not self.closed, "a closed lease can't seal"
-        return self._pool._publish(self.pages[index], block)
+        return self._pool.blocks.publish(self.pages[index], block)
 
     def seal_run(self, first: int, blocks: Sequence[bytes]) -> None:
-        """``seal`` of the blocks that follow one another from ``first`` on."""
+        """Seals the blocks that follow one another from ``first`` on."""
         assert not self.closed, "a closed lease can't seal"
-        pages, hashes, by_hash = self.pages, self._pool._hash, self._pool._by_hash
-        added, removed, watched = self._pool._added, self._pool._removed, self._pool._watched
-        self._pool.version += 1
-        for page, block in zip(pages[first : first + len(blocks)], blocks, strict=True):
-            if hashes[page] is not None:
-                self._pool._publish(page, block)
-                continue
-            if by_hash.setdefault(block, page) != page:
-                continue  # it is cached elsewhere
-            hashes[page] = block
-            if not watched:
-                continue
-            if block in removed:
-                del removed[block]
-            else:
-                added[block] = None
+        self._pool.blocks.publish_run(self.pages[first : first + len(blocks)], blocks)
 
     def hold(self) -> None:
-        """I/O on these pages begins."""
+        """Announces that another process reads or writes these pages until ``release``."""
         assert not self.closed, "a closed lease can't be held: its pages may be another's"
         self._holds += 1
 
     def release(self) -> None:
-        """I/O that ``hold`` announced is over. The last one frees a closed lease's pages."""
+        """Ends one ``hold``. The last one frees the pages of a closed lease."""
         assert self._holds > 0, "release without hold"
         self._holds -= 1
         if self.closed and self._holds == 0:
-            for page in reversed(self.pages):
-                self._pool._unquarantine(page)
+            self._pool.release(self.pages)
 
     def close(self) -> None:
-        """Give the pages back, tail first; again does nothing."""
-        if self.closed:
-            return
-        self.closed = True
-        self._pool._leases.discard(self)
-        if not self._holds:
-            self._pool._unpin(self.pages)
-        else:
-            self._pool._quarantine(self.pages)
+        """Gives the pages back, the tail first. A second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self._pool.close(self, self._holds > 0)
 
     def __enter__(self) -> PageLease:
         return self

@@ -35,7 +35,7 @@ class Tiered(Sharer):
 
     def __init__(self, pages: int = 24, host: int = 40, disk: int = 0, folder: Path | None = None) -> None:
         super().__init__(pages)
-        self.pool.idle = {}
+        self.pool.watch_idle()
         made = []
         slab = host_slab(host * ROOM, PAGE)
         if slab is not None:

@@ -1,0 +1,92 @@
+"""The index from block hashes to pages, and the changes to it that a prefix index has yet to hear of. Torch-free.
+
+Knows nothing of leases, of free pages or of the order of use: it maps 32-byte hashes to page numbers and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from operator import not_
+
+
+class BlockIndex:
+    """Maps findable blocks to pages. ``block_of[page]`` is a page's block hash or None, ``page_of[hash]`` its page.
+
+    ``version`` rises with every change: while it stays the same, ``match`` gives the same answers. With ``watched``
+    False no changes are collected for ``drain_changes``.
+    """
+
+    def __init__(self, pages: int, watched: bool = True) -> None:
+        self.block_of: list[bytes | None] = [None] * pages
+        self.page_of: dict[bytes, int] = {}
+        self.version = 0
+        self._watched = watched
+        self._added: dict[bytes, None] = {}
+        self._removed: dict[bytes, None] = {}
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many leading blocks of ``hashes`` are findable."""
+        known = self.page_of
+        if not hashes or hashes[0] not in known:
+            return 0
+        return next(compress(range(len(hashes)), map(not_, map(known.__contains__, hashes))), len(hashes))
+
+    def publish(self, page: int, block: bytes) -> bool:
+        """Makes ``page`` findable as ``block``. Returns False when another page is already found by that hash."""
+        if self.block_of[page] is not None:
+            assert self.block_of[page] == block, f"page {page} is sealed under another hash"
+            return True
+        if block in self.page_of:
+            return False
+        self.version += 1
+        self.block_of[page], self.page_of[block] = block, page
+        if not self._watched:
+            return True
+        if block in self._removed:
+            del self._removed[block]
+        else:
+            self._added[block] = None
+        return True
+
+    def publish_run(self, pages: Sequence[int], blocks: Sequence[bytes]) -> None:
+        """Does what ``publish`` does for each page and block of two equally long sequences, in one pass."""
+        block_of, page_of, watched = self.block_of, self.page_of, self._watched
+        added, removed = self._added, self._removed
+        self.version += 1
+        for page, block in zip(pages, blocks, strict=True):
+            if block_of[page] is not None:
+                self.publish(page, block)
+                continue
+            if page_of.setdefault(block, page) != page:
+                continue  # it is cached elsewhere
+            block_of[page] = block
+            if not watched:
+                continue
+            if block in removed:
+                del removed[block]
+            else:
+                added[block] = None
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Removes the blocks of ``pages``, each of which must hold one."""
+        block_of, page_of, watched = self.block_of, self.page_of, self._watched
+        added, removed = self._added, self._removed
+        self.version += 1
+        for page in pages:
+            block = block_of[page]
+            assert block is not None, f"page {page} holds no block"
+            block_of[page] = None
+            del page_of[block]
+            if not watched:
+                continue
+            if block in added:
+                del added[block]
+            else:
+                removed[block] = None
+
+    def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """Returns the hashes that became findable and those that are gone since the last call, net."""
+        changes = tuple(self._added), tuple(self._removed)
+        self._added, self._removed = {}, {}
+        return changes
