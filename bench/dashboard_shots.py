@@ -151,7 +151,7 @@ def main() -> int:
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory(prefix="bd-") as folder, cluster(Path(folder)) as fleet:
-        with sync_playwright() as playwright, Load(fleet.url, fleet.model) as load:
+        with sync_playwright() as playwright, Load(fleet.url, fleet.name) as load:
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
             take(fleet, load, browser, arguments.out, arguments.seconds)
             browser.close()

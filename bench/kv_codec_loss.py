@@ -38,7 +38,7 @@ def answers(codec: str, texts: list[str], tokens: int) -> list[Answer]:
     """Greedy completions with log probabilities, from a cluster of its own."""
     worker, router = {"kv_codec": codec}, {"local_prefill_max_tokens": 0, "policy": "round_robin"}
     with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
-        served = Served(fleet.url, fleet.model)
+        served = Served(fleet.url, fleet.name)
         found = served.answers([served.encode(text) for text in texts], tokens, to_the_end=True)
         fleet.wait_for_baseline()
         return found

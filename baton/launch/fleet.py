@@ -12,31 +12,27 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
-from baton.cluster.config import BatonConfig, load_config
-from baton.cluster.served_model import model_name, resolve_model
-from baton.launch.plans import worker_plans
-from baton.launch.ports import HOST, free_ports
-from baton.launch.redis_server import RedisServer
-from baton.launch.supervise import HostSupervisor, host_environment
-from baton.process.processes import die_with_parent, end_sessions
-from baton.process.security import probing_context
-from baton.protos.errors import StartupError, from_info
-from baton.worker.slots import Slot, SlotRecord, close_slots, holders
+from baton.cluster.config import load_config
+from baton.launch.cluster_run import ClusterRun, failure_of
+from baton.launch.supervise import HostPlan, HostSupervisor, SlotStatus
+from baton.process.children import child_environment
+from baton.process.processes import die_with_parent
+from baton.protos.errors import StartupError
+from baton.worker.slots import Slot, SlotRecord
 
-UP_S = 90.0
-GRACE_S, ROUTER_GRACE_S = 2.0, 3.0
+UP_S = 90.0  # seconds that a cluster may take to come up, because some load a model's weights
+GRACE_S, ROUTER_GRACE_S = 2.0, 3.0  # seconds to end in order, until hosts and the router are killed
 LOOK_S = 0.02
 STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
 
 
-class Fleet(contextlib.AbstractContextManager["Fleet"]):
+class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
     """``with Fleet(cluster={"decode": 2}, worker={"device": "paced:zero"}) as fleet: … fleet.url …``.
 
     Sections are those of the config; ports are chosen here. Enter it from the main thread: Redis and the router end
@@ -46,18 +42,12 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
     command: tuple[str, ...] = ()  # what runs in each slot; empty: a worker host
     router_command: tuple[str, ...] = (sys.executable, "-m", "baton.router_host.main")
 
-    def __init__(self, **sections: Any) -> None:
+    def __init__(self, **sections: Mapping[str, object]) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="bf-")  # short: unix sockets end at 107 bytes
         self.folder = Path(self._scratch.name)
-        port, grpc_port = free_ports(2)
-        router = {"port": port, "grpc_port": grpc_port} | sections.pop("router", {})
-        self.config: BatonConfig = load_config(flags={"router": router, **sections}, search=self.folder)
-        self.model = model_name(self.config, resolve_model(self.config))
-        self.host, self.port = HOST, port
-        self._tls, scheme = probing_context(self.config), "https" if self.config.tls.enabled else "http"
-        self.url, self.grpc = f"{scheme}://{HOST}:{port}", f"{HOST}:{grpc_port}"
+        router = {"port": 0, "grpc_port": 0} | dict(sections.pop("router", {}))
+        super().__init__(load_config(flags={"router": router, **sections}, search=self.folder), self.folder)
         self.router: subprocess.Popen[bytes] | None = None
-        self._redis = RedisServer(self.folder / "redis")
         self._supervisors: dict[str, HostSupervisor] = {}
 
     def __enter__(self) -> Self:
@@ -73,80 +63,62 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
 
     def close(self) -> None:
         """End every process; what doesn't listen is killed."""
-        if self._supervisors:
-            close_slots(self.folder / "slots")
+        self.close_slots()
         if self.router:
             self.router.send_signal(signal.SIGTERM)
-        end_sessions(holders(self.folder / "slots").values(), GRACE_S)
+        self.end_hosts(GRACE_S)
         for supervisor in self._supervisors.values():
             supervisor.stop(0.0)
         if self.router:
             _end(self.router)
-        self._redis.stop()
+        self.stop_redis()
         self._scratch.cleanup()
 
     # ---- what is seen of it --------------------------------------------------------------------------
 
     @property
-    def redis_pid(self) -> int | None:
-        """The cluster's own Redis, while it runs."""
-        return self._redis.pid
-
-    @property
     def slots(self) -> list[str]:
         """Names of all slots whose hosts have begun."""
-        return [p.stem for p in sorted((self.folder / "slots").glob("*.json"))]
+        return [p.stem for p in sorted(self.files.slots.glob("*.json"))]
 
     def record(self, slot: str) -> SlotRecord:
         """What the slot's last host says of itself."""
-        record = Slot(self.folder / "slots", slot).read()
+        record = Slot(self.files.slots, slot).read()
         if record is None:
             raise StartupError(f"no host of {slot} has said anything yet")
         return record
 
     def workers_ready(self) -> int:
-        """Hosts that say so."""
-        return sum(s.status().state == "ready" for s in self._supervisors.values())
-
-    def reachable(self) -> int:
-        """Workers that the router can reach, by its own metric. Raises OSError when the router doesn't answer."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=5, context=self._tls) as response:
-            lines = response.read().decode().splitlines()
-        return round(sum(float(line.split()[-1]) for line in lines if line.startswith("baton_workers{")))
+        """Hosts that say that they are ready."""
+        return sum(status.state == "ready" for status in self._statuses())
 
     def answers(self) -> bool:
         """Whether the router says that it is ready, and reaches every worker that was planned."""
-        try:
-            with urllib.request.urlopen(self.url + "/ready", timeout=2, context=self._tls) as response:
-                return response.status == 200 and self.reachable() == len(self._supervisors)
-        except (urllib.error.URLError, OSError):
-            return False
+        with contextlib.suppress(OSError):
+            return self.is_ready() and self.reachable() == len(self._supervisors)
+        return False
 
     def log(self, name: str, size: int = 3000) -> str:
         """The end of a slot's log, or of "router"; empty when there is none."""
-        for path in (self.folder / f"{name}.log", self.folder / "logs" / f"{name}.log"):
-            if path.exists():
-                return path.read_text(errors="replace")[-size:]
-        return ""
+        path = self.files.logs / f"{name}.log"
+        return path.read_text(errors="replace")[-size:] if path.exists() else ""
 
     # ---- up ------------------------------------------------------------------------------------------
 
     def start_router(self) -> None:
         """The router's process; also after somebody killed it."""
-        path = self.folder / "config.json"
-        path.write_text(self.config.model_dump_json(exclude_defaults=True))  # an older build reads it too
-        with open(self.folder / "router.log", "ab") as log:
+        with open(self.files.logs / "router.log", "ab") as log:
             self.router = subprocess.Popen(
-                [*self.router_command, "--config", str(path)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(),
+                [*self.router_command, "--config", self.write_config()],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environment(),
                 preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def scale(self, prefill: int, decode: int) -> None:
-        """Other numbers of workers from now on, as a placement has it: new ones start, others drain and end."""
-        numbers = {"prefill": prefill, "decode": decode}
-        self.config = self.config.model_copy(update={"cluster": self.config.cluster.model_copy(update=numbers)})
-        wanted = self._supervise()
+        """Takes other numbers of workers, as a placement does: new ones start, others drain and end."""
+        plans = self.resize(prefill, decode)
+        self._supervise(plans)
+        wanted = {plan.slot for plan in plans}
         leaving = [self._supervisors.pop(slot) for slot in self._supervisors.keys() - wanted]
         for supervisor in leaving:
             supervisor.stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
@@ -155,44 +127,36 @@ class Fleet(contextlib.AbstractContextManager["Fleet"]):
         """The slot's worker drains and ends; ``command`` runs there from now on, and in slots that start later."""
         self._supervisors.pop(slot).stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
         self.command = command
-        self._supervise()
+        self._supervise(self.plans())
 
-    def _supervise(self) -> set[str]:
-        """Start what is missing of the config's slots; their names."""
-        url, model = self.config.redis.url, self.config.worker.model
-        plans = worker_plans(self.config, model, url, self.folder / "slots", self.folder / "logs")
+    def _supervise(self, plans: list[HostPlan]) -> None:
+        """Starts a supervisor for each slot that has none."""
         for plan in plans:
             if plan.slot not in self._supervisors:
                 supervisor = HostSupervisor(msgspec.structs.replace(plan, command=self.command))
                 self._supervisors[plan.slot] = supervisor
                 supervisor.start()
-        return {plan.slot for plan in plans}
 
     def _up(self) -> None:
-        url = self._redis.start().url
-        redis = self.config.redis.model_copy(update={"url": url})
-        worker = self.config.worker.model_copy(update={"model": resolve_model(self.config)})
-        self.config = self.config.model_copy(update={"redis": redis, "worker": worker})
-        (self.folder / "slots").mkdir()
-        self._supervise()
+        self.start_redis()
+        self._supervise(self.plans())
         self.start_router()
         self._await_ready()
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + UP_S
-        while not (self.workers_ready() == len(self._supervisors) and self.answers()):
-            self._require_no_failure()
+        while not (self.has_all(statuses := self._statuses()) and self.answers()):
+            for status in statuses:
+                if (failure := failure_of(status)) is not None:
+                    raise failure
+            if self.router is None or self.router.poll() is not None:
+                raise StartupError(f"the router ended as it came up: {self.log('router')}")
             if time.monotonic() > deadline:
-                raise StartupError(f"the cluster did not come up within {UP_S:g} s: {self._last_words()}")
+                raise StartupError(f"{self.late(UP_S, statuses)}: {self._last_words()}")
             time.sleep(LOOK_S)
 
-    def _require_no_failure(self) -> None:
-        for supervisor in self._supervisors.values():
-            status = supervisor.status()
-            if status.state == "failed" and status.error is not None:
-                raise from_info(status.error)
-        if self.router is None or self.router.poll() is not None:
-            raise StartupError(f"the router ended as it came up: {self.log('router')}")
+    def _statuses(self) -> list[SlotStatus]:
+        return [supervisor.status() for supervisor in self._supervisors.values()]
 
     def _last_words(self) -> str:
         return "; ".join(f"{name}: {self.log(name, 300).strip()}" for name in ("router", *self.slots))

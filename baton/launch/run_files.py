@@ -1,6 +1,6 @@
 """Where one run keeps its sockets, locks and logs.
 
-Knows nothing of what writes them. The path is short on purpose: unix sockets end at 107 bytes, and Ray adds 65.
+Knows nothing of what writes them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ from pathlib import Path
 from baton.cluster.config import BatonConfig
 from baton.protos.errors import ConfigError
 
-MAX_PATH = 38
+MAX_PATH = 38  # characters of a run's folder, because Ray's sockets add 65 and a unix socket's path ends at 107
+
+
+def choose_root(config: BatonConfig) -> Path:
+    """Returns ``cluster.run_dir``, or a new temporary folder. Raises ConfigError where Ray's sockets don't fit."""
+    chosen = config.cluster.run_dir
+    root = Path(chosen).resolve() if chosen else Path(tempfile.mkdtemp(prefix="baton-"))
+    if len(str(root)) > MAX_PATH:
+        raise ConfigError(
+            f"cluster.run_dir {root} is longer than {MAX_PATH} characters, too long for the sockets "
+            "inside: choose a shorter one (or a shorter TMPDIR)",
+            "cluster.run_dir",
+        )
+    return root
 
 
 class RunFiles:
-    """The folders of a run, made at once."""
+    """The folders of a run under ``root``, made at once."""
 
-    def __init__(self, config: BatonConfig) -> None:
-        chosen = config.cluster.run_dir
-        self.root = Path(chosen).resolve() if chosen else Path(tempfile.mkdtemp(prefix="baton-"))
-        if len(str(self.root)) > MAX_PATH:
-            raise ConfigError(
-                f"cluster.run_dir {self.root} is longer than {MAX_PATH} characters, too long for the sockets "
-                "inside: choose a shorter one (or a shorter TMPDIR)",
-                "cluster.run_dir",
-            )
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.redis = self.root / "redis"
         self.slots = self.root / "slots"
         self.logs = self.root / "logs"
@@ -39,7 +45,7 @@ class RunFiles:
         (self.slots / "closed").unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Keep the logs, drop the rest."""
+        """Removes all but the logs."""
         for folder in (self.redis, self.slots, self.ray):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.config, self.placement):

@@ -16,7 +16,7 @@ from typing import NoReturn
 from baton.cluster.config import BatonConfig
 from baton.cluster.served_model import resolve_model
 from baton.launch.plans import config_of, worker_spec
-from baton.launch.run_files import RunFiles
+from baton.launch.run_files import RunFiles, choose_root
 from baton.process.processes import end_sessions
 from baton.process.time_limit import end_with
 from baton.protos.errors import ConfigError
@@ -32,7 +32,7 @@ def run_router(config: BatonConfig) -> int:
     from baton.router_host import main as router_host
 
     config = _complete(config)
-    files = RunFiles(config)
+    files = RunFiles(choose_root(config))
     files.config.touch(mode=0o600)
     files.config.write_text(config.model_dump_json(indent=1))  # for router.processes beyond the first
     return router_host.run(config, files.config)
@@ -50,7 +50,7 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
     if not SLOT.fullmatch(name):
         raise ConfigError(f"slot {name!r}: use letters, digits, '.', '_' or '-' (--slot NAME)", "slot")
     config = _complete(config_of(config, name))
-    files = RunFiles(config)
+    files = RunFiles(choose_root(config))
     threads = config.worker.threads or usable_cores()
     spec = worker_spec(config, name, role, config.worker.model, config.redis.url, files.slots, threads)
     end_with(lambda: worker_host.run(spec))

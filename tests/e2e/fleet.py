@@ -54,11 +54,10 @@ class Fleet(fleet.Fleet):
 
     def stalls(self) -> str:
         """Where an event loop of a router or an I/O process stood still; empty when none did."""
-        for path in [self.folder / "router.log", *sorted((self.folder / "logs").glob("*.log"))]:
-            if path.exists():
-                before, found, after = path.read_text(errors="replace").partition(STOOD_STILL)
-                if found:
-                    return f"{path.name}: {before[-200:]}{found}{after[:3000]}"
+        for path in sorted(self.files.logs.glob("*.log")):
+            before, found, after = path.read_text(errors="replace").partition(STOOD_STILL)
+            if found:
+                return f"{path.name}: {before[-200:]}{found}{after[:3000]}"
         return ""
 
     def close(self) -> None:
@@ -91,7 +90,7 @@ class Fleet(fleet.Fleet):
 
     def hung(self) -> str:
         """The stacks of the first process that had to be ended because it hung; empty when none did."""
-        for path in sorted((self.folder / "logs").glob("*.log")):
+        for path in sorted(self.files.logs.glob("*.log")):
             before, found, after = path.read_text(errors="replace").partition(HUNG)
             if found:
                 return f"{path.name}: …{before[-500:]}{found}{after[:4000]}"

@@ -36,7 +36,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def asked(fleet: Fleet, prompt: list[int]) -> list[int]:
-    body = {"model": fleet.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body = {"model": fleet.name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     reply = httpx.post(fleet.url + "/v1/completions", json=body | {"return_token_ids": True}, timeout=60)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["token_ids"]

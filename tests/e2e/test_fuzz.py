@@ -79,7 +79,7 @@ class Fuzzer:
         connection.close()
 
     async def _rest(self, seed: int, rng: random.Random, connection: rest.Connection) -> None:
-        asked = rest.case(rng, self._operations, self._schemas, self._fleet.model, tuple(self._ids))
+        asked = rest.case(rng, self._operations, self._schemas, self._fleet.name, tuple(self._ids))
         try:
             reply = await connection.ask(asked)
         except TimeoutError:
@@ -93,7 +93,7 @@ class Fuzzer:
         return None
 
     async def _rpc(self, seed: int, rng: random.Random, channel: grpc.aio.Channel) -> None:
-        asked = rpc.call(rng, self._fleet.model)
+        asked = rpc.call(rng, self._fleet.name)
         wrong = await rpc.server_error(channel, asked)
         self.seen[f"grpc {'bad' if wrong else 'fine'}"] += 1
         if wrong:
@@ -132,7 +132,7 @@ def fuzz(folder: Path, count: int, hanging: int = 1, seconds: float = 0.5) -> Co
         router={"allowed_hosts": ("x",), "header_timeout_s": 1.0},
     ) as fleet:
         assert fleet.router is not None
-        good = {"model": fleet.model, "prompt": [1, 2, 3] * 30, "max_tokens": 8, "temperature": 0}
+        good = {"model": fleet.name, "prompt": [1, 2, 3] * 30, "max_tokens": 8, "temperature": 0}
         with httpx.Client(base_url=fleet.url, timeout=30) as client:
             before = client.post("/v1/completions", json=good).json()["choices"]
             fuzzer = Fuzzer(fleet, client.get("/openapi.json").json(), count)
@@ -150,7 +150,7 @@ def fuzz(folder: Path, count: int, hanging: int = 1, seconds: float = 0.5) -> Co
             assert fleet.router.poll() is None
             assert client.post("/v1/completions", json=good).json()["choices"] == before
         fleet.wait_for_baseline()
-        log = (fleet.folder / "router.log").read_text(errors="replace")
+        log = (fleet.files.logs / "router.log").read_text(errors="replace")
         assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:9000]
         return fuzzer.seen
 

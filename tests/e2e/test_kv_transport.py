@@ -12,7 +12,7 @@ from tests.e2e.paced import Oracle, slow_profile
 
 
 def answer(fleet: Fleet, prompt: list[int], tokens: int = 8) -> list[int]:
-    body = {"model": fleet.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {"model": fleet.name, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     reply = httpx.post(fleet.url + "/v1/completions", json=body | {"return_token_ids": True}, timeout=30)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["token_ids"]

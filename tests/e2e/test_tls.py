@@ -44,7 +44,7 @@ def client_of(ours: Authority) -> httpx.Client:
 
 
 def ask(fleet: Fleet, client: httpx.Client, prompt: list[int]) -> list[int]:
-    body = {"model": fleet.model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body = {"model": fleet.name, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     reply = client.post(fleet.url + "/v1/completions", json=body | {"return_token_ids": True})
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["token_ids"]

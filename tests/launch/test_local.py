@@ -5,7 +5,7 @@ import pytest
 
 from baton.cluster.config import load_config
 from baton.launch.local import LocalCluster
-from baton.launch.run_files import RunFiles
+from baton.launch.run_files import RunFiles, choose_root
 from baton.protos.errors import ConfigError
 
 PACED = {"device": "paced:zero"}
@@ -33,11 +33,11 @@ def test_workers_elsewhere_need_a_redis_they_can_reach() -> None:
 def test_a_run_directory_too_deep_for_sockets_is_refused(tmp_path: Path) -> None:
     settings = load_config(flags={"cluster": {"run_dir": str(tmp_path / ("x" * 60))}})
     with pytest.raises(ConfigError, match=r"cluster\.run_dir"):
-        RunFiles(settings)
+        choose_root(settings)
 
 
 def test_only_logs_outlive_a_run(folder: Path) -> None:
-    files = RunFiles(load_config(flags={"cluster": {"run_dir": str(folder / "run")}}))
+    files = RunFiles(choose_root(load_config(flags={"cluster": {"run_dir": str(folder / "run")}})))
     (files.logs / "x.log").write_text("kept")
     files.config.write_text("{}")
     files.tidy()

@@ -1,0 +1,165 @@
+"""One run of a cluster on this machine: what it needs whoever starts its processes, and whether it answers.
+
+Ports, folders, Redis, the config as processes read it, a plan per slot, the failure of a slot, the end of hosts.
+Knows nothing of Ray, of event loops, or of how a process is started and watched: ``local.LocalCluster`` does that
+for ``baton serve``, ``fleet.Fleet`` for tests and benches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from baton.cluster.config import BatonConfig, ClusterConfig
+from baton.cluster.redis_url import shown
+from baton.cluster.roles import forget_roles
+from baton.cluster.scale import forget_scale
+from baton.cluster.served_model import model_name
+from baton.launch.plans import slots_of, worker_plans
+from baton.launch.ports import dialled, with_ports
+from baton.launch.redis_server import RedisServer, check_redis
+from baton.launch.run_files import RunFiles, choose_root
+from baton.launch.servable import servable_model
+from baton.launch.supervise import HostPlan, SlotStatus
+from baton.process.processes import end_sessions
+from baton.process.security import probing_context
+from baton.protos.errors import BatonError, StartupError, from_info
+from baton.worker.slots import close_slots, holders
+
+READY_S = 2.0  # seconds for an answer to one probe: a router that takes longer isn't ready yet
+METRICS_S = 5.0  # seconds for a router's /metrics, which are long where there are many workers
+
+
+class ClusterRun:
+    """``config`` with free ports and the model found, and the folders of this run under ``root``.
+
+    Without a ``root``, ``cluster.run_dir`` is it, or a new temporary folder. Raises ConfigError.
+    """
+
+    def __init__(self, config: BatonConfig, root: Path | None = None) -> None:
+        self.model = servable_model(config)
+        self.name = model_name(config, self.model)
+        self.config = with_ports(_updated(config, "worker", model=self.model))
+        self.files = RunFiles(root or choose_root(config))
+        scheme, router = "https" if config.tls.enabled else "http", self.config.router
+        self.host, self.port = dialled(router.host), router.port
+        self.url, self.grpc = f"{scheme}://{self.host}:{router.port}", f"{self.host}:{router.grpc_port}"
+        self._tls = probing_context(config)
+        self._redis = None if config.redis.url else RedisServer(self.files.redis)
+
+    # ---- Redis ---------------------------------------------------------------------------------------------
+
+    @property
+    def redis_pid(self) -> int | None:
+        """The private Redis, while it runs."""
+        return self._redis.pid if self._redis else None
+
+    def start_redis(self) -> str:
+        """Starts the private Redis, or checks the one that others run; returns which, without its password.
+
+        One that others run may hold what was asked of an earlier run: roles and numbers of workers are forgotten.
+        Call it from the main thread. Raises StartupError and ConfigError.
+        """
+        if self._redis is not None:
+            self.config = _updated(self.config, "redis", url=self._redis.start().url)
+            return f"private, {self.config.redis.url}"
+        url, namespace = self.config.redis.url, self.config.cluster.namespace
+        check_redis(url)
+        forget_roles(url, namespace)
+        forget_scale(url, namespace)
+        return shown(url)
+
+    def tend_redis(self) -> bool:
+        """Starts the private Redis again if it has ended; True when it had. A later call tries again."""
+        if self._redis is None or self._redis.pid is not None:
+            return False
+        with contextlib.suppress(StartupError, OSError):
+            self._redis.start()
+        return True
+
+    # ---- what processes are told ---------------------------------------------------------------------------
+
+    def write_config(self) -> str:
+        """Writes the config for the router's process; returns the file's path.
+
+        Defaults are left out, so that a build that doesn't know the newest settings reads it too.
+        """
+        self.files.config.write_text(self.config.model_dump_json(indent=1, exclude_defaults=True))
+        return str(self.files.config)
+
+    def plans(self) -> list[HostPlan]:
+        """Returns one plan per slot of the config as it is now. Raises ConfigError."""
+        return self._plans(self.config)
+
+    def resize(self, prefill: int, decode: int) -> list[HostPlan]:
+        """Takes other numbers of workers from now on; returns all plans. Raises ValueError and BatonError."""
+        numbers = {"prefill": prefill, "decode": decode}
+        cluster = ClusterConfig.model_validate(self.config.cluster.model_dump() | numbers)
+        config = self.config.model_copy(update={"cluster": cluster})
+        plans = self._plans(config)
+        self.config = config
+        return plans
+
+    def _plans(self, config: BatonConfig) -> list[HostPlan]:
+        return worker_plans(config, self.model, config.redis.url, self.files.slots, self.files.logs)
+
+    # ---- whether it is up ----------------------------------------------------------------------------------
+
+    def has_all(self, statuses: Iterable[SlotStatus]) -> bool:
+        """Whether every slot of the config is ready, and no other one is."""
+        ready = {status.slot for status in statuses if status.state == "ready"}
+        return ready == {slot for slot, _ in slots_of(self.config)}
+
+    def is_ready(self) -> bool:
+        """Whether the router says that it is ready. Blocks for READY_S at most."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/ready", timeout=READY_S, context=self._tls) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def reachable(self) -> int:
+        """Workers that the router reaches, by its own metric. Raises OSError when the router doesn't answer."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=METRICS_S, context=self._tls) as response:
+            lines = response.read().decode().splitlines()
+        return round(sum(float(line.split()[-1]) for line in lines if line.startswith("baton_workers{")))
+
+    def late(self, timeout_s: float, statuses: Iterable[SlotStatus]) -> StartupError:
+        """Returns the error of a cluster that isn't up after ``timeout_s`` seconds."""
+        states = ", ".join(f"{s.slot} {s.state}" for s in statuses) or "no worker was placed"
+        return StartupError(f"not ready after {timeout_s:g} s ({states}); logs in {self.files.logs}")
+
+    # ---- its end -------------------------------------------------------------------------------------------
+
+    def hosts(self) -> dict[str, int]:
+        """slot -> pid of every host that runs now."""
+        return holders(self.files.slots)
+
+    def close_slots(self) -> None:
+        """Lets no host start in any slot from now on."""
+        close_slots(self.files.slots)
+
+    def end_hosts(self, grace_s: float) -> None:
+        """Ends every host that runs now; what is left of them after ``grace_s`` seconds is killed."""
+        end_sessions(self.hosts().values(), grace_s)
+
+    def stop_redis(self) -> None:
+        """Ends the private Redis, if there is one."""
+        if self._redis:
+            self._redis.stop()
+
+
+def failure_of(status: SlotStatus) -> BatonError | None:
+    """Returns why a slot's host won't be started any more; None while it may be."""
+    return from_info(status.error) if status.state == "failed" and status.error is not None else None
+
+
+def _updated(config: BatonConfig, section: str, **values: str) -> BatonConfig:
+    """Returns ``config`` with other values in one of its sections."""
+    before: BaseModel = getattr(config, section)
+    return config.model_copy(update={section: before.model_copy(update=values)})
