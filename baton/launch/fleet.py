@@ -24,7 +24,7 @@ from baton.launch.supervise import HostPlan, HostSupervisor, SlotStatus
 from baton.process.children import child_environment
 from baton.process.processes import die_with_parent
 from baton.protos.errors import StartupError
-from baton.worker.slots import Slot, SlotRecord
+from baton.worker.slots import SlotRecord, WorkerSlot
 
 UP_S = 90.0  # seconds that a cluster may take to come up, because some load a model's weights
 GRACE_S, ROUTER_GRACE_S = 2.0, 3.0  # seconds to end in order, until hosts and the router are killed
@@ -83,7 +83,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
 
     def record(self, slot: str) -> SlotRecord:
         """What the slot's last host says of itself."""
-        record = Slot(self.files.slots, slot).read()
+        record = WorkerSlot(self.files.slots, slot).read()
         if record is None:
             raise StartupError(f"no host of {slot} has said anything yet")
         return record

@@ -19,7 +19,7 @@ from baton.launch.ray.app import PlacementSpec
 from baton.launch.ray.host import Report
 from baton.launch.scaling import watch_scale
 from baton.launch.supervise import HostPlan, SlotStatus
-from baton.process.children import Child, Started, python
+from baton.process.children import ChildProcess, OnStart, python
 from baton.process.processes import adopt_orphans, kill_session, reap_orphans
 from baton.process.security import ray_environment
 from baton.protos.errors import BatonError, ConfigError, StartupError, from_info
@@ -41,7 +41,7 @@ class LocalCluster(ClusterRun):
         super().__init__(config)
         self.slots: dict[str, SlotStatus] = {}
         self._show = show
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, ChildProcess] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()
@@ -102,10 +102,10 @@ class LocalCluster(ClusterRun):
         self._is_up = True
 
     async def _start(self, name: str, command: list[str], pipes: bool = False) -> None:
-        self._children[name] = Child(command, self.files.logs / f"{name}.log", pipes)
+        self._children[name] = ChildProcess(command, self.files.logs / f"{name}.log", pipes)
         await self._children[name].start()
 
-    def _keep(self, name: str, started: Started) -> None:
+    def _keep(self, name: str, started: OnStart) -> None:
         def note(what: str) -> None:
             if self._is_up:
                 self._show(name, f"{what}; starting it again")

@@ -16,10 +16,10 @@ import msgspec
 
 from baton.cluster.departures import Departure, note_blocking
 from baton.process.children import BACKOFF_S, HEALTHY_S, child_environment
-from baton.process.endings import Ending, Memory, ending_of
+from baton.process.endings import Ending, OomKills, ending_of
 from baton.process.processes import end_sessions, kill_session, wait_exit
 from baton.protos.errors import ErrorInfo
-from baton.worker.slots import Slot, SlotRecord, slots_closed
+from baton.worker.slots import SlotRecord, WorkerSlot, slots_closed
 from baton.worker.spec import WorkerSpec
 
 FIRST_TRIES = 3  # a host that was never ready is not started more often than this
@@ -61,7 +61,7 @@ class HostSupervisor:
 
     def __init__(self, plan: HostPlan) -> None:
         self._plan = plan
-        self._slot = Slot(plan.folder, plan.slot)
+        self._slot = WorkerSlot(plan.folder, plan.slot)
         self._spec = Path(plan.folder, f"{plan.slot}.spec")
         self._stopping = threading.Event()
         self._status = SlotStatus(plan.slot, "starting")
@@ -70,7 +70,7 @@ class HostSupervisor:
         self._was_ready = self._slot.read() is not None  # by an earlier supervisor's care
         self._deaths = 0
         self._restarts = 0
-        self._memory = Memory()
+        self._memory = OomKills()
 
     def start(self) -> None:
         """Begin to supervise."""
@@ -116,7 +116,7 @@ class HostSupervisor:
                 [*(self._plan.command or HOST), *(("--spec", str(self._spec)) if self._plan.spec else ())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True,
             )  # fmt: skip
-        self._children[child.pid], self._memory = child, Memory()
+        self._children[child.pid], self._memory = child, OomKills()
         return child.pid
 
     def _watch(self, pid: int, adopted: bool) -> None:

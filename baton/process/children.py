@@ -20,10 +20,10 @@ from baton.process.processes import die_with_parent, kill_session
 BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # seconds before each new start of a process that died
 HEALTHY_S = 10.0  # seconds of life after which the next death counts as a first one again
 LOOK_S = 0.5  # how late, at most, the end of a process is seen whose pipes others have
-Started = Callable[[asyncio.subprocess.Process], Awaitable[None]]
+OnStart = Callable[[asyncio.subprocess.Process], Awaitable[None]]
 
 
-class Child:
+class ChildProcess:
     """``start`` it from the main thread (it dies with the thread that started it), ``stop`` it at the end."""
 
     def __init__(self, command: Sequence[str], log: Path, pipes: bool = False) -> None:
@@ -45,7 +45,7 @@ class Child:
             )  # fmt: skip
         return self.process
 
-    async def keep(self, note: Callable[[str], None], started: Started) -> None:
+    async def keep(self, note: Callable[[str], None], started: OnStart) -> None:
         """Run it for ever: ``started`` is awaited with each new process, ``note`` hears of each death."""
         deaths, now = 0, asyncio.get_running_loop().time
         process = self.process or await self.start()

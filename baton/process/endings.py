@@ -19,7 +19,7 @@ class Ending(NamedTuple):
     detail: str
 
 
-class Memory:
+class OomKills:
     """Counts the kernel's kills for want of memory since it was made; where that can't be read, there are none."""
 
     def __init__(self, events: Path = EVENTS) -> None:
@@ -38,7 +38,7 @@ class Memory:
         return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
-def ending_of(code: int, memory: Memory) -> Ending:
+def ending_of(code: int, memory: OomKills) -> Ending:
     """Returns what return code ``code`` of a child means (negative: a signal, as subprocess has it)."""
     if code >= 0:
         return Ending("exit", f"exit status {code}")

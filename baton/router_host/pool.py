@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton.cluster.config import BatonConfig, RouterConfig
-from baton.process.children import Child, python
+from baton.process.children import ChildProcess, python
 from baton.protos.errors import ConfigError
 
 GRACE_S = 2.0
@@ -23,7 +23,7 @@ log = logging.getLogger("baton.router")
 async def run_pool(config: BatonConfig, path: Path, stop: asyncio.Event) -> None:
     """``config.router.processes`` children until ``stop``; one that dies is started again. Raises ConfigError."""
     require_free(config.router)
-    children = [Child(_command(path, i), _log_file(path, i)) for i in range(config.router.processes)]
+    children = [ChildProcess(_command(path, i), _log_file(path, i)) for i in range(config.router.processes)]
     for child in children:
         await child.start()
     keeping = [asyncio.create_task(c.keep(_note(i), _nothing)) for i, c in enumerate(children)]

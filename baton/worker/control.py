@@ -55,7 +55,7 @@ class RoleService(Protocol):
         """The engine is gone."""
 
 
-class RoleAsk(msgspec.Struct, frozen=True):
+class RoleChange(msgspec.Struct, frozen=True):
     """Somebody wants this worker to play ``role``, and to be known as ``incarnation`` then."""
 
     role: str
@@ -76,7 +76,7 @@ class WorkerControl:
         self._service = service
         self._tickets = itertools.count(1)
         self._asked: dict[int, asyncio.Future[PoolSnapshot]] = {}
-        self._role_asked: asyncio.Future[RoleAsk] = asyncio.get_running_loop().create_future()
+        self._role_asked: asyncio.Future[RoleChange] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
@@ -122,7 +122,7 @@ class WorkerControl:
             return self.info.incarnation
         if self.info.state != "ready":
             raise Draining(f"{self.info.worker_id} is {self.info.state}; ask when it is ready")
-        ask = RoleAsk(role, grace_s, secrets.token_hex(8))
+        ask = RoleChange(role, grace_s, secrets.token_hex(8))
         before, self.info = self.info, msgspec.structs.replace(self.info, state="draining")
         self._role_asked.set_result(ask)
         if self.announce is not None and not await self.announce(self.info, role):
@@ -131,12 +131,12 @@ class WorkerControl:
         self._confirmed.set()
         return ask.incarnation
 
-    async def role_asked(self) -> RoleAsk:
+    async def role_asked(self) -> RoleChange:
         """Once somebody asked, and routers were told."""
         await self._confirmed.wait()
         return self._role_asked.result()
 
-    async def leave_role(self, ask: RoleAsk) -> None:
+    async def leave_role(self, ask: RoleChange) -> None:
         """Let every request go: answers move at once, prompts are read to their end within the grace."""
         self._send(ch.Drain())
         away = Draining(f"{self.info.worker_id} becomes a {ask.role} worker; go on elsewhere")

@@ -1,6 +1,6 @@
 """Where a decode worker's I/O process takes KV in besides gRPC: a TCP port and a unix socket in the slot's folder.
 
-Knows nothing of frames or claims; senders learn the addresses by Describe.
+Knows nothing of frames or leases; senders learn the addresses by Describe.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 RAPL = Path("/sys/class/powercap")
-Read = Callable[[], float | None]
+JouleCounter = Callable[[], float | None]
 
 
 class Energy:
     """``joules`` by source since this was made; {} where the platform gives none (a container often hides it)."""
 
-    def __init__(self, rapl: Path = RAPL, gpus: Callable[[], list[Read]] | None = None) -> None:
+    def __init__(self, rapl: Path = RAPL, gpus: Callable[[], list[JouleCounter]] | None = None) -> None:
         packages = [_Rapl(path) for path in sorted(rapl.glob("intel-rapl:[0-9]*")) if path.name.count(":") == 1]
-        self._reads: dict[str, list[Read]] = {
+        self._reads: dict[str, list[JouleCounter]] = {
             "rapl": [p.joules for p in packages if p.joules() is not None],
             "nvml": (nvml if gpus is None else gpus)(),
         }
@@ -47,7 +47,7 @@ class _Rapl:
         return (found + self._wraps * self._range) / 1e6
 
 
-def nvml() -> list[Read]:
+def nvml() -> list[JouleCounter]:
     """One counter per GPU that NVML can read; none without its library or a GPU."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -60,7 +60,7 @@ def nvml() -> list[Read]:
     return [read for read in reads if read() is not None]
 
 
-def _gpu(library: ctypes.CDLL, index: int) -> Read:
+def _gpu(library: ctypes.CDLL, index: int) -> JouleCounter:
     handle = ctypes.c_void_p()
     failed = library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
 
@@ -80,5 +80,5 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _sum(reads: list[Read]) -> float:
+def _sum(reads: list[JouleCounter]) -> float:
     return sum(found for read in reads if (found := read()) is not None)

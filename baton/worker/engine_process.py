@@ -16,7 +16,7 @@ import msgspec
 
 from baton.kv.memory.device_pages import opened_or_none
 from baton.kv.memory.host_pages import PageMemory
-from baton.process.endings import Memory, ending_of
+from baton.process.endings import OomKills, ending_of
 from baton.process.processes import die_with_parent
 from baton.protos.channel import EngineFailed, EngineReady, Shutdown
 from baton.protos.errors import StartupError, from_info
@@ -33,7 +33,7 @@ class EngineProcess:
         self.process = process
         self.channel = channel
         self._wants_card = wants_card
-        self._memory = Memory()
+        self._memory = OomKills()
         self.memory: PageMemory
         self.ready: EngineReady
 

@@ -40,13 +40,13 @@ from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
 from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.worker.block_exchange import WorkerBlocks
-from baton.worker.control import RoleAsk
+from baton.worker.control import RoleChange
 from baton.worker.engine_process import EngineProcess
 from baton.worker.membership import join, present_role
 from baton.worker.report import WorkerReport
-from baton.worker.server import Shown, Worker, serve_grpc, serve_metrics
+from baton.worker.server import CurrentRegistry, RoleRuntime, serve_grpc, serve_metrics
 from baton.worker.slot_guard import SlotGuard
-from baton.worker.slots import Slot, SlotRecord
+from baton.worker.slots import SlotRecord, WorkerSlot
 from baton.worker.spec import WorkerSpec, load_spec
 
 T = TypeVar("T")
@@ -77,17 +77,17 @@ def run(spec: WorkerSpec) -> int:
     """The worker of ``spec``, from start to exit status, in this process."""
     logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s")
     spec = msgspec.structs.replace(spec, device=settled(spec.device))
-    slot = Slot(spec.slot_dir, spec.slot)
+    slot = WorkerSlot(spec.slot_dir, spec.slot)
     if not slot.acquire():
         log.error("slot %s is held by process %s", spec.slot, slot.holder())
         return EXIT_TAKEN
-    return uvloop.run(Host(spec, slot, settle_heap).run())
+    return uvloop.run(WorkerHost(spec, slot, settle_heap).run())
 
 
-class Host:
+class WorkerHost:
     """One life of a worker. ``prepared`` is called when all is there but its first role."""
 
-    def __init__(self, spec: WorkerSpec, slot: Slot, prepared: Callable[[], None] = lambda: None):
+    def __init__(self, spec: WorkerSpec, slot: WorkerSlot, prepared: Callable[[], None] = lambda: None):
         self.spec = spec
         self.slot = slot
         self.prepared = prepared
@@ -126,49 +126,49 @@ class Host:
 
     async def _serve(self, engine: EngineProcess) -> int:
         async with AsyncExitStack() as stack:
-            kept = Kept(self.spec, engine, describe(self.spec, engine.ready, self.record.incarnation))
-            stack.push_async_callback(kept.blocks.close)
-            self._say(engine_pid=engine.process.pid, metrics_address=serve_metrics(self.spec, kept.shown, stack))
+            core = WorkerCore(self.spec, engine, describe(self.spec, engine.ready, self.record.incarnation))
+            stack.push_async_callback(core.blocks.close)
+            self._say(engine_pid=engine.process.pid, metrics_address=serve_metrics(self.spec, core.shown, stack))
             await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
             log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
             self.prepared()
             stack.enter_context(watching(self.spec.loop_stall_s))
-            while (status := await self._play(engine, kept)) is None:
-                self.spec = msgspec.structs.replace(self.spec, role=kept.ask.role)
-                self._say(incarnation=kept.ask.incarnation)
+            while (status := await self._play(engine, core)) is None:
+                self.spec = msgspec.structs.replace(self.spec, role=core.ask.role)
+                self._say(incarnation=core.ask.incarnation)
         return status
 
-    async def _play(self, engine: EngineProcess, kept: Kept) -> int | None:
+    async def _play(self, engine: EngineProcess, core: WorkerCore) -> int | None:
         """One role, from ready to gone; the exit status, or None when ``kept.ask`` says what comes next."""
         info = self._info(engine.ready)
-        report = kept.reports(info)
+        report = core.reports(info)
         end_within(OPEN_S)
         async with AsyncExitStack() as stack:
-            worker = Worker(self.spec, engine, report, info, kept.blocks, kept.keys)
+            worker = RoleRuntime(self.spec, engine, report, info, core.blocks, core.keys)
             server = await serve_grpc(self.spec, worker, stack)
-            member = await join(self.spec, worker, report, stack, kept.held)
+            member = await join(self.spec, worker, report, stack, core.held)
             info = worker.control.info
             self._say(state="ready", role=info.role, address=info.address, error=None)
             log.info("%s ready on %s: %s, %d pages", info.role, info.address, info.model_id, info.pages)
             listening = asyncio.create_task(worker.listen(), name="engine")
             alive = alive_file(self.spec.slot_dir, self.spec.slot)
             beating = asyncio.create_task(beat(worker.health, alive), name="alive")
-            status = await self._until_over(worker, engine, member, kept, listening)
+            status = await self._until_over(worker, engine, member, core, listening)
             await server.stop(HANG_UP_S if status is None else STOP_GRACE_S)
             listening.cancel()
             beating.cancel()
-            kept.held = member.index.held if member is not None else ()
+            core.held = member.index.held if member is not None else ()
         return status
 
     async def _until_over(
         self,
-        worker: Worker,
+        worker: RoleRuntime,
         engine: EngineProcess,
         member: Member | None,
-        kept: Kept,
+        core: WorkerCore,
         listening: asyncio.Task[None],
     ) -> int | None:
-        changing = asyncio.create_task(self._change(worker, engine, kept), name="role")
+        changing = asyncio.create_task(self._change(worker, engine, core), name="role")
         stopped = asyncio.create_task(self.stop.wait())
         turning = asyncio.create_task(end_unless_turning(HUNG_S))
         watching = asyncio.create_task(self._watch(worker, engine), name="engine watch")
@@ -197,26 +197,26 @@ class Host:
             return "slot_lost", "another node serves its slot now"
         return "drained", "told to stop; it drained"
 
-    async def _watch(self, worker: Worker, engine: EngineProcess) -> None:
+    async def _watch(self, worker: RoleRuntime, engine: EngineProcess) -> None:
         """End an engine that gets on no more: whoever starts the worker again gives it a new one."""
         await worker.stuck(self.spec.stall_s)
         log.error("the engine of %s gave no answer for %g s: it is ended", self.spec.slot, 2 * self.spec.stall_s)
         engine.process.kill()
 
-    async def _change(self, worker: Worker, engine: EngineProcess, kept: Kept) -> None:
+    async def _change(self, worker: RoleRuntime, engine: EngineProcess, core: WorkerCore) -> None:
         """When asked to, let go of every request and tell the engine; ``listen`` hears that it is done.
 
         An engine that doesn't get there is ended: whoever starts it again gets the new role that way.
         """
-        kept.ask = await worker.control.role_asked()
-        log.info("%s becomes a %s worker", self.spec.slot, kept.ask.role)
+        core.ask = await worker.control.role_asked()
+        log.info("%s becomes a %s worker", self.spec.slot, core.ask.role)
         try:
-            await worker.control.leave_role(kept.ask)
-            engine.channel.send(SetRole(kept.ask.role))
+            await worker.control.leave_role(core.ask)
+            engine.channel.send(SetRole(core.ask.role))
             await asyncio.sleep(CHANGE_S)
         except Exception:
             log.exception("the change of role failed")
-        log.error("the engine did not become a %s worker within %g s: it is ended", kept.ask.role, CHANGE_S)
+        log.error("the engine did not become a %s worker within %g s: it is ended", core.ask.role, CHANGE_S)
         engine.process.kill()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
@@ -239,17 +239,17 @@ class Host:
         self.slot.write(self.record)
 
 
-class Kept:
+class WorkerCore:
     """What outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine's speed."""
 
-    ask: RoleAsk
+    ask: RoleChange
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self.keys = itertools.count(1)
         self.blocks = WorkerBlocks(spec, engine, info, self._fetched)
         self.held: tuple[bytes, ...] = ()
         self._report = WorkerReport(info, spec=spec, work=engine.ready.work)
-        self.shown = Shown(self._report.registry)
+        self.shown = CurrentRegistry(self._report.registry)
 
     def reports(self, info: WorkerInfo) -> WorkerReport:
         """The report of the role that begins."""

@@ -17,7 +17,7 @@ from baton.cluster.roles import RoleWishes
 from baton.protos.nouns import WorkerInfo
 from baton.worker.peers import Peers
 from baton.worker.report import WorkerReport
-from baton.worker.server import Worker
+from baton.worker.server import RoleRuntime
 from baton.worker.slots import SlotRecord
 from baton.worker.spec import WorkerSpec
 
@@ -37,7 +37,7 @@ async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
 
 
 async def join(
-    spec: WorkerSpec, worker: Worker, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
+    spec: WorkerSpec, worker: RoleRuntime, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
 ) -> Member | None:
     """Become a member until ``stack`` closes, with ``held`` blocks cached already; None without a Redis URL."""
     if not spec.redis_url:
@@ -64,7 +64,7 @@ async def _announce(member: Member, wishes: RoleWishes, info: WorkerInfo, role: 
     return await wishes.want(info.worker_id, role) and await member.beat()
 
 
-async def _feed(member: Member, worker: Worker, report: WorkerReport, every_s: float) -> None:
+async def _feed(member: Member, worker: RoleRuntime, report: WorkerReport, every_s: float) -> None:
     while True:
         member.info, member.load = worker.control.info, report.load()
         report.tiers(worker.blocks.tiers())

@@ -21,10 +21,10 @@ log = logging.getLogger("baton.kv")
 LOOK_S = 2.0
 AGAIN_S = 60.0  # after one that failed: its first handoff tries anyway
 
-Look = Callable[[], Awaitable[Mapping[str, Entry]]]
+ReadRoster = Callable[[], Awaitable[Mapping[str, Entry]]]
 
 
-class Meets(Protocol):
+class PeerProber(Protocol):
     """What chooses the ways."""
 
     async def meet(self, address: str, incarnation: str) -> None:
@@ -34,8 +34,10 @@ class Meets(Protocol):
 class Peers:
     """Of the prefill worker ``ours``; ``run`` until cancelled."""
 
-    def __init__(self, ours: WorkerInfo, look: Look, transport: Meets, clock: Callable[[], float]) -> None:
-        self._ours, self._look, self._transport, self._clock = ours, look, transport, clock
+    def __init__(
+        self, ours: WorkerInfo, roster: ReadRoster, prober: PeerProber, clock: Callable[[], float]
+    ) -> None:
+        self._ours, self._roster, self._prober, self._clock = ours, roster, prober, clock
         self._not_before: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
@@ -50,7 +52,7 @@ class Peers:
 
     async def meet_all(self) -> None:
         """Everyone who is here now."""
-        for entry in (await self._look()).values():
+        for entry in (await self._roster()).values():
             await self._meet(entry.info)
 
     async def _meet(self, info: WorkerInfo) -> None:
@@ -58,7 +60,7 @@ class Peers:
         if not self._may_send_to(info) or self._not_before.get(key, now) > now:
             return
         try:
-            await self._transport.meet(*key)
+            await self._prober.meet(*key)
         except BatonError as error:
             log.info("the way to %s is not known yet: %s", info.worker_id, error.message)
             self._not_before = {k: at for k, at in self._not_before.items() if at > now} | {key: now + AGAIN_S}

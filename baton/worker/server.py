@@ -48,7 +48,7 @@ from baton.worker.spec import WorkerSpec
 log = logging.getLogger("baton.worker")
 
 
-class Worker:
+class RoleRuntime:
     """A role's service with its engine. ``listen`` pumps until the engine is gone, or plays another role.
 
     ``blocks`` and ``keys`` (of requests on the engine's channel) outlive a role.
@@ -178,7 +178,7 @@ class Worker:
         return DecodeService(send, self.intake, info.model_id, spec.lease_ttl_s, warmer, self._keys)
 
 
-async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) -> grpc.aio.Server:
+async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStack) -> grpc.aio.Server:
     """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
     guards = [NameGuard(names_for(WORKER_CALLS, spec.tls.domain), spec.slot)] if spec.tls else []
     options = [*server_options(worker.control.info.layout.page_bytes), ("grpc.so_reuseport", 0)]
@@ -206,7 +206,7 @@ async def serve_grpc(spec: WorkerSpec, worker: Worker, stack: AsyncExitStack) ->
     return server
 
 
-class Shown(Collector):
+class CurrentRegistry(Collector):
     """What /metrics shows: the present role's registry, behind one port for the process's life."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -221,7 +221,7 @@ class Shown(Collector):
         return self.registry.restricted_registry(names)
 
 
-def serve_metrics(spec: WorkerSpec, shown: Shown, stack: AsyncExitStack) -> str:
+def serve_metrics(spec: WorkerSpec, shown: CurrentRegistry, stack: AsyncExitStack) -> str:
     """GET /metrics on a port of its own; its address, empty when off."""
     if not spec.metrics:
         return ""

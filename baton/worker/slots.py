@@ -34,7 +34,7 @@ class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str = ""  # what it plays now
 
 
-class Slot:
+class WorkerSlot:
     """One slot in ``folder``. A host calls ``acquire`` and ``write``; supervisors only read."""
 
     def __init__(self, folder: str | Path, name: str) -> None:
@@ -138,5 +138,5 @@ def slots_closed(folder: str | Path) -> bool:
 
 def holders(folder: str | Path) -> dict[str, int]:
     """slot name -> pid, of every slot that is held now."""
-    found = {lock.stem: Slot(folder, lock.stem).holder() for lock in Path(folder).glob("*.lock")}
+    found = {lock.stem: WorkerSlot(folder, lock.stem).holder() for lock in Path(folder).glob("*.lock")}
     return {name: pid for name, pid in found.items() if pid is not None}

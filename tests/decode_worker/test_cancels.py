@@ -95,7 +95,7 @@ async def session() -> AsyncIterator[Play]:
     async def at_rest() -> None:
         await until(lambda: not (engine.here or service._warming))
         assert (service.active, intake.open_streams, len(service._sessions)) == (0, 0, 0)
-        assert intake.claim(bytes([2]) * 16) is None, "nothing may be received for a request that is gone"
+        assert intake.lease(bytes([2]) * 16) is None, "nothing may be received for a request that is gone"
 
     yield Play(run, at_rest)
 

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from baton.decode_worker.io import arrival
+from baton.decode_worker.io import handoff_sink
 from baton.worker import host as worker_host
 from baton.worker.channel import IoChannel
-from baton.worker.slots import Slot
+from baton.worker.slots import WorkerSlot
 from baton.worker.spec import load_spec
 
 COMMAND = (sys.executable, "-m", "tests.e2e.watched_host")
@@ -89,7 +89,7 @@ class Watch:
             return  # another worker was first
         role, _, part = order["victim"].partition("-")
         slot = self._slot if role == "decode" else self.sender or order["prefill"]
-        record = Slot(self._folder, slot).read()
+        record = WorkerSlot(self._folder, slot).read()
         assert record is not None
         draft = self._folder / "hit.draft"
         draft.write_text(json.dumps({"slot": slot, "at": time.monotonic(), "incarnation": record.incarnation}))
@@ -100,7 +100,7 @@ class Watch:
 def watch(folder: Path, slot: str) -> None:
     """Put a Watch between the I/O process and its channel."""
     seen = Watch(folder, slot)
-    send, receive, opening = IoChannel.send, IoChannel.receive, arrival.control.decode_opening
+    send, receive, opening = IoChannel.send, IoChannel.receive, handoff_sink.control.decode_opening
 
     def watched_send(self: IoChannel, message: Any) -> None:
         seen.saw(message, after=False)
@@ -119,7 +119,7 @@ def watch(folder: Path, slot: str) -> None:
         return found
 
     IoChannel.send, IoChannel.receive = watched_send, watched_receive  # type: ignore[method-assign]
-    arrival.control.decode_opening = watched_opening
+    handoff_sink.control.decode_opening = watched_opening
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 from baton.protos.errors import ErrorInfo
-from baton.worker.slots import Slot, SlotRecord
+from baton.worker.slots import SlotRecord, WorkerSlot
 
 
 def main() -> None:
     folder, name, mode = Path(sys.argv[-1]).read_text().split("|")
-    slot = Slot(folder, name)
+    slot = WorkerSlot(folder, name)
     if not slot.acquire():
         sys.exit("taken")
     if mode == "crash":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.process import children
-from baton.process.children import Child
+from baton.process.children import ChildProcess
 from baton.process.processes import session_members
 
 FAMILY = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
@@ -32,7 +32,7 @@ async def with_heir(process: asyncio.subprocess.Process) -> AsyncIterator[asynci
 
 
 async def test_stopping_a_child_ends_its_whole_session(tmp_path: Path) -> None:
-    child = Child([sys.executable, "-c", FAMILY], tmp_path / "log")
+    child = ChildProcess([sys.executable, "-c", FAMILY], tmp_path / "log")
     process = await child.start()
     while len(session_members(process.pid)) < 2:
         await asyncio.sleep(0.02)
@@ -41,14 +41,17 @@ async def test_stopping_a_child_ends_its_whole_session(tmp_path: Path) -> None:
 
 
 async def test_a_killed_child_is_over_although_another_session_has_its_pipes(tmp_path: Path) -> None:
-    child = Child([sys.executable, "-c", f"{DEAF}; {HEIR}; {REST}"], tmp_path / "log", True)
+    child = ChildProcess([sys.executable, "-c", f"{DEAF}; {HEIR}; {REST}"], tmp_path / "log", True)
     async with with_heir(await child.start()) as process:
         await child.stop(0.1)
     assert process.returncode == -signal.SIGKILL
 
 
 async def test_an_ended_child_is_noted_although_another_session_has_its_pipes(tmp_path: Path) -> None:
-    child, notes = Child([sys.executable, "-c", f"{HEIR}; exit(7)"], tmp_path / "log", True), asyncio.Queue[str]()
+    child, notes = (
+        ChildProcess([sys.executable, "-c", f"{HEIR}; exit(7)"], tmp_path / "log", True),
+        asyncio.Queue[str](),
+    )
 
     async def started(_: asyncio.subprocess.Process) -> None:
         await asyncio.sleep(0)
@@ -60,7 +63,7 @@ async def test_an_ended_child_is_noted_although_another_session_has_its_pipes(tm
 
 
 async def test_a_child_that_ends_is_noted_and_started_again(tmp_path: Path) -> None:
-    child, notes, pids = Child(["sh", "-c", "exit 7"], tmp_path / "log"), asyncio.Queue[str](), []
+    child, notes, pids = ChildProcess(["sh", "-c", "exit 7"], tmp_path / "log"), asyncio.Queue[str](), []
 
     async def started(process: asyncio.subprocess.Process) -> None:
         pids.append(process.pid)
@@ -74,10 +77,14 @@ async def test_a_child_that_ends_is_noted_and_started_again(tmp_path: Path) -> N
 async def test_a_child_is_started_when_the_machine_can_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child, notes, begun = Child(["sh", "-c", "exit 7"], tmp_path / "log"), asyncio.Queue[str](), asyncio.Event()
-    start, tries = Child.start, []
+    child, notes, begun = (
+        ChildProcess(["sh", "-c", "exit 7"], tmp_path / "log"),
+        asyncio.Queue[str](),
+        asyncio.Event(),
+    )
+    start, tries = ChildProcess.start, []
 
-    async def refuses_the_second(self: Child) -> asyncio.subprocess.Process:
+    async def refuses_the_second(self: ChildProcess) -> asyncio.subprocess.Process:
         tries.append(self)
         if len(tries) == 2:
             raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -87,7 +94,7 @@ async def test_a_child_is_started_when_the_machine_can_again(
         if len(tries) == 3:
             begun.set()
 
-    monkeypatch.setattr(Child, "start", refuses_the_second)
+    monkeypatch.setattr(ChildProcess, "start", refuses_the_second)
     monkeypatch.setattr(children, "BACKOFF_S", (0.01, 0.01))
     keeping = asyncio.create_task(child.keep(notes.put_nowait, started))
     await asyncio.wait_for(begun.wait(), 30)
@@ -97,6 +104,6 @@ async def test_a_child_is_started_when_the_machine_can_again(
 
 
 async def test_its_last_words_are_its_error(tmp_path: Path) -> None:
-    child = Child(["sh", "-c", "echo noise; echo 'error: no such policy' >&2; exit 1"], tmp_path / "log")
+    child = ChildProcess(["sh", "-c", "echo noise; echo 'error: no such policy' >&2; exit 1"], tmp_path / "log")
     await (await child.start()).wait()
     assert child.last_words() == f"no such policy (log: {tmp_path / 'log'})"

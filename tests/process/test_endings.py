@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.process.endings import Memory, ending_of
+from baton.process.endings import OomKills, ending_of
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from baton.process.endings import Memory, ending_of
 def test_an_ending_is_a_status_a_signal_or_want_of_memory(tmp_path: Path, code, before, after, says) -> None:
     events = tmp_path / "memory.events"
     events.write_text(f"low 0\noom 9\noom_kill {before}\noom_group_kill 7\n")
-    memory = Memory(events)
+    memory = OomKills(events)
     events.write_text(f"low 0\noom 9\noom_kill {after}\noom_group_kill 7\n")
     assert ending_of(code, memory) == says
 
 
 def test_without_a_control_group_nobody_was_out_of_memory(tmp_path: Path) -> None:
-    assert ending_of(-signal.SIGKILL, Memory(tmp_path / "none")).cause == "signal"
+    assert ending_of(-signal.SIGKILL, OomKills(tmp_path / "none")).cause == "signal"

@@ -72,11 +72,11 @@ def test_an_engine_settles_between_loading_and_its_first_step(monkeypatch: pytes
 
 
 def test_a_worker_is_told_to_settle_once_it_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Host(worker_host.Host):
+    class Host(worker_host.WorkerHost):
         async def run(self) -> int:
             assert self.prepared is settle_heap
             return 7
 
-    monkeypatch.setattr(worker_host, "Host", Host)
+    monkeypatch.setattr(worker_host, "WorkerHost", Host)
     spec = WorkerSpec("decode-0", "decode", str(tmp_path), device="paced:zero")
     assert worker_host.run(spec) == 7

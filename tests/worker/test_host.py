@@ -31,7 +31,7 @@ from baton.protos.nouns import Sampling
 from baton.protos.rpc import ERROR_METADATA
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.worker.slots import Slot, SlotRecord
+from baton.worker.slots import SlotRecord, WorkerSlot
 from baton.worker.spec import WorkerSpec, dump_spec
 
 KV, VOCAB, CONTEXT, PAGES = 32, 997, 8192, 1500
@@ -71,7 +71,7 @@ class Host:
             "owner_pid": os.getpid(),
         }  # fmt: skip
         self.spec = WorkerSpec(role=role, **fields | spec)  # type: ignore[arg-type]
-        self.slot = Slot(folder, self.spec.slot)
+        self.slot = WorkerSlot(folder, self.spec.slot)
         self.process = subprocess.Popen([sys.executable, *self.command, "--spec", dump_spec(self.spec)], stderr=log)
 
     def record(self, state: str = "ready") -> SlotRecord:

@@ -21,7 +21,7 @@ def hang(*a): time.sleep(600)
 host.end_with(host.main)
 """
 IN_LEAVING = {
-    "the event loop blocks": "host.Worker.lost, host.LOST_S = hang, 1.0",
+    "the event loop blocks": "host.RoleRuntime.lost, host.LOST_S = hang, 1.0",
     "a close never ends": "host.WorkerBlocks.close, host.LOST_S = hang_async, 1.0",
 }
 
@@ -53,7 +53,9 @@ def test_one_that_hangs_as_it_opens_its_ports_is_ended_with_its_engine(tmp_path:
 
 
 def test_one_whose_event_loop_stands_still_is_ended_with_its_engine(tmp_path: Path) -> None:
-    blocks = "async def block(*a): await asyncio.sleep(0.5); hang()\nhost.Worker.listen, host.HUNG_S = block, 1.0"
+    blocks = (
+        "async def block(*a): await asyncio.sleep(0.5); hang()\nhost.RoleRuntime.listen, host.HUNG_S = block, 1.0"
+    )
     host = Planted(tmp_path, blocks)
     engine = host.record().engine_pid
     assert host.process.wait(60) == 1

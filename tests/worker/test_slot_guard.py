@@ -17,7 +17,7 @@ from baton.cluster.slot_lease import SlotLease
 from baton.launch.redis_server import RedisServer
 from baton.process.children import child_environment
 from baton.process.processes import kill_session
-from baton.worker.slots import Slot, SlotRecord
+from baton.worker.slots import SlotRecord, WorkerSlot
 from baton.worker.spec import WorkerSpec, dump_spec
 
 
@@ -62,7 +62,7 @@ class Hosts:
         )  # fmt: skip
 
     def record(self, node: str) -> SlotRecord | None:
-        return Slot(self._folder / node, "decode-0").read()
+        return WorkerSlot(self._folder / node, "decode-0").read()
 
     def wait(self, node: str, good: Callable[[SlotRecord], bool]) -> SlotRecord:
         deadline = time.monotonic() + 60

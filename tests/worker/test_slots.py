@@ -6,11 +6,11 @@ import threading
 from pathlib import Path
 
 from baton.process.processes import wait_exit
-from baton.worker.slots import Slot, SlotRecord, close_slots, holders, slots_closed
+from baton.worker.slots import SlotRecord, WorkerSlot, close_slots, holders, slots_closed
 
 
 def hold(folder: str, ready: "multiprocessing.synchronize.Event") -> None:  # type: ignore[name-defined]
-    assert Slot(folder, "decode-0").acquire()
+    assert WorkerSlot(folder, "decode-0").acquire()
     ready.set()
     signal.pause()
 
@@ -27,7 +27,7 @@ def start_holder(folder: Path) -> int:
 
 def test_a_slot_is_held_once_and_free_again_when_its_holder_is_killed(folder: Path) -> None:
     pid = start_holder(folder)
-    slot = Slot(folder, "decode-0")
+    slot = WorkerSlot(folder, "decode-0")
     assert slot.holder() == pid
     assert holders(folder) == {"decode-0": pid}
     assert not slot.acquire(patience_s=0.05)
@@ -38,7 +38,7 @@ def test_a_slot_is_held_once_and_free_again_when_its_holder_is_killed(folder: Pa
 
 
 def test_readers_do_not_keep_a_host_from_its_slot(folder: Path) -> None:
-    slot = Slot(folder, "a")
+    slot = WorkerSlot(folder, "a")
     assert slot.acquire()
     slot.release()
     for _ in range(50):
@@ -52,7 +52,7 @@ def test_a_pid_of_one_that_is_gone_is_not_the_holders(folder: Path) -> None:
     """Between taking the lock and writing its pid, a host's slot still names the one before."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    slot = Slot(folder, "a")
+    slot = WorkerSlot(folder, "a")
     assert slot.acquire()
     lock = folder / "a.lock"
     lock.write_text(str(gone.pid))
@@ -62,7 +62,7 @@ def test_a_pid_of_one_that_is_gone_is_not_the_holders(folder: Path) -> None:
 
 
 def test_a_record_is_read_back_and_belongs_to_its_writer(folder: Path) -> None:
-    slot = Slot(folder, "a")
+    slot = WorkerSlot(folder, "a")
     assert slot.read() is None
     record = SlotRecord("a", 17, "ready", "i", "h:1")
     slot.write(record)
@@ -73,7 +73,7 @@ def test_a_record_is_read_back_and_belongs_to_its_writer(folder: Path) -> None:
 
 def test_half_a_record_is_no_record(folder: Path) -> None:
     (folder / "a.json").write_text('{"slot": "a", "pi')
-    assert Slot(folder, "a").read() is None
+    assert WorkerSlot(folder, "a").read() is None
 
 
 def test_a_closed_or_missing_folder_starts_nothing(folder: Path) -> None:

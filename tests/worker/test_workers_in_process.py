@@ -23,8 +23,8 @@ from baton.cluster import telemetry
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.decode_worker.io import service as decode_service
 from baton.decode_worker.io.intake import Intake
+from baton.decode_worker.io.router_session import RouterSession, TokenFrame
 from baton.decode_worker.io.service import DecodeService
-from baton.decode_worker.io.session import Frame, Session
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.step_loop import EngineParts
 from baton.kv.exchange.fetch import BlockFetcher
@@ -99,7 +99,7 @@ class Engine:
 class Router:
     """A session's other end: what came for each request."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: RouterSession) -> None:
         self.session = session
         self.tokens: dict[str, list[int]] = {}
         self.said: dict[str, asyncio.Queue[Any]] = {}
@@ -113,7 +113,7 @@ class Router:
     async def read(self) -> None:
         """For ever."""
         async for item in self.session.outgoing():
-            if not isinstance(item, Frame):
+            if not isinstance(item, TokenFrame):
                 self.said[item.request_id].put_nowait(item.message)
                 continue
             for request_id, output in item.outputs.items():
@@ -346,7 +346,7 @@ async def test_a_request_id_can_be_used_again_at_once_after_its_cancel() -> None
 async def test_a_cancel_that_crosses_the_last_token_is_answered_all_the_same() -> None:
     async with house() as h:
         await h.admit(request("r", prompt_of(20), max_tokens=3), local=True)
-        while h.d.loop.answers:
+        while h.d.loop.requests:
             await asyncio.sleep(0)
         assert any(isinstance(m, ch.Tokens) for m in h.d.outbox), "the last token is on its way"
         h.decode.cancel(h.router.session, "r", "client_gone")

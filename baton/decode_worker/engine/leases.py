@@ -15,7 +15,7 @@ from baton.kv.pages.pool import PageLease
 from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 
 
-class Receive:
+class HandoffLease:
     """The lease of a request whose prompt another worker computes."""
 
     def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton.decode_worker.engine.budget import StepBudget
-from baton.decode_worker.engine.leases import Receive
-from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
+from baton.decode_worker.engine.leases import HandoffLease
+from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
 from baton.decode_worker.engine.swap import SwapArea
 from baton.engine.checks import blocks_for, check_request, holdable, holdable_of
 from baton.engine.handlers import Table
@@ -32,11 +32,11 @@ LEASE_ID_BYTES = 16
 SHARED_S = 10.0  # that a sequence without a page waits for those that the I/O process reads or fills for others
 
 
-class Answer:
+class RequestState:
     """One request here: its sequence, its handoff (None on the local way) and its times."""
 
-    def __init__(self, decoding: Decoding, receive: Receive | None, now: float):
-        self.decoding = decoding
+    def __init__(self, job: DecodeJob, receive: HandoffLease | None, now: float):
+        self.job = job
         self.receive = receive
         self.arrived = now
         self.first_at: float | None = None
@@ -80,8 +80,8 @@ class DecodeLoop(StepLoop):
             self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter
         )
         self.entropy = entropy
-        self.answers: dict[int, Answer] = {}
-        self.receives: dict[int, Receive] = {}
+        self.requests: dict[int, RequestState] = {}
+        self.receives: dict[int, HandoffLease] = {}
         self.leases_swept = 0
         self._starving_since: float | None = None
         self._ages = 0
@@ -99,7 +99,7 @@ class DecodeLoop(StepLoop):
             outcome = self.compute(plan)
             self._observe(plan.shape(outcome.seconds))
             for key, (sampled, *_) in outcome.sampled.items():
-                self.answers[key].decoding.sequence.tell_ahead(sampled.token_id)
+                self.requests[key].job.sequence.tell_ahead(sampled.token_id)
             for item in plan.items:
                 self._advance(item, outcome)
         starved = not plan.items and self._fail_starved()
@@ -116,7 +116,7 @@ class DecodeLoop(StepLoop):
 
     def patience(self) -> float:
         """Until the next lease runs out."""
-        deadlines = [r.deadline for key, r in self.receives.items() if key in self.answers and r.deadline]
+        deadlines = [r.deadline for key, r in self.receives.items() if key in self.requests and r.deadline]
         return min([IDLE_WAIT_S, *(d - self.clock() for d in deadlines)])
 
     # ---- messages ----
@@ -149,7 +149,7 @@ class DecodeLoop(StepLoop):
     def _on_rearm(self, message: ch.Rearm) -> None:
         try:
             receive = self.receives.get(message.key)
-            if receive is None or message.key not in self.answers:
+            if receive is None or message.key not in self.requests:
                 raise LeaseUnknown("the lease has ended; admit the request again", "lease")
             receive.rearm(message.lease, message.epoch, self.clock())
         except Exception as error:
@@ -178,18 +178,18 @@ class DecodeLoop(StepLoop):
                 self.mirror.landed(message.key, receive.table, message.resident)
 
     def _on_commit(self, message: ch.Commit) -> None:
-        answer = self.answers.get(message.key)
-        if answer is None or answer.receive is None:
+        state = self.requests.get(message.key)
+        if state is None or state.receive is None:
             self.channel.send(ch.Ended(message.key, to_info(LeaseUnknown("the lease has ended", "lease"))))
             return
-        if message.epoch != answer.receive.epoch:
+        if message.epoch != state.receive.epoch:
             return  # a Rearm overtook it: the I/O process has closed that stream
-        if not answer.receive.complete:
+        if not state.receive.complete:
             raise HandoffRefused("the handoff was committed before every block was in")
-        self._commit(answer, message)
+        self._commit(state, message)
 
     def _on_cancel(self, message: ch.Cancel) -> None:
-        if message.key in self.answers:
+        if message.key in self.requests:
             self._end(message.key)
             self.channel.send(ch.Ended(message.key, None))
         self._shut(message.key)  # the I/O process has closed its intake before it sends this
@@ -205,10 +205,10 @@ class DecodeLoop(StepLoop):
 
     def fail(self, key: int, error: Exception) -> None:
         """End one request with ``error``."""
-        answer = self.answers.get(key)
-        if answer is None:
+        state = self.requests.get(key)
+        if state is None:
             return
-        gate_open = answer.awaited
+        gate_open = state.awaited
         self._end(key)
         self.channel.send(ch.Ended(key, to_info(error)))
         if gate_open:
@@ -246,36 +246,36 @@ class DecodeLoop(StepLoop):
         key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
         sequence = self.sequence(key, message.request)
         self._ages += 1
-        decoding = Decoding(sequence, root, pages, self._ages)
+        job = DecodeJob(sequence, root, pages, self._ages)
         if not message.local:
-            self.receives[key] = Receive(lease_id, pages, message.ttl_s or self.limits.ttl_s, now)
-        self.answers[key] = answer = Answer(decoding, self.receives.get(key), now)
+            self.receives[key] = HandoffLease(lease_id, pages, message.ttl_s or self.limits.ttl_s, now)
+        self.requests[key] = state = RequestState(job, self.receives.get(key), now)
         if message.local:
-            self._join_local(answer)
+            self._join_local(state)
         return lease_id
 
     def _withdraw(self, key: int) -> None:
         """Forget what was registered of an admission that failed: nobody was told of its lease."""
-        if key in self.answers:
+        if key in self.requests:
             self._end(key)
         if (receive := self.receives.pop(key, None)) is not None:
             receive.shut()
 
-    def _join_local(self, answer: Answer) -> None:
-        decoding = answer.decoding
-        answer.cached_tokens = min(decoding.sequence.computed, decoding.sequence.request.prompt_tokens)
-        self._hit_tokens += answer.cached_tokens
-        self._asked_tokens += len(decoding.sequence.request.token_ids)
-        self.scheduler.add(decoding)
+    def _join_local(self, state: RequestState) -> None:
+        job = state.job
+        state.cached_tokens = min(job.sequence.computed, job.sequence.request.prompt_tokens)
+        self._hit_tokens += state.cached_tokens
+        self._asked_tokens += len(job.sequence.request.token_ids)
+        self.scheduler.add(job)
 
-    def _commit(self, answer: Answer, message: ch.Commit) -> None:
-        decoding, receive = answer.decoding, answer.receive
+    def _commit(self, state: RequestState, message: ch.Commit) -> None:
+        job, receive = state.job, state.receive
         assert receive is not None
         receive.commit()
         self._forget_settled(message.key)
-        answer.cached_tokens = message.cached_tokens
-        decoding.advance(decoding.sequence.pending)
-        self.scheduler.add(decoding)
+        state.cached_tokens = message.cached_tokens
+        job.advance(job.sequence.pending)
+        self.scheduler.add(job)
         self.channel.send(ch.Committed(message.key, message.epoch))
         first = message.first
         self._take(
@@ -289,17 +289,17 @@ class DecodeLoop(StepLoop):
         if item.seq in outcome.failed:
             self.fail(item.seq, outcome.failed[item.seq])
             return
-        decoding = self.answers[item.seq].decoding
-        decoding.sequence.score(item.start, outcome.scored.get(item.seq, ()))
-        decoding.advance(len(item.tokens) - len(item.verify))
-        decoding.sequence.pool(item.start, decoding.sequence.computed, outcome.pooled.get(item.seq))
+        job = self.requests[item.seq].job
+        job.sequence.score(item.start, outcome.scored.get(item.seq, ()))
+        job.advance(len(item.tokens) - len(item.verify))
+        job.sequence.pool(item.start, job.sequence.computed, outcome.pooled.get(item.seq))
         chosen = outcome.sampled.get(item.seq, ())
         if item.verify:
-            self._take_verified(item, decoding, chosen)
+            self._take_verified(item, job, chosen)
         elif chosen:
             self._take(item.seq, chosen)
 
-    def _take_verified(self, item: SequenceStep, decoding: Decoding, chosen: tuple[SampledToken, ...]) -> None:
+    def _take_verified(self, item: SequenceStep, job: DecodeJob, chosen: tuple[SampledToken, ...]) -> None:
         """Drafts stand while they are what the model chose; the choice behind them is the model's own."""
         draft, drafts = self.scheduler.drafts[item.seq], len(chosen) - 1
         stood = accepted(draft.tokens, [one.token_id for one in chosen[:-1]])
@@ -307,33 +307,33 @@ class DecodeLoop(StepLoop):
             self.drafter.judge(item.seq, draft, stood)
             self.log.note_accepted(stood)
         self._take(item.seq, chosen[: stood + 1], drafts)
-        if item.seq in self.answers:
-            decoding.give_back()
+        if item.seq in self.requests:
+            job.give_back()
 
     def _take(self, key: int, chosen: tuple[SampledToken, ...], drafts: int = 0) -> None:
         """The next tokens of ``key`` join its sequence and the step's outputs; the last one closes its lease."""
-        answer, now = self.answers[key], self.clock()
-        decoding, first = answer.decoding, answer.first_at is None
-        run = decoding.take(chosen, drafts)
-        if answer.first_at is None:
-            answer.first_at = now
-        stations = (*_first_stations(answer, first, now), *_last_stations(answer, run, now))
-        scores, pooled = (tuple(decoding.sequence.scores), decoding.sequence.pooled()) if first else ((), b"")
-        self._outputs.append(ch.Output(key, run, answer.cached_tokens if first else 0, stations, scores, pooled))
+        state, now = self.requests[key], self.clock()
+        job, first = state.job, state.first_at is None
+        run = job.take(chosen, drafts)
+        if state.first_at is None:
+            state.first_at = now
+        stations = (*_first_stations(state, first, now), *_last_stations(state, run, now))
+        scores, pooled = (tuple(job.sequence.scores), job.sequence.pooled()) if first else ((), b"")
+        self._outputs.append(ch.Output(key, run, state.cached_tokens if first else 0, stations, scores, pooled))
         if run.finish_reason:
             self._end(key)
-        elif not decoding.sequence.ready:
+        elif not job.sequence.ready:
             self._late.add(key)
 
     def _end_late(self) -> None:
         """Answers whose grammars hadn't said in time whether the last token completes them."""
         for key in tuple(self._late):
-            answer = self.answers.get(key)
-            if answer is not None and not answer.decoding.sequence.ready:
+            state = self.requests.get(key)
+            if state is not None and not state.job.sequence.ready:
                 continue
             self._late.remove(key)
-            if answer is not None and (run := answer.decoding.sequence.late_end()) is not None:
-                self._outputs.append(ch.Output(key, run, 0, _last_stations(answer, run, self.clock()), (), b""))
+            if state is not None and (run := state.job.sequence.late_end()) is not None:
+                self._outputs.append(ch.Output(key, run, 0, _last_stations(state, run, self.clock()), (), b""))
                 self._end(key)
 
     def _tell(self) -> None:
@@ -345,21 +345,21 @@ class DecodeLoop(StepLoop):
 
     def _end(self, key: int) -> None:
         """Give the pages back; those that may still be written wait for the gate and the streams."""
-        decoding = self.answers.pop(key).decoding
-        self.scheduler.remove(decoding)
+        job = self.requests.pop(key).job
+        self.scheduler.remove(job)
         if self.drafter is not None:
-            self.drafter.end(decoding.sequence)
+            self.drafter.end(job.sequence)
         self._forget_settled(key)
 
     def _forget_settled(self, key: int) -> None:
         receive = self.receives.get(key)
-        if receive is not None and receive.settled and key not in self.answers:
+        if receive is not None and receive.settled and key not in self.requests:
             del self.receives[key]
 
     def _sweep(self) -> None:
         now = self.clock()
         for key, receive in tuple(self.receives.items()):
-            if key in self.answers and receive.deadline is not None and receive.deadline <= now:
+            if key in self.requests and receive.deadline is not None and receive.deadline <= now:
                 self.leases_swept += 1
                 self.fail(key, LeaseUnknown("the lease ended: its handoff made no progress", "lease"))
 
@@ -370,7 +370,7 @@ class DecodeLoop(StepLoop):
             oldest is None
             or self.pool.snapshot_counts().quarantined
             or self._shares_may_end()
-            or any(a.awaited for a in self.answers.values())
+            or any(a.awaited for a in self.requests.values())
         ):
             return False
         self._starving_since = None
@@ -394,7 +394,7 @@ class DecodeLoop(StepLoop):
     @property
     def empty(self) -> bool:
         """No answer is being written, and no stream may write a page."""
-        return not self.answers and not self.receives
+        return not self.requests and not self.receives
 
     def load(self) -> tuple[int, int, int]:
         """Sequences in the batch, those that wait (preempted, or beyond the batch), prompt tokens to read."""
@@ -413,12 +413,12 @@ class DecodeLoop(StepLoop):
         }
 
 
-def _first_stations(answer: Answer, first: bool, now: float) -> tuple[Station, ...]:
+def _first_stations(state: RequestState, first: bool, now: float) -> tuple[Station, ...]:
     """On the local way this worker read the prompt; else the prefill worker tells."""
-    return (Station("prefill", now - answer.arrived),) if first and answer.receive is None else ()
+    return (Station("prefill", now - state.arrived),) if first and state.receive is None else ()
 
 
-def _last_stations(answer: Answer, run: TokenRun, now: float) -> tuple[Station, ...]:
-    if not run.finish_reason or answer.first_at is None:
+def _last_stations(state: RequestState, run: TokenRun, now: float) -> tuple[Station, ...]:
+    if not run.finish_reason or state.first_at is None:
         return ()
-    return (Station("decode", now - answer.first_at),)
+    return (Station("decode", now - state.first_at),)

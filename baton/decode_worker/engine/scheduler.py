@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Sequence
 
 from baton.decode_worker.engine.budget import StepBudget
-from baton.decode_worker.engine.swap import SwapArea, Swapped
+from baton.decode_worker.engine.swap import SwapArea, SwapEntry
 from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
@@ -23,7 +23,7 @@ from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import TokenRun
 
 
-class Decoding:
+class DecodeJob:
     """A sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
 
     def __init__(self, sequence: SequenceState, root: bytes, pages: PageLease, age: int):
@@ -32,7 +32,7 @@ class Decoding:
         self.age = age
         self.chain = Chain(root, sequence.tokens, pages.block_tokens)
         self.sealed = pages.held
-        self.swapped: Swapped | None = None
+        self.swap_entry: SwapEntry | None = None
         self._size, self._prompt = pages.block_tokens, len(sequence.request.token_ids)
         sequence.computed = pages.held * self._size
 
@@ -92,7 +92,7 @@ class Decoding:
         return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
 
 
-Share = tuple[Decoding, int, bool]  # who, how many tokens, whether they are a prompt's
+Share = tuple[DecodeJob, int, bool]  # who, how many tokens, whether they are a prompt's
 
 
 class DecodeScheduler:
@@ -114,8 +114,8 @@ class DecodeScheduler:
         self.swap = swap
         self.max_batch = max_batch
         self.chunk_tokens = chunk_tokens
-        self.running: list[Decoding] = []
-        self.waiting: list[Decoding] = []
+        self.running: list[DecodeJob] = []
+        self.waiting: list[DecodeJob] = []
         self.preemptions = 0
 
     @property
@@ -123,19 +123,19 @@ class DecodeScheduler:
         """Pages a newcomer must leave: each running sequence will ask for its next one soon."""
         return min(len(self.running), self.pool.pages // 8)
 
-    def add(self, decoding: Decoding) -> None:
+    def add(self, job: DecodeJob) -> None:
         """Join the batch, in order."""
-        insort(self.running, decoding, key=lambda d: d.rank)
+        insort(self.running, job, key=lambda d: d.rank)
 
-    def remove(self, decoding: Decoding) -> None:
+    def remove(self, job: DecodeJob) -> None:
         """Leave, in whatever state; the pages go back."""
         for members in (self.running, self.waiting):
-            if decoding in members:
-                members.remove(decoding)
-        decoding.pages.close()
-        if self.swap is not None and decoding.swapped is not None:
-            self.swap.drop(decoding.swapped)
-            decoding.swapped = None
+            if job in members:
+                members.remove(job)
+        job.pages.close()
+        if self.swap is not None and job.swap_entry is not None:
+            self.swap.drop(job.swap_entry)
+            job.swap_entry = None
 
     def plan(self) -> StepPlan:
         """The next step: one token for each sequence that writes, and drafts; chunks for those that read."""
@@ -152,45 +152,45 @@ class DecodeScheduler:
         shares: list[Share] = []
         (writers, budget), running, at = self._limits(), self.running, 0
         while at < len(running) and len(shares) < self.max_batch:  # who is preempted meanwhile comes after ``at``
-            decoding = running[at]
+            job = running[at]
             at += 1
-            sequence = decoding.sequence
-            reading, pending = decoding.reading, len(sequence.tokens) - sequence.computed
+            sequence = job.sequence
+            reading, pending = job.reading, len(sequence.tokens) - sequence.computed
             if not reading and writers == 0:
                 continue
             take = min(pending, budget) if reading else 1
             waits = take == pending and not sequence.ready
-            if take == 0 or waits or not self._grow(decoding, take):
+            if take == 0 or waits or not self._grow(job, take):
                 continue
-            shares.append((decoding, take, reading))
+            shares.append((job, take, reading))
             budget -= take if reading else 0
             writers -= not reading
         return shares
 
     def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
-        writers = {decoding.sequence.seq: decoding for decoding, _, reading in shares if not reading}
+        writers = {job.sequence.seq: job for job, _, reading in shares if not reading}
         if not writers:
             return {}
         prompt_tokens = sum(take for _, take, reading in shares if reading)
-        sequences = [decoding.sequence for decoding in writers.values()]
+        sequences = [job.sequence for job in writers.values()]
         found = drafter.plan(sequences, prompt_tokens, self.budget.limit_s)
         fitting = {seq: self._fitting(writers[seq], draft) for seq, draft in found.items()}
         return {seq: draft for seq, draft in fitting.items() if draft.tokens}
 
-    def _fitting(self, decoding: Decoding, draft: Draft) -> Draft:
+    def _fitting(self, job: DecodeJob, draft: Draft) -> Draft:
         """As much of the draft as there are pages for, without taking anybody else's."""
-        end, size = decoding.sequence.computed + 1, self.pool.block_tokens
-        short = blocks_for(end + len(draft.tokens), size) - len(decoding.pages.pages)
+        end, size = job.sequence.computed + 1, self.pool.block_tokens
+        short = blocks_for(end + len(draft.tokens), size) - len(job.pages.pages)
         if short > 0:
             try:
-                decoding.pages.extend(short, self.growth_reserve)
+                job.pages.extend(short, self.growth_reserve)
             except PoolExhausted:
-                return draft._replace(tokens=draft.tokens[: len(decoding.pages.pages) * size - end])
+                return draft._replace(tokens=draft.tokens[: len(job.pages.pages) * size - end])
         return draft
 
-    def starved(self) -> Decoding | None:
+    def starved(self) -> DecodeJob | None:
         """After an empty plan: the oldest sequence, which found no page; None while a grammar compiles."""
-        if any(not decoding.sequence.ready for decoding in self.running):
+        if any(not job.sequence.ready for job in self.running):
             return None
         return next(iter(self.running or self.waiting), None)
 
@@ -208,59 +208,59 @@ class DecodeScheduler:
 
     def _resume(self) -> None:
         while self.waiting:
-            decoding = self.waiting[0]
-            tokens, size = len(decoding.sequence.tokens), self.pool.block_tokens
+            job = self.waiting[0]
+            tokens, size = len(job.sequence.tokens), self.pool.block_tokens
             try:
                 pages = self.pool.open(
-                    decoding.chain.hashes,
+                    job.chain.hashes,
                     blocks_for(tokens, size),
                     self.growth_reserve,
-                    limit_held=holdable_of(decoding.sequence.request, tokens, size),
+                    limit_held=holdable_of(job.sequence.request, tokens, size),
                 )
             except PoolExhausted:
                 return
-            decoding.restart(pages)
-            self._swap_in(decoding)
+            job.restart(pages)
+            self._swap_in(job)
             self.add(self.waiting.pop(0))
 
-    def _swap_in(self, decoding: Decoding) -> None:
+    def _swap_in(self, job: DecodeJob) -> None:
         """What was set aside goes into the new pages, and needn't be computed."""
-        swapped, decoding.swapped = decoding.swapped, None
-        if self.swap is not None and swapped is not None:
-            self.swap.restore(swapped, decoding.pages.pages, decoding.pages.held)
-            decoding.advance(max(0, swapped.tokens - decoding.sequence.computed))
+        swap_entry, job.swap_entry = job.swap_entry, None
+        if self.swap is not None and swap_entry is not None:
+            self.swap.restore(swap_entry, job.pages.pages, job.pages.held)
+            job.advance(max(0, swap_entry.tokens - job.sequence.computed))
 
-    def _grow(self, decoding: Decoding, take: int) -> bool:
+    def _grow(self, job: DecodeJob, take: int) -> bool:
         """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
-        tokens, size, held = decoding.sequence.computed + take, self.pool.block_tokens, len(decoding.pages.pages)
+        tokens, size, held = job.sequence.computed + take, self.pool.block_tokens, len(job.pages.pages)
         if tokens <= held * size:
             return True
         short = blocks_for(tokens, size) - held
         while short > 0:
             try:
-                decoding.pages.extend(short)
+                job.pages.extend(short)
                 return True
             except PoolExhausted:
                 victim = self.running[-1]
                 if victim is self.running[0]:
                     return False
                 self._preempt(victim)
-                if victim is decoding:
+                if victim is job:
                     return False
         return True
 
-    def _preempt(self, decoding: Decoding) -> None:
-        self.running.remove(decoding)
+    def _preempt(self, job: DecodeJob) -> None:
+        self.running.remove(job)
         if self.swap is not None:
-            decoding.swapped = self.swap.save(decoding.pages.pages, decoding.sequence.computed)
-        decoding.pages.close()
-        decoding.sequence.computed = 0
-        insort(self.waiting, decoding, key=lambda d: d.rank)
+            job.swap_entry = self.swap.save(job.pages.pages, job.sequence.computed)
+        job.pages.close()
+        job.sequence.computed = 0
+        insort(self.waiting, job, key=lambda d: d.rank)
         self.preemptions += 1
 
 
-def _step(decoding: Decoding, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
-    sequence, pages = decoding.sequence, decoding.pages.pages
+def _step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
+    sequence, pages = job.sequence, job.pages.pages
     start, end = sequence.computed, sequence.computed + take
     tokens = sequence.tokens[start:end]
     sample = sequence.sample_spec() if end == len(sequence.tokens) else None

@@ -22,7 +22,7 @@ FIRST_GUESS_S = 1e-9  # per byte, until a copy was measured
 NEW = 0.3  # weight of the last copy
 
 
-class Swapped(NamedTuple):
+class SwapEntry(NamedTuple):
     """The first ``tokens`` tokens' KV, a copy of each page."""
 
     pages: tuple[bytes, ...]
@@ -57,7 +57,7 @@ class SwapArea:
         """One step was run."""
         (self._reads if sample.prefill_tokens else self._writes).append(sample)
 
-    def save(self, pages: Sequence[int], tokens: int) -> Swapped | None:
+    def save(self, pages: Sequence[int], tokens: int) -> SwapEntry | None:
         """A copy of the pages of ``tokens`` tokens; None where computing them again costs less, or without room."""
         kept = pages[: -(-tokens // self._block_tokens)]
         size = len(kept) * self._page_bytes
@@ -68,22 +68,22 @@ class SwapArea:
         self._note(size, began)
         self.used += size
         self.saved += 1
-        return Swapped(copies, tokens)
+        return SwapEntry(copies, tokens)
 
-    def restore(self, swapped: Swapped, pages: Sequence[int], held: int) -> None:
+    def restore(self, entry: SwapEntry, pages: Sequence[int], held: int) -> None:
         """Write it into ``pages``, whose first ``held`` have their content already; it is gone from here."""
         began, copied = self._clock(), 0
-        for page, content in zip(pages[held:], swapped.pages[held:], strict=False):
+        for page, content in zip(pages[held:], entry.pages[held:], strict=False):
             self._page(page)[:] = content
             copied += self._page_bytes
         if copied:
             self._note(copied, began)
         self.restored += 1
-        self.drop(swapped)
+        self.drop(entry)
 
-    def drop(self, swapped: Swapped) -> None:
+    def drop(self, entry: SwapEntry) -> None:
         """Its sequence has ended."""
-        self.used -= len(swapped.pages) * self._page_bytes
+        self.used -= len(entry.pages) * self._page_bytes
 
     def _page(self, page: int) -> memoryview:
         return self._memory[page * self._page_bytes : (page + 1) * self._page_bytes]

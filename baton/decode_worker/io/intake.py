@@ -2,7 +2,7 @@
 
 Knows nothing of gRPC or sockets, of the page pool or of sequences. The engine says which pages a lease may fill
 (``register``); a stream writes only while its lease, epoch, shard, indices and hashes are all right, and only
-before the commit (arrival.py). Everything here runs on one event loop and nothing waits: a stream that was
+before the commit (handoff_sink.py). Everything here runs on one event loop and nothing waits: a stream that was
 closed, or whose lease moved on, writes no more from that moment.
 
     OPEN -> ReceiveOpened · BLOCK … -> BlocksReceived · COMMIT -> Commit, Committed -> ACK · end -> ReceiveClosed
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from baton.decode_worker.io.arrival import Arrival
-from baton.decode_worker.io.claim import Claim
+from baton.decode_worker.io.handoff_sink import HandoffSink
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import ReplyStream, Sink
 from baton.protos.channel import SendToEngine
@@ -39,58 +39,58 @@ class Intake:
         self.layout = layout
         self.fingerprint = fingerprint
         self.tell = send_to_engine
-        self._by_key: dict[int, Claim] = {}
-        self._by_lease: dict[bytes, Claim] = {}
+        self._by_key: dict[int, IntakeLease] = {}
+        self._by_id: dict[bytes, IntakeLease] = {}
         self._scratch = memoryview(b"")
 
     def accept(self, line: ReplyStream) -> Sink:
         """A transport has a new stream: this takes its frames."""
-        return Arrival(self, line)
+        return HandoffSink(self, line)
 
     # ---- what the engine and the session say -----------------------------------------------------------
 
     def register(
-        self, key: int, lease: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+        self, key: int, lease_id: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
     ) -> None:
         """The engine admitted ``key``: blocks ``held``… of ``hashes`` may be written to their ``pages``."""
-        claim = Claim(key, lease, epoch, pages, hashes, held)
-        self._by_key[key] = self._by_lease[lease] = claim
+        lease = IntakeLease(key, lease_id, epoch, pages, hashes, held)
+        self._by_key[key] = self._by_id[lease_id] = lease
 
     def rearm(self, key: int, epoch: int) -> None:
         """Only ``epoch`` counts from now on; blocks that are in stay in. Call it before the engine hears of it."""
-        claim = self._by_key.get(key)
-        if claim is None or epoch <= claim.epoch:
+        lease = self._by_key.get(key)
+        if lease is None or epoch <= lease.epoch:
             return
-        claim.rearm(epoch)
-        for stream in claim.open_streams:
+        lease.rearm(epoch)
+        for stream in lease.open_streams:
             stream.stop(StaleEpoch(f"epoch {epoch} took over from {stream.epoch}", "epoch"))
 
     def close(self, key: int, error: BatonError | None = None) -> None:
         """The lease is closed: nothing is written for it from this moment. An open stream ends with ``error``."""
-        claim = self._by_key.pop(key, None)
-        if claim is None:
+        lease = self._by_key.pop(key, None)
+        if lease is None:
             return
-        del self._by_lease[claim.lease]
-        for stream in claim.open_streams:  # none once committed: those have had their last ACK
+        del self._by_id[lease.lease_id]
+        for stream in lease.open_streams:  # none once committed: those have had their last ACK
             stream.stop(error or LeaseUnknown("the lease was closed; the request has ended here", "lease"))
 
     def on_committed(self, key: int, epoch: int) -> None:
         """The engine took the handoff over: the sender gets its last acknowledgement, whatever happens next."""
-        claim = self._by_key.get(key)
-        for stream in () if claim is None else claim.open_streams:
+        lease = self._by_key.get(key)
+        for stream in () if lease is None else lease.open_streams:
             if stream.epoch == epoch:
                 stream.committed()
 
     @property
     def open_streams(self) -> int:
         """Streams that may write."""
-        return sum(len(claim.open_streams) for claim in self._by_key.values())
+        return sum(len(lease.open_streams) for lease in self._by_key.values())
 
     # ---- what arrivals ask -----------------------------------------------------------------------------
 
-    def claim(self, lease: bytes) -> Claim | None:
+    def lease(self, lease_id: bytes) -> IntakeLease | None:
         """Who may be filled under ``lease``."""
-        return self._by_lease.get(lease)
+        return self._by_id.get(lease_id)
 
     def count(self, blocks: int, size: int) -> None:
         """That many were verified."""

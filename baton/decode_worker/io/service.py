@@ -15,7 +15,7 @@ from opentelemetry.trace import Span
 
 from baton.cluster.telemetry import Attributes, open_span
 from baton.decode_worker.io.intake import Intake
-from baton.decode_worker.io.session import Request, Session
+from baton.decode_worker.io.router_session import RouterSession, SessionRequest
 from baton.kv.exchange.warming import Warmer
 from baton.protos import channel as ch
 from baton.protos.errors import (
@@ -49,8 +49,8 @@ class DecodeService:
         self._model_id = model_id
         self._ttl_s = ttl_s
         self._keys = keys or itertools.count(1)
-        self._requests: dict[int, Request] = {}
-        self._sessions: set[Session] = set()
+        self._requests: dict[int, SessionRequest] = {}
+        self._sessions: set[RouterSession] = set()
         self._spans: dict[int, Span] = {}
         self.finished = 0
 
@@ -61,13 +61,13 @@ class DecodeService:
 
     # ---- sessions ----
 
-    def open_session(self, router_id: str) -> Session:
+    def open_session(self, router_id: str) -> RouterSession:
         """A router is here."""
-        session = Session(router_id)
+        session = RouterSession(router_id)
         self._sessions.add(session)
         return session
 
-    def close_session(self, session: Session, reason: str = "session_lost") -> None:
+    def close_session(self, session: RouterSession, reason: str = "session_lost") -> None:
         """It is gone: every request of it is cancelled."""
         self._sessions.discard(session)
         for request in tuple(session.requests.values()):
@@ -76,7 +76,13 @@ class DecodeService:
         session.end()
 
     def admit(
-        self, session: Session, request: EngineRequest, model_id: str, local: bool, ttl_s: float, traceparent: str
+        self,
+        session: RouterSession,
+        request: EngineRequest,
+        model_id: str,
+        local: bool,
+        ttl_s: float,
+        traceparent: str,
     ) -> None:
         """Ask the engine for a lease; Admitted or Refused follows."""
         earlier = session.requests.get(request.request_id)
@@ -89,7 +95,7 @@ class DecodeService:
         if model_id and model_id != self._model_id:
             session.refuse(request.request_id, to_info(ModelNotFound(self._other_model(model_id), "model_id")))
             return
-        entry = Request(next(self._keys), request.request_id, session, traceparent, local)
+        entry = SessionRequest(next(self._keys), request.request_id, session, traceparent, local)
         session.requests[request.request_id] = self._requests[entry.key] = entry
         admit = ch.Admit(entry.key, request, local, ttl_s or self._ttl_s)
         if local and self._warmer is not None and self._warmer.has_tiers:
@@ -99,7 +105,7 @@ class DecodeService:
         else:
             self._send(admit)
 
-    def rearm(self, session: Session, request_id: str, lease: bytes, epoch: int) -> None:
+    def rearm(self, session: RouterSession, request_id: str, lease: bytes, epoch: int) -> None:
         """A second prefill will come; frames of the first are refused from this moment."""
         entry = session.requests.get(request_id)
         if entry is None:
@@ -109,7 +115,7 @@ class DecodeService:
             self._intake.rearm(entry.key, epoch)
         self._send(ch.Rearm(entry.key, lease, epoch))
 
-    def cancel(self, session: Session, request_id: str, reason: str) -> None:
+    def cancel(self, session: RouterSession, request_id: str, reason: str) -> None:
         """End it; Ended follows unless it had ended already."""
         entry = session.requests.get(request_id)
         if entry is not None:
@@ -167,7 +173,7 @@ class DecodeService:
             case _:
                 assert_never(message)
 
-    def _answer(self, entry: Request, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
+    def _answer(self, entry: SessionRequest, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
         if entry.cancelled and isinstance(message, (ch.Admitted, ch.Rearmed)):
             return  # its intake is closed: nothing may be received for it any more
         if isinstance(message, ch.Admitted):
@@ -178,7 +184,7 @@ class DecodeService:
         if isinstance(message, ch.Ended) or (isinstance(message, ch.Refused) and not entry.lease):
             self._drop(entry, message.error)
 
-    def _admitted(self, entry: Request, message: ch.Admitted) -> None:
+    def _admitted(self, entry: SessionRequest, message: ch.Admitted) -> None:
         entry.lease, entry.epoch = message.lease, message.epoch
         if entry.local:
             self._begin_decode(entry.key)
@@ -196,13 +202,13 @@ class DecodeService:
             if output.run.finish_reason:
                 self._finished(entry)
 
-    def _finished(self, entry: Request) -> None:
+    def _finished(self, entry: SessionRequest) -> None:
         self.finished += 1
         if entry.cancelled:  # the engine had finished before it heard: this is the cancel's answer
             entry.session.reply(entry, ch.Ended(entry.key, None))
         self._drop(entry)
 
-    async def _admit_warm(self, warmer: Warmer, entry: Request, admit: ch.Admit) -> None:
+    async def _admit_warm(self, warmer: Warmer, entry: SessionRequest, admit: ch.Admit) -> None:
         """What a lower tier holds of the prompt comes up first. A Cancel meanwhile found nothing to end: again."""
         try:
             await warmer.warm(admit.request)
@@ -213,13 +219,13 @@ class DecodeService:
 
     # ---- ends ----
 
-    def _cancel(self, entry: Request, reason: str) -> None:
+    def _cancel(self, entry: SessionRequest, reason: str) -> None:
         entry.cancelled = True
         entry.session.forget_tokens(entry)
         self._intake.close(entry.key)
         self._send(ch.Cancel(entry.key, reason))
 
-    def _drop(self, entry: Request, error: ErrorInfo | None = None) -> None:
+    def _drop(self, entry: SessionRequest, error: ErrorInfo | None = None) -> None:
         """Forget it here; what is queued for its router still goes out."""
         self._intake.close(entry.key)
         self._requests.pop(entry.key, None)

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from baton.decode_worker.io.router_session import Reply, RouterSession, TokenFrame
 from baton.decode_worker.io.service import DecodeService
-from baton.decode_worker.io.session import Frame, Reply
-from baton.decode_worker.io.session import Session as RouterSession
 from baton.protos import channel as ch
 from baton.protos import convert, version
 from baton.protos.errors import ErrorInfo, InvalidRequest
@@ -62,9 +61,9 @@ class DecodeShell(stubs.DecodeWorkerServicer):
             self._service.cancel(session, message.cancel.request_id, message.cancel.reason)
 
 
-def down_to_pb(item: Reply | Frame) -> w.SessionDown:
+def down_to_pb(item: Reply | TokenFrame) -> w.SessionDown:
     """One queued item as its protobuf twin."""
-    if isinstance(item, Frame):
+    if isinstance(item, TokenFrame):
         return w.SessionDown(tokens=_frame(item))
     message, request_id = item.message, item.request_id
     if isinstance(message, ch.Admitted):
@@ -86,7 +85,7 @@ def down_to_pb(item: Reply | Frame) -> w.SessionDown:
     return w.SessionDown(ended=w.Ended(request_id=request_id, error=error))
 
 
-def _frame(frame: Frame) -> w.TokenFrame:
+def _frame(frame: TokenFrame) -> w.TokenFrame:
     outputs = [
         w.RequestTokens(
             request_id=request_id,

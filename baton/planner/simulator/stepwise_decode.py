@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
+from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
 from baton.engine.plan import StepPlan
 from baton.engine.sequence import SequenceState
 from baton.kv.pages.pool import PageLease, PagePool
@@ -38,7 +38,7 @@ class StepwiseDecode:
         self.stretched: Callable[[float, float], float] | None = None
         self._ages = 0
         self._may_read = False  # a prompt came to be read, or a preempted sequence will
-        self._flights: dict[int, tuple[Flight, Decoding]] = {}
+        self._flights: dict[int, tuple[Flight, DecodeJob]] = {}
         self._planned: tuple[StepPlan, float] | None = None
 
     @property
@@ -83,15 +83,15 @@ class StepwiseDecode:
         sequence = SequenceState(flight.index, request, (), NO_LIMIT)
         tokens, full = sequence.tokens, len(flight.full_blocks)
         sequence.tokens = tokens[full * BLOCK_TOKENS :]  # its full blocks have ids: they needn't be hashed
-        decoding = Decoding(sequence, flight.index.to_bytes(32, "little"), lease, self._ages)
-        decoding.chain.hashes[:0] = flight.full_blocks
+        job = DecodeJob(sequence, flight.index.to_bytes(32, "little"), lease, self._ages)
+        job.chain.hashes[:0] = flight.full_blocks
         sequence.tokens = tokens
-        self._flights[flight.index] = (flight, decoding)
+        self._flights[flight.index] = (flight, job)
         self._may_read = self._may_read or local
         if not local:
-            decoding.advance(decoding.sequence.pending)
-            self._take(flight, decoding)
-        self.scheduler.add(decoding)
+            job.advance(job.sequence.pending)
+            self._take(flight, job)
+        self.scheduler.add(job)
 
     def stop(self) -> None:
         """It dies now; what its members have written, they know."""
@@ -133,21 +133,21 @@ class StepwiseDecode:
     def _finish(self, plan: StepPlan, ended: list[Flight]) -> None:
         flights = self._flights
         for item in plan.items:
-            flight, decoding = flights[item.seq]
-            decoding.advance(len(item.tokens))
-            if item.sample is not None and self._take(flight, decoding):
-                self.scheduler.remove(decoding)
+            flight, job = flights[item.seq]
+            job.advance(len(item.tokens))
+            if item.sample is not None and self._take(flight, job):
+                self.scheduler.remove(job)
                 del self._flights[item.seq]
                 flight.last_token = self.now
                 ended.append(flight)
 
-    def _take(self, flight: Flight, decoding: Decoding) -> str:
+    def _take(self, flight: Flight, job: DecodeJob) -> str:
         """The next token, whose id only has to be its own; why it was the last one, if it was."""
-        sequence = decoding.sequence
+        sequence = job.sequence
         before = len(sequence.tokens) - flight.prompt
         token = (flight.index * 7919 + before) % VOCAB
         sequence.take(token)
-        decoding.chain.append(token)
+        job.chain.append(token)
         self.generated += 1
         flight.written = before + 1
         if flight.first_token < 0:

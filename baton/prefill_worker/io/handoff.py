@@ -20,7 +20,7 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.prefill_worker.io.wire import Wire
+from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
 from baton.protos.nouns import KvLayout, TokenRun
@@ -31,7 +31,7 @@ LAST_WORDS_S = 2.0  # after a send failed: a stream may be broken at our end alo
 FRAME_BYTES = 1 << 20  # in one frame: with less the cost per frame shows, with more the first bytes leave late
 
 
-Item = ShipBlock | control.Closing | BatonError
+HandoffItem = ShipBlock | control.Closing | BatonError
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Handoff:
         destination: Destination,
         clock: Callable[[], float],
         window_bytes: int = WINDOW_BYTES,
-        plan: Callable[[], Awaitable[Wire]] | None = None,
+        plan: Callable[[], Awaitable[WirePlan]] | None = None,
     ) -> None:
         self.shipped_blocks = 0
         self.shipped_bytes = 0
@@ -91,10 +91,10 @@ class Handoff:
         self._clock = clock
         self._window = window_bytes
         self._plan = plan
-        self._wire = Wire(sender.layout)
+        self._wire = WirePlan(sender.layout)
         self._frame_bytes, self._from_card = FRAME_BYTES, False
-        self._todo: asyncio.Queue[Item] = asyncio.Queue()
-        self._ahead: Item | None = None  # taken out of the queue, but not a block
+        self._todo: asyncio.Queue[HandoffItem] = asyncio.Queue()
+        self._ahead: HandoffItem | None = None  # taken out of the queue, but not a block
         self._ready: deque[ShipBlock | ReceiverBlock] = deque()  # of what was taken out of the queue, not sent yet
         self._unacked: set[int] = set()
         self._unflagged = 0
@@ -177,7 +177,7 @@ class Handoff:
             self._acknowledged(frames.acked_blocks(frame))
         raise WorkerLost(f"the decode worker at {self._to.address} ended the handoff early", "decode_address")
 
-    async def _next(self) -> Item | ReceiverBlock:
+    async def _next(self) -> HandoffItem | ReceiverBlock:
         while not self._ready:
             ahead, self._ahead = self._ahead, None
             item = await self._todo.get() if ahead is None else ahead

@@ -23,7 +23,7 @@ from baton.kv.layout.repaging import Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Destination, Handoff, HandoffReport, Sender
-from baton.prefill_worker.io.wire import Wire
+from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info
 from baton.protos.nouns import EngineRequest, KvLayout, Station, TokenLogprobs, TokenRun
@@ -247,16 +247,16 @@ class PrefillService:
         plan = None if self._layout_of is None else lambda: self._wire(call)
         return Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
 
-    async def _wire(self, call: PrefillCall) -> Wire:
+    async def _wire(self, call: PrefillCall) -> WirePlan:
         """How this prompt's blocks go to its decode worker. Raises LayoutMismatch before any byte moves."""
         assert self._layout_of is not None
         ours, theirs, request = self._sender.layout, await self._layout_of(call.decode_address), call.request
         theirs = wire_layout(ours, theirs)
         made, paging = bridge(ours, theirs), self._paging(call, theirs)
         if ours.fidelity == theirs.fidelity and paging is None:
-            return Wire(theirs, made)
+            return WirePlan(theirs, made)
         root = prefix.root(self._sender.fingerprint, theirs.fidelity, request.adapter_id, request.tenant_salt)
-        return Wire(theirs, made, tuple(prefix.chain(root, request.token_ids, theirs.block_tokens)), paging)
+        return WirePlan(theirs, made, tuple(prefix.chain(root, request.token_ids, theirs.block_tokens)), paging)
 
     def _check(self, call: PrefillCall) -> None:
         if self._lost is not None:

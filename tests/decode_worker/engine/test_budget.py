@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from baton.cost.curves import step_seconds
 from baton.decode_worker.engine.budget import REFIT_EVERY, StepBudget
-from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
+from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
 from baton.engine.checks import blocks_for
 from baton.engine.plan import StepPlan
 from baton.engine.sequence import SequenceState
@@ -21,16 +21,16 @@ ROOT = prefix.root("f", "test")
 MACHINE = StepCurve(1e-3, 2e-4, 2e-9, 5e-4, 1e-7)
 
 
-def join(scheduler: DecodeScheduler, seq: int, prompt: int, priority: int = 0) -> Decoding:
+def join(scheduler: DecodeScheduler, seq: int, prompt: int, priority: int = 0) -> DecodeJob:
     tokens = tuple((seq * 1000 + i) % 9973 for i in range(prompt))
     request = replace(EngineRequest(str(seq), tokens, prompt, Sampling(max_tokens=100)), priority=priority)
     pages = scheduler.pool.open((), blocks_for(prompt), 0)
-    decoding = Decoding(SequenceState(seq, request, (), 8192), ROOT, pages, seq)
-    scheduler.add(decoding)
-    return decoding
+    job = DecodeJob(SequenceState(seq, request, (), 8192), ROOT, pages, seq)
+    scheduler.add(job)
+    return job
 
 
-def advance(plan: StepPlan, by_seq: dict[int, Decoding]) -> None:
+def advance(plan: StepPlan, by_seq: dict[int, DecodeJob]) -> None:
     for item in plan.items:
         by_seq[item.seq].advance(len(item.tokens))
         if item.sample is not None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.strategies import integers, sets
 
-from baton.decode_worker.engine.leases import Receive
+from baton.decode_worker.engine.leases import HandoffLease
 from baton.kv.pages.pool import PagePool
 from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 
@@ -21,7 +21,7 @@ class ReceiveMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.pool = PagePool(6)
         self.pages = self.pool.open([], 4)
-        self.receive = Receive(ID, self.pages, 5.0, 0.0)
+        self.receive = HandoffLease(ID, self.pages, 5.0, 0.0)
         self.now, self.gate, self.ended = 0.0, True, False
         self.streams: set[int] = set()
         self.missing = set(range(4))
@@ -86,7 +86,7 @@ TestReceive.settings = settings(max_examples=60, stateful_step_count=25, deadlin
 
 
 def test_a_committed_lease_is_not_rearmed_and_a_foreign_one_is_unknown() -> None:
-    receive = Receive(ID, PagePool(2).open([], 1), 5.0, 0.0)
+    receive = HandoffLease(ID, PagePool(2).open([], 1), 5.0, 0.0)
     with pytest.raises(LeaseUnknown):
         receive.rearm(b"x" * 16, 2, 0.0)
     receive.commit()

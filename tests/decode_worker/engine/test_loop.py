@@ -92,7 +92,7 @@ class Bench:
 
     def at_baseline(self) -> bool:
         self.pool.check()
-        return self.loop.snapshot().at_baseline and not self.loop.answers and not self.loop.receives
+        return self.loop.snapshot().at_baseline and not self.loop.requests and not self.loop.receives
 
 
 def request(

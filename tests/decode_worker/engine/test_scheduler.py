@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.decode_worker.engine.scheduler import DecodeScheduler, Decoding
+from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
 from baton.engine.checks import blocks_for, holdable
 from baton.engine.plan import SampledToken
 from baton.engine.sequence import SequenceState
@@ -27,26 +27,26 @@ def sequence(seq: int, prompt: int, max_tokens: int = 40) -> SequenceState:
     return SequenceState(seq, EngineRequest(str(seq), tokens, prompt, sampling), (), 4096)
 
 
-def join(scheduler: DecodeScheduler, seq: int, prompt: int, max_tokens: int = 40) -> Decoding:
+def join(scheduler: DecodeScheduler, seq: int, prompt: int, max_tokens: int = 40) -> DecodeJob:
     hashes = prefix.block_hashes(ROOT, sequence(seq, prompt).tokens)
     pages = scheduler.pool.open(hashes, blocks_for(prompt), scheduler.growth_reserve, limit_held=holdable(prompt))
-    decoding = Decoding(sequence(seq, prompt, max_tokens), ROOT, pages, seq)
-    scheduler.add(decoding)
-    return decoding
+    job = DecodeJob(sequence(seq, prompt, max_tokens), ROOT, pages, seq)
+    scheduler.add(job)
+    return job
 
 
-def run(scheduler: DecodeScheduler, by_seq: dict[int, Decoding]) -> list[tuple[int, int]]:
+def run(scheduler: DecodeScheduler, by_seq: dict[int, DecodeJob]) -> list[tuple[int, int]]:
     """One step; every sampled token is 1. What was planned, as (seq, tokens)."""
     plan = scheduler.plan()
     for item in plan.items:
-        decoding = by_seq[item.seq]
+        job = by_seq[item.seq]
         assert len(item.pages) * 16 >= item.start + len(item.tokens)
-        decoding.advance(len(item.tokens))
+        job.advance(len(item.tokens))
         if item.sample is not None:
-            decoding.sequence.append(1)
-            decoding.chain.append(1)
-            if decoding.sequence.finish_reason:
-                scheduler.remove(decoding)
+            job.sequence.append(1)
+            job.chain.append(1)
+            if job.sequence.finish_reason:
+                scheduler.remove(job)
     return [(item.seq, len(item.tokens)) for item in plan.items]
 
 
@@ -98,24 +98,24 @@ def test_newcomers_leave_a_page_for_each_running_sequence() -> None:
     raise AssertionError("the reserve was given away")
 
 
-def run_drafted(scheduler: DecodeScheduler, by_seq: dict[int, Decoding], rng: random.Random) -> int:
+def run_drafted(scheduler: DecodeScheduler, by_seq: dict[int, DecodeJob], rng: random.Random) -> int:
     """One step in which any number of each sequence's drafts stand; how many items it had."""
     plan = scheduler.plan()
     for item in plan.items:
-        decoding = by_seq[item.seq]
+        job = by_seq[item.seq]
         assert len(item.pages) * 16 >= item.start + len(item.tokens)
-        assert len(item.verify) <= decoding.sequence.draft_room
-        decoding.advance(len(item.tokens) - len(item.verify))
+        assert len(item.verify) <= job.sequence.draft_room
+        job.advance(len(item.tokens) - len(item.verify))
         if item.sample is None:
             continue
         stood = rng.randint(0, len(item.verify))
         chosen = [*item.drafts[:stood], rng.randrange(VOCAB)]
-        decoding.take([SampledToken(item.seq, token) for token in chosen], len(item.verify))
-        if decoding.sequence.finish_reason:
-            scheduler.remove(decoding)
+        job.take([SampledToken(item.seq, token) for token in chosen], len(item.verify))
+        if job.sequence.finish_reason:
+            scheduler.remove(job)
         elif item.verify:
-            decoding.give_back()
-            assert len(decoding.pages.pages) <= blocks_for(len(decoding.sequence.tokens))
+            job.give_back()
+            assert len(job.pages.pages) <= blocks_for(len(job.sequence.tokens))
     return len(plan.items)
 
 
@@ -127,7 +127,7 @@ def test_with_drafts_everything_finishes_and_only_known_tokens_are_findable(
     rng = random.Random(pages)
     drafter = Eager(Oracle({str(seq): [7] * 100 for seq in range(len(sizes))}, 0.5, VOCAB), most=16)
     scheduler = DecodeScheduler(PagePool(pages), max_batch=4, chunk_tokens=24, drafter=drafter)
-    by_seq: dict[int, Decoding] = {}
+    by_seq: dict[int, DecodeJob] = {}
     waiting = list(enumerate(sizes))
     for _ in range(3000):
         if waiting and not scheduler.waiting:
@@ -162,7 +162,7 @@ def test_drafts_take_no_page_that_another_will_need() -> None:
 @given(st.lists(st.tuples(st.integers(1, 80), st.integers(1, 60)), min_size=1, max_size=8), st.integers(9, 30))
 def test_everything_finishes_and_every_page_comes_back(sizes: list[tuple[int, int]], pages: int) -> None:
     scheduler = DecodeScheduler(PagePool(pages), max_batch=4, chunk_tokens=24)
-    by_seq: dict[int, Decoding] = {}
+    by_seq: dict[int, DecodeJob] = {}
     waiting = list(enumerate(sizes))
     for _ in range(3000):
         if waiting and not scheduler.waiting:

@@ -34,7 +34,7 @@ def test_a_lease_that_the_engine_ended_is_closed_without_a_cancel(
     service.take(ch.Admitted(admit.key, b"lease", 1, 0, (0,), (b"hash",)))
     service.take(ch.CloseReceive(admit.key))
     assert sent[1:] == [ch.IntakeClosed(admit.key)]
-    assert service._intake.claim(b"lease") is None
+    assert service._intake.lease(b"lease") is None
 
 
 def test_another_roles_message_is_refused_by_name(service: DecodeService) -> None:

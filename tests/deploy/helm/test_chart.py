@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from baton.process.liveness import alive_file
-from baton.worker.slots import Slot
+from baton.worker.slots import WorkerSlot
 from tests.deploy.helm.charts import (
     CHART,
     EXTRAS,
@@ -158,7 +158,7 @@ def test_a_worker_under_mtls_is_alive_while_its_host_lives_and_says_so(tmp_path:
         )
         return found.returncode == 0
 
-    slot, file = Slot(tmp_path, "decode-0"), alive_file(str(tmp_path), "decode-0")
+    slot, file = WorkerSlot(tmp_path, "decode-0"), alive_file(str(tmp_path), "decode-0")
     assert not alive()
     file.touch()
     assert not alive(), "nobody holds the slot"

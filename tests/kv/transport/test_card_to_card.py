@@ -22,7 +22,7 @@ from baton.kv.transport import cuda_ipc
 from baton.kv.transport.cuda_ipc import CudaIpcTransport, IpcStream
 from baton.kv.wire import frames
 from baton.kv.wire.frames import Frame
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, Wire
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, WirePlan
 from baton.protos.channel import BlocksReceived
 from baton.protos.errors import CorruptFrame
 from tests.kv.transport.cards import Cards, known, take_card
@@ -140,8 +140,8 @@ async def test_blocks_that_are_bridged_go_by_the_host_and_are_said_to_lie_where_
     made = bridge(LAYOUT, theirs)
     assert made is not None
 
-    async def plan() -> Wire:
-        return Wire(theirs, made, tuple(pair.hashes))
+    async def plan() -> WirePlan:
+        return WirePlan(theirs, made, tuple(pair.hashes))
 
     to = Destination(address, LEASE, 1, "r", BLOCKS, 13)
     clock = asyncio.get_running_loop().time

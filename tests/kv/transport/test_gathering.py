@@ -17,7 +17,7 @@ from baton.decode_worker.io.intake import Intake
 from baton.kv.layout.bridge import bridge, shard_of, wire_layout
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, Wire
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, WirePlan
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenRun
@@ -56,8 +56,8 @@ class Gathering:
         sender = Sender(f"p{rank}", "m", FINGERPRINT, ours)
         to = Destination(self.rig.address, LEASE, self.epoch, "r", BLOCKS, 16)
 
-        async def plan() -> Wire:
-            return Wire(part, bridge(ours, part))
+        async def plan() -> WirePlan:
+            return WirePlan(part, bridge(ours, part))
 
         return Handoff(self.rig.transport, self.source, sender, to, asyncio.get_running_loop().time, plan=plan)
 

@@ -23,7 +23,7 @@ from baton.kv.transport.nccl import NcclTransport
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import HandoffStream, Sink
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, Wire
+from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, WirePlan
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import KvLayout, TokenRun
@@ -335,8 +335,8 @@ async def test_a_receiver_that_differs_gets_its_own_kind_of_page(kind: str, name
     made = bridge(LAYOUT, theirs)
     assert made is not None
 
-    async def plan() -> Wire:
-        return Wire(theirs, made, tuple(pair.hashes))
+    async def plan() -> WirePlan:
+        return WirePlan(theirs, made, tuple(pair.hashes))
 
     sender, to = Sender("p0", "m", FINGERPRINT, LAYOUT), Destination(pair.rig.address, LEASE, 1, "r", BLOCKS, 13)
     handoff = Handoff(pair.rig.transport, pair.source, sender, to, asyncio.get_running_loop().time, plan=plan)

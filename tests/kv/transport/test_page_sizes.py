@@ -17,7 +17,7 @@ from baton.kv.layout.page import in_pages_of, layout_for
 from baton.kv.layout.repaging import Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
-from baton.prefill_worker.io.wire import Wire
+from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import Commit, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import KvLayout, TokenRun
@@ -64,8 +64,8 @@ class Sizes:
     def handoff(self, held: int = 0, received: tuple[int, ...] = (), hashes: list[bytes] | None = None) -> Handoff:
         made, paging = bridge(self.ours, self.theirs), Repaging(self.ours, self.theirs, TOKENS, held, received)
 
-        async def plan() -> Wire:
-            return Wire(self.theirs, made, tuple(hashes or self.hashes), paging)
+        async def plan() -> WirePlan:
+            return WirePlan(self.theirs, made, tuple(hashes or self.hashes), paging)
 
         sender = Sender("p0", "m", FINGERPRINT, self.ours)
         to = Destination(self.rig.address, LEASE, 1, "r", self.blocks, 5)

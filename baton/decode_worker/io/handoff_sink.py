@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from baton.decode_worker.io.claim import Claim
+from baton.decode_worker.io.intake_lease import IntakeLease
 from baton.kv.layout.bridge import codec_of, land, land_part, shard_of, wire_bytes
 from baton.kv.layout.page import require_same
 from baton.kv.wire import control, frames
@@ -35,11 +35,11 @@ REPORT_BLOCKS = 64
 MAX_PROBE_BYTES = 8 << 20
 
 
-class Arrival:
-    """A Sink: the frames of one stream. ``intake`` knows the claims, the pages and whom to tell."""
+class HandoffSink:
+    """A Sink: the frames of one stream. ``intake`` knows the leases, the pages and whom to tell."""
 
     def __init__(self, intake: Intake, line: ReplyStream) -> None:
-        self.claim: Claim | None = None
+        self.lease: IntakeLease | None = None
         self.epoch = 0
         self.rank = self.shards = 0
         self._layout = intake.layout  # of what comes: ours, or the part of ours that the sender holds
@@ -85,7 +85,7 @@ class Arrival:
             return
         self._stopped = True
         self._intake.refusals[error.label] += 1
-        lease = frames.NO_LEASE if self.claim is None else self.claim.lease
+        lease = frames.NO_LEASE if self.lease is None else self.lease.lease_id
         self._line.reply(frames.encode(Frame(Kind.ERROR, lease, self.epoch, control.encode_error(error))))
         self._line.end()
         self._depart()
@@ -101,24 +101,24 @@ class Arrival:
 
     def leave(self) -> None:
         """This stream writes no more; the engine hears it once."""
-        claim = self.claim
-        if claim is None or not claim.has(self, self.rank):
+        lease = self.lease
+        if lease is None or not lease.has(self, self.rank):
             return
         self._report()
-        if claim.leave(self, self.rank):
-            self._intake.tell(ReceiveClosed(claim.key, self.epoch))
+        if lease.leave(self, self.rank):
+            self._intake.tell(ReceiveClosed(lease.key, self.epoch))
 
     def _depart(self) -> None:
         """Leave, and end the streams that bring other shards of the same blocks: without ours nothing gets whole.
 
         A stream that had left before ends nobody: another may have been opened in its place since.
         """
-        if self.claim is None or not self.claim.has(self, self.rank):
+        if self.lease is None or not self.lease.has(self, self.rank):
             return
         self.leave()
-        if self.claim.committing:
+        if self.lease.committing:
             return
-        for other in self.claim.open_streams:
+        for other in self.lease.open_streams:
             if other.epoch == self.epoch:
                 other.stop(HandoffRefused("the stream of another shard of these blocks has ended", "shard_rank"))
 
@@ -141,34 +141,34 @@ class Arrival:
         else:
             raise CorruptFrame(f"a sender sends no {frame.kind.name} frame", "kind")
 
-    def _find(self, frame: Frame) -> Claim:
-        """The claim that the frame names, if the frame is in force."""
-        claim = self._intake.claim(frame.lease)
-        if claim is None:
+    def _find(self, frame: Frame) -> IntakeLease:
+        """Returns the lease that the frame names. Raises what is wrong with the frame where it is not in force."""
+        lease = self._intake.lease(frame.lease)
+        if lease is None:
             raise LeaseUnknown(
                 "no such lease here: it ended, or is another worker's; admit the request again", "lease"
             )
-        if frame.epoch != claim.epoch:
-            raise StaleEpoch(f"the frame is of epoch {frame.epoch}; {claim.epoch} is in force", "epoch")
-        if claim.committing:
+        if frame.epoch != lease.epoch:
+            raise StaleEpoch(f"the frame is of epoch {frame.epoch}; {lease.epoch} is in force", "epoch")
+        if lease.committing:
             raise AlreadyCommitted("the handoff is complete: the request is decoding", "lease")
-        if self.claim is not None and (frame.shard_rank, frame.shard_count) != (self.rank, self.shards):
+        if self.lease is not None and (frame.shard_rank, frame.shard_count) != (self.rank, self.shards):
             raise LayoutMismatch(
                 f"the frame is for shard {frame.shard_rank} of {frame.shard_count}, its stream for "
                 f"{self.rank} of {self.shards}",
                 "shard_rank",
             )
-        return claim
+        return lease
 
-    def _mine(self, frame: Frame) -> Claim:
-        claim = self._find(frame)
-        if self.claim is not claim:
+    def _mine(self, frame: Frame) -> IntakeLease:
+        lease = self._find(frame)
+        if self.lease is not lease:
             raise HandoffRefused("the frame's lease is not the one this stream was opened for", "lease")
-        assert claim.has(self, self.rank), "a stream that was stopped must not act"
-        return claim
+        assert lease.has(self, self.rank), "a stream that was stopped must not act"
+        return lease
 
-    def _open(self, frame: Frame, claim: Claim) -> None:
-        if self.claim is not None:
+    def _open(self, frame: Frame, lease: IntakeLease) -> None:
+        if self.lease is not None:
             raise HandoffRefused("this stream was already opened", "kind")
         ours, opening = self._intake.layout, control.decode_opening(frame.body)
         layout = shard_of(ours, frame.shard_rank, frame.shard_count)
@@ -179,26 +179,26 @@ class Arrival:
                 f"{self._intake.fingerprint[:16]}…; start both with the same checkpoint",
                 "fingerprint",
             )
-        if opening.total_blocks != len(claim.hashes):
+        if opening.total_blocks != len(lease.hashes):
             raise ForeignBlock(
-                f"the sender's prompt has {opening.total_blocks} blocks, the lease {len(claim.hashes)}",
+                f"the sender's prompt has {opening.total_blocks} blocks, the lease {len(lease.hashes)}",
                 "total_blocks",
             )
-        is_first = claim.join(self, frame.shard_rank, layout.shard_count // ours.shard_count)
-        self.claim, self.epoch, self._layout = claim, claim.epoch, layout
+        is_first = lease.join(self, frame.shard_rank, layout.shard_count // ours.shard_count)
+        self.lease, self.epoch, self._layout = lease, lease.epoch, layout
         self.rank, self.shards = frame.shard_rank, frame.shard_count
         if is_first:
-            self._intake.tell(ReceiveOpened(claim.key, claim.epoch))
+            self._intake.tell(ReceiveOpened(lease.key, lease.epoch))
         self._line.reply(frames.ack(frame))
 
     def _places(self, frame: Frame) -> list[memoryview]:
         if frame.kind is Kind.PROBE:
             return self._scratch(frame)
-        claim, unit = self._mine(frame), wire_bytes(self._layout)
+        lease, unit = self._mine(frame), wire_bytes(self._layout)
         if frame.unit != unit:
             raise LayoutMismatch(f"a block has {unit} bytes on its way here, the frame's {frame.unit}", "unit")
         for block in frame.blocks:
-            self._check(block, claim)
+            self._check(block, lease)
         numbers = [block.index for block in frame.blocks]
         if len(set(numbers)) != len(numbers) or not self._placed.isdisjoint(numbers):
             raise ForeignBlock(f"a block of {numbers[0]}…{numbers[-1]} came twice on one stream", "index")
@@ -208,13 +208,13 @@ class Arrival:
             return [self._coded[n] for n in numbers]
         page = self._intake.memory.page
         # what an earlier epoch brought is verified and must stay so: a copy of it lands in scratch memory
-        return [page(claim.pages[n]) if n not in claim.received else memoryview(bytearray(unit)) for n in numbers]
+        return [page(lease.pages[n]) if n not in lease.received else memoryview(bytearray(unit)) for n in numbers]
 
-    def _check(self, block: Block, claim: Claim) -> None:
+    def _check(self, block: Block, lease: IntakeLease) -> None:
         index = block.index
-        if not claim.held <= index < len(claim.hashes):
-            raise ForeignBlock(f"block {index} is not among {claim.held}…{len(claim.hashes) - 1}", "index")
-        if block.hash != claim.hashes[index]:
+        if not lease.held <= index < len(lease.hashes):
+            raise ForeignBlock(f"block {index} is not among {lease.held}…{len(lease.hashes) - 1}", "index")
+        if block.hash != lease.hashes[index]:
             raise ForeignBlock(f"block {index} has another hash: it is of other tokens", "hash")
 
     def _scratch(self, frame: Frame) -> list[memoryview]:
@@ -229,11 +229,11 @@ class Arrival:
         if frame.kind is Kind.PROBE:
             self._line.reply(frames.ack(frame))
             return
-        claim, numbers = self._mine(frame), [block.index for block in frame.blocks]
+        lease, numbers = self._mine(frame), [block.index for block in frame.blocks]
         for number in numbers:
-            if (coded := self._coded.pop(number, None)) is not None and claim.needs(number, self.rank):
-                self._land(coded, self._intake.memory.page(claim.pages[number]))
-        whole = claim.arrived(numbers, self.rank)
+            if (coded := self._coded.pop(number, None)) is not None and lease.needs(number, self.rank):
+                self._land(coded, self._intake.memory.page(lease.pages[number]))
+        whole = lease.arrived(numbers, self.rank)
         self._unacked += numbers
         self._unreported += whole
         if resident:
@@ -251,19 +251,19 @@ class Arrival:
         else:
             land_part(coded, page, self._layout, ours)
 
-    def _commit(self, frame: Frame, claim: Claim) -> None:
-        missing = claim.missing(self.rank)
+    def _commit(self, frame: Frame, lease: IntakeLease) -> None:
+        missing = lease.missing(self.rank)
         if missing:
             raise HandoffRefused(f"{len(missing)} blocks are missing, the first is {missing[0]}", "blocks")
         closing = control.decode_closing(frame.body)
         self._report()
         self._commit_frame = frame
-        said = claim.commit(self.rank, closing)
+        said = lease.commit(self.rank, closing)
         if said is not None:
-            self._intake.tell(Commit(claim.key, self.epoch, said.first, said.cached_tokens))
+            self._intake.tell(Commit(lease.key, self.epoch, said.first, said.cached_tokens))
 
     def _report(self) -> None:
-        if self.claim is not None and self._unreported:
+        if self.lease is not None and self._unreported:
             resident, self._resident = tuple(self._resident), []
-            self._intake.tell(BlocksReceived(self.claim.key, self.epoch, tuple(self._unreported), resident))
+            self._intake.tell(BlocksReceived(self.lease.key, self.epoch, tuple(self._unreported), resident))
             self._unreported = []

@@ -29,7 +29,7 @@ class Reply(msgspec.Struct, frozen=True):
     message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended
 
 
-class Frame(msgspec.Struct):
+class TokenFrame(msgspec.Struct):
     """Tokens of every request that advanced since the frame before, by request id.
 
     ``steps`` that it holds; ``urgent``: an answer begins in it.
@@ -41,10 +41,10 @@ class Frame(msgspec.Struct):
     urgent: bool = False
 
 
-class Request:
+class SessionRequest:
     """A request that the session asked for. ``key`` is its name on the engine's channel."""
 
-    def __init__(self, key: int, request_id: str, session: Session, traceparent: str, local: bool):
+    def __init__(self, key: int, request_id: str, session: RouterSession, traceparent: str, local: bool):
         self.key = key
         self.request_id = request_id
         self.session = session
@@ -55,19 +55,19 @@ class Request:
         self.cancelled = False
 
 
-class Session:
+class RouterSession:
     """The outbox of one router, and its requests by id."""
 
     def __init__(self, router_id: str):
         self.router_id = router_id
-        self.requests: dict[str, Request] = {}
-        self._outbox: deque[Reply | Frame] = deque()
+        self.requests: dict[str, SessionRequest] = {}
+        self._outbox: deque[Reply | TokenFrame] = deque()
         self._news = asyncio.Event()
         self._over = False
         self._framed_at = float("-inf")
         self._gap_s = GAP_S
 
-    def reply(self, request: Request, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
+    def reply(self, request: SessionRequest, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
         """Queue an answer; a request that was replaced under its id gets none."""
         if self.requests.get(request.request_id) is request:
             self._put(Reply(request.request_id, message))
@@ -76,13 +76,13 @@ class Session:
         """Say no to what never became a request."""
         self._put(Reply(request_id, ch.Refused(0, error)))
 
-    def tokens(self, step: int, request: Request, output: ch.Output) -> None:
+    def tokens(self, step: int, request: SessionRequest, output: ch.Output) -> None:
         """Add to the pending frame, or begin one."""
         if request.cancelled:
             return
         last = self._outbox[-1] if self._outbox else None
-        if not isinstance(last, Frame):
-            self._put(last := Frame(step, {}))
+        if not isinstance(last, TokenFrame):
+            self._put(last := TokenFrame(step, {}))
         last.steps += last.step != step
         last.step = step
         if output.run.output_index == 0:
@@ -91,10 +91,10 @@ class Session:
         earlier = last.outputs.get(request.request_id)
         last.outputs[request.request_id] = output if earlier is None else merge(earlier, output)
 
-    def forget_tokens(self, request: Request) -> None:
+    def forget_tokens(self, request: SessionRequest) -> None:
         """It was cancelled: what is queued of its answer isn't wanted, least of all if its id is used again."""
         for item in self._outbox:
-            if isinstance(item, Frame):
+            if isinstance(item, TokenFrame):
                 item.outputs.pop(request.request_id, None)
 
     def lost(self, error: ErrorInfo) -> None:
@@ -108,11 +108,11 @@ class Session:
         self._over = True
         self._news.set()
 
-    async def outgoing(self) -> AsyncIterator[Reply | Frame]:
+    async def outgoing(self) -> AsyncIterator[Reply | TokenFrame]:
         """What to write, in order; a frame that was given out grows no more."""
         while True:
             while self._outbox:
-                if len(self._outbox) == 1 and isinstance(self._outbox[0], Frame):
+                if len(self._outbox) == 1 and isinstance(self._outbox[0], TokenFrame):
                     await self._gap(self._outbox[0])
                 item = self._outbox.popleft()
                 if isinstance(item, Reply) or item.outputs:
@@ -122,7 +122,7 @@ class Session:
             self._news.clear()
             await self._news.wait()
 
-    async def _gap(self, frame: Frame) -> None:
+    async def _gap(self, frame: TokenFrame) -> None:
         """Hold a frame that follows another too soon: quicker steps share one, as each frame costs a write.
 
         None waits that a reader waits for: an answer that begins, or the reply or end behind it.
@@ -137,7 +137,7 @@ class Session:
         self._framed_at = loop.time()
         self._gap_s = WIDE_GAP_S if frame.steps >= MANY_STEPS else GAP_S
 
-    def _put(self, item: Reply | Frame) -> None:
+    def _put(self, item: Reply | TokenFrame) -> None:
         self._outbox.append(item)
         self._news.set()
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from baton.protos.errors import HandoffRefused
 
 if TYPE_CHECKING:
-    from baton.decode_worker.io.arrival import Arrival
+    from baton.decode_worker.io.handoff_sink import HandoffSink
     from baton.kv.wire.control import Closing
 
 
-class Claim:
+class IntakeLease:
     """One lease's. ``received`` blocks are whole and verified."""
 
     def __init__(
-        self, key: int, lease: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
+        self, key: int, lease_id: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
     ) -> None:
         self.key = key
-        self.lease = lease
+        self.lease_id = lease_id
         self.epoch = epoch
         self.pages = tuple(pages)
         self.hashes = tuple(hashes)
@@ -32,12 +32,12 @@ class Claim:
         self.received: set[int] = set()
         self.committing = False
         self._senders = 1
-        self._streams: dict[int, Arrival] = {}  # by the sender's shard
+        self._streams: dict[int, HandoffSink] = {}  # by the sender's shard
         self._parts: defaultdict[int, set[int]] = defaultdict(set)  # of blocks that aren't whole yet
         self._closings: dict[int, Closing] = {}
 
     @property
-    def open_streams(self) -> tuple[Arrival, ...]:
+    def open_streams(self) -> tuple[HandoffSink, ...]:
         """Those that may write now."""
         return tuple(self._streams.values())
 
@@ -46,7 +46,7 @@ class Claim:
         self.epoch = epoch
         self._closings.clear()
 
-    def join(self, stream: Arrival, rank: int, senders: int) -> bool:
+    def join(self, stream: HandoffSink, rank: int, senders: int) -> bool:
         """``stream`` brings shard ``rank``, one of ``senders``; whether it is the first. Raises HandoffRefused."""
         if rank in self._streams:
             raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
@@ -59,14 +59,14 @@ class Claim:
         self._streams[rank] = stream
         return len(self._streams) == 1
 
-    def leave(self, stream: Arrival, rank: int) -> bool:
+    def leave(self, stream: HandoffSink, rank: int) -> bool:
         """``stream`` writes no more; whether it was one, and the last."""
         if self._streams.get(rank) is not stream:
             return False
         del self._streams[rank]
         return not self._streams
 
-    def has(self, stream: Arrival, rank: int) -> bool:
+    def has(self, stream: HandoffSink, rank: int) -> bool:
         """Whether ``stream`` may write."""
         return self._streams.get(rank) is stream
 

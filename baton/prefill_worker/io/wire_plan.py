@@ -14,7 +14,7 @@ from baton.protos.channel import ShipBlock
 from baton.protos.nouns import KvLayout
 
 
-class Wire(msgspec.Struct, frozen=True):
+class WirePlan(msgspec.Struct, frozen=True):
     """``layout`` is the receiver's, and ``bridge`` brings ours to it where ours differs.
 
     ``hashes`` are the prompt's block hashes at the receiver where its fidelity or its blocks' size, and so its

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton.decode_worker.io import session as sessions
-from baton.decode_worker.io.session import Frame, Request, Session, merge
+from baton.decode_worker.io import router_session as sessions
+from baton.decode_worker.io.router_session import RouterSession, SessionRequest, TokenFrame, merge
 from baton.protos import channel as ch
 from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import Station, TokenLogprob, TokenLogprobs, TokenRun
@@ -17,19 +17,19 @@ def output(key: int, index: int, token: int, finish: str = "") -> ch.Output:
     return ch.Output(key, TokenRun(index, (token,), logprobs, finish), 7 if index == 0 else 0)
 
 
-def request(session: Session, key: int) -> Request:
-    made = Request(key, f"r{key}", session, "", False)
+def request(session: RouterSession, key: int) -> SessionRequest:
+    made = SessionRequest(key, f"r{key}", session, "", False)
     session.requests[made.request_id] = made
     return made
 
 
-async def drained(session: Session) -> list[Any]:
+async def drained(session: RouterSession) -> list[Any]:
     session.end()
     return [item async for item in session.outgoing()]
 
 
 async def test_frames_that_wait_become_one_with_longer_runs() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     a, b = request(session, 1), request(session, 2)
     for step in range(5):
         session.tokens(step, a, output(1, step, 10 + step))
@@ -43,28 +43,28 @@ async def test_frames_that_wait_become_one_with_longer_runs() -> None:
 
 
 async def test_an_answer_keeps_its_place_between_frames() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     a = request(session, 1)
     session.tokens(1, a, output(1, 0, 10))
     session.reply(a, ch.Ended(1, None))
     session.tokens(2, a, output(1, 1, 11))
-    assert [type(i).__name__ for i in await drained(session)] == ["Frame", "Reply", "Frame"]
+    assert [type(i).__name__ for i in await drained(session)] == ["TokenFrame", "Reply", "TokenFrame"]
 
 
 async def test_a_frame_that_was_given_out_grows_no_more() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     a = request(session, 1)
     session.tokens(1, a, output(1, 0, 10))
     outgoing = session.outgoing()
     first = await anext(outgoing)
     session.tokens(2, a, output(1, 1, 11))
-    assert isinstance(first, Frame)
+    assert isinstance(first, TokenFrame)
     assert first.outputs["r1"].run.token_ids == (10,)
     assert (await anext(outgoing)).outputs["r1"].run.output_index == 1  # type: ignore[union-attr]
 
 
 async def test_queued_tokens_of_a_cancelled_request_are_not_sent() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     a = request(session, 1)
     session.tokens(1, a, output(1, 0, 10))
     a.cancelled = True
@@ -74,17 +74,17 @@ async def test_queued_tokens_of_a_cancelled_request_are_not_sent() -> None:
 
 
 async def test_a_reader_that_waits_is_woken() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     a = request(session, 1)
     reading = asyncio.ensure_future(anext(session.outgoing()))
     await asyncio.sleep(0)
     session.tokens(1, a, output(1, 0, 10))
-    assert isinstance(await asyncio.wait_for(reading, 20), Frame)
+    assert isinstance(await asyncio.wait_for(reading, 20), TokenFrame)
 
 
 async def test_the_beginning_of_an_answer_waits_for_no_gap(monkeypatch) -> None:
     monkeypatch.setattr(sessions, "GAP_S", 3600.0)
-    session = Session("router")
+    session = RouterSession("router")
     session._gap_s = 3600.0
     a, b = request(session, 1), request(session, 2)
     outgoing = session.outgoing()
@@ -101,7 +101,7 @@ async def test_the_beginning_of_an_answer_waits_for_no_gap(monkeypatch) -> None:
 
 
 async def test_where_steps_come_quick_frames_come_half_as_often() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     a = request(session, 1)
     outgoing = session.outgoing()
     for steps, gap in ((1, sessions.GAP_S), (3, sessions.WIDE_GAP_S), (2, sessions.GAP_S)):
@@ -112,7 +112,7 @@ async def test_where_steps_come_quick_frames_come_half_as_often() -> None:
 
 
 async def test_a_lost_engine_ends_every_request_and_then_the_session() -> None:
-    session = Session("router")
+    session = RouterSession("router")
     request(session, 1), request(session, 2)
     session.lost(ErrorInfo("WorkerLost", "gone"))
     items = [item async for item in session.outgoing()]
