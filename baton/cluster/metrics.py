@@ -221,6 +221,16 @@ WORKER: dict[str, Metric] = {
     ),
     "preemptions": _count("preemptions", "Sequences put back to make room", _WORKER, vllm="num_preemptions"),
     "leases_swept": _count("leases_swept", "Leases the TTL sweeper had to end", _WORKER),
+    "drafts": _count(
+        "drafts", "Drafts verified, one per sequence and step", _WORKER, vllm="spec_decode_num_drafts"
+    ),
+    "draft_tokens": _count(
+        "draft_tokens", "Drafted tokens verified", _WORKER, "tokens", "spec_decode_num_draft_tokens"
+    ),
+    "draft_tokens_accepted": _count(
+        "draft_tokens_accepted", "Drafted tokens accepted", _WORKER, "tokens", "spec_decode_num_accepted_tokens"
+    ),
+    "draft_seconds": _count("draft_seconds", "Seconds spent making drafts", _WORKER, "seconds"),
     "transfer_bytes": _count("kv_transfer_bytes", "KV bytes shipped", _WORKER, "bytes"),
     "transfer_blocks": _count("kv_transfer_blocks", "KV blocks shipped", _WORKER),
     "transfers": _count(

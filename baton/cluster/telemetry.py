@@ -99,6 +99,10 @@ class WorkerMetrics:
     prefix_queries: Counter
     preemptions: Counter
     leases_swept: Counter
+    drafts: Counter
+    draft_tokens: Counter
+    draft_tokens_accepted: Counter
+    draft_seconds: Counter
     transfer_bytes: Counter
     transfer_blocks: Counter
     fetched_bytes: Counter

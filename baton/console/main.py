@@ -47,6 +47,9 @@ def serve(
     dtype: Annotated[str | None, _flag("auto, float32 or bfloat16 (auto)")] = None,
     kv_cache_dtype: Annotated[str | None, _flag("auto, float32, bf16, int8 or fp8 (auto: as dtype)")] = None,
     quantization: Annotated[str | None, _flag("Round the weights on load: none, int8 or int4 (none)")] = None,
+    speculation: Annotated[
+        str | None, _flag("Draft tokens: none, auto, prompt_lookup, suffix, or several joined by + (none)")
+    ] = None,
     device: Annotated[str | None, _flag("cpu, cuda, auto or paced:PROFILE (cpu)")] = None,
     seed: Annotated[int | None, _flag("Seeds what is random; 0 takes the system's entropy")] = None,
     max_model_len: Annotated[int | None, _flag("Cap on prompt and answer, in tokens")] = None,
@@ -69,7 +72,7 @@ def serve(
     }  # fmt: skip
     worker = {
         "model": model, "model_name": model_name, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype,
-        "quantization": quantization, "device": device, "seed": seed,
+        "quantization": quantization, "speculation": speculation, "device": device, "seed": seed,
         "max_model_len": max_model_len, "pages": pages,
     }  # fmt: skip
     flags: dict[str, dict[str, Any]] = {

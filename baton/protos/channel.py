@@ -261,6 +261,10 @@ class Stats(_Message):
     busy_seconds: float = 0.0
     prefill_pairs: float = 0.0
     decode_context: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
+    draft_seconds: float = 0.0
 
 
 class Pinned(_Message):

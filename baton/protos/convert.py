@@ -40,6 +40,8 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
         out.logprobs = s.logprobs
     if s.prompt_logprobs is not None:
         out.prompt_logprobs = s.prompt_logprobs
+    if s.max_drafts is not None:
+        out.max_drafts = s.max_drafts
     if s.pooling:
         out.pooling = s.pooling
     if s.grammar is not None:
@@ -49,7 +51,7 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
 
 def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
     """Only the fields the sender set: what a client said, before defaults."""
-    scalars = (*_SCALARS, "logprobs", "prompt_logprobs", "pooling")
+    scalars = (*_SCALARS, "logprobs", "prompt_logprobs", "pooling", "max_drafts")
     fields: dict[str, Any] = {n: getattr(pb, n) for n in scalars if pb.HasField(n)}
     if pb.logit_bias:
         fields["logit_bias"] = dict(pb.logit_bias)
@@ -92,6 +94,8 @@ def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
         logprobs=[logprobs_to_pb(x) for x in run.logprobs],
         finish_reason=run.finish_reason,
         stop_token_id=run.stop_token_id,
+        accepted_drafts=run.accepted_drafts,
+        rejected_drafts=run.rejected_drafts,
     )
 
 
@@ -102,6 +106,8 @@ def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
         logprobs=tuple(logprobs_from_pb(x) for x in pb.logprobs),
         finish_reason=pb.finish_reason,
         stop_token_id=pb.stop_token_id if pb.HasField("stop_token_id") else None,
+        accepted_drafts=pb.accepted_drafts,
+        rejected_drafts=pb.rejected_drafts,
     )
 
 
@@ -194,4 +200,5 @@ def engine_request(pb: w.Admit | w.PrefillRequest) -> nouns.EngineRequest:
         adapter_id=pb.adapter_id,
         tenant_salt=pb.tenant_salt,
         priority=pb.priority,
+        prediction=tuple(pb.prediction) if isinstance(pb, w.Admit) else (),
     )

@@ -26,6 +26,8 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, mirror_of
+from baton.engine.speculate.drafter import Drafter
+from baton.engine.speculate.names import speculators
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import with_codec
@@ -169,7 +171,13 @@ def make_loop(spec: WorkerSpec, parts: EngineParts) -> StepLoop:
         return PrefillLoop(parts, spec.prefill_chunk_tokens, spec.max_batch)
     limits = DecodeLimits(spec.max_batch, spec.prefill_chunk_tokens, spec.lease_ttl_s, spec.itl_target_s)
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
-    return DecodeLoop(parts, limits, entropy=os.urandom)
+    return DecodeLoop(parts, limits, entropy=os.urandom, drafter=make_drafter(spec))
+
+
+def make_drafter(spec: WorkerSpec) -> Drafter | None:
+    """What drafts tokens, if anything does. Raises ConfigError for an unknown name."""
+    found = speculators(spec.speculation)
+    return Drafter(found) if found else None
 
 
 def _leave(channel: EngineChannel, status: int) -> int:

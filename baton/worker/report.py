@@ -33,6 +33,10 @@ TOTALS = {
     "preemptions": "preemptions",
     "leases_swept": "leases_swept",
     "busy_seconds": "busy_seconds",
+    "drafts": "drafts",
+    "draft_tokens": "draft_tokens",
+    "draft_tokens_accepted": "draft_tokens_accepted",
+    "draft_seconds": "draft_seconds",
 }
 TIER_EVENTS = ("stored", "loaded", "evicted", "damaged", "failed")
 UNKNOWN = "unknown"  # a peer that was never reached

@@ -41,6 +41,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     max_batch: int = 64
     prefill_chunk_tokens: int = 512
     itl_target_s: float = 0.0  # wanted time between two tokens of an answer; 0: steps are not kept short
+    speculation: str = "none"  # names of engine/speculate joined by +, or auto
     stall_s: float = 10.0  # silence of the engine after which it is not serving; 0: it is not watched
     lease_ttl_s: float = 30.0
     drain_grace_s: float = 2.0

@@ -9,6 +9,7 @@ import pytest
 from baton.engine.backends.paced.runner import PacedRunner, paced_answer
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.wide_pages import WidePages, widened
+from baton.kv.pages.pool import PagePool
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 
@@ -55,6 +56,20 @@ def test_a_table_that_grows_is_grown_and_one_that_was_given_up_is_forgotten() ->
     assert table == [6, 7, 10, 11]
     step(runner, tokens, 0, [8, 9])
     assert runner._tables[1][1] == [16, 17, 18, 19]
+
+
+def test_a_table_that_shrank_and_grew_again_is_read_anew() -> None:
+    runner, pool = wide(32), PagePool(8, 32)
+    lease, tokens = pool.open([], 2), list(range(40))
+    step(runner, tokens, 0, lease.pages)
+    kept, spare = lease.pages
+    lease.shrink(1)
+    with pool.open([], 1) as other:
+        assert other.pages == [spare]
+        lease.extend(1)
+        step(runner, tokens, 20, lease.pages)
+    assert runner._tables[1][1] == [run for page in lease.pages for run in (2 * page, 2 * page + 1)]
+    assert lease.pages[0] == kept
 
 
 def test_sizes_that_cannot_be_are_refused_and_16_is_no_wrapper() -> None:

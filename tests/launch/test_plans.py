@@ -114,3 +114,14 @@ def test_fixed_ports_are_for_one_worker_per_machine(tmp_path: Path) -> None:
     alone = worker_plans(config(worker=fixed, cluster={"colocated": True}), "", "unix:///x", tmp_path, tmp_path)
     spec = load_spec(alone[0].spec)
     assert (spec.port, spec.data_port, spec.metrics_port) == (8100, 8101, 8102)
+
+
+def test_an_unknown_speculation_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    for name, known in (("suffix+prompt_lookup", True), ("magic", False)):
+        settings = config(worker={"device": "paced:zero", "speculation": name})
+        if known:
+            plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+            assert load_spec(plans[1].spec).speculation == name
+            continue
+        with pytest.raises(ConfigError, match="'magic' isn't known; choose from none, auto, prompt_lookup, suffix"):
+            worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)

@@ -46,6 +46,10 @@ class WorkerConfig(Section):
     itl_target_s: float = Field(
         default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
     )
+    speculation: str = Field(
+        default="none",
+        description="how tokens are drafted: none, auto, prompt_lookup, suffix, or several joined by +",
+    )
     stall_s: float = Field(
         default=10.0,
         ge=0,

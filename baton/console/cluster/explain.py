@@ -37,12 +37,17 @@ def page(record: dict[str, Any], console: Console) -> None:
         end = choice["error"] or choice["finish_reason"] or "running"
         console.print(
             f"\nchoice {choice['choice']}: {choice['completion_tokens']} tokens, {choice['cached_tokens']} cached, "
-            f"attempt {choice['attempts']}, {end}"
+            f"{_drafts(choice)}attempt {choice['attempts']}, {end}"
         )
         for placement in choice["placements"]:
             console.print(_candidates(placement))
         if choice["predicted_against_observed"]:
             console.print(_compared(choice["predicted_against_observed"]))
+
+
+def _drafts(choice: dict[str, Any]) -> str:
+    accepted, rejected = choice.get("accepted_drafts", 0), choice.get("rejected_drafts", 0)
+    return f"{accepted} of {accepted + rejected} drafts accepted, " if accepted or rejected else ""
 
 
 def _candidates(placement: dict[str, Any]) -> Table:

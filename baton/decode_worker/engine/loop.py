@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.leases import HandoffLease
 from baton.decode_worker.engine.scheduler import DecodeJob, DecodeScheduler
@@ -402,6 +404,19 @@ class DecodeLoop(StepLoop):
         reading = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.reading)
         beyond = max(0, len(running) - self.scheduler.max_batch)
         return len(running) - beyond, len(self.scheduler.waiting) + beyond, reading
+
+    def _stats(self) -> ch.Stats:
+        found = super()._stats()
+        if self.drafter is None:
+            return found
+        tally = self.drafter.tally
+        return msgspec.structs.replace(
+            found,
+            drafts=tally.drafts,
+            draft_tokens=tally.verified,
+            draft_tokens_accepted=tally.accepted,
+            draft_seconds=tally.seconds,
+        )
 
     def extras(self) -> dict[str, int]:
         """What only a decode worker counts."""

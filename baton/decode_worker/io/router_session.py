@@ -150,6 +150,8 @@ def merge(first: ch.Output, then: ch.Output) -> ch.Output:
         logprobs=first.run.logprobs + then.run.logprobs,
         finish_reason=then.run.finish_reason,
         stop_token_id=then.run.stop_token_id,
+        accepted_drafts=first.run.accepted_drafts + then.run.accepted_drafts,
+        rejected_drafts=first.run.rejected_drafts + then.run.rejected_drafts,
     )
     return ch.Output(
         first.key,

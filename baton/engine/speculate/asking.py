@@ -15,6 +15,7 @@ T = TypeVar("T", bound=Text)
 SHARE = 0.004  # of the steps' time that may go into drafts which bring nothing
 MOST_SAVED = 4.0  # calls that the time saved up may pay at once
 NEW = 0.1  # weight of the last measurement
+HOPE = 1.0  # tokens that a call is thought to bring before any was made, and where a client predicts the answer
 
 
 class Asking:
@@ -24,12 +25,13 @@ class Asking:
         self.call_s = 5e-6
         self._saved_s = 0.0
         self._brings: dict[int, float] = {}  # accepted tokens per call, faded
+        self._usual = HOPE  # of all sequences: where a new one begins
         self._turn = 0
 
     def chosen(self, texts: Sequence[T], step_s: float) -> list[T]:
         """Returns who is asked. A step of these ``texts`` takes ``step_s`` and brings a token each."""
         token_s = step_s / max(1, len(texts))
-        asked = [text for text in texts if self._brings.get(text.seq, 0.0) * token_s > self.call_s]
+        asked = [text for text in texts if self._expected(text) * token_s > self.call_s]
         self._saved_s = min(self._saved_s + SHARE * step_s, max(MOST_SAVED * self.call_s, SHARE * step_s))
         count = min(int(self._saved_s / self.call_s), len(texts) - len(asked))
         if count <= 0:
@@ -47,8 +49,15 @@ class Asking:
 
     def brought(self, seq: int, tokens: int) -> None:
         """A call for ``seq`` brought ``tokens`` tokens."""
-        before = self._brings.get(seq, 0.0)
+        before = self._brings.get(seq, self._usual)
         self._brings[seq] = before + NEW * (tokens - before)
+        self._usual += NEW * (tokens - self._usual)
+
+    def _expected(self, text: Text) -> float:
+        found = self._brings.get(text.seq)
+        if found is None:
+            return HOPE if text.request.prediction else self._usual
+        return found
 
     def end(self, seq: int) -> None:
         """Forgets a sequence."""

@@ -29,12 +29,12 @@ class Writer(Text, Protocol):
 
 
 class Tally(NamedTuple):
-    """Counts since the start; ``seconds`` went into making drafts."""
+    """Counts since the start. ``verified`` and ``accepted`` are tokens; ``seconds`` went into making drafts."""
 
     proposed: int = 0
+    drafts: int = 0
     verified: int = 0
     accepted: int = 0
-    steps: int = 0
     seconds: float = 0.0
 
 
@@ -64,19 +64,18 @@ class Drafter:
         if not able or not self._costs.known:
             return {}
         seconds = self._costs.seconds(len(writers), MOST_ROWS) + prompt_tokens * self._prompt_token_s
-        weighed = self._weighed(self._asking.chosen(able, float(seconds[0])))
-        if not weighed:
-            return {}
-        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s)
+        asked = self._asking.chosen(able, float(seconds[0]))
+        weighed = self._weighed(asked)
+        depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s) if weighed else []
         self._add_probe(weighed, depths)
         chosen = {
             one.text.seq: one.draft._replace(tokens=one.draft.tokens[:depth])
             for one, depth in zip(weighed, depths, strict=True)
             if depth
         }
-        for one in weighed:
-            if one.text.seq not in chosen:
-                self._asking.brought(one.text.seq, 0)
+        for text in asked:
+            if text.seq not in chosen:
+                self._asking.brought(text.seq, 0)
         return chosen
 
     def observe(self, rows: int, prompt_tokens: int, seconds: float) -> None:
@@ -97,7 +96,7 @@ class Drafter:
             self._probed = None
         t = self.tally
         self.tally = t._replace(
-            verified=t.verified + len(draft.tokens), accepted=t.accepted + accepted, steps=t.steps + 1
+            verified=t.verified + len(draft.tokens), accepted=t.accepted + accepted, drafts=t.drafts + 1
         )
 
     def end(self, text: Text) -> None:

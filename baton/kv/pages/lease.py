@@ -43,10 +43,12 @@ class PageLease:
         self.pages.extend(self._pool.allocate(blocks, reserve))
 
     def shrink(self, blocks: int) -> None:
-        """Gives back the pages behind the first ``blocks``, none of which may be sealed."""
+        """Gives back the pages behind the first ``blocks``, none of which may be sealed.
+
+        ``pages`` is another list then: who follows a list that grows sees that this one didn't only grow.
+        """
         assert not self.closed, "a closed lease has no pages to give back"
-        spare = self.pages[blocks:]
-        del self.pages[blocks:]
+        spare, self.pages = self.pages[blocks:], self.pages[:blocks]
         self._pool.give_back(spare)
 
     def seal(self, index: int, block: bytes) -> bool:

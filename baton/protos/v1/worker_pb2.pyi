@@ -237,7 +237,7 @@ class Hello(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "model_id", "adapter_id", "token_ids", "prompt_tokens", "sampling", "choice", "tenant_salt", "local", "priority", "ttl_seconds", "traceparent")
+    __slots__ = ("request_id", "model_id", "adapter_id", "token_ids", "prompt_tokens", "sampling", "choice", "tenant_salt", "local", "priority", "ttl_seconds", "traceparent", "prediction")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,7 @@ class Admit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_id: str
     adapter_id: str
@@ -262,7 +263,8 @@ class Admit(_message.Message):
     priority: int
     ttl_seconds: float
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., local: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., model_id: _Optional[str] = ..., adapter_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., tenant_salt: _Optional[bytes] = ..., local: _Optional[bool] = ..., priority: _Optional[int] = ..., ttl_seconds: _Optional[float] = ..., traceparent: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Rearm(_message.Message):
     __slots__ = ("request_id", "lease", "epoch")

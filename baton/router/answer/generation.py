@@ -54,7 +54,7 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
     fields in errors. ``continues``: the answer's text continues the prompt's (no chat turn between them).
     ``prompt_only``: the one token that is written is not wanted. ``session``: the body's name of the conversation;
-    a header's goes before it.
+    a header's goes before it. ``prediction``: the answer that the client expects.
     """
 
     sampling: dict[str, Any]
@@ -73,6 +73,7 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     bad_words: tuple[str, ...] = ()
     prompt_only: bool = False
     session: str = ""
+    prediction: str = ""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -85,6 +86,7 @@ class Generation(msgspec.Struct, frozen=True):
     samplings: tuple[Sampling, ...]
     arrived: float = 0.0
     caller: Caller = NOBODY
+    prediction: tuple[int, ...] = ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -113,6 +115,7 @@ class Generation(msgspec.Struct, frozen=True):
             slo_ttft_s=self.caller.slo_ttft_s,
             slo_tpot_s=self.caller.slo_tpot_s,
             session=self.caller.session or self.options.session,
+            prediction=self.prediction,
             pin=pin,
         )
 
@@ -192,7 +195,8 @@ class Frontend(msgspec.Struct, frozen=True):
         prompts = tuple(map(tuple, read))
         caller = CALLER.get()
         request_id, samplings = caller.request_id or self.new_id(), self._samplings(entry, options, prompts)
-        generation = Generation(request_id, entry, options, prompts, samplings, arrived, caller)
+        prediction = await self._prediction(entry, options)
+        generation = Generation(request_id, entry, options, prompts, samplings, arrived, caller, prediction)
         await self._charge(generation)
         return generation
 
@@ -239,6 +243,13 @@ class Frontend(msgspec.Struct, frozen=True):
         words = {tuple(await text.encode(form, add_special_tokens=False)) for form in forms}
         sampling = options.sampling | {"bad_words": tuple(sorted(words - {()}))}
         return msgspec.structs.replace(options, sampling=sampling)
+
+    async def _prediction(self, entry: ModelEntry, options: GenerationOptions) -> tuple[int, ...]:
+        """The expected answer as tokens: no more than the model's context holds."""
+        if not options.prediction:
+            return ()
+        ids = await self.catalog.text(entry).encode(options.prediction, add_special_tokens=False)
+        return tuple(ids[: entry.max_model_len])
 
     def _seed(self) -> int:
         return int.from_bytes(self.entropy(8), "little")

@@ -40,11 +40,13 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens counted; ``cached_tokens`` are among the prompt's."""
+    """Tokens counted; ``cached_tokens`` are among the prompt's, ``accepted_drafts`` among the answers'."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class ChoiceText:
@@ -204,10 +206,13 @@ class AnswerStream:
     def usage(self) -> Usage:
         """Counted so far. A prompt's cached tokens are its first choice's: the others find what that one left."""
         firsts = [choice for choice in self.choices if choice.index % self.generation.options.n == 0]
+        completion_tokens = sum(choice.tokens for choice in self.choices)
         return Usage(
             prompt_tokens=self.generation.prompt_tokens,
-            completion_tokens=sum(choice.tokens for choice in self.choices),
+            completion_tokens=completion_tokens,
             cached_tokens=sum(choice.stream.summary.cached_tokens for choice in firsts),
+            accepted_drafts=min(completion_tokens, sum(one.accepted_drafts for one in self.summaries)),
+            rejected_drafts=sum(one.rejected_drafts for one in self.summaries),
         )
 
     async def _merged(self) -> AsyncIterator[TextDelta]:

@@ -35,6 +35,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
+    "max_drafts": (0, 2**31 - 1),
 }
 ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
 

@@ -80,8 +80,9 @@ _ERROR = thing(
 
 COMPONENTS: dict[str, Json] = {
     "Usage": thing(
-        None, prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT,
+        None, ("completion_tokens_details",), prompt_tokens=COUNT, completion_tokens=COUNT, total_tokens=COUNT,
         prompt_tokens_details=thing(None, cached_tokens=COUNT),
+        completion_tokens_details=thing(None, accepted_prediction_tokens=COUNT, rejected_prediction_tokens=COUNT),
     ),
     "CompletionLogprobs": thing(
         None, tokens=many(TEXT), token_logprobs=many(maybe(NUMBER)), text_offset=IDS,

@@ -119,6 +119,7 @@ class ChoiceRun:
             local=placed.taken.way == "local",
             priority=request.priority,
             traceparent=traceparent,
+            prediction=request.prediction,
         )
 
     def prefill(

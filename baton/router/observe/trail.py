@@ -65,6 +65,8 @@ def choice_json(trail: Trail) -> dict[str, Any]:
         "attempts": summary.attempts,
         "cached_tokens": summary.cached_tokens,
         "completion_tokens": summary.completion_tokens,
+        "accepted_drafts": summary.accepted_drafts,
+        "rejected_drafts": summary.rejected_drafts,
         "finish_reason": summary.finish_reason,
         "error": trail.error,
         "placements": [_placement(p) for p in trail.placements],

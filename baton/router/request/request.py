@@ -30,7 +30,8 @@ class RouterRequest(msgspec.Struct, frozen=True):
     """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock.
 
     ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none. ``session`` names the
-    conversation that this is a turn of, or is "". ``pin`` is shared by all prompts of the caller's call.
+    conversation that this is a turn of, or is "". ``prediction`` is what the caller expects as the answer.
+    ``pin`` is shared by all prompts of the caller's call.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class RouterRequest(msgspec.Struct, frozen=True):
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
     session: str = ""
+    prediction: tuple[int, ...] = ()
     pin: WeightsPin = msgspec.field(default_factory=WeightsPin)
 
     @property
@@ -80,6 +82,8 @@ class ChoiceSummary(msgspec.Struct):
 
     prompt_tokens: int
     completion_tokens: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
     cached_tokens: int = 0
     finish_reason: str = ""
     stop_token_id: int | None = None
@@ -206,6 +210,8 @@ class ChoiceStream:
             return 0
         self.emitted += fresh.token_ids
         self.summary.completion_tokens = len(self.emitted)
+        self.summary.accepted_drafts += fresh.accepted_drafts
+        self.summary.rejected_drafts += fresh.rejected_drafts
         if not self._waiting:
             self._came_at = self._clock()
         self._waiting.append(fresh)
@@ -245,7 +251,13 @@ def unseen(run: TokenRun, emitted: int) -> TokenRun | None:
         raise BatonError(f"outputs {emitted} to {run.output_index - 1} never came; the answer would have a hole")
     if seen >= len(run.token_ids) and not run.finish_reason:
         return None
-    return TokenRun(emitted, run.token_ids[seen:], run.logprobs[seen:], run.finish_reason, run.stop_token_id)
+    return msgspec.structs.replace(
+        run,
+        output_index=emitted,
+        token_ids=run.token_ids[seen:],
+        logprobs=run.logprobs[seen:],
+        accepted_drafts=min(run.accepted_drafts, len(run.token_ids) - seen),
+    )
 
 
 def joined(runs: list[TokenRun]) -> TokenRun:
@@ -253,4 +265,5 @@ def joined(runs: list[TokenRun]) -> TokenRun:
     ids = tuple(i for run in runs for i in run.token_ids)
     logprobs = tuple(p for run in runs for p in run.logprobs)
     last = runs[-1]
-    return TokenRun(runs[0].output_index, ids, logprobs, last.finish_reason, last.stop_token_id)
+    accepted, rejected = sum(run.accepted_drafts for run in runs), sum(run.rejected_drafts for run in runs)
+    return TokenRun(runs[0].output_index, ids, logprobs, last.finish_reason, last.stop_token_id, accepted, rejected)

@@ -129,12 +129,16 @@ def test_asking_those_who_bring_nothing_costs_next_to_nothing() -> None:
     asking, texts = Asking(), [Written(seq, [1]) for seq in range(64)]
     for _ in range(50):
         asking.took(10, 10 * 50e-6)
+    assert asking.chosen(texts, 10e-3) == texts  # nobody knows yet
+    for text in texts * 100:
+        asking.brought(text.seq, 0)
     asked = sum(len(asking.chosen(texts, 10e-3)) for _ in range(1000))
     assert asked * 50e-6 < 0.01 * 1000 * 10e-3
     assert asked > 0
     for _ in range(20):
         asking.brought(5, 3)
     assert all(texts[5] in asking.chosen(texts, 10e-3) for _ in range(10))
+    assert Written(99, [1], prediction=(3,)) in asking.chosen([*texts, Written(99, [1], prediction=(3,))], 10e-3)
 
 
 class Right:

@@ -80,6 +80,7 @@ SENT: dict[str, Any] = {
     "stream": True, "temperature": 0.7, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "repetition_penalty": 1.5,
     "stop_token_ids": [7], "ignore_eos": True, "min_tokens": 2, "skip_special_tokens": False,
     "truncate_prompt_tokens": 2, "allowed_token_ids": [5], "prompt_logprobs": 1, "bad_words": ["x"],
+    "prediction": {"type": "content", "content": "x"}, "speculative.n_max": 2,
     "add_special_tokens": False, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"},
     "guided_json": {"type": "object"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": 'start: "a"',
     "json_schema": '{"type": "object"}', "regex": "a", "ebnf": 'root ::= "a"', "nvext": {"top_k": 3}, "priority": 5,
@@ -149,7 +150,7 @@ async def rich(start_router, fake, rich_dir, tokenizer):
         yield Seeing(clients, fake)
 
 
-ASKED = ("sampling", "model_id", "token_ids", "adapter_id", "n", "tenant_salt", "priority", "session")
+ASKED = ("sampling", "model_id", "token_ids", "adapter_id", "n", "tenant_salt", "priority", "session", "prediction")
 
 
 class Seeing:

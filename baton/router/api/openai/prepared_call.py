@@ -185,6 +185,7 @@ def _ask(
         deadline=frontend.deadline(timeout_s(headers)),
         traceparent=clean_traceparent(headers.get("traceparent")),
         session=body.session,
+        prediction="" if body.prediction is None else body.prediction.text,
     )
 
 

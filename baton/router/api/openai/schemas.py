@@ -6,7 +6,7 @@ whose effect we can't give is refused (``foreign_fields``), one that nobody know
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from baton.protos.nouns import Grammar
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.body import SCHEMA_REF, Body, body_docs, parse_body
 from baton.router.api.openai.conversation import ConversationBody
-from baton.router.api.openai.messages import Message
+from baton.router.api.openai.messages import Message, TextPart
 from baton.router.api.openai.structured import ConstrainedBody, StructuredBody
 from baton.router.api.openai.truncation import TruncatedBody
 from baton.router.api.request_body import RequestBody
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Prompt = str | list[int]
+MAX_DRAFTS_NAME = "speculative.n_max"  # as llama.cpp's server has it
 
 
 def _prompts(value: Any) -> list[Prompt]:
@@ -67,6 +68,20 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool | None = None
 
 
+class Prediction(RequestBody):
+    """What the client expects as the answer (OpenAI's predicted outputs): it may speed the answer up."""
+
+    inside: ClassVar[str] = "prediction."
+
+    type: Literal["content"] = "content"
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The expected answer."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class SamplingBody(ConstrainedBody):
     """How tokens are chosen, where answers end, how they are queued and cached: what all of them have in common."""
 
@@ -93,6 +108,8 @@ class SamplingBody(ConstrainedBody):
     session_id: str | None = Field(default=None, max_length=256)
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    prediction: Prediction | None = None
+    max_drafts: int | None = Field(default=None, alias="speculative.n_max")
 
 
 class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
@@ -121,7 +138,7 @@ class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
     def names(self) -> dict[str, str]:
         """The client's names of sampling fields, where they differ from ours."""
         grammar = self.grammar()
-        return {} if grammar is None else {"grammar": grammar[1]}
+        return {"max_drafts": MAX_DRAFTS_NAME} | ({} if grammar is None else {"grammar": grammar[1]})
 
     def _first(self, name: str) -> Any:
         """A field's value, or what ``nvext`` says under that name."""
@@ -147,7 +164,7 @@ class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
 SAMPLING_FIELDS = (
     "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids",
-    "prompt_logprobs",
+    "prompt_logprobs", "max_drafts",
 )  # fmt: skip
 
 

@@ -269,13 +269,19 @@ def _first(entry: TokenLogprobs, top: int) -> TokenLogprobs:
 
 
 def usage_json(usage: Usage) -> Json:
-    """OpenAI's usage object."""
-    return {
+    """OpenAI's usage object; what became of drafts is told where any were verified."""
+    told: Json = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.accepted_drafts or usage.rejected_drafts:
+        told["completion_tokens_details"] = {
+            "accepted_prediction_tokens": usage.accepted_drafts,
+            "rejected_prediction_tokens": usage.rejected_drafts,
+        }
+    return told
 
 
 def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:

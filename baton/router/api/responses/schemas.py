@@ -111,8 +111,9 @@ class ResponsesBody(SamplingBody):
     def chat(self) -> ChatBody:
         """The same request as a chat. Raises InvalidRequest naming the input item at fault."""
         said: Json = {"messages": self._messages()}
-        for name in (*SamplingBody.model_fields, "parallel_tool_calls", "chat_template_kwargs"):
-            said[name] = getattr(self, name)
+        for name, field in SamplingBody.model_fields.items():
+            said[field.alias or name] = getattr(self, name)
+        said |= {name: getattr(self, name) for name in ("parallel_tool_calls", "chat_template_kwargs")}
         if self.wants_logprobs:
             said |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         said["reasoning_effort"] = self.reasoning.effort if self.reasoning else None

@@ -1,0 +1,292 @@
+"""What speculation brings, and what it costs where it brings nothing: the real loop over a random-weight Llama.
+
+The model's steps are computed; what they "chose" is then replaced by a script, so that acceptance is ours to set.
+Knows nothing of clusters. Runs with and without drafts go turn about, and ratios are within a round.
+
+    python -m bench.speculation [--size 150M] [--scheme int8] [--batches 1,4,8,32] [--rounds 5] [--json FILE]
+
+Parts: ``oracle`` knows the script and is right by a set chance per token: tokens per second over none, and the
+share of what the best fixed depth would bring by this run's own step times. ``real``: the drafts of
+``--speculation auto``, where the script repeats its prompt with some edits, as summaries with quotes and code edits
+do (copied), where it repeats nothing (new), and where pairs of tokens repeat but tell nothing (misleading).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from baton.console.bench.engine.models import SIZES, random_runner
+from baton.console.bench.engine.report import SCHEMES
+from baton.console.bench.kv.rows import Row, interval, median, spread, table, to_json
+from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
+from baton.engine.speculate.draft import Draft, Text
+from baton.engine.speculate.drafter import Drafter, Writer
+from baton.engine.speculate.names import AUTO, speculators
+from baton.engine.step_loop import EngineParts
+from baton.kv.pages.pool import PagePool
+from baton.protos import channel as ch
+from baton.protos.nouns import EngineRequest, Sampling
+
+VOCAB, PROMPT, TOKENS, SLACK = 32000, 256, 96, 2
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+CHANCES = (0.0, 0.3, 0.6, 0.9)
+NEVER_WORSE, OF_PERFECT = 0.98, 0.85
+COPY_TARGETS = {1: 2.0, 8: 1.3}
+Scripts = dict[str, list[int]]
+
+
+class Scripted:
+    """A runner whose choices are replaced by a script's tokens; the work is the model's."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.spec, self.work, self._runner = runner.spec, runner.work, runner
+        self.bind, self.scripts = runner.bind, dict[int, list[int]]()
+        self.took: list[float] = []
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Computes the step; each choice becomes the script's token at its position."""
+        found = self._runner.run(plan)
+        self.took.append(found.seconds)
+        tokens = iter([token for item in plan.items for token in self._tokens(item)])
+        sampled = tuple([msgspec.structs.replace(one, token_id=next(tokens)) for one in found.sampled])
+        return msgspec.structs.replace(found, sampled=sampled)
+
+    def _tokens(self, item: SequenceStep) -> list[int]:
+        script = self.scripts[item.seq]
+        return [script[spec.position - PROMPT] for spec in item.asks]
+
+
+class Oracle:
+    """Proposes the script, each token right by ``chance``."""
+
+    def __init__(self, scripts: Scripts, chance: float, seed: int = 0) -> None:
+        self._scripts, self._chance, self._rng = scripts, chance, random.Random(seed)
+
+    def propose(self, text: Text, budget: int) -> Draft | None:
+        """Returns what comes next, spoiled."""
+        script = self._scripts[text.request.request_id]
+        coming = script[text.outputs : text.outputs + budget]
+        return Draft([t if self._rng.random() < self._chance else t ^ 1 for t in coming], "oracle", 0)
+
+    def end(self, text: Text) -> None:
+        """Remembers nothing."""
+
+
+class Fixed(Drafter):
+    """Verifies ``depth`` drafts of each sequence, always."""
+
+    def __init__(self, speculator: Oracle, depth: int) -> None:
+        super().__init__([speculator])
+        self._speculator, self._depth = speculator, depth
+
+    def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
+        """Returns a draft for everybody."""
+        drafts = {one.seq: self._speculator.propose(one, min(self._depth, one.draft_room)) for one in writers}
+        return {seq: draft for seq, draft in drafts.items() if draft is not None and draft.tokens}
+
+
+class Tape:
+    """A channel that counts tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, int] = {}
+
+    def send(self, message: Any) -> None:
+        """Counts what a step brought."""
+        if isinstance(message, ch.Tokens):
+            for output in message.outputs:
+                self.tokens[output.key] = self.tokens.get(output.key, 0) + len(output.run.token_ids)
+
+    def poll(self, timeout_s: float) -> list[Any]:
+        """Nothing comes."""
+        return []
+
+
+class Timed(msgspec.Struct):
+    """One run: tokens per second over all sequences, and its steps' seconds."""
+
+    rate: float
+    steps: list[float]
+
+
+class Bench:
+    """One model; ``run`` decodes ``batch`` sequences until each got TOKENS on the average."""
+
+    def __init__(self, runner: Runner, most: int) -> None:
+        self.runner, self.pages = Scripted(runner), most * (PROMPT + 3 * TOKENS) // 16 + 64
+        self._buffer = bytearray(self.pages * runner.spec.layout.page_bytes)
+        self.runner.bind(memoryview(self._buffer), self.pages)
+        self._keys = 0
+
+    def run(self, prompts: Scripts, scripts: Scripts, drafter: Drafter | None) -> Timed:
+        """Reads the prompts, then times the answers."""
+        tape, pool = Tape(), PagePool(self.pages)
+        parts = EngineParts.around(self.runner, pool, tape, time.monotonic)
+        limits = DecodeLimits(chunk_tokens=1 << 16)
+        loop = DecodeLoop(parts, limits, random.Random(0).randbytes, drafter)
+        sampling = Sampling(temperature=0.0, max_tokens=2 * TOKENS, ignore_eos=True)
+        for name, prompt in prompts.items():
+            self._keys += 1
+            self.runner.scripts[self._keys] = scripts[name]
+            request = EngineRequest(name, tuple(prompt), PROMPT, sampling)
+            loop.take(ch.Admit(self._keys, request, True, 0.0))
+        while len(tape.tokens) < len(prompts):
+            loop.turn([])
+        return self._timed(loop, tape, len(prompts))
+
+    def _timed(self, loop: DecodeLoop, tape: Tape, count: int) -> Timed:
+        before, at = sum(tape.tokens.values()), len(self.runner.took)
+        ends, began = [time.perf_counter()], time.perf_counter()
+        while sum(tape.tokens.values()) - before < count * TOKENS:
+            loop.turn([])
+            ends.append(time.perf_counter())
+        rate = (sum(tape.tokens.values()) - before) / (time.perf_counter() - began)
+        assert len(self.runner.took) > at
+        return Timed(rate, [b - a for a, b in itertools.pairwise(ends)])
+
+
+def texts(
+    batch: int, seed: int, answer: Callable[[list[int], random.Random], list[int]]
+) -> tuple[Scripts, Scripts]:
+    """Prompts and the answers to them, by name."""
+    rng = random.Random(seed)
+    prompts = {f"{seed}-{at}": [rng.randrange(VOCAB) for _ in range(PROMPT)] for at in range(batch)}
+    return prompts, {name: answer(prompt, rng) for name, prompt in prompts.items()}
+
+
+def new(prompt: list[int], rng: random.Random) -> list[int]:
+    """Returns an answer that repeats nothing."""
+    return [rng.randrange(VOCAB) for _ in range(2 * TOKENS + 20)]
+
+
+def copied(prompt: list[int], rng: random.Random) -> list[int]:
+    """Returns the prompt's passages with an edit every 25 tokens or so, each some new tokens."""
+    found, at = list[int](), rng.randrange(PROMPT // 2)
+    while len(found) < 2 * TOKENS + 20:
+        if rng.random() < 0.04:
+            found += [rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))]
+            at = rng.randrange(PROMPT) if rng.random() < 0.3 else at + 2
+        found.append(prompt[at % PROMPT])
+        at += 1
+    return found
+
+
+def misleading(prompt: list[int], rng: random.Random) -> list[int]:
+    """Returns tokens of a small alphabet: every pair was there before, and says nothing of what follows."""
+    return [rng.randrange(16) for _ in range(2 * TOKENS + 20)]
+
+
+def ratio_row(name: str, pairs: Sequence[tuple[float, float]], target: float = 0.0) -> Row:
+    """Rates with and without, pair by pair of a round."""
+    ratios = [mine / theirs for mine, theirs in pairs]
+    low, high = interval(ratios)
+    return Row(name, median(ratios), "x of none", spread=spread(ratios), target=target, low=low, high=high)
+
+
+def steps_row(name: str, mine: list[float], theirs: list[float]) -> Row:
+    """The 99th percentile between tokens over that without speculation."""
+    late = sorted(mine)[int(0.99 * len(mine))] / sorted(theirs)[int(0.99 * len(theirs))]
+    return Row(name, late, "x of none")
+
+
+def perfect(none: float, batch: int, fixed: dict[int, float], chance: float) -> float:
+    """Returns the speed-up of the best fixed depth, none included; ``fixed`` has seconds of a step by depth."""
+
+    def tokens(depth: int) -> float:
+        return sum(chance**at for at in range(depth + 1))
+
+    return max(1.0, *(tokens(depth) * none / seconds for depth, seconds in fixed.items()))
+
+
+def oracle(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
+    """Set chances of acceptance."""
+    drafters = {chance: Drafter([Oracle({}, chance)]) for chance in CHANCES}
+    pairs: dict[float, list[tuple[float, float]]] = {chance: [] for chance in CHANCES}
+    shares: dict[float, list[float]] = {chance: [] for chance in CHANCES if chance}
+    late: tuple[list[float], list[float]] = [], []
+    for at in range(rounds + 1):
+        prompts, scripts = texts(batch, at, new)
+        none = bench.run(prompts, scripts, None)
+        fixed = {
+            depth: median(bench.run(prompts, scripts, Fixed(Oracle(scripts, 0.0, at), depth)).steps)
+            for depth in DEPTHS
+        }
+        for chance, drafter in drafters.items():
+            drafter._speculators = [Oracle(scripts, chance, at)]
+            drafted = bench.run(prompts, scripts, drafter)
+            again = bench.run(prompts, scripts, None)
+            before, none = none, again
+            if not at:
+                continue
+            base = (before.rate + again.rate) / 2
+            pairs[chance].append((drafted.rate, base))
+            if chance:
+                best = perfect(median(before.steps), batch, fixed, chance)
+                shares[chance].append(drafted.rate / base / best)
+            else:
+                late[0].extend(drafted.steps)
+                late[1].extend([*before.steps, *again.steps])
+    for chance, found in pairs.items():
+        yield ratio_row(f"batch {batch}, acceptance {chance}", found, 0.0 if chance else NEVER_WORSE)
+        if chance:
+            low, high = interval(shares[chance])
+            name = f"batch {batch}, acceptance {chance}: share of the best fixed depth's speed-up"
+            yield Row(name, median(shares[chance]), "", target=OF_PERFECT, low=low, high=high)
+    yield steps_row(f"batch {batch}, acceptance 0.0: p99 between tokens", *late)
+
+
+def real(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
+    """The drafts of ``--speculation auto`` over three kinds of text."""
+    for kind, target in ((copied, COPY_TARGETS.get(batch, 0.0)), (new, NEVER_WORSE), (misleading, NEVER_WORSE)):
+        drafter, found = Drafter(speculators(AUTO)), list[tuple[float, float]]()
+        late: tuple[list[float], list[float]] = [], []
+        for at in range(rounds + 1):
+            prompts, scripts = texts(batch, 1000 + at, kind)
+            before = bench.run(prompts, scripts, None)
+            drafted = bench.run(prompts, scripts, drafter)
+            after = bench.run(prompts, scripts, None)
+            if at:
+                found.append((drafted.rate, (before.rate + after.rate) / 2))
+                late[0].extend(drafted.steps)
+                late[1].extend([*before.steps, *after.steps])
+        yield ratio_row(f"batch {batch}, {kind.__name__} text", found, target)
+        if kind is not copied:
+            yield steps_row(f"batch {batch}, {kind.__name__} text: p99 between tokens", *late)
+
+
+PARTS: dict[str, Callable[[Bench, int, int], Iterator[Row]]] = {"oracle": oracle, "real": real}
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="150M")
+    parser.add_argument("--scheme", choices=SCHEMES, default="int8")
+    parser.add_argument("--batches", default="1,4,8,32")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    batches = [int(batch) for batch in args.batches.split(",")]
+    bench, console = Bench(random_runner(args.size, args.scheme, "bf16")[0], max(batches)), Console(width=150)
+    rows = list[Row]()
+    for batch in batches:
+        for part in args.part or PARTS:
+            rows += PARTS[part](bench, batch, args.rounds)
+    console.print(table(rows))
+    if args.json:
+        args.json.write_text(to_json(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

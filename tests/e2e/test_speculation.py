@@ -1,0 +1,59 @@
+"""Speculation on one prefill and one decode worker: the same answers, and what is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.kernels.abi import native
+from tests.decode_worker.test_preemption import DEMO
+from tests.e2e.fleet import Fleet
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.9, "seed": 5, "n": 2},
+    {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.2, "frequency_penalty": 0.4},
+    {"temperature": 0, "logprobs": 2, "min_tokens": 30, "logit_bias": {"5": 4.0}},
+    {"temperature": 0, "stop": ["the"]},
+    {"temperature": 0.8, "seed": 9, "stream": True, "stream_options": {"include_usage": True}},
+]
+PROMPT = "The river runs from the hills to the sea, and the river runs from the hills to"
+
+
+async def asked(client: httpx.AsyncClient, url: str, **fields: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The choices, pieces of a stream joined, and the usage."""
+    body = {"prompt": PROMPT, "max_tokens": 48, "return_token_ids": True, "ignore_eos": True} | fields
+    response = await client.post(url + "/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    if not fields.get("stream"):
+        found = response.json()
+        return found["choices"], found["usage"]
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    text = "".join(choice["text"] for event in events for choice in event["choices"])
+    ids = [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
+    return [text, ids], events[-1]["usage"]
+
+
+async def test_answers_are_the_same_with_drafts_and_usage_tells_of_them() -> None:
+    with Fleet(
+        1, 1, worker={"model": str(DEMO), "speculation": "auto"}, router={"local_prefill_max_tokens": 0}
+    ) as f:
+        async with httpx.AsyncClient(timeout=100) as client:
+            off = {"speculative.n_max": 0}
+            plain = await asyncio.gather(*(asked(client, f.url, **kind, **off) for kind in KINDS))
+            expected = {"type": "content", "content": plain[0][0][0]["text"]}
+            first = await asked(client, f.url, **KINDS[0], prediction=expected)
+            drafted = await asyncio.gather(*(asked(client, f.url, **kind) for kind in KINDS))
+        f.wait_for_baseline()
+    assert first[0] == plain[0][0]
+    details = first[1]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 0
+    assert details["accepted_prediction_tokens"] < first[1]["completion_tokens"]
+    assert [choices for choices, _ in drafted] == [choices for choices, _ in plain]
+    assert not any("completion_tokens_details" in usage for _, usage in plain)
