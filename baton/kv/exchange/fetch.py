@@ -1,6 +1,6 @@
-"""Blocks that another worker holds, over its Fetch call. Torch-free.
+"""Fetches blocks that another worker holds, by its Fetch call. Torch-free.
 
-Knows nothing of pages or of why somebody wants them. The asker checks hash and checksum (kv/exchange/filling.py).
+Knows nothing of pages or of why somebody wants them. Hash and checksum are checked by kv/exchange/filling.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.tls.rpc import PLAIN, Dialer
 
-KEPT_CHANNELS = 64
+KEPT_CHANNELS = 64  # channels kept, the oldest is dropped first
 
 
 class BlockFetcher:
-    """Asks other workers; one channel to each, kept."""
+    """Asks other workers for blocks, over one channel to each that is kept."""
 
     def __init__(self, model_id: str, layout: KvLayout, dialer: Dialer = PLAIN) -> None:
         self._dialer, self._generation = dialer, dialer.generation
@@ -33,7 +33,9 @@ class BlockFetcher:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def blocks(self, address: str, hashes: tuple[bytes, ...]) -> AsyncGenerator[FetchedPage, None]:
-        """The leading blocks that the worker at ``address`` holds. Raises WorkerLost whatever the call died of."""
+        """Yields the leading blocks of ``hashes`` that the worker at ``address`` holds. Raises WorkerLost if the
+        call fails.
+        """
         request = w.FetchRequest(model_id=self._model_id, hashes=hashes, layout=self._layout)
         call = stubs.WorkerStub(self._channel(address)).Fetch(request)
         try:
@@ -43,7 +45,7 @@ class BlockFetcher:
             call.cancel()
 
     async def close(self) -> None:
-        """Close every channel."""
+        """Closes every channel."""
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()

@@ -1,7 +1,8 @@
-"""Blocks from elsewhere into pages of our own: asked of the engine, verified one by one, then findable. Torch-free.
+"""Brings blocks from elsewhere into pages of our own: asked of the engine, verified one by one, then findable.
+Torch-free.
 
 Knows nothing of where the bytes come from (another worker, a tier): a ``Source`` yields leading blocks in order.
-Whatever goes wrong, what was verified before it counts, the rest is computed: a fill raises nothing of its own.
+Whatever goes wrong, what was verified before it counts and the rest is computed: a fill raises nothing of its own.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from baton.protos.errors import BatonError, CorruptFrame, ForeignBlock
 
 log = logging.getLogger("baton.kv")
 
-STALL_S = 2.0
+STALL_S = 2.0  # seconds without a block after which a fill is given up
 
 Source = Callable[[tuple[bytes, ...]], AsyncGenerator[FetchedPage, None]]
-"""The leading blocks of some hashes, in order; ends early where it has no more."""
+"""Yields the leading blocks of some hashes, in order, and ends early where it has no more."""
 
 Bring = Callable[[tuple[bytes, ...], Sequence[memoryview]], AsyncGenerator[int, None]]
-"""Writes leading blocks to pages, verified; says how many more are in. Writes nothing after it is closed."""
+"""Writes leading blocks to pages, verified, and yields how many more are in. Once closed it writes nothing."""
 
 
 class FillReport(msgspec.Struct, frozen=True):
-    """What a fill brought: ``blocks`` new ones of ``bytes`` in ``seconds``, after ``held`` that were here.
+    """Tells what a fill brought: ``blocks`` new ones of ``bytes`` in ``seconds``, after ``held`` that were here
+    already.
 
-    ``failed``: the source broke, or took too long.
+    ``failed`` says that the source broke, or took too long.
     """
 
     held: int
@@ -49,7 +51,9 @@ NOTHING = FillReport(0, 0, 0, 0.0)
 
 
 class Filler:
-    """Every fill of this worker. ``send`` never blocks; ``take`` gets the engine's answers."""
+    """Runs every fill of this worker. ``send`` gives the engine a message and never blocks; ``take`` gets its
+    answers.
+    """
 
     def __init__(
         self,
@@ -66,13 +70,15 @@ class Filler:
         self._lost = False
 
     async def fill(self, hashes: Sequence[bytes], source: Source, limit_s: float | None = None) -> FillReport:
-        """Bring the leading blocks ``hashes`` here, within ``limit_s``, while one comes each ``stall_s``."""
+        """Brings the leading blocks of ``hashes`` here, within ``limit_s`` seconds, while one comes each
+        ``stall_s``.
+        """
         return await self.load(hashes, partial(self._verified, source), limit_s)
 
     async def load(self, hashes: Sequence[bytes], bring: Bring, limit_s: float | None = None) -> FillReport:
-        """The same with a ``bring`` that writes verified blocks to pages itself.
+        """Does what ``fill`` does with a ``bring`` that writes verified blocks to pages itself.
 
-        Of several that want the same blocks at once one brings them, and the others find them.
+        Of several callers that want the same blocks at once one brings them, and the others find them.
         """
         if not hashes or not await self._our_turn(hashes[-1], limit_s):
             return NOTHING
@@ -119,13 +125,13 @@ class Filler:
             return await anext(progress, None)
 
     def take(self, message: ch.Filling) -> None:
-        """The engine gave pages, or has none."""
+        """Takes the engine's answer: pages for a fill, or none."""
         asked = self._asked.get(message.key)
         if asked is not None and not asked.done():
             asked.set_result(message)
 
     def lost(self, error: BatonError) -> None:
-        """The engine is gone."""
+        """Fails every open fill, because the engine is gone."""
         self._lost = True
         for asked in self._asked.values():
             if not asked.done():

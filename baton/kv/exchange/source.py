@@ -1,7 +1,8 @@
-"""Cached blocks of this worker for whoever asks: pinned by the engine, read page by page, checksummed. Torch-free.
+"""Serves cached blocks of this worker to others: pinned by the engine, read page by page, checksummed. Torch-free.
 
-Knows nothing of gRPC, of roles, or of what the blocks are for. Any worker can be a source; a page is read only
-between Pinned and Unpin. Who reads slowly, or stops, holds pages no longer than it says here, and has an early end.
+Knows nothing of gRPC, of roles, or of what the blocks are for. Any worker can be a source. A page is read only
+between Pinned and Unpin; who reads slowly, or stops, holds pages no longer than ``STALL_S`` and ``PINNED_S`` say,
+and has an early end.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from baton.protos import channel as ch
 from baton.protos.errors import BatonError, ModelNotFound
 from baton.protos.nouns import KvLayout
 
-STALL_S = 2.0  # between two blocks: as long as an asker of ours waits for one (filling.py)
-PINNED_S = 30.0  # in all
+STALL_S = 2.0  # seconds between two blocks, because a fetcher of ours waits as long for one (filling.py)
+PINNED_S = 30.0  # seconds that one fetch may hold pages in all
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
-    """One cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
+    """Holds one cached block, copied out. ``checksum`` is the xxh3-64 of ``data``."""
 
     hash: bytes
     checksum: int
@@ -32,7 +33,7 @@ class FetchedPage(msgspec.Struct, frozen=True):
 
 
 class BlockSource:
-    """Serves ``fetch``. ``send`` hands the engine a message and never blocks; ``take`` gets its answers.
+    """Serves fetches. ``send`` gives the engine a message and never blocks; ``take`` gets its answers.
 
     ``lift`` brings blocks up from lower tiers first.
     """
@@ -55,7 +56,9 @@ class BlockSource:
     async def fetch(
         self, model_id: str, hashes: tuple[bytes, ...], layout: KvLayout
     ) -> AsyncGenerator[FetchedPage, None]:
-        """The leading blocks of ``hashes`` that are cached here. Raises ModelNotFound, LayoutMismatch."""
+        """Yields the leading blocks of ``hashes`` that are cached here. Raises ModelNotFound and
+        LayoutMismatch.
+        """
         self._check(model_id, layout)
         if self._lift is not None:
             await self._lift(hashes)
@@ -82,13 +85,13 @@ class BlockSource:
             self._send(ch.Unpin(key))
 
     def take(self, message: ch.Pinned) -> None:
-        """The engine pinned them."""
+        """Takes the engine's answer: the pages that it pinned."""
         pinned = self._pins.get(message.key)
         if pinned is not None and not pinned.done():
             pinned.set_result(message)
 
     def lost(self, error: BatonError) -> None:
-        """The engine is gone."""
+        """Fails every open fetch, because the engine is gone."""
         self._lost = error
         for pinned in self._pins.values():
             if not pinned.done():

@@ -1,4 +1,4 @@
-"""What a request can find instead of compute, brought here before it is computed. Torch-free.
+"""Brings here, before a request is computed, what it can find instead of compute. Torch-free.
 
 Knows nothing of how a source was chosen (the router's cost does that) or of the engine's queue. Nothing here is
 needed for a right answer: every failure leaves more to compute.
@@ -17,11 +17,14 @@ from baton.kv.tiers.holdings import Holdings
 from baton.kv.tiers.stack import Tiers
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
-HASH_OFF_LOOP_TOKENS = 4096
+HASH_OFF_LOOP_TOKENS = 4096  # tokens from which on hashing takes a thread, so that the event loop goes on
 
 
 class Warmer:
-    """One worker's. ``observe`` hears of every fetch that brought something: what the cost curve is fitted on."""
+    """Warms one worker's cache for requests.
+
+    ``observe`` hears of every fetch that brought something or failed, which the cost curve is fitted on.
+    """
 
     def __init__(
         self,
@@ -41,15 +44,16 @@ class Warmer:
 
     @property
     def has_tiers(self) -> bool:
-        """Whether a request may find something in a lower tier."""
+        """Tells whether a request may find something in a lower tier."""
         return self._tiers is not None
 
     async def warm(
         self, request: EngineRequest, address: str = "", blocks: int = 0, limit_s: float | None = None
     ) -> FillReport:
-        """Lift the prompt's leading blocks from lower tiers, then fetch up to ``blocks`` (of 16) from ``address``.
+        """Lifts the prompt's leading blocks from lower tiers, then fetches up to ``blocks`` (of 16 tokens) from
+        ``address``.
 
-        What came (the fetch within ``limit_s``) is findable afterwards; the report is the fetch's.
+        What came (the fetch within ``limit_s`` seconds) is findable afterwards; the report is the fetch's.
         """
         most = (len(request.token_ids) - 1) // self._block_tokens
         wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
@@ -63,7 +67,9 @@ class Warmer:
         return report
 
     async def lift(self, hashes: Sequence[bytes]) -> int:
-        """Bring leading blocks up from the tiers; how many are on the device then, as far as the tiers know."""
+        """Brings leading blocks up from the tiers. Returns how many are on the device then, as far as the
+        tiers know.
+        """
         if self._tiers is None or self._holdings is None:
             return 0
         count, lower = self._holdings.leading(hashes)

@@ -1,13 +1,13 @@
-"""From a sender's page to a receiver's: another dtype, a slice of the heads, 8 bits on the wire; or a refusal.
+"""Converts a sender's page to a receiver's: another dtype, a slice of the heads, 8 bits on the wire; or refuses.
 
 Knows nothing of frames, leases or tokens. All conversion but the codec's last step is the sender's: what arrives is
-a page as the receiver lays it out, or that page coded. ``fidelity`` keeps the kinds apart: it is in the root of
+a page as the receiver lays it out, or that page coded. ``fidelity`` keeps the kinds apart. It is in the root of
 every block hash, so KV that went through a codec is never found as exact KV.
 
     fidelity   "bfloat16"        exact blocks of that dtype; nothing lossy is taken in
                "bfloat16~int8"   blocks may have been through the int8 wire codec; int8 is what is sent here
 
-A page is runs of 16 tokens in a row (layout.py), and so is a coded page: everything here is done run by run, and
+A page is runs of 16 tokens in a row (page.py), and so is a coded page: everything here is done run by run, and
 pages of another size are made of other runs (repaging.py says of which).
 """
 
@@ -29,7 +29,9 @@ NARROWER = {"float32": ("float32", "bfloat16", "float16"), "bfloat16": ("bfloat1
 
 
 def with_codec(layout: KvLayout, codec: str) -> KvLayout:
-    """``layout`` of a worker that takes KV by ``codec`` ("none": as it is). Raises ConfigError."""
+    """Returns ``layout`` for a worker that takes KV by ``codec``; "none" leaves it as it is. Raises
+    ConfigError.
+    """
     if codec == "none":
         return layout
     if codec not in CODECS:
@@ -45,21 +47,21 @@ def with_codec(layout: KvLayout, codec: str) -> KvLayout:
 
 
 def codec_of(layout: KvLayout) -> str:
-    """The codec that a worker of ``layout`` takes; "" for none."""
+    """Returns the codec that a worker of ``layout`` takes, "" for none."""
     return layout.fidelity.partition("~")[2]
 
 
 def wire_bytes(layout: KvLayout) -> int:
-    """Bytes of one block on its way to a worker of ``layout``."""
+    """Returns the bytes of one block on its way to a worker of ``layout``."""
     if not codec_of(layout):
         return layout.page_bytes
     return layout.runs * sum(_rows(group) * (SCALE_BYTES + group.head_dim) for group in layout.groups)
 
 
 class Bridge:
-    """Turns pages of ``sender`` into what ``receiver`` takes. Raises LayoutMismatch naming what it can't.
+    """Turns pages of layout ``sender`` into what ``receiver`` takes. Raises LayoutMismatch naming what it can't.
 
-    ``as_they_are``: runs needn't be converted, only put together otherwise.
+    ``as_they_are`` says that runs needn't be converted, only put together otherwise.
     """
 
     def __init__(self, sender: KvLayout, receiver: KvLayout) -> None:
@@ -69,11 +71,15 @@ class Bridge:
         self.as_they_are = run_of(sender) == run_of(receiver) and not codec_of(receiver)
 
     def convert(self, page: memoryview) -> memoryview:
-        """One block of a page as large, ``unit`` bytes, in memory of its own."""
+        """Returns one block, ``unit`` bytes in memory of its own, of a ``page`` with as many tokens as the
+        receiver's.
+        """
         return self.gather(runs_of(page, self.sender))
 
     def gather(self, runs: Sequence[memoryview]) -> memoryview:
-        """One block of the receiver's, ``unit`` bytes, of our ``runs``; what a tail hasn't is zeros."""
+        """Returns one of the receiver's blocks, ``unit`` bytes, made of our ``runs``; what a tail lacks is
+        zeros.
+        """
         parts: list[bytes | memoryview] = []
         for run in runs:
             parts += [run] if self.as_they_are else self._converted(run)
@@ -103,7 +109,7 @@ class Bridge:
 
 
 def land(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
-    """A block as ``layout``'s codec sent it into its page."""
+    """Decodes a block, as the codec of ``layout`` sent it, into its ``page``."""
     for coded, run in zip(_split(wire, layout.runs), runs_of(page, layout), strict=True):
         _land_run(coded, run, layout)
 
@@ -122,7 +128,9 @@ def _land_run(wire: memoryview, page: memoryview, layout: KvLayout) -> None:
 
 
 def land_part(wire: memoryview, page: memoryview, part: KvLayout, whole: KvLayout) -> None:
-    """A block of ``part``'s heads, as it came, among the other heads of its page of ``whole``."""
+    """Writes a block of the heads of ``part``, as it came, among the other heads of its ``page`` of layout
+    ``whole``.
+    """
     held = memoryview(bytearray(part.page_bytes)) if codec_of(part) else wire
     if codec_of(part):
         land(wire, held, part)
@@ -143,7 +151,9 @@ def _land_heads(held: memoryview, page: memoryview, part: KvLayout, whole: KvLay
 
 
 def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
-    """What shard ``rank`` of ``count`` holds of ``layout``'s heads, laid out alike. Raises LayoutMismatch."""
+    """Returns the layout of the heads that shard ``rank`` of ``count`` holds of ``layout``. Raises
+    LayoutMismatch.
+    """
     times, left = divmod(count, layout.shard_count)
     named = f"shard {rank} of {count}, the receiver is {layout.shard_rank} of {layout.shard_count}"
     if left or not times or rank // times != layout.shard_rank:
@@ -163,7 +173,9 @@ def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
 
 
 def wire_layout(sender: KvLayout, receiver: KvLayout) -> KvLayout:
-    """How blocks of ``sender`` are laid out on their way: as ``receiver`` has them, or its part that they are."""
+    """Returns how blocks of ``sender`` are laid out on their way: as ``receiver`` has them, or as its part that
+    they are.
+    """
     if sender.shard_count <= receiver.shard_count:
         return receiver
     return shard_of(receiver, sender.shard_rank, sender.shard_count)
@@ -171,24 +183,26 @@ def wire_layout(sender: KvLayout, receiver: KvLayout) -> KvLayout:
 
 @functools.lru_cache(maxsize=4096)
 def can_ship(sender: KvLayout, receiver: KvLayout) -> bool:
-    """Whether one sender's blocks are all that the receiver needs, as they are or bridged."""
+    """Returns whether one sender's blocks are all that the receiver needs, as they are or bridged."""
     return sender == receiver or not any(_obstacles(sender, receiver))
 
 
 def bridge(sender: KvLayout, receiver: KvLayout) -> Bridge | None:
-    """What brings ``sender``'s pages to ``receiver``; None where they go as they are. Raises LayoutMismatch."""
+    """Returns what brings pages of ``sender`` to ``receiver``, None where they go as they are. Raises
+    LayoutMismatch.
+    """
     if sender == receiver and not codec_of(receiver):
         return None
     return Bridge(sender, receiver)
 
 
 def run_of(layout: KvLayout) -> KvLayout:
-    """``layout`` of one run of 16 tokens."""
+    """Returns ``layout`` with pages of one run of 16 tokens."""
     return in_pages_of(layout, BLOCK_TOKENS)
 
 
 def runs_of(page: memoryview, layout: KvLayout) -> list[memoryview]:
-    """The runs of a page of ``layout``."""
+    """Returns views of the runs of a page of ``layout``."""
     return _split(page, layout.runs)
 
 

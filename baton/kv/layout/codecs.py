@@ -1,4 +1,4 @@
-"""KV values in other forms: between float dtypes, and into 8 bits with one scale per (token, head). Torch-free.
+"""Converts KV values between float dtypes, and into 8 bits with one scale per (token, head). Torch-free.
 
 Knows nothing of pages' owners, frames or negotiation (bridge.py). An array's last axis is one head of one token of
 one plane of one layer. int8 rounds x / scale to -127..127 with scale = max|x| / 127; fp8 is E4M3 (no infinities,
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-SCALE_BYTES = 4
-INT8_MAX, FP8_MAX = 127.0, 448.0
+SCALE_BYTES = 4  # bytes of a scale, a float32
+INT8_MAX, FP8_MAX = 127.0, 448.0  # the largest value that each code holds
 
 
 class Codec(NamedTuple):
-    """Float rows to one byte per value and back; the inverse takes what ``encode`` gave, and the scales."""
+    """Codes scaled float rows as one byte per value (``encode``) and back (``decode``); ``peak`` is the
+    largest value.
+    """
 
     peak: float
     encode: Callable[[Floats], Bytes]
@@ -29,14 +31,16 @@ class Codec(NamedTuple):
 
 
 def to_float32(data: memoryview, dtype: str) -> Floats:
-    """``data`` as float32 values, not copied if they are so already. ``dtype`` as in a layout."""
+    """Returns ``data``, of a layout's ``dtype``, as float32 values, not copied if they are float32 already."""
     if dtype == "bfloat16":
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, np.dtype(dtype)).astype(np.float32, copy=False)
 
 
 def from_float32(values: Floats, dtype: str) -> NDArray[Any]:
-    """``values`` in ``dtype``, rounded to nearest even; beyond float16's range they become its largest."""
+    """Returns ``values`` in ``dtype``, rounded to nearest even; beyond float16's range they become its
+    largest.
+    """
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -46,14 +50,14 @@ def from_float32(values: Floats, dtype: str) -> NDArray[Any]:
 
 
 def compress(rows: Floats, codec: Codec) -> tuple[Floats, Bytes]:
-    """``rows`` (n, head_dim) as n scales and n x head_dim bytes."""
+    """Returns ``rows`` (n, head_dim) as n float32 scales and n x head_dim bytes."""
     scales = np.max(np.abs(rows), axis=1) / np.float32(codec.peak)
     scales[scales == 0] = 1.0
     return scales.astype(np.float32), codec.encode(rows / scales[:, None])
 
 
 def expand(scales: Floats, coded: Bytes, codec: Codec) -> Floats:
-    """The rows that ``compress`` was given, nearly."""
+    """Returns float32 rows (n, head_dim) from n scales and their bytes: nearly what ``compress`` was given."""
     return codec.decode(coded) * scales[:, None]
 
 

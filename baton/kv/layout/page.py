@@ -1,12 +1,12 @@
-"""How KV lies in a page, and whether two workers lay it out alike. Torch-free.
+"""Says how KV lies in a page, and whether two workers lay it out alike. Torch-free.
 
 Knows nothing of memory or of tensors. A page holds one block, group after group, and inside a group
 
     [layer][plane][token 0..15][kv_head][head_dim]        contiguous, in the dtype's native little-endian order
 
-each plane of a scaled dtype (int8, fp8_e4m3) followed by [token 0..15][kv_head] float32 scales,
-so that a block is one run of bytes on the wire as in memory. Kernels read runs of 16 tokens; a worker whose pages
-hold more (``worker.block_tokens``) has several such runs in a row in each, so that page sizes are bridged by run:
+each plane of a scaled dtype (int8, fp8_e4m3) followed by [token 0..15][kv_head] float32 scales, so that a block is
+one run of bytes on the wire as in memory. Kernels read runs of 16 tokens; a worker whose pages hold more
+(``worker.block_tokens``) has several such runs in a row in each, so that page sizes are bridged by run:
 
     page of 48     [run of 16: all of the above][run of 16][run of 16]
 """
@@ -21,7 +21,7 @@ from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "uint8": 1, "bytes": 1}
-SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # per (token, kv_head) of each plane
+SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # bytes of the scale of a (token, kv_head) in each plane
 
 
 def layout_for(
@@ -31,7 +31,10 @@ def layout_for(
     head_dim: int = 0,
     fidelity: str | None = None,
 ) -> KvLayout:
-    """The layout of ``layers`` equal layers with planes k and v, or of the layer groups given instead."""
+    """Returns the layout of ``layers`` equal layers with planes k and v, or of the layer groups given instead.
+
+    ``fidelity`` defaults to ``dtype``. Raises ConfigError.
+    """
     if dtype not in ITEM_BYTES:
         raise ConfigError(f"KV dtype {dtype!r} is unknown; choose one of {', '.join(ITEM_BYTES)}", "dtype")
     if isinstance(layers, int):
@@ -44,7 +47,9 @@ def layout_for(
 
 
 def in_pages_of(layout: KvLayout, block_tokens: int) -> KvLayout:
-    """``layout`` with ``block_tokens`` tokens in a page. Raises ConfigError."""
+    """Returns ``layout`` with ``block_tokens`` tokens in a page. Raises ConfigError unless that is a multiple
+    of 16.
+    """
     if block_tokens < BLOCK_TOKENS or block_tokens % BLOCK_TOKENS:
         raise ConfigError(
             f"a page of {block_tokens} tokens can't be made: take a multiple of {BLOCK_TOKENS}",
@@ -55,18 +60,18 @@ def in_pages_of(layout: KvLayout, block_tokens: int) -> KvLayout:
 
 
 def plane_bytes(dtype: str, group: LayerGroup) -> int:
-    """Bytes of one plane of one layer in one run of 16 tokens."""
+    """Returns the bytes of one plane of one layer in one run of 16 tokens."""
     row = group.head_dim * ITEM_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
     return BLOCK_TOKENS * group.kv_heads * row
 
 
 def group_bytes(dtype: str, group: LayerGroup) -> int:
-    """Bytes of ``group`` in one run of 16 tokens."""
+    """Returns the bytes of ``group`` in one run of 16 tokens."""
     return group.layers * len(group.planes) * plane_bytes(dtype, group)
 
 
 def group_offsets(layout: KvLayout) -> list[int]:
-    """Where each group starts in a run of 16 tokens, in bytes."""
+    """Returns where each group starts in a run of 16 tokens, in bytes."""
     offsets, at = [], 0
     for group in layout.groups:
         offsets.append(at)
@@ -75,7 +80,7 @@ def group_offsets(layout: KvLayout) -> list[int]:
 
 
 def differences(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
-    """Each field that differs, in words."""
+    """Yields each field in which the two layouts differ, in words."""
     for field in KvLayout.__struct_fields__:
         ours, theirs = getattr(receiver, field), getattr(sender, field)
         if ours == theirs:
@@ -95,7 +100,9 @@ def _group_differences(sender: tuple[LayerGroup, ...], receiver: tuple[LayerGrou
 
 
 def require_same(sender: KvLayout, receiver: KvLayout) -> None:
-    """Raise LayoutMismatch, naming each difference, unless a sender's page is a receiver's page byte for byte."""
+    """Raises LayoutMismatch, naming each difference, unless a sender's page is a receiver's page byte for
+    byte.
+    """
     found = "; ".join(differences(sender, receiver))
     if found:
         raise LayoutMismatch(

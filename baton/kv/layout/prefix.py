@@ -1,4 +1,4 @@
-"""Block hashes: a SHA-256 chain over token ids, stable across processes, versions and languages.
+"""Computes block hashes: a SHA-256 chain over token ids, stable across processes, versions and languages.
 
 Knows nothing of pages, of who caches what, or of tensors.
 
@@ -22,7 +22,7 @@ _DOMAIN = b"baton.kv.v1\x00"
 
 
 def root(fingerprint: str, fidelity: str, adapter: str = "", salt: bytes = b"") -> bytes:
-    """Where a chain starts: 32 bytes that tell weights, KV fidelity, adapter and tenant apart."""
+    """Returns where a chain starts: 32 bytes that tell weights, KV fidelity, adapter and tenant apart."""
     parts = (fingerprint.encode(), fidelity.encode(), adapter.encode(), salt)
     return sha256(_DOMAIN + b"".join(struct.pack("<I", len(part)) + part for part in parts)).digest()
 
@@ -42,7 +42,9 @@ def _pack(token_ids: Sequence[int]) -> bytes:
 
 
 def block_hashes(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> list[bytes]:
-    """The hash of each full block of ``token_ids``, 32 bytes each; a partial tail has none."""
+    """Returns the hash of each full block of ``token_ids``, 32 bytes each; a partial tail has none. Raises
+    InvalidRequest.
+    """
     full = len(token_ids) // block_tokens
     packed = _pack(token_ids[: full * block_tokens])
     hashes, parent, size, count = [], root, 4 * block_tokens, struct.pack("<I", block_tokens)
@@ -53,7 +55,9 @@ def block_hashes(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOC
 
 
 def chain(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKENS) -> list[bytes]:
-    """``block_hashes`` and, when the last block isn't full, the hash of that tail."""
+    """Returns ``block_hashes`` and, when the last block isn't full, the hash of that tail. Raises
+    InvalidRequest.
+    """
     hashes = block_hashes(root, token_ids, block_tokens)
     tail = token_ids[len(hashes) * block_tokens :]
     if tail:
@@ -62,7 +66,7 @@ def chain(root: bytes, token_ids: Sequence[int], block_tokens: int = BLOCK_TOKEN
 
 
 class Chain:
-    """A chain that grows by tokens. ``hashes`` holds one hash per full block so far."""
+    """Grows a chain token by token. ``hashes`` holds one hash per full block so far."""
 
     def __init__(self, root: bytes, token_ids: Sequence[int] = (), block_tokens: int = BLOCK_TOKENS) -> None:
         self.hashes = block_hashes(root, token_ids, block_tokens)
@@ -71,7 +75,7 @@ class Chain:
         self._tail: list[int] = list(token_ids[len(self.hashes) * block_tokens :])
 
     def append(self, token: int) -> bytes | None:
-        """Add one token. The hash of the block that it filled, or None."""
+        """Adds one token. Returns the hash of the block that it filled, or None."""
         self._tail.append(token)
         if len(self._tail) < self._block_tokens:
             return None
@@ -81,5 +85,5 @@ class Chain:
         return filled
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
-        """Add tokens in order. The hashes of the blocks that they filled."""
+        """Adds tokens in order. Returns the hashes of the blocks that they filled."""
         return [filled for token in tokens if (filled := self.append(token)) is not None]

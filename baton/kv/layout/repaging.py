@@ -1,7 +1,8 @@
-"""Blocks of one size into blocks of another: which runs of 16 tokens, of which pages, make up a receiver's block.
+"""Maps blocks of one size to blocks of another: which runs of 16 tokens, of which pages, make up a receiver's
+block.
 
 Knows nothing of bytes or of hashes: each side's chain is of its own block size. Any two multiples of 16 go, because
-a page is runs of 16 tokens in a row (layout.py):
+a page is runs of 16 tokens in a row (page.py):
 
     16 -> 48    sender's blocks    0 1 2|3 4 5|6         32 -> 16    sender's blocks    0     |1     |2 (tail)
                 receiver's blocks  0    |1    |2 (tail)              receiver's blocks  0 |1  |2 |3  |4
@@ -18,14 +19,19 @@ from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 
 
 class ReceiverBlock(msgspec.Struct, frozen=True):
-    """A receiver's block ``index``: its runs as (sender's page, run in that page); a tail may have fewer."""
+    """Names a receiver's block ``index`` by its runs, (sender's page, run in that page) each; a tail may have
+    fewer.
+    """
 
     index: int
     runs: tuple[tuple[int, int], ...]
 
 
 class Repaging:
-    """One prompt's, of ``tokens`` tokens. ``held`` and ``received``: what the receiver has, in its own blocks."""
+    """Follows the blocks of one prompt of ``tokens`` tokens as the sender finishes them.
+
+    ``held`` and ``received`` say what the receiver has, in its own blocks.
+    """
 
     def __init__(
         self, sender: KvLayout, receiver: KvLayout, tokens: int, held: int = 0, received: Collection[int] = ()
@@ -38,14 +44,16 @@ class Repaging:
         self._pages: dict[int, int] = {}  # of our blocks that came, while a block of the receiver's needs them
 
     def wanted(self) -> tuple[int, tuple[int, ...]]:
-        """What the sender need not announce, in its own blocks: so many leading ones, and these after them."""
+        """Returns what the sender need not announce, in its own blocks: how many leading ones, and which ones after
+        them.
+        """
         ours = range(-(-self._runs // self._ours))
         had = [block for block in ours if self._lacking.isdisjoint(self._parts_of(block))]
         leading = next((n for n, block in enumerate(had) if n != block), len(had))
         return leading, tuple(had[leading:])
 
     def take(self, block: ShipBlock) -> list[ReceiverBlock]:
-        """A sender's block is there; the receiver's blocks that are whole by it."""
+        """Takes a finished block of the sender's. Returns the receiver's blocks that are whole by it."""
         self._pages[block.index] = block.page
         whole = []
         for index in self._parts_of(block.index):

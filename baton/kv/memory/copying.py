@@ -1,6 +1,6 @@
-"""Blocks' bytes copied and checksummed (XXH3-64), many at a time, on native code where there is any. Torch-free.
+"""Copies and checksums the bytes of many blocks at once (XXH3-64), by native code where there is any. Torch-free.
 
-Knows nothing of frames, of pages' owners or of who wants to know. Whoever calls must not let a view go meanwhile.
+Knows nothing of frames, of pages' owners or of who wants to know. The caller must keep every view alive meanwhile.
 """
 
 from __future__ import annotations
@@ -25,36 +25,42 @@ _BUFFER_STRUCT = ctypes.c_void_p * 16  # Py_buffer: its first field is the addre
 
 
 def prepare() -> None:
-    """Load the native code, building it if need be: seconds, once per machine. Else the first copy does."""
+    """Loads the native code, building it if need be (seconds, once per machine); else the first copy does."""
     native.library()
 
 
 def checksum(data: Bytes) -> int:
-    """XXH3-64 of ``data``, of any length."""
+    """Returns the XXH3-64 of ``data``, of any length."""
     return int(xxhash.xxh3_64_intdigest(data))
 
 
 def checksums(blocks: Sequence[memoryview]) -> list[int]:
-    """Of each of ``blocks``, which are equally long."""
+    """Returns the XXH3-64 of each of ``blocks``, which are equally long."""
     return kv_copy(None, list(map(address, blocks)), _common_size(blocks)) if blocks else []
 
 
 def copy(places: Sequence[memoryview], blocks: Sequence[memoryview]) -> list[int]:
-    """``blocks``, which are equally long, into ``places``; the checksums of what lies there then."""
+    """Copies ``blocks``, which are equally long, into ``places``. Returns the checksums of what lies there
+    then.
+    """
     if blocks and _common_size(blocks) != len(places[0]):
         raise ValueError(f"blocks of {len(blocks[0])} bytes don't fit places of {len(places[0])}")
     return copy_from(places, list(map(address, blocks)))
 
 
 def copy_from(places: Sequence[memoryview], addresses: Sequence[int]) -> list[int]:
-    """The same from memory that the caller keeps mapped. As many bytes are read as each place has."""
+    """Copies from memory that the caller keeps mapped, as many bytes as each place has. Returns the places'
+    checksums.
+    """
     if len(places) != len(addresses):
         raise ValueError(f"{len(addresses)} blocks for {len(places)} places")
     return kv_copy(list(map(address, places)), addresses, _common_size(places)) if places else []
 
 
 def scatter(places: Sequence[memoryview], run: memoryview) -> list[int]:
-    """``run``, one block after the other, into ``places``; the checksums of what lies there then."""
+    """Copies ``run``, one block after the other, into ``places``. Returns the checksums of what lies there
+    then.
+    """
     size = _common_size(places) if places else 0
     if len(run) != size * len(places):
         raise ValueError(f"{len(run)} bytes don't fit {len(places)} places of {size}")
@@ -62,7 +68,8 @@ def scatter(places: Sequence[memoryview], run: memoryview) -> list[int]:
 
 
 def gather(blocks: Sequence[memoryview], head: Callable[[list[int]], bytes]) -> bytes:
-    """``blocks``, which are equally long, in one piece behind ``head`` of their checksums: one pass over each byte.
+    """Returns ``blocks``, which are equally long, in one piece behind ``head`` of their checksums, in one pass over
+    them.
 
     The length of ``head`` must not depend on what the checksums are.
     """
@@ -75,7 +82,7 @@ def gather(blocks: Sequence[memoryview], head: Callable[[list[int]], bytes]) -> 
 
 
 def address(view: Bytes) -> int:
-    """Where ``view`` begins; it stays there while the caller holds the view."""
+    """Returns where ``view`` begins; it stays there while the caller holds the view."""
     if isinstance(view, memoryview) and not view.readonly:
         return ctypes.addressof(_BYTE.from_buffer(view))
     held = _BUFFER_STRUCT()

@@ -1,9 +1,9 @@
-"""The few calls of the CUDA driver that passing a card's memory from process to process needs. Torch-free.
+"""Makes the few calls of the CUDA driver that passing a card's memory from process to process needs. Torch-free.
 
-Knows nothing of KV or of sockets. The library comes with every NVIDIA driver; it is called by ctypes. The context
+Knows nothing of KV or of sockets. The library comes with every NVIDIA driver and is called by ctypes. The context
 is the card's primary one, which the kernels' runtime uses as well, so that a stream of ours takes their launches.
 One thread uses it; others may wait for an event once they have entered. Every failed call is a ConfigError that
-says what the driver said; but what can't be given back to a card that failed is only logged.
+says what the driver said, except that a failure to give something back is only logged.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__MEM.html
 """
@@ -20,8 +20,8 @@ from baton.protos.errors import ConfigError
 log = logging.getLogger("baton.kv")
 
 LIBRARY = "libcuda.so.1"
-HANDLE_BYTES = 64
-LAZY_PEER_ACCESS = 1
+HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: beside the default stream, and beside others' work on the card
 SLEEPING, WITHOUT_TIME = 1, 2  # CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING
 PORTABLE, SEEN_BY_KERNELS = 1, 2  # CU_MEMHOSTALLOC_PORTABLE (and …REGISTER_…), …_DEVICEMAP
@@ -34,7 +34,7 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """Device 0 of those that this process sees. ``card`` names it to other processes."""
+    """Calls the driver for device 0 of those that this process sees. ``card`` names it to other processes."""
 
     def __init__(self, library: str) -> None:
         try:
@@ -54,88 +54,92 @@ class Driver:
         self.card = bytes(uuid).hex()
 
     def enter(self) -> None:
-        """The calling thread may use it."""
+        """Lets the calling thread use the card's context."""
         self._call("cuCtxSetCurrent", self._context)
 
     def allocate(self, size: int) -> int:
-        """``size`` bytes of the card; their address."""
+        """Allocates ``size`` bytes on the card and returns their address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
 
     def free(self, address: int) -> None:
-        """What ``allocate`` gave."""
+        """Frees what ``allocate`` gave."""
         self._give_back("cuMemFree_v2", ctypes.c_uint64(address))
 
     def share(self, address: int) -> bytes:
-        """What lets another process of this user open what ``allocate`` gave."""
+        """Returns a handle by which another process of this user opens what ``allocate`` gave."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle)
 
     def open(self, handle: bytes) -> int:
-        """Another process's memory; its address here."""
+        """Opens another process's memory by its handle and returns its address here."""
         address = ctypes.c_uint64()
         shared = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), shared, ctypes.c_uint(LAZY_PEER_ACCESS))
         return address.value
 
     def close(self, address: int) -> None:
-        """What ``open`` gave."""
+        """Closes what ``open`` gave."""
         self._give_back("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def upload(self, address: int, view: memoryview) -> None:
-        """Bytes of the host to the card; they are there once ``wait`` has returned."""
+        """Copies bytes of the host to the card; they are there once ``wait`` has returned."""
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), _at(view), ctypes.c_size_t(len(view)))
 
     def download(self, view: memoryview, address: int) -> None:
-        """Bytes of the card to the host; they are here when it returns."""
+        """Copies bytes of the card to the host; they are here when it returns."""
         self._call("cuMemcpyDtoH_v2", _at(view), ctypes.c_uint64(address), ctypes.c_size_t(len(view)))
 
     def wait(self) -> None:
-        """An upload from pageable memory may return before its last bytes are on the card: until they are."""
+        """Waits until uploads are done: one from pageable memory may return before its last bytes are on the
+        card.
+        """
         self._call("cuCtxSynchronize")
 
     def pinned(self, size: int) -> int:
-        """``size`` bytes of the host that kernels read and write at the same address."""
+        """Allocates ``size`` bytes of the host that kernels read and write at the same address, which it
+        returns.
+        """
         address = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE | SEEN_BY_KERNELS)
         return address.value or 0
 
     def unpinned(self, address: int) -> None:
-        """What ``pinned`` gave."""
+        """Frees what ``pinned`` gave."""
         self._give_back("cuMemFreeHost", ctypes.c_void_p(address))
 
     def pin(self, view: memoryview) -> None:
-        """Memory that is there already is copied at full speed from now on, without waiting for the copy."""
+        """Pins host memory that is there already, so that copies run at full speed and nobody waits for them."""
         self._call("cuMemHostRegister_v2", _at(view), ctypes.c_size_t(len(view)), PORTABLE)
 
     def stream(self) -> int:
-        """A stream of its own, beside all others' work."""
+        """Returns a new stream, which runs beside all other work."""
         made = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(made), NON_BLOCKING)
         return made.value or 0
 
     def event(self) -> int:
-        """Something to wait for asleep."""
+        """Returns a new event whose waiters sleep."""
         made = ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(made), SLEEPING | WITHOUT_TIME)
         return made.value or 0
 
     def record(self, event: int, stream: int) -> None:
-        """``event`` is what ``stream`` was given so far."""
+        """Marks in ``event`` everything that ``stream`` was given so far."""
         self._call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
     def wait_for(self, event: int) -> None:
-        """Until it is done. Any thread that has entered."""
+        """Waits until what ``event`` marks is done. Any thread that has entered may call it."""
         self._call("cuEventSynchronize", ctypes.c_void_p(event))
 
     def settle(self, stream: int) -> None:
-        """Until all that ``stream`` was given is done, or will never be."""
+        """Waits until all that ``stream`` was given is done, or will never be."""
         self._give_back("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def bring(self, to: int, address: int, size: int, stream: int) -> None:
-        """Bytes of the card to host memory at ``to``, in the stream's order."""
+        """Copies bytes of the card to host memory at ``to``, in the stream's order."""
         sizes = ctypes.c_size_t(size), ctypes.c_void_p(stream)
         self._call("cuMemcpyDtoHAsync_v2", ctypes.c_void_p(to), ctypes.c_uint64(address), *sizes)
 
@@ -155,7 +159,7 @@ class Driver:
 
 
 def driver() -> Driver:
-    """Of this process, loaded once. Raises ConfigError where there is no card."""
+    """Returns this process's driver, loaded once. Raises ConfigError where there is no card."""
     return _loaded(LIBRARY)
 
 

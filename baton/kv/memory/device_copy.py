@@ -1,9 +1,9 @@
-"""Blocks copied and checksummed on the card (kernels/kv_copy: XXH3-64), on a stream of their own. Torch-free.
+"""Copies and checksums blocks on the card (kernels/kv_copy: XXH3-64), on a stream of their own. Torch-free.
 
 Knows nothing of pages, frames or rings: addresses in, checksums out. One launch takes all blocks of a call, all
 layers of each. What it is to copy where, and the checksums that come back, lie in pinned memory of the host that
-the kernel reads and writes itself, so that there is nothing to bring over first. The stream is beside the engine's,
-which computes on. A thread sleeps until a launch is done: the event loop never does, but in ``settle``.
+the kernel reads and writes itself, so that nothing has to be brought over first. The stream runs beside the
+engine's, which computes on. A thread sleeps until a launch is done; the event loop waits only in ``settle``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from baton.kernels.kv_copy.cpu import LEAST_BYTES
 from baton.kv.memory.cuda_driver import Driver, driver
 from baton.protos.errors import ConfigError
 
-MOST_BLOCKS = 1024  # of one call; as a frame has
-WORD = 8
+MOST_BLOCKS = 1024  # blocks of one launch, because a frame has as many at most
+WORD = 8  # bytes of an address or a checksum
 P, I64 = ctypes.c_void_p, ctypes.c_int64
 
 
 class Copier:
-    """Of this process. ``start`` gives a future of the copies' checksums."""
+    """Launches copies on the card. There is one per process."""
 
     def __init__(self, cuda: Driver, kernels: Device) -> None:
         self._cuda, self._stream = cuda, cuda.stream()
@@ -40,9 +40,10 @@ class Copier:
     def start(
         self, to: Sequence[int], source: Sequence[int], size: int, home: Sequence[tuple[int, int, int]] = ()
     ) -> asyncio.Future[list[int]]:
-        """Copy blocks of ``size`` bytes, then bring each of ``home`` (host address, the card's, bytes) to the host.
+        """Copies blocks of ``size`` bytes, then brings each of ``home`` (host address, the card's, bytes) to the
+        host.
 
-        The checksums are of what was stored. Raises ConfigError, and so may the future.
+        Returns a future of the checksums of what was stored. Raises ConfigError, and so may the future.
         """
         if size < LEAST_BYTES or not 0 < len(to) <= MOST_BLOCKS:
             raise ValueError(f"{len(to)} blocks of {size} bytes are no work for the card")
@@ -67,7 +68,9 @@ class Copier:
         return done
 
     def settle(self) -> None:
-        """Until nothing that was started reads or writes any more. Blocks; for streams that are ended early."""
+        """Waits, blocking, until nothing that was started reads or writes any more; for streams that are
+        ended early.
+        """
         self._cuda.settle(self._stream)
 
     def _over(
@@ -86,7 +89,7 @@ class Copier:
 
 
 class LaunchTables:
-    """One launch's tables in pinned memory: where to, where from, checksums."""
+    """Holds one launch's tables in pinned memory: destinations, sources and checksums."""
 
     def __init__(self, cuda: Driver) -> None:
         row = MOST_BLOCKS * WORD
@@ -95,17 +98,19 @@ class LaunchTables:
         self.event = cuda.event()
 
     def fill(self, to: Sequence[int], source: Sequence[int]) -> None:
-        """For the next launch."""
+        """Writes the addresses of the next launch."""
         for at, addresses in ((self.to, to), (self.source, source)):
             ctypes.memmove(at, array("Q", addresses).tobytes(), len(addresses) * WORD)
 
     def checksums(self, count: int) -> list[int]:
-        """Of the launch that is done."""
+        """Returns the checksums of the first ``count`` blocks of the launch that is done."""
         return list(array("Q", ctypes.string_at(self.sums, count * WORD)))
 
 
 def copier() -> Copier:
-    """Of this process. Raises ConfigError where there is no card, or no library of its kernels."""
+    """Returns this process's ``Copier``. Raises ConfigError where there is no card, or no library of its
+    kernels.
+    """
     return _made(driver())
 
 

@@ -1,8 +1,9 @@
-"""Pages in shared memory: a memfd that the engine makes and hands to the I/O process, on huge pages if it can be.
+"""Keeps pages in shared memory: a memfd that the engine makes and hands to the I/O process, on huge pages if it
+can.
 
-Knows nothing of what the bytes mean or who owns which page. A memfd needs no /dev/shm, so a container's
-limit on that doesn't matter; it is sealed against resizing, so no peer can make a mapped page vanish.
-What the kernel gives (``backing``) is up to the host and never a reason not to start:
+Knows nothing of what the bytes mean or who owns which page. A memfd needs no /dev/shm, so a container's limit on
+that doesn't matter; it is sealed against resizing, so no peer can make a mapped page vanish. What the kernel gives
+(``backing``) is up to the host and never a reason not to start:
 
     "transparent huge pages"   transparent_hugepage/shmem_enabled is advise, within_size, always or force
     "reserved huge pages"      else, where vm.nr_hugepages leaves enough of them free
@@ -27,7 +28,7 @@ TRANSPARENT, RESERVED, SMALL = "transparent huge pages", "reserved huge pages", 
 
 
 class PageMemory:
-    """``pages`` pages of ``page_bytes`` bytes each, mapped read-write and shared. Owns ``fd``.
+    """Maps ``pages`` pages of ``page_bytes`` bytes each, read-write and shared. It owns ``fd``.
 
     ``device`` is their mirror on a card, in a process that has it open.
     """
@@ -45,14 +46,16 @@ class PageMemory:
 
     @classmethod
     def create(cls, pages: int, page_bytes: int) -> PageMemory:
-        """New zeroed pages; physical memory is taken as they are touched."""
+        """Makes new zeroed pages; physical memory is taken as they are touched. Raises ConfigError."""
         if pages < 1 or page_bytes < 1:
             raise ConfigError(f"at least one page of one byte is needed, not {pages} of {page_bytes}", "pages")
         return cls._reserved(pages, page_bytes) or cls._made(pages, page_bytes)
 
     @classmethod
     def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
-        """Map pages that another process made; takes ``fd`` over."""
+        """Maps pages that another process made and takes ``fd`` over. Raises ConfigError where its size is
+        another.
+        """
         size, backing = os.fstat(fd).st_size, _backing(fd)
         if size != _file_bytes(pages * page_bytes, backing):
             raise ConfigError(f"the KV memory has {size} bytes, not {pages} pages x {page_bytes}", "page_bytes")
@@ -82,17 +85,17 @@ class PageMemory:
             return None
 
     def page(self, index: int) -> memoryview:
-        """Page ``index``, writable, without a copy."""
+        """Returns page ``index``, writable, without a copy. Raises IndexError."""
         if not 0 <= index < self.pages:
             raise IndexError(f"page {index} of {self.pages}")
         return self._view[index * self.page_bytes : (index + 1) * self.page_bytes]
 
     def view(self) -> memoryview:
-        """All pages, writable, without a copy: page i starts at i x page_bytes."""
+        """Returns all pages, writable, without a copy: page i starts at i x page_bytes."""
         return self._view
 
     def close(self) -> None:
-        """Close the fd and unmap; a view still held elsewhere keeps the mapping until it goes."""
+        """Closes the descriptor and unmaps; a view still held elsewhere keeps the mapping until it goes."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -104,13 +107,13 @@ class PageMemory:
             return
 
     def __del__(self) -> None:
-        """The fd of pages that nobody knows any more; the mapping goes by itself."""
+        """Closes the descriptor of pages that nobody knows any more; the mapping goes by itself."""
         if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
 
 
 def transparent(kernel: Path = _KERNEL) -> bool:
-    """Whether shared memory may lie on huge pages where a process asks for it."""
+    """Returns whether shared memory may lie on huge pages where a process asks for it."""
     said = _read(kernel / "transparent_hugepage" / "shmem_enabled")
     return any(f"[{mode}]" in said for mode in ("always", "within_size", "advise", "force"))
 

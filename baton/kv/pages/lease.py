@@ -1,4 +1,4 @@
-"""A lease: the pages of one request, from ``PagePool.open`` to ``close``. Torch-free, single-threaded.
+"""Leases the pages of one request, from ``PagePool.open`` to ``close``. Torch-free, single-threaded.
 
 Knows nothing of who may get which page: that is the pool's.
 """

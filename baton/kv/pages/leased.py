@@ -1,4 +1,4 @@
-"""Who has a page: how many leases, and how many reads or writes of closed leases that are still out. Torch-free.
+"""Counts who has a page: leases, and reads or writes of closed leases that are still out. Torch-free.
 
 Knows nothing of hashes, of free pages or of who holds a lease.
 """

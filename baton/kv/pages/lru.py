@@ -1,7 +1,7 @@
-"""Pages in the order in which they were last used, as a linked list in two lists of numbers. Torch-free.
+"""Keeps pages in the order in which they were last used, as a linked list in two lists of numbers. Torch-free.
 
-Knows nothing of what pages hold. An OrderedDict would do the same with seven times the memory and twice the time:
-a long prompt's thousands of pages come and go at once.
+Knows nothing of what pages hold. An OrderedDict would do the same with seven times the memory and twice the time: a
+long prompt's thousands of pages come and go at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ABSENT = -1
 
 
 class PageOrder:
-    """Some of the pages 0 … ``pages`` - 1, the least recently used first."""
+    """Orders some of the pages 0 … ``pages`` - 1, the least recently used first."""
 
     def __init__(self, pages: int) -> None:
         self._end = pages  # stands before the first and after the last
@@ -33,7 +33,7 @@ class PageOrder:
             page = self._next[page]
 
     def add(self, pages: Iterable[int]) -> None:
-        """At the end, in this order; none of them may be there."""
+        """Appends ``pages`` in this order; none of them may be there."""
         after, before, end = self._next, self._before, self._end
         last, count = before[end], 0
         for page in pages:
@@ -45,7 +45,7 @@ class PageOrder:
         self._count += count
 
     def take(self, count: int) -> list[int]:
-        """Remove and return the first ``count``; there must be as many."""
+        """Removes and returns the first ``count`` pages; there must be as many."""
         assert count <= self._count, "not as many pages are there"
         after, end = self._next, self._end
         page, taken = after[end], []
@@ -59,7 +59,7 @@ class PageOrder:
         return taken
 
     def remove(self, pages: Sequence[int]) -> None:
-        """Each from wherever it is; all must be there."""
+        """Removes each of ``pages`` from wherever it is; all must be there."""
         after, before = self._next, self._before
         for page in pages:
             left, right = before[page], after[page]

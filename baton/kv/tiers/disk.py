@@ -1,8 +1,9 @@
-"""The disk tier: a slab in two files, found again by the next process of the same slot.
+"""Keeps a tier on disk: a slab in two files, found again by the next process of the same slot.
 
 Knows nothing of what is in it. ``pages.kv`` holds the pages, ``index.kv`` a header and the records. The header
-names what the bytes depend on (page size, layout, weights); files that say otherwise are begun anew: it is a cache.
-The kernel writes back in its own time: a crash of the *machine* may leave damage, which the checksums catch.
+names what the bytes depend on (page size, layout, weights); files that say otherwise are begun anew, because this
+is a cache. The kernel writes back in its own time: a crash of the *machine* may leave damage, which the checksums
+catch.
 
 The files are read and written, never mapped: a disk that fails under a mapping is SIGBUS, the worker's end.
 """
@@ -28,7 +29,7 @@ HEADER_BYTES = 4096
 
 
 class DiskTier:
-    """Owns the two files, locked, until ``close``."""
+    """Owns the two files in ``folder``, locked, until ``close``. Raises ConfigError naming the setting."""
 
     def __init__(self, folder: Path, capacity_bytes: int, layout: KvLayout, fingerprint: str) -> None:
         slots = (capacity_bytes - HEADER_BYTES) // (layout.page_bytes + RECORD_BYTES)
@@ -51,7 +52,7 @@ class DiskTier:
             raise ConfigError(f"{folder}: {error.strerror}; set another worker.disk_tier_dir", _DIR) from None
 
     def close(self) -> None:
-        """Let go of the files, which no thread may be reading or writing any more."""
+        """Lets go of the files, which no thread may be reading or writing any more."""
         fcntl.flock(self._index, fcntl.LOCK_UN)
         self._close_files()
 
@@ -61,7 +62,10 @@ class DiskTier:
 
 
 class FileStore:
-    """Slots in two open files. Pages pass through memory of the store's own: nobody else's waits for a disk."""
+    """Implements ``Store`` on two open files.
+
+    Pages pass through memory of the store's own, so that nobody else's memory waits for a disk.
+    """
 
     def __init__(self, index: int, pages: int, slots: int, page_bytes: int) -> None:
         self.slots = slots
@@ -69,26 +73,26 @@ class FileStore:
         self._passing = memoryview(mmap.mmap(-1, page_bytes))
 
     def view(self, slot: int) -> memoryview:
-        """The one page that passes."""
+        """Returns the memory through which every page passes."""
         return self._passing
 
     def fetch(self, slot: int) -> None:
-        """Read it. Raises OSError, also where the file is too short."""
+        """Reads the page of ``slot``. Raises OSError, also where the file is too short."""
         if os.preadv(self._pages, [self._passing], slot * self._page_bytes) != self._page_bytes:
             raise OSError(errno.EIO, "the file of pages was cut short")
 
     def flush(self, slot: int) -> None:
-        """Write it. Raises OSError, also where only a part could be written."""
+        """Writes the page of ``slot``. Raises OSError, also where only a part could be written."""
         if os.pwrite(self._pages, self._passing, slot * self._page_bytes) != self._page_bytes:
             raise OSError(errno.ENOSPC, "a page was written in part")
 
     def record(self, slot: int, data: bytes) -> None:
-        """Write it. Raises OSError."""
+        """Writes the record of ``slot``. Raises OSError."""
         if os.pwrite(self._index, data, HEADER_BYTES + slot * RECORD_BYTES) != len(data):
             raise OSError(errno.ENOSPC, "a record was written in part")
 
     def records(self) -> bytes:
-        """Read them; what the file lacks is blank. Raises OSError."""
+        """Returns all records; what the file lacks is blank. Raises OSError."""
         size, found = self.slots * RECORD_BYTES, bytearray()
         while part := os.pread(self._index, size - len(found), HEADER_BYTES + len(found)):
             found += part

@@ -1,7 +1,7 @@
-"""Pages lent to a thread that may hang, for as long as their owner likes.
+"""Lends pages to a thread that may hang, for as long as their owner likes.
 
 Knows nothing of tiers or disks. The thread touches the pages only inside ``touching``, where it copies memory and
-never waits for a device; so its borrower can have them back within one page's copy, whatever the thread hangs in.
+never waits for a device. So its borrower can have them back within one page's copy, whatever the thread hangs in.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from baton.kv.tiers.outlasting import outlasted
 
 
 class TakenBack(Exception):
-    """The pages are their owner's again: the thread gives up what it was doing."""
+    """Says that the pages are their owner's again, so that the thread gives up what it was doing."""
 
 
 class Loan:
-    """Pages may be touched until ``take_back`` has returned."""
+    """Allows a thread to touch pages until ``take_back`` has returned."""
 
     def __init__(self) -> None:
         self._copying = threading.Lock()
@@ -27,14 +27,14 @@ class Loan:
 
     @contextmanager
     def touching(self) -> Iterator[None]:
-        """Hold the pages for one copy, on the borrowing thread. Raises TakenBack."""
+        """Holds the pages for one copy, on the borrowing thread. Raises TakenBack."""
         with self._copying:
             if self._over:
                 raise TakenBack
             yield
 
     async def take_back(self) -> None:
-        """Forbid every further copy and wait for the one in progress, through any number of cancellations."""
+        """Forbids every further copy and waits for the one in progress, through any number of cancellations."""
         self._over = True
         if self._copying.acquire(blocking=False):
             self._copying.release()

@@ -1,4 +1,4 @@
-"""The host tier: a slab in this process's memory, gone with it. Knows nothing of what is in it."""
+"""Keeps a tier in host memory: a slab in this process, gone with it. Knows nothing of what is in it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ from baton.kv.tiers.slab import RECORD_BYTES, Slab
 
 
 class MemoryStore:
-    """``pages`` is (slots, page_bytes) uint8, ``kept`` slots x 64 bytes of records. It never fails."""
+    """Implements ``Store`` in memory. It never fails.
+
+    ``pages`` is (slots, page_bytes) uint8, ``kept`` has slots x 64 bytes of records.
+    """
 
     def __init__(self, pages: NDArray[np.uint8], kept: memoryview) -> None:
         self.slots, self.pages, self.kept = len(pages), pages, kept
 
     def view(self, slot: int) -> memoryview:
-        """The slot itself."""
+        """Returns the memory of ``slot`` itself."""
         return self.pages[slot].data
 
     def fetch(self, slot: int) -> None:
-        """It is there."""
+        """Does nothing, because the page is in its view."""
 
     def flush(self, slot: int) -> None:
-        """It is there."""
+        """Does nothing, because the page is in its view."""
 
     def record(self, slot: int, data: bytes) -> None:
-        """Copy it."""
+        """Copies the 64 bytes of a slot's record."""
         self.kept[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
 
     def records(self) -> bytes:
-        """A copy of them."""
+        """Returns a copy of all records."""
         return bytes(self.kept)
 
 
 def host_slab(capacity_bytes: int, page_bytes: int) -> Slab | None:
-    """As many pages as fit ``capacity_bytes``; None when not one does. Memory is taken as it is touched."""
+    """Returns a slab of as many pages as fit ``capacity_bytes``, None when not one does.
+
+    Physical memory is taken as it is touched.
+    """
     slots = capacity_bytes // (page_bytes + RECORD_BYTES)
     if slots < 1:
         return None

@@ -1,9 +1,9 @@
-"""Fixed slots for pages in a store, memory or files: bounded, least recently used goes first, checksummed.
+"""Keeps pages in the fixed slots of a store, memory or files: bounded, checksummed, least recently used out first.
 
 Knows nothing of files, threads or who computes the pages. One thread writes and reads; membership may be asked from
-any. A slot's record is written last and carries its own checksum, so that whoever opens the same store after a
-kill -9 finds every slot either whole or absent; a page's checksum is verified each time it is read. A store that
-fails (OSError) costs the block that it failed on, nothing else.
+any. A slot's record is written last and carries its own checksum, so that whoever opens the same store after a kill
+-9 finds every slot either whole or absent. A page's checksum is verified each time it is read. A store that fails
+(OSError) costs the block that it failed on, nothing else.
 
     record: hash 32 | page xxh3 8 | last use 8 | reserved 8 | xxh3 of the 56 bytes before 8
 """
@@ -30,32 +30,36 @@ _BLANK = bytes(RECORD_BYTES)
 
 
 class Store(Protocol):
-    """Where slots lie. Any method but ``view`` may raise OSError, and may take as long as a device does."""
+    """Says where slots lie. Any method but ``view`` may raise OSError, and may take as long as a device does."""
 
     slots: int
 
     def view(self, slot: int) -> memoryview:
-        """Memory that a page is copied to before ``flush`` and from after ``fetch``, until the next of either."""
+        """Returns memory that a page is copied to before ``flush`` and from after ``fetch``, until the next
+        of either.
+        """
 
     def fetch(self, slot: int) -> None:
-        """Bring the page of ``slot`` to its ``view``."""
+        """Brings the page of ``slot`` to its ``view``."""
 
     def flush(self, slot: int) -> None:
-        """Keep what lies in the ``view`` of ``slot``."""
+        """Stores what lies in the ``view`` of ``slot``."""
 
     def record(self, slot: int, data: bytes) -> None:
-        """Write the 64 bytes of a slot's record."""
+        """Writes the 64 bytes of a slot's record."""
 
     def records(self) -> bytes:
-        """All records, ``slots`` x 64 bytes."""
+        """Returns all records, ``slots`` x 64 bytes."""
 
 
 Touching = Callable[[], AbstractContextManager[object]]
-"""What the caller's page is touched within, for one copy; what it raises ends the call, and nothing was touched."""
+"""Returns a context in which the caller's page may be touched for one copy; what it raises ends the call."""
 
 
 class Slab:
-    """What is valid in ``store`` is kept. ``failed`` counts calls of the store that did."""
+    """Keeps blocks in a store, of which it takes over what is valid. ``failed`` counts calls of the store
+    that failed.
+    """
 
     def __init__(self, store: Store) -> None:
         self.stored = self.loaded = self.evicted = self.damaged = self.failed = 0
@@ -69,7 +73,7 @@ class Slab:
 
     @property
     def capacity(self) -> int:
-        """Slots, used or not."""
+        """The number of slots, used or not."""
         return self.store.slots
 
     def __len__(self) -> int:
@@ -79,20 +83,20 @@ class Slab:
         return block in self._slots
 
     def hashes(self) -> tuple[bytes, ...]:
-        """What is here, least recently used first."""
+        """Returns the blocks that are here, least recently used first."""
         return tuple(self._slots)
 
     def touch(self, block: bytes) -> None:
-        """It was used now."""
+        """Makes a block the most recently used one; unknown blocks are no error."""
         slot = self._slots.get(block)
         if slot is not None:
             self._slots.move_to_end(block)
             self._record(slot, block)
 
     def put(self, block: bytes, page: memoryview, touching: Touching = nullcontext) -> bytes | None:
-        """Keep a copy of ``page``, if it can be; the hash that had to go for it, if one had to.
+        """Stores a copy of ``page``, if it can. Returns the hash that had to go for it, if one had to.
 
-        Known blocks are only touched.
+        A block that is here already is only touched.
         """
         if block in self._slots:
             self.touch(block)
@@ -113,9 +117,9 @@ class Slab:
         return gone
 
     def load(self, block: bytes, into: memoryview, touching: Touching = nullcontext) -> bool:
-        """Copy the page of ``block`` to ``into`` and verify the copy.
+        """Copies the page of ``block`` to ``into`` and verifies the copy.
 
-        False where it is absent, can't be read or was damaged: then it is dropped.
+        Returns False where it is absent, can't be read or was damaged; in these two cases it is dropped.
         """
         slot = self._slots.get(block)
         if slot is None:
@@ -136,13 +140,13 @@ class Slab:
         return True
 
     def drop(self, block: bytes) -> None:
-        """Forget it; unknown blocks are no error."""
+        """Forgets a block; unknown blocks are no error."""
         slot = self._slots.pop(block, None)
         if slot is not None:
             self._blank(slot)
 
     def check(self) -> None:
-        """Assert that each slot holds one block or none."""
+        """Asserts that each slot holds one block or none."""
         used = list(self._slots.values())
         assert len(set(used)) == len(used), "two blocks share a slot"
         assert sorted([*used, *self._free]) == list(range(self.capacity)), "a slot is lost, or both free and used"

@@ -1,12 +1,13 @@
-"""The lower tiers of one worker, fastest first: host memory, then disk. Everything is copied to all of them.
+"""Manages the lower tiers of one worker, fastest first: host memory, then disk. Every block is copied to all of
+them.
 
 Knows nothing of pools or messages. Each tier has a thread of its own, the only one that touches its slab, so a slow
 disk delays neither the event loop nor the host tier; membership is asked without waiting. Pages are only lent to it
 (lending.py): whoever gives up has them back at once. A tier whose thread hangs is passed over until it comes back.
 
 Beside decode steps (``duty`` below 1) pages are copied in pieces of about ``PIECE_BYTES``, one at a time whichever
-way and to whichever tier they go, and after each the bus is left alone long enough to keep the copies' share of the
-time at ``duty``. A piece's time is its thread's CPU time: who waits for a core, or a disk, is not on the bus.
+way and to whichever tier they go. After each piece the bus is left alone long enough to keep the copies' share of
+the time at ``duty``. A piece's time is its thread's CPU time: who waits for a core, or a disk, is not on the bus.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from baton.kv.tiers.slab import Slab, Touching
 
 T = TypeVar("T")
 
-BATCH = 16
-PIECE_BYTES = 1 << 20  # a tenth of a millisecond: no step is held up for long
-BESIDE_DECODE = 0.04  # of the time: a CPU decode step is bound by the same memory bus (docs/prefix-cache.md)
-LEAST_PAUSE_S = 0.002  # event loops' timers are as coarse as a millisecond: what is shorter adds up first
-MOST_PAUSE_S = 0.1
-HUNG_S = 0.5  # of work that was given up: a thread that isn't done with it by then hangs in its device
+BATCH = 16  # blocks copied at once
+PIECE_BYTES = 1 << 20  # bytes of a piece, because they take a tenth of a millisecond and hold no step up for long
+# Share of the time, because a CPU's decode step is bound by the same memory bus (docs/prefix-cache.md).
+BESIDE_DECODE = 0.04
+LEAST_PAUSE_S = 0.002  # seconds; shorter pauses add up first, because event loops' timers are a millisecond coarse
+MOST_PAUSE_S = 0.1  # seconds of the longest pause after one piece
+HUNG_S = 0.5  # seconds after which a thread that isn't done with work that was given up hangs in its device
 
 
 class Tier:
-    """A slab, the thread that owns it, and a name for metrics."""
+    """Runs work on one slab in the thread that owns it. ``name`` is for metrics."""
 
     def __init__(self, name: str, slab: Slab) -> None:
         self.name, self.slab = name, slab
@@ -41,13 +43,13 @@ class Tier:
 
     @property
     def hung(self) -> bool:
-        """Whether the thread is still at something that was given up a while ago."""
+        """Tells whether the thread is still at something that was given up a while ago."""
         if self._given_up is None or self._given_up[0].done():
             return False
         return asyncio.get_running_loop().time() - self._given_up[1] > HUNG_S
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Return the result of ``work`` on the tier's thread, which may touch the caller's pages meanwhile.
+        """Returns the result of ``work`` on the tier's thread, which may touch the caller's pages meanwhile.
 
         ``work`` gets the slab, what to touch pages within, and ``args``. However often its caller is cancelled: no
         page is touched once this has ended, and of the work itself only what a device holds up goes on.
@@ -64,14 +66,15 @@ class Tier:
             raise
 
     def close(self) -> None:
-        """Wait for what is running, unless it hangs."""
+        """Waits for what is running, unless it hangs."""
         self._thread.shutdown(wait=not self.hung, cancel_futures=True)
 
 
 class Tiers:
-    """Every tier, fastest first. ``duty`` is the share of the time that may be spent copying.
+    """Copies blocks to and from every tier, fastest first. ``duty`` is the share of the time that may be spent
+    copying.
 
-    ``clock`` is asked on the thread that copies, before and after.
+    ``clock`` (seconds of CPU time) is asked on the thread that copies, before and after.
     """
 
     def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float] = time.thread_time) -> None:
@@ -85,15 +88,17 @@ class Tiers:
         return any(block in tier.slab for tier in self.tiers)
 
     def everywhere(self, block: bytes) -> bool:
-        """Whether no tier lacks it."""
+        """Returns whether every tier has ``block``."""
         return all(block in tier.slab for tier in self.tiers)
 
     def hashes(self) -> set[bytes]:
-        """What any tier holds."""
+        """Returns the blocks that any tier holds."""
         return {block for tier in self.tiers for block in tier.slab.hashes()}
 
     async def store(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> set[bytes]:
-        """Copy pages down, touching those that are there; the blocks that no tier has any more because of it."""
+        """Copies pages down; those that are there are touched. Returns the blocks that no tier has any more because
+        of it.
+        """
         if self.duty < 1.0:
             pushed = [gone async for gone in self._stored_gently(blocks, pages)]
         else:
@@ -101,11 +106,13 @@ class Tiers:
         return {block for gone in pushed for block in gone if block not in self}
 
     async def touch(self, blocks: Sequence[bytes]) -> None:
-        """They were used now."""
+        """Makes ``blocks`` the most recently used ones of every tier."""
         await self._everywhere(_touch, blocks)
 
     async def load(self, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> AsyncGenerator[int, None]:
-        """Copy leading blocks up and verify them: how many more are in, again and again, until one isn't here."""
+        """Copies leading blocks up and verifies them. Yields how many more are in, again and again, until one isn't
+        here.
+        """
         at = 0
         while at < len(blocks):
             tier = next((tier for tier in self.tiers if blocks[at] in tier.slab and not tier.hung), None)
@@ -121,7 +128,7 @@ class Tiers:
                 yield loaded
 
     def close(self) -> None:
-        """Wait for every thread."""
+        """Waits for every thread, except those that hang."""
         for tier in self.tiers:
             tier.close()
 

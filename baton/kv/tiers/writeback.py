@@ -1,4 +1,4 @@
-"""Blocks that nobody leases any more, copied to the lower tiers in the background. Torch-free.
+"""Copies blocks that nobody leases any more to the lower tiers, in the background. Torch-free.
 
 Knows nothing of what the blocks are for. The engine never waits for it: under pressure a page may be evicted before
 its turn comes, and is then simply not kept. At most a share of the time is spent copying, so that a decode step
@@ -19,12 +19,12 @@ from baton.protos import channel as ch
 
 log = logging.getLogger("baton.kv")
 
-DUTY = 0.25
-STALL_S = 2.0  # a batch that takes longer is given up: its pages can't be evicted meanwhile
+DUTY = 0.25  # share of the time that is spent copying at most
+STALL_S = 2.0  # seconds after which a batch is given up, because its pages can't be evicted meanwhile
 
 
 class WriteBack:
-    """``run`` for as long as the worker lives; ``idle`` and ``take`` get what the engine says."""
+    """Writes idle blocks back while ``run`` is running; ``idle`` and ``take`` get what the engine says."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class WriteBack:
         self._calm.set()
 
     def idle(self, hashes: Sequence[bytes]) -> None:
-        """They are the most recently used now, the last one most of all."""
+        """Queues blocks that became idle; the last one was used most recently."""
         for block in hashes:
             self._queue.pop(block, None)
             self._queue[block] = None
@@ -51,11 +51,11 @@ class WriteBack:
         self._calm.clear()
 
     async def settled(self) -> None:
-        """Everything that was told is copied, or gone."""
+        """Waits until every queued block is copied, or gone."""
         await self._calm.wait()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Writes queued blocks back until it is cancelled."""
         while True:
             if not self._queue:
                 self._news.clear()
@@ -71,7 +71,7 @@ class WriteBack:
             await asyncio.sleep((self._clock() - began) * (1 / DUTY - 1))
 
     def take(self, message: ch.Kept) -> None:
-        """The engine lets us copy."""
+        """Takes the engine's answer: the pages that may be copied."""
         asked = self._asked.get(message.key)
         if asked is not None and not asked.done():
             asked.set_result(message)

@@ -1,4 +1,4 @@
-"""Ways for KV to get from worker to worker: one file each, named in ``worker.kv_transport`` by the file's name.
+"""Names the ways for KV to get from worker to worker: one file each, chosen in ``worker.kv_transport`` by its name.
 
 Knows nothing of any of them beyond their names.
 """
@@ -22,12 +22,14 @@ ENCRYPTED = {"grpc", "tcp"}
 
 
 def names() -> list[str]:
-    """Lists every transport: the modules of this package."""
+    """Returns the name of every transport: the modules of this package, sorted."""
     return sorted(found.name for found in pkgutil.iter_modules(__path__))
 
 
 def check_name(name: str) -> str:
-    """``name``, if workers of their own processes can use it. Raises ConfigError listing the choices."""
+    """Returns ``name`` if workers in processes of their own can use it. Raises ConfigError listing the
+    choices.
+    """
     choices = [found for found in names() if found not in IN_PROCESS]
     if name not in choices:
         raise ConfigError(
@@ -37,7 +39,7 @@ def check_name(name: str) -> str:
 
 
 def check_secured(name: str, tls: TlsFiles | None) -> str:
-    """``name``, if it may carry KV under ``tls``. Raises ConfigError: it can't be encrypted."""
+    """Returns ``name`` if it may carry KV under ``tls``. Raises ConfigError where it can't be encrypted."""
     if tls is None or tls.trusted_network or name in ENCRYPTED | SAME_HOST | IN_PROCESS | {"auto"}:
         return name
     raise ConfigError(
@@ -49,7 +51,7 @@ def check_secured(name: str, tls: TlsFiles | None) -> str:
 
 
 def sender(name: str, memory: PageMemory, identity: Identity | None = None) -> Transport:
-    """Transport ``name`` for a worker that sends pages of ``memory``; encrypted where there is an ``identity``.
+    """Returns the transport ``name`` for a worker that sends pages of ``memory``, encrypted with an ``identity``.
 
     Raises ConfigError for one that can't be encrypted, unless the network is declared trusted.
     """

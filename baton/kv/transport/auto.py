@@ -1,8 +1,8 @@
-"""Per decode worker the best transport that works: tried and measured before its first use, again after a break.
+"""Finds, for each decode worker, the best transport that works: measured before its first use, again after a break.
 
-Knows nothing of handoffs. Never falls back in silence: whoever asked for a report gets a KvLink with the reason,
+Knows nothing of handoffs. It never falls back in silence: whoever asked for a report gets a KvLink with the reason,
 and the log a warning. Between transports that work the order of preference stands, unless one is much faster. A
-pair that fell back is measured again now and then: one noisy preflight doesn't decide for ever.
+pair that fell back is measured again now and then, so that one noisy preflight doesn't decide for ever.
 """
 
 from __future__ import annotations
@@ -36,29 +36,32 @@ log = logging.getLogger("baton.kv")
 AUTO = "auto"
 SAME_HOST = ("shm", "tcp", "grpc")
 OTHER_HOST = ("tcp", "grpc")
-MUCH_FASTER = 1.5  # a preflight on a busy machine is noisy: below this the order of preference decides
-TYPICAL_BYTES = 16 << 20
-DESCRIBE_S = 5.0
-AGAIN_S = (30.0, 1800.0)  # a way that isn't the preferred one is looked at again, after pauses that double
-CONFIRM = 2  # measurements in a row that have to agree before a way is changed
-KEPT_ROUTES = 1024  # workers come and go, each with an address of its own
+MUCH_FASTER = 1.5  # times; below it the order of preference decides, because a preflight is noisy
+TYPICAL_BYTES = 16 << 20  # bytes of a handoff by which transports are compared
+DESCRIBE_S = 5.0  # seconds that a worker has to describe itself
+AGAIN_S = (30.0, 1800.0)  # seconds, least and most, until a fallback is measured again; the pause doubles each time
+CONFIRM = 2  # measurements in a row that have to agree before a route is changed
+KEPT_ROUTES = 1024  # routes kept, because workers come and go, each with an address of its own
 
 Describe = Callable[[str], Awaitable[WorkerInfo]]
 Report = Callable[[KvLink, str], None]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The way to one decode worker."""
+    """Names the transport and address by which one decode worker is reached.
+
+    ``fell_back`` says that a preferred transport failed or was slower.
+    """
 
     transport: Transport
     address: str
     info: WorkerInfo
     name: str
-    fell_back: bool  # a preferred way failed, or was slower
+    fell_back: bool
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """What a measurement of every way to ``info`` found."""
+    """Represents what a measurement of every way to ``info`` found."""
 
     info: WorkerInfo
     best: str
@@ -68,7 +71,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """Why not by the preferred way; empty where it is by that."""
+        """Says why the preferred transport isn't taken; empty where it is."""
         first = self.preferred[0]
         if self.best == first:
             return ""
@@ -76,15 +79,16 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 class _Again(msgspec.Struct):
-    """When a pair that fell back is measured next, and the pause after that."""
+    """Holds when a pair that fell back is measured next, and the pause after that, in seconds."""
 
     at: float
     pause: float
 
 
 class AutoTransport:
-    """``wanted``: "auto", or the one transport to use, without which a handoff fails instead of going another way.
+    """Implements ``Transport`` by whichever transport is best to each worker.
 
+    ``wanted`` is "auto", or the one transport to use, without which a handoff fails instead of going another way.
     ``report(link, reason)`` hears each verdict; ``reason`` is "", "not_offered", "failed" or "slower".
     """
 
@@ -111,9 +115,9 @@ class AutoTransport:
         self._again: dict[str, _Again] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """A stream by the way that was chosen for ``address``. Raises WorkerLost.
+        """Returns a stream by the route to ``address``. Raises WorkerLost.
 
-        A choice of long ago that fails now is made anew, once: the worker may have been restarted meanwhile.
+        A route chosen earlier that fails now is chosen anew, once: the worker may have been restarted meanwhile.
         """
         if address in self._routes:
             with suppress(BatonError):
@@ -131,9 +135,9 @@ class AutoTransport:
         return WatchedStream(stream, lambda: self._forget(address, choosing))
 
     async def meet(self, address: str, incarnation: str) -> None:
-        """Choose the way to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost.
+        """Chooses the route to ``incarnation`` at ``address`` now, unless it is known. Raises WorkerLost.
 
-        A way that isn't the preferred one is measured again when its time has come; who sends meanwhile uses it.
+        A route that isn't the preferred one is measured again when its time has come; who sends meanwhile uses it.
         """
         self.expect(address, incarnation)
         choosing = self._choosing(address)
@@ -177,9 +181,10 @@ class AutoTransport:
         self._routes[address] = changed
 
     def expect(self, address: str, incarnation: str) -> None:
-        """``incarnation`` serves at ``address`` now: what was chosen for one that had its port before is void.
+        """Drops the route to ``address`` if it was chosen for another process than ``incarnation``, which serves
+        there now.
 
-        Its ways may still be served, by the worker that followed it in its slot, and would lead there.
+        The old ways may still be served, by the worker that followed it in its slot, and would lead there.
         """
         choosing = self._routes.get(address)
         if choosing is None or not incarnation or not choosing.done() or choosing.cancelled():
@@ -188,7 +193,9 @@ class AutoTransport:
             self._forget(address, choosing)
 
     async def layout(self, address: str) -> KvLayout:
-        """Of the worker at ``address``, which need not have been measured yet. Raises WorkerLost."""
+        """Returns the KV layout of the worker at ``address``, which need not have been measured yet. Raises
+        WorkerLost.
+        """
         choosing = self._choosing(address)
         try:
             return (await asyncio.shield(self._asked[address])).layout
@@ -197,14 +204,14 @@ class AutoTransport:
             raise
 
     def peer(self, address: str) -> str:
-        """Id of the worker at ``address``; empty while nobody asked it."""
+        """Returns the id of the worker at ``address``, empty while nobody asked it."""
         choosing = self._routes.get(address)
         if choosing is None or not choosing.done() or choosing.cancelled() or choosing.exception():
             return ""
         return choosing.result().info.worker_id
 
     async def close(self) -> None:
-        """Close every transport."""
+        """Closes every transport."""
         for choosing in self._routes.values():
             choosing.cancel()
         self._routes.clear()
@@ -315,12 +322,12 @@ class AutoTransport:
 
 
 def sender(memory: PageMemory) -> Transport:
-    """For any worker that needs no report."""
+    """Returns an ``AutoTransport`` without reports, over pages of ``memory``."""
     return AutoTransport(memory, asyncio.get_running_loop().time)
 
 
 def pick(preferred: Sequence[str], measured: dict[str, LinkSpeed]) -> str:
-    """The first that works, unless a later one is much faster."""
+    """Returns the first of ``preferred`` that works, unless a later one is ``MUCH_FASTER``."""
     working = [name for name in preferred if name in measured]
     best = working[0]
     for name in working[1:]:
@@ -336,7 +343,9 @@ def _seen(choosing: asyncio.Future[Route]) -> None:
 
 
 def this_host() -> str:
-    """The kernel's boot id: the same for two processes only if they could share memory. Empty when unknown."""
+    """Returns the kernel's boot id, which two processes share only if they could share memory; empty when
+    unknown.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -344,7 +353,9 @@ def this_host() -> str:
 
 
 async def ask_worker(address: str, dialer: Dialer = PLAIN) -> WorkerInfo:
-    """The worker's own description. Raises WorkerLost."""
+    """Returns what the worker at ``address`` says of itself. Raises WorkerLost, also where it is of another
+    version.
+    """
     async with dialer.channel(address) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         try:

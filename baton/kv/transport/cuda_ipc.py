@@ -1,15 +1,15 @@
-"""Two workers on one card: blocks go through memory of the card that the sender shares with the receiver.
+"""Carries KV between two workers on one card, through memory of the card that the sender shares with the receiver.
 
 Knows nothing of frames' contents. Frames travel over a unix socket as in shm.py; blocks' bytes are put into a ring
 of the card's memory, of which each stream has its own, and the receiver is told where. It copies them out into its
-pages, hashes what lies there and gives the room back (fetching.py). Who may talk: the socket has mode 0600 and the
-kernel names the peer's user; the address names the receiver's card, and a sender on another one refuses before it
-connects.
+pages, hashes what lies there and gives the room back (wire/ring_fetch.py). Who may talk: the socket has mode 0600
+and the kernel names the peer's user; the address names the receiver's card, and a sender on another one refuses
+before it connects.
 
 Where an engine shares its pages on the card (kv/memory/device_pages.py), they are what is copied from and to, by
-one launch a frame that hashes what it stores, on a stream of its own beside the engine's: a sender reads blocks
-there that its engine said are resident, a receiver brings the host's pages up to date behind them. Each end does so
-by itself, the frames are the same; ``auto`` takes this way where both do. Not run on a GPU.
+one launch a frame that hashes what it stores, on a stream of its own beside the engine's. A sender reads blocks
+there that its engine said are resident; a receiver brings the host's pages up to date behind them. Each end does so
+by itself and the frames are the same; ``auto`` takes this way where both do. It has not run on a GPU.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from baton.kv.wire.ring_fetch import GIVEN_BACK, SHARED, CudaIpcServer
 from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
-RING_BYTES = 32 << 20
-FRAME_BYTES = 8 << 20  # from the card: a block is hashed by one multiprocessor, so a frame should have many
+RING_BYTES = 32 << 20  # bytes of a stream's ring on the card
+# Bytes of a frame from the card: a block is hashed by one multiprocessor, so a frame should have many blocks.
+FRAME_BYTES = 8 << 20
 
 
 class CudaIpcTransport(SocketTransport):
-    """Streams to ``path#card``, from ``pages`` of our engine on the card if it shares them."""
+    """Opens streams to addresses ``path#card``, from ``pages`` of our engine on the card if it shares them."""
 
     def __init__(self, ring_bytes: int = RING_BYTES, pages: DevicePages | None = None) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class CudaIpcTransport(SocketTransport):
         self._idle: list[Ring] = []
 
     async def connect(self, address: str) -> HandoffStream:
-        """A new stream, with a ring of its own."""
+        """Returns a new stream with a ring of its own. Raises WorkerLost."""
         path, _, card = address.rpartition("#")
         if card != self._cuda.card:
             raise WorkerLost(
@@ -64,7 +65,7 @@ class CudaIpcTransport(SocketTransport):
         return IpcStream(lane, ring, self._streams, self._pages, self._left)
 
     async def close(self) -> None:
-        """Close every stream and give the rings back."""
+        """Closes every stream and frees the rings."""
         await super().close()
         while self._idle:
             self._idle.pop().close()
@@ -79,7 +80,10 @@ class CudaIpcTransport(SocketTransport):
 
 
 class IpcStream(SocketStream):
-    """A stream whose blocks go through ``ring``. What comes back is read as it comes, for room is among it."""
+    """Implements ``HandoffStream`` with blocks that go through ``ring``.
+
+    Replies are read as they come, because some of them give the ring's room back.
+    """
 
     def __init__(
         self,
@@ -101,11 +105,11 @@ class IpcStream(SocketStream):
 
     @property
     def resident_bytes(self) -> int:
-        """Of a frame of blocks on the card; 0 where our engine's pages there are not shared."""
+        """Returns the bytes of a frame of blocks from the card; 0 where our engine shares no pages there."""
         return 0 if self._pages is None else min(FRAME_BYTES, self._ring.size // 4)
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Blocks wait for room in the ring."""
+        """Sends a frame; blocks wait for room in the ring. Raises WorkerLost."""
         async with self._order:
             if frame.kind in frames.WITH_BLOCKS:
                 begin = await self._taken(sum(map(len, payload)))
@@ -113,7 +117,9 @@ class IpcStream(SocketStream):
             await super().send(frame, payload)
 
     async def receive(self) -> bytes | None:
-        """The next reply that isn't about the ring."""
+        """Returns the next reply that isn't about the ring, or None at the end. Raises WorkerLost and
+        CorruptFrame.
+        """
         reply = await self._replies.get()
         if not isinstance(reply, bytes):
             self._replies.put_nowait(reply)  # the end stays the end
@@ -122,7 +128,9 @@ class IpcStream(SocketStream):
         return reply
 
     async def close(self) -> None:
-        """Also leaves the ring; whoever waits for room in it hears that the stream is over."""
+        """Closes the stream and gives its ring up; whoever waits for room in it hears that the stream is
+        over.
+        """
         if self in self._streams:
             try:
                 await super().close()
@@ -195,12 +203,14 @@ class IpcStream(SocketStream):
 
 
 def sender(memory: PageMemory) -> Transport:
-    """For a worker on a card. Raises ConfigError where there is none."""
+    """Returns the transport for a worker on a card. Raises ConfigError where there is no card."""
     return CudaIpcTransport(max(RING_BYTES, memory.page_bytes), memory.device)
 
 
 def listen(path: str, accept: Accept, pages: DevicePages | None = None) -> tuple[SocketServer, str]:
-    """The receiving side, on the running loop, at ``path``. Raises ConfigError, also where there is no card."""
+    """Returns the receiving server, on the running loop, at ``path``, and its address. Raises ConfigError without a
+    card.
+    """
     card = driver().card
     return CudaIpcServer(shm.bind(path), accept, shm.same_user, pages), f"{path}#{card}"
 

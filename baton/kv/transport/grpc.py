@@ -1,4 +1,5 @@
-"""Frames as raw messages of one gRPC stream per handoff: the portable way, one frame per message, no protobuf.
+"""Carries frames as raw messages of one gRPC stream per handoff: the portable way, one frame per message, no
+protobuf.
 
 Knows nothing of frames' contents. The method isn't in the .proto service, because its messages are bytes; the
 server adds ``handoff_handler(intake.accept)`` beside the generated handlers and is built with ``SERVER_OPTIONS``.
@@ -27,7 +28,7 @@ from baton.tls.rpc import PLAIN, Dialer
 SERVICE = "baton.v1.DecodeWorker"
 METHOD = f"/{SERVICE}/Handoff"
 MAX_MESSAGE_BYTES = 512 << 20  # a frame holds at least one page; the largest models' pages are some tens of MiB
-LINGER_S = 1.0
+LINGER_S = 1.0  # seconds that the receiver waits for the sender to close first
 MALLOC_OPTIONS = [(-3, 32 << 20), (-1, 128 << 20), (-2, 16 << 20)]  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
 
 _SIZES = [
@@ -56,20 +57,23 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.absolute_max_metadata_size", 16 << 10),
 ]
 
-RECEIVED_BYTES = 32 << 20  # the longest prompts' calls, and frames of smaller pages
+RECEIVED_BYTES = 32 << 20  # bytes of the largest message from a peer: the longest prompts' calls need them
 
 
 def server_options(page_bytes: int) -> list[tuple[str, int]]:
-    """For a worker with pages of that size: gRPC reads a message whole before anybody can look at its lease."""
+    """Returns gRPC's server options for a worker with pages of ``page_bytes`` bytes.
+
+    They bound the size of a message, because gRPC reads a message whole before anybody can look at its lease.
+    """
     most = max(RECEIVED_BYTES, page_bytes + (8 << 20))
     return [*SERVER_OPTIONS[:1], ("grpc.max_receive_message_length", most), *SERVER_OPTIONS[2:]]
 
 
 @functools.cache
 def keep_freed_buffers() -> None:
-    """Let glibc reuse message buffers instead of mapping and faulting fresh pages for each (process-wide).
+    """Lets glibc reuse message buffers instead of mapping and faulting fresh pages for each (process-wide).
 
-    Measured on frames of 1 MiB: two to three times the throughput, for up to 128 MiB of memory kept.
+    On frames of 1 MiB that gives two to three times the throughput, for up to 128 MiB of memory kept.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent from other C libraries
     if mallopt is not None:
@@ -78,12 +82,12 @@ def keep_freed_buffers() -> None:
 
 
 def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:
-    """For any worker."""
+    """Returns the transport for any worker; it needs no page ``memory``."""
     return GrpcTransport(Dialer(identity))
 
 
 def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
-    """The server's half: hand it to ``server.add_generic_rpc_handlers((…,))``."""
+    """Returns the server's half, to be given to ``server.add_generic_rpc_handlers((…,))``."""
     keep_freed_buffers()
 
     async def handle(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -134,7 +138,7 @@ class _Link:
 
 
 class GrpcStream:
-    """The sender's end of one RPC."""
+    """Implements ``HandoffStream`` over one RPC."""
 
     def __init__(self, link: _Link, address: str) -> None:
         self._link = link
@@ -145,7 +149,9 @@ class GrpcStream:
         link.streams += 1
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Write one message; waits for HTTP/2 flow control. One with blocks leaves while the next is made."""
+        """Writes one message and waits for HTTP/2 flow control. A message with blocks leaves while the next one is
+        made.
+        """
         data = message(frame, payload)
         with self._translated():
             if self._writing is not None:
@@ -157,7 +163,7 @@ class GrpcStream:
                 await self._writing
 
     async def receive(self) -> bytes | None:
-        """Read one message."""
+        """Reads one message; None at the stream's orderly end. Raises WorkerLost."""
         with self._translated():
             reply = await self._call.read()
         heed_cancel()
@@ -168,7 +174,7 @@ class GrpcStream:
         return None
 
     async def close(self) -> None:
-        """Cancel the RPC: both ends let go of it at once."""
+        """Cancels the RPC, so that both ends let go of it at once."""
         if self._closed:
             return
         self._closed = True
@@ -203,7 +209,7 @@ class GrpcStream:
 
 
 class GrpcTransport:
-    """A channel per decode worker, kept while it works; a new one carries the certificate in force then."""
+    """Keeps a channel per decode worker while it works; a new channel carries the certificate in force then."""
 
     def __init__(self, dialer: Dialer = PLAIN) -> None:
         keep_freed_buffers()
@@ -211,7 +217,9 @@ class GrpcTransport:
         self._links: dict[str, _Link] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """A new RPC to ``address``; failure to connect shows at the first send or receive."""
+        """Returns a stream by a new RPC to ``address``; failure to connect shows at the first send or
+        receive.
+        """
         link = self._links.get(address)
         if link is None or link.broken:
             self._links = {at: kept for at, kept in self._links.items() if not kept.broken}
@@ -219,7 +227,7 @@ class GrpcTransport:
         return GrpcStream(link, address)
 
     async def close(self) -> None:
-        """Close every channel; streams on them end."""
+        """Closes every channel; streams on them end."""
         links, self._links = self._links, {}
         for link in links.values():
             await link.channel.close()

@@ -1,6 +1,6 @@
-"""Frames between two coroutines of one process; every frame is copied, as a wire would.
+"""Carries frames between two coroutines of one process; every frame is copied, as a wire would.
 
-Knows nothing of frames' contents. For tests and simulation: no socket, the same order and flow control.
+Knows nothing of frames' contents. It is for tests and simulation: no socket, the same order and flow control.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _QUEUED_FRAMES = 4
 
 
 class LoopbackStream:
-    """One stream: a queue each way and the receiver's task. ``ending`` hears when that is over."""
+    """Implements ``HandoffStream`` by a queue each way and the receiver's task. ``ending`` hears when that task is
+    over.
+    """
 
     def __init__(self, accept: Accept, ending: Callable[[LoopbackStream], None]) -> None:
         self._ending = ending
@@ -28,7 +30,7 @@ class LoopbackStream:
         self._task.add_done_callback(self._over)
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Copy ``frame`` to the receiver; waits while it is behind."""
+        """Copies ``frame`` to the receiver and waits while it is behind. Raises WorkerLost."""
         if self._ended.is_set() or self._line.ended:
             raise _gone()
         put = asyncio.ensure_future(self._up.put(message(frame, payload)))
@@ -42,7 +44,7 @@ class LoopbackStream:
             ended.cancel()
 
     async def receive(self) -> bytes | None:
-        """The next frame back."""
+        """Returns a copy of the next frame back, or None at the end. Raises WorkerLost."""
         frame = await self._line.get()
         if frame is not None:
             return bytes(bytearray(frame))
@@ -54,7 +56,7 @@ class LoopbackStream:
         return None
 
     async def close(self) -> None:
-        """Cancel the receiver's task."""
+        """Cancels the receiver's task."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -70,14 +72,14 @@ class LoopbackStream:
 
 
 class LoopbackTransport:
-    """Receivers by address."""
+    """Finds receivers by their address in a dict."""
 
     def __init__(self, receivers: dict[str, Accept] | None = None) -> None:
         self.receivers: dict[str, Accept] = dict(receivers or {})
         self._streams: set[LoopbackStream] = set()
 
     async def connect(self, address: str) -> HandoffStream:
-        """A stream to the receiver at ``address``."""
+        """Returns a stream to the receiver at ``address``. Raises WorkerLost where there is none."""
         if address not in self.receivers:
             raise WorkerLost(f"no decode worker listens at {address}", "decode_address")
         stream = LoopbackStream(self.receivers[address], self._streams.discard)
@@ -85,7 +87,7 @@ class LoopbackTransport:
         return stream
 
     async def close(self) -> None:
-        """Close every stream."""
+        """Closes every stream."""
         for stream in tuple(self._streams):
             await stream.close()
 

@@ -1,4 +1,4 @@
-"""torch.distributed send and recv between two workers: NCCL between GPUs; the same code over gloo on CPUs.
+"""Carries KV by torch.distributed's send and recv: NCCL between GPUs, the same code over gloo on CPUs.
 
 Knows nothing of frames' contents; torch is in a process of its own (engine/mover.py). Frames go over a TCP
 connection per stream, blocks' bytes over a *channel*: a group of two, joined once, used by one stream at a time and
@@ -9,9 +9,9 @@ torch reads and writes staging memory alone. The sender copies a frame's blocks 
 receiver copies them into their places, hashing what it writes. So a stream that was ended writes nothing more,
 whatever NCCL still does, and a page is never held by a collective. Where an engine shares its pages on a card,
 staging is on that card, and one launch a message copies between the two (as in cuda_ipc.py); a frame that leaves so
-is one message, because its checksums are those of what was staged. Not run on GPUs.
+is one message, because its checksums are those of what was staged. It has not run on GPUs.
 
-Not encrypted, and joined through an open port: with TLS only where the network is declared trusted.
+It is not encrypted, and joined through an open port: with TLS only where the network is declared trusted.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from baton.kv.wire.receiving import SocketServer
 from baton.kv.wire.sending import HELLO, MAGIC, VERSION, Lane, SocketStream, SocketTransport
 from baton.protos.errors import ConfigError, WorkerLost
 
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # seconds for the connection, and for the receiver to take the stream
 
 
 class NcclTransport(SocketTransport):
-    """Streams to ``host:port/port of the meeting point``, by the mover that all senders share, or by ``mover``."""
+    """Opens streams to ``host:port/port of the meeting point`` by the mover that all senders share, or by
+    ``mover``.
+    """
 
     def __init__(self, memory: PageMemory, mover: MoverClient | None = None) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ class NcclTransport(SocketTransport):
         self._idle: dict[str, list[tuple[bytes, StagingChannel]]] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """A new stream, on a channel that an earlier one left or on a new one."""
+        """Returns a new stream, on a channel that an earlier one left or on a new one. Raises WorkerLost."""
         target, _, meeting = address.rpartition("/")
         if not meeting.isdigit():
             raise WorkerLost(f"{address!r} is not host:port/port", "decode_address")
@@ -67,7 +69,7 @@ class NcclTransport(SocketTransport):
                 channel.leave()
 
     async def close(self) -> None:
-        """Close every stream and channel."""
+        """Closes every stream and channel."""
         await super().close()
         for kept in self._idle.values():
             for _, channel in kept:
@@ -109,7 +111,7 @@ class NcclTransport(SocketTransport):
 
 
 class NcclStream(SocketStream):
-    """Blocks' bytes go to the channel's staging memory, everything else over the connection."""
+    """Sends blocks' bytes by the channel's staging memory, everything else over the connection."""
 
     def __init__(
         self, lane: Lane, streams: set[SocketStream], channel: StagingChannel, left: Callable[[], None]
@@ -122,7 +124,9 @@ class NcclStream(SocketStream):
         self._order = asyncio.Lock()
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """The frame first: it says what to expect. Its blocks follow, in one message or several."""
+        """Sends the frame first, which says what to expect, then its blocks, in one message or several. Raises
+        WorkerLost.
+        """
         async with self._order:
             if frame.kind not in frames.WITH_BLOCKS or not frame.blocks:
                 await super().send(frame, payload)
@@ -146,14 +150,14 @@ class NcclStream(SocketStream):
                 await self._stage(payload[part.start : part.stop], frame.unit)
 
     async def receive(self) -> bytes | None:
-        """The next whole reply; a channel that broke says why."""
+        """Returns the next whole reply, or None at the end. Raises WorkerLost saying why the channel broke."""
         try:
             return await super().receive()
         except WorkerLost as error:
             raise self._lane.lost(self.channel.why) if self.channel.why else error from None
 
     async def close(self) -> None:
-        """At once; the channel is kept."""
+        """Closes the stream at once; the channel is kept for the next one."""
         if self._closed:
             return
         self._closed = True
@@ -166,7 +170,7 @@ class NcclStream(SocketStream):
 
     @property
     def resident_bytes(self) -> int:
-        """Of a frame of blocks on the card; 0 where our engine's pages there are not shared."""
+        """Returns the bytes of a frame of blocks from the card; 0 where our engine shares no pages there."""
         return 0 if self.channel.pages is None else self.channel.half_bytes
 
     async def _pack(self, frame: Frame, pages: DevicePages) -> list[int]:
@@ -225,7 +229,7 @@ async def _dial(address: str, hello: bytes) -> socket.socket:
 
 
 def sender(memory: PageMemory) -> Transport:
-    """For any worker."""
+    """Returns the transport for a worker whose pages are in ``memory``."""
     return NcclTransport(memory)
 
 
@@ -236,9 +240,9 @@ def listen(
     pages: DevicePages | None = None,
     at_once: bool = True,
 ) -> tuple[SocketServer, str]:
-    """The receiving side, on the running loop, and the address to give out. Raises ConfigError.
+    """Returns the receiving server, on the running loop, and its address. Raises ConfigError.
 
-    The mover is a process with torch: started ``at_once``, or with the first sender that comes.
+    The mover is a process with torch: it starts now (``at_once``), or with the first sender that comes.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

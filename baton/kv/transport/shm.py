@@ -1,4 +1,5 @@
-"""On one host: the sender shows its pages to the receiver, which copies them once, checking as it copies.
+"""Carries KV within a host: the sender shows its pages to the receiver, which copies them once, checking as it
+copies.
 
 Knows nothing of frames' contents. Frames travel over a unix socket, blocks' bytes don't: the sender passes a
 *read-only* descriptor of its page memory with its hello, the receiver maps it and is told offsets. Nobody writes
@@ -28,12 +29,13 @@ from baton.kv.wire.sending import ANCHOR, Lane, SocketStream, SocketTransport, h
 from baton.protos.errors import ConfigError, CorruptFrame, WorkerLost
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-MAX_PATH = 107
-QUEUED_BYTES = 8 << 10  # of frames whose blocks wait to be fetched: few, and the cache still holds them
+MAX_PATH = 107  # bytes of a unix socket's path that Linux takes
+# Bytes of the send buffer: few frames then wait with blocks to be fetched, and the cache still holds these.
+QUEUED_BYTES = 8 << 10
 
 
 class ShmTransport(SocketTransport):
-    """Streams to unix sockets of this host; ``memory`` holds the pages that will be sent."""
+    """Opens streams to unix sockets of this host; ``memory`` holds the pages that will be sent."""
 
     def __init__(self, memory: PageMemory) -> None:
         super().__init__()
@@ -41,13 +43,13 @@ class ShmTransport(SocketTransport):
         self._anchors: dict[str, socket.socket] = {}
 
     async def connect(self, address: str) -> HandoffStream:
-        """A new stream to the socket at path ``address``."""
+        """Returns a new stream to the socket at path ``address``. Raises WorkerLost."""
         self._anchor(address)
         lane = Lane(self._dial(address, 0), address, self.poller)
         return SocketStream([lane], self._streams, elsewhere=True)
 
     async def close(self) -> None:
-        """Close every stream; receivers unmap our pages."""
+        """Closes every stream; receivers unmap our pages."""
         await super().close()
         for anchor in self._anchors.values():
             anchor.close()
@@ -81,17 +83,19 @@ class ShmTransport(SocketTransport):
 
 
 def sender(memory: PageMemory) -> Transport:
-    """For a worker whose pages are in ``memory``."""
+    """Returns the transport for a worker whose pages are in ``memory``."""
     return ShmTransport(memory)
 
 
 def listen(path: str, accept: Accept) -> tuple[SocketServer, str]:
-    """The receiving side, on the running loop, at ``path``, which nobody else may be using."""
+    """Returns the receiving server, on the running loop, at ``path``, which nobody else may be using. Raises
+    ConfigError.
+    """
     return ShmServer(bind(path), accept), path
 
 
 def bind(path: str) -> socket.socket:
-    """A listening socket at ``path`` that only our user can reach. Raises ConfigError."""
+    """Returns a listening socket at ``path`` that only our user can reach. Raises ConfigError."""
     if len(path) > MAX_PATH:
         raise ConfigError(f"{path} is too long for a unix socket; choose a shorter cluster.run_dir", "run_dir")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -107,28 +111,30 @@ def bind(path: str) -> socket.socket:
 
 
 class ShmServer(SocketServer):
-    """Knows whose memory is mapped."""
+    """Listens for streams by shm and knows whose memory is mapped."""
 
     def __init__(self, sock: socket.socket, accept: Accept) -> None:
         super().__init__(sock, accept, same_user)
         self.mappings: dict[tuple[int, int], Mapping] = {}
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """A sender is here with its memory."""
+        """Returns a new stream over the sender's memory, whose descriptor is the one of ``fds``. Raises
+        CorruptFrame.
+        """
         if len(fds) != 1:
             raise CorruptFrame("the hello must bring one descriptor, of the sender's pages", "hello")
         return ShmIncomingStream(self._accept, self, stream_id, _map(self.mappings, fds[0]))
 
 
 class ShmIncomingStream(IncomingStream):
-    """A stream whose blocks are fetched from the sender's memory."""
+    """Takes a stream whose blocks are fetched from the sender's memory."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, mapping: Mapping) -> None:
         super().__init__(accept, server, stream_id)
         self._mapping = mapping
 
     def fetch(self, frame: Frame) -> int:
-        """Copy each block into its place, and hash what is written there on its way."""
+        """Copies each block into its place and hashes what is written there on its way. Raises CorruptFrame."""
         unit = frame.unit
         if frame.offsets and max(frame.offsets) + unit > len(self._mapping.view):
             raise CorruptFrame("a block lies beyond the sender's memory", "offsets")
@@ -139,12 +145,12 @@ class ShmIncomingStream(IncomingStream):
         return max(1, unit * len(places))
 
     def over(self) -> None:
-        """No lane is left."""
+        """Leaves the sender's mapped memory once the last lane is closed."""
         self._mapping.leave()
 
 
 class Mapping:
-    """A sender's memory, mapped read-only while a connection of that sender is open."""
+    """Maps a sender's memory read-only while a connection of that sender is open."""
 
     def __init__(self, fd: int, known: dict[tuple[int, int], Mapping]) -> None:
         status = os.fstat(fd)
@@ -160,12 +166,12 @@ class Mapping:
         known[self._key] = self
 
     def enter(self) -> Mapping:
-        """One user more."""
+        """Counts one user more and returns the mapping."""
         self._users += 1
         return self
 
     def leave(self) -> None:
-        """One less; unmapped with the last."""
+        """Counts one user less; the memory is unmapped with the last."""
         self._users -= 1
         if not self._users:
             del self._known[self._key]
@@ -174,7 +180,7 @@ class Mapping:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end runs as our user."""
+    """Returns whether the process at the other end of a unix socket runs as our user."""
     said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(said)[1] == os.geteuid())
 

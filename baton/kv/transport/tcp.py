@@ -1,7 +1,8 @@
-"""Raw TCP to the decode worker's data port: blocks' bytes go from the sender's pages straight into the receiver's.
+"""Carries frames over TCP: blocks' bytes go from the sender's pages straight into the receiver's.
 
-Knows nothing of frames' contents. One copy into the kernel, one out of it, and none of ours. To another host a
-stream has several lanes (connections), because one TCP connection seldom fills a fast network; within a host, one.
+Knows nothing of frames' contents. There is one copy into the kernel, one out of it, and none of ours. To another
+host a stream has several lanes (connections), because one TCP connection seldom fills a fast network; within a host
+it has one.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from baton.kv.wire.sending import Lane, SocketStream, SocketTransport, hello
 from baton.protos.errors import ConfigError, WorkerLost
 from baton.tls.identity import Identity
 
-LANES = 4
-CONNECT_S = 5.0
-# The send buffer over loopback, in bytes: what is in flight then stays in the CPU's cache. To other hosts the
-# kernel tunes it.
+LANES = 4  # connections of a stream to another host
+CONNECT_S = 5.0  # seconds for a lane to connect, TLS included
+# Bytes of the send buffer over loopback, because what is in flight then stays in the CPU's cache. To other hosts
+# the kernel tunes it.
 LOOPBACK_BUFFER_BYTES = 1 << 20
 
 
 class TcpTransport(SocketTransport):
-    """Streams to data ports, ``host:port``. ``lanes`` per stream; None decides by the address. With an
-    ``identity`` every lane is TLS.
+    """Opens streams to data ports, ``host:port``, of ``lanes`` lanes each; None decides by the address.
+
+    With an ``identity`` every lane is TLS.
     """
 
     def __init__(self, lanes: int | None = None, identity: Identity | None = None) -> None:
@@ -39,7 +41,7 @@ class TcpTransport(SocketTransport):
         self._lanes, self._identity = lanes, identity
 
     async def connect(self, address: str) -> HandoffStream:
-        """A new stream; every lane is connected before this returns."""
+        """Returns a new stream; every lane is connected before this returns. Raises WorkerLost."""
         stream_id, count = os.urandom(16), self._lanes or (1 if is_loopback(address) else LANES)
         greetings = [hello(number, stream_id, frames.NEWEST) for number in range(count)]
         poller = self.poller
@@ -49,12 +51,14 @@ class TcpTransport(SocketTransport):
 
 
 def sender(memory: PageMemory, identity: Identity | None = None) -> Transport:
-    """For any worker."""
+    """Returns the transport for any worker; it needs no page ``memory``."""
     return TcpTransport(identity=identity)
 
 
 def listen(host: str, accept: Accept, port: int = 0, identity: Identity | None = None) -> tuple[SocketServer, str]:
-    """The receiving side, on the running loop: the server and the address to give out."""
+    """Returns the receiving server, on the running loop, and its address. Raises ConfigError where the port can't
+    be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=512)
@@ -64,7 +68,7 @@ def listen(host: str, accept: Accept, port: int = 0, identity: Identity | None =
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` is this machine's own."""
+    """Returns whether ``host:port`` is this machine's own."""
     host = split(address)[0]
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -79,7 +83,9 @@ def _ready(sock: socket.socket) -> bool:
 
 
 def split(address: str) -> tuple[str, int]:
-    """``host:port``, the host with or without brackets. Raises WorkerLost: nobody can listen there."""
+    """Returns the host, without brackets, and the port of ``host:port``. Raises WorkerLost: nobody can listen
+    there.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise WorkerLost(f"{address!r} is not host:port", "decode_address")

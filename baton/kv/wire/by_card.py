@@ -1,4 +1,7 @@
-"""Whether KV can go from card to card, and why it does or does not. Knows nothing of streams; cards have names."""
+"""Decides whether KV can go from card to card, and says why it does or does not.
+
+Knows nothing of streams; cards are known by their names.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ from baton.protos.nouns import WorkerInfo
 
 
 def by_card(ours: DevicePages | None, info: WorkerInfo, host_id: str, page_bytes: int) -> tuple[str, ...]:
-    """Ways that both workers' engines share their pages for; none where ours, of ``page_bytes``, shares none."""
+    """Returns the transports by which blocks can go from card to card to the worker of ``info``; none where they
+    can't.
+
+    Both engines must share their pages on a card, and a block must fit: ``page_bytes`` is the size of ours.
+    """
     if ours is None or _is_too_large(info, page_bytes):
         return ()
     if _card(info) == ours.card and host_id == info.host_id:
@@ -17,7 +24,9 @@ def by_card(ours: DevicePages | None, info: WorkerInfo, host_id: str, page_bytes
 
 
 def why(ours: DevicePages, info: WorkerInfo, best: str, page_bytes: int) -> str:
-    """In words, why a worker that shares its pages on a card ships to ``info`` by ``best``."""
+    """Returns in words why a worker that shares its pages on a card ships to the worker of ``info`` by
+    ``best``.
+    """
     theirs = _card(info)
     if best == "cuda_ipc":
         return f"both engines share their pages on card {ours.card[:8]}"

@@ -1,7 +1,8 @@
-"""One end of a channel of the nccl transport: its staging memory, and what the mover says of it. Torch-free.
+"""Holds one end of a channel of the nccl transport: its staging memory, and what the mover reports of it.
+Torch-free.
 
 Knows nothing of streams; of frames only how many of their blocks fit one message. Where our engine shares its pages
-on a card, staging memory lies on that card, and kernels fill and empty it; else it is the host's.
+on a card, staging memory lies on that card, and kernels fill and empty it; else it lies on the host.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ from baton.kv.wire.moving import ChannelBroken, ChannelJoined, JoinChannel, Move
 from baton.protos.errors import BatonError
 from baton.protos.nouns import SharedPages
 
-HALF_BYTES = 8 << 20  # of staging, or a page: one message is sent while the next is copied
+# Bytes of half the staging memory (a page, if that is larger): one message is sent while the next is copied.
+HALF_BYTES = 8 << 20
 READY = b"+"  # the receiver's first byte: the stream is taken
 STREAM_ID = struct.Struct("<8sI4s")  # the hello's: channel, messages over it so far, random
 
 
 class StagingChannel:
-    """One end of a channel: staging memory, and what the mover said. ``count`` messages have gone over it."""
+    """Owns the staging memory of one channel and follows what the mover reports of it.
+
+    ``count`` messages were given to the mover so far, ``done`` of them have gone. ``why`` says why the channel is
+    closed; it is empty while it works.
+    """
 
     def __init__(
         self, mover: MoverClient, join: JoinChannel, half_bytes: int, pages: DevicePages | None = None
@@ -51,7 +57,7 @@ class StagingChannel:
             raise
 
     def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
-        """The mover says."""
+        """Takes a report of the mover and wakes whoever waits on ``changed``."""
         if isinstance(message, ChannelJoined):
             self.joined = True
         elif isinstance(message, MoveDone):
@@ -61,15 +67,15 @@ class StagingChannel:
         self.changed.set()
 
     def half(self, number: int) -> memoryview:
-        """Where message ``number`` lies on the host."""
+        """Returns the half of the host's staging memory that message ``number`` uses."""
         return self.staging.page(number % 2)
 
     def on_card(self, number: int) -> int:
-        """Where message ``number`` lies on the card."""
+        """Returns the card's address of the half that message ``number`` uses."""
         return self._at + number % 2 * self.half_bytes
 
     def put(self, payload: Sequence[memoryview], unit: int) -> None:
-        """The next message's blocks, of the host's memory."""
+        """Copies the blocks of the next message, ``unit`` bytes each, from the host's memory to staging."""
         if self.pages is None:
             half = self.half(self.count)
             copying.copy([half[i * unit : (i + 1) * unit] for i in range(len(payload))], payload)
@@ -79,7 +85,9 @@ class StagingChannel:
         self.pages.cuda.wait()
 
     def take(self, number: int, places: Sequence[memoryview], unit: int) -> list[int]:
-        """A message's blocks into the host's memory; their checksums there."""
+        """Copies the blocks of message ``number`` to ``places`` on the host. Returns the checksums of what
+        lies there.
+        """
         if self.pages is None:
             begin = copying.address(self.half(number))
             return copying.copy_from(places, [begin + i * unit for i in range(len(places))])
@@ -88,12 +96,14 @@ class StagingChannel:
         return copying.checksums(places)
 
     def move(self, size: int) -> None:
-        """Send or receive the next message."""
+        """Has the mover send or receive the next message, ``size`` bytes."""
         self._mover.move(MoveBytes(self.name, self.count, self.count % 2 * self.half_bytes, size))
         self.count += 1
 
     def leave(self) -> None:
-        """Close it. Staging goes when the mover has let go of it, which may be in the middle of a message."""
+        """Closes the channel. Staging is freed when the mover has let go of it, which may be in the middle of a
+        message.
+        """
         self.why = self.why or "it was closed"
         self.staging.close()
         free = None
@@ -103,6 +113,6 @@ class StagingChannel:
 
 
 def parts(frame: Frame, half_bytes: int) -> list[range]:
-    """Which blocks of a frame go in which message: as many as half the staging memory holds."""
+    """Returns which blocks of ``frame`` go in which message: as many as half the staging memory holds."""
     most, count = half_bytes // frame.unit, len(frame.blocks)
     return [range(at, min(at + most, count)) for at in range(0, count, most)]

@@ -1,4 +1,4 @@
-"""The receiving side of the nccl transport: channels kept for their senders, and one session for each stream.
+"""Receives by the nccl transport: keeps channels for their senders, and one incoming stream for each stream.
 
 Knows nothing of what frames mean, and imports no torch (nccl.py says how it works).
 """
@@ -26,12 +26,14 @@ from baton.protos.errors import ConfigError, CorruptFrame
 
 log = logging.getLogger("baton.kv")
 
-IDLE_S = 60.0
-JOINING_S = 90.0  # a sender's mover loads torch before its first frame with blocks
+IDLE_S = 60.0  # seconds that a channel without a stream is kept for its sender's next one
+JOINING_S = 90.0  # seconds for a stream to show a lease, because a sender's mover loads torch first
 
 
 class NcclServer(SocketServer):
-    """Keeps the receiving ends of channels, while senders use them."""
+    """Listens for streams of the nccl transport and keeps the receiving ends of channels while senders use
+    them.
+    """
 
     idle_s = JOINING_S
 
@@ -52,7 +54,7 @@ class NcclServer(SocketServer):
         mover.serve(host, meeting, at_once)
 
     def close(self) -> None:
-        """Stop listening, break every stream, leave every channel."""
+        """Stops listening, breaks every stream and leaves every channel."""
         super().close()
         for channel in self._channels.values():
             channel.leave()
@@ -61,7 +63,7 @@ class NcclServer(SocketServer):
         self._meeting.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
-        """A stream on a channel that is in step with its sender's. Raises CorruptFrame."""
+        """Returns a new stream on a channel that is in step with its sender's. Raises CorruptFrame."""
         magic, version, _, pages, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
             raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
@@ -98,7 +100,7 @@ class NcclServer(SocketServer):
 
 
 class ExpectedMessage(msgspec.Struct):
-    """A message that was announced: some blocks of a frame; ``places`` and ``checksums`` are the whole frame's."""
+    """Announces a message: some blocks of a frame. ``places`` and ``checksums`` are those of the whole frame."""
 
     frame: Frame
     incoming: NcclIncomingStream
@@ -109,7 +111,7 @@ class ExpectedMessage(msgspec.Struct):
 
 
 class ReceivingChannel(StagingChannel):
-    """A receiving end: messages that were announced, in order, at most two of them under way."""
+    """Receives on a channel: messages that were announced, in order, at most two of them under way."""
 
     def __init__(self, mover: MoverClient, join: JoinChannel, half_bytes: int, pages: DevicePages | None) -> None:
         self.incoming: NcclIncomingStream | None = None
@@ -118,7 +120,7 @@ class ReceivingChannel(StagingChannel):
         super().__init__(mover, join, half_bytes, pages)
 
     def expect(self, frame: Frame, incoming: NcclIncomingStream) -> None:
-        """The next messages carry ``frame``'s blocks."""
+        """Announces that the next messages carry the blocks of ``frame``."""
         places, checksums = list[memoryview](), list[int]()
         messages = parts(frame, self.half_bytes)
         self.waiting += [
@@ -127,7 +129,9 @@ class ReceivingChannel(StagingChannel):
         self._post()
 
     def hear(self, message: ChannelJoined | MoveDone | ChannelBroken) -> None:
-        """The mover says: a message is here, in its half of the staging memory."""
+        """Takes a report of the mover; ``MoveDone`` says that a message lies in its half of the staging
+        memory.
+        """
         super().hear(message)
         if isinstance(message, MoveDone):
             expected = self.waiting.popleft()
@@ -151,7 +155,7 @@ class ReceivingChannel(StagingChannel):
 
 
 class NcclIncomingStream(IncomingStream):
-    """A stream whose blocks come over a channel."""
+    """Takes a stream whose blocks come over a channel."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, channel: ReceivingChannel) -> None:
         super().__init__(accept, server, stream_id)
@@ -160,14 +164,19 @@ class NcclIncomingStream(IncomingStream):
         self._out += READY
 
     def fetch(self, frame: Frame) -> int:
-        """Its blocks will be in staging memory soon; later frames without blocks wait for them."""
+        """Announces the blocks of ``frame`` to the channel; later frames without blocks wait for them. Raises
+        CorruptFrame.
+        """
         if not frame.blocks or not 0 < frame.unit <= self._channel.half_bytes:
             raise CorruptFrame(f"blocks of {frame.unit} bytes are no messages of this channel", "unit")
         self._channel.expect(frame, self)
         return 1
 
     def arrived(self, expected: ExpectedMessage, number: int) -> asyncio.Future[list[int]] | None:
-        """Copy each block of message ``number`` into its place, unless the stream has ended; None: it is done."""
+        """Copies each block of message ``number`` into its place, unless the stream has ended.
+
+        Returns a future of a copy that the card makes, or None where the copy is done.
+        """
         if not self.ended and expected.blocks.start == 0:
             expected.places += self.sink.place(expected.frame) or ()
         if self.ended or not expected.places:
@@ -217,12 +226,12 @@ class NcclIncomingStream(IncomingStream):
             self.has_landed(expected.frame, expected.checksums, resident)
 
     def settle(self) -> None:
-        """The card's copies of this stream are done, whatever becomes of them."""
+        """Waits until the card's copies of this stream are done, whatever becomes of them."""
         if self._copying and self._channel.pages is not None:
             self._channel.pages.copier.settle()
 
     def over(self) -> None:
-        """No lane is left: another stream may use the channel."""
+        """Frees the channel for another stream once the last lane is closed."""
         if self._channel.incoming is self:
             self._channel.incoming = None
             self._channel.used = asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
-"""The protobuf bodies of OPEN, COMMIT and ERROR frames as nouns.
+"""Encodes and decodes the protobuf bodies of OPEN, COMMIT and ERROR frames.
 
-Knows nothing of streams or checks. A body that doesn't parse is a CorruptFrame.
+Knows nothing of streams or checks. A body that doesn't parse raises CorruptFrame.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ P = TypeVar("P", bound=Message)
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What a sender says first: who it is and what will come. ``tail_tokens`` are in the last block, 1..16."""
+    """Holds what a sender says first: who it is and what will come. ``tail_tokens`` (1 to 16) are in the last
+    block.
+    """
 
     request_id: str
     layout: KvLayout
@@ -32,7 +34,9 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """What a sender says last: the first token, and prompt tokens it found instead of computing."""
+    """Holds what a sender says last: the first token, and how many prompt tokens it found instead of
+    computing.
+    """
 
     first: TokenRun
     cached_tokens: int
@@ -47,35 +51,35 @@ def _parse(message: P, body: bytes | bytearray | memoryview) -> P:
 
 
 def encode_opening(opening: Opening) -> bytes:
-    """As HandoffOpen."""
+    """Returns ``opening`` as a serialized HandoffOpen."""
     fields = {name: getattr(opening, name) for name in Opening.__struct_fields__ if name != "layout"}
     return worker_pb2.HandoffOpen(layout=convert.layout_to_pb(opening.layout), **fields).SerializeToString()
 
 
 def decode_opening(body: bytes | bytearray | memoryview) -> Opening:
-    """From HandoffOpen."""
+    """Returns the ``Opening`` of a serialized HandoffOpen. Raises CorruptFrame."""
     message = _parse(worker_pb2.HandoffOpen(), body)
     fields = {name: getattr(message, name) for name in Opening.__struct_fields__ if name != "layout"}
     return Opening(layout=convert.layout_from_pb(message.layout), **fields)
 
 
 def encode_closing(closing: Closing) -> bytes:
-    """As HandoffCommit."""
+    """Returns ``closing`` as a serialized HandoffCommit."""
     first = convert.run_to_pb(closing.first)
     return worker_pb2.HandoffCommit(first=first, cached_tokens=closing.cached_tokens).SerializeToString()
 
 
 def decode_closing(body: bytes | bytearray | memoryview) -> Closing:
-    """From HandoffCommit."""
+    """Returns the ``Closing`` of a serialized HandoffCommit. Raises CorruptFrame."""
     message = _parse(worker_pb2.HandoffCommit(), body)
     return Closing(convert.run_from_pb(message.first), message.cached_tokens)
 
 
 def encode_error(error: BatonError) -> bytes:
-    """As WireError."""
+    """Returns ``error`` as a serialized WireError."""
     return convert.error_to_pb(to_info(error)).SerializeToString()
 
 
 def decode_error(body: bytes | bytearray | memoryview) -> BatonError:
-    """From WireError."""
+    """Returns the error of a serialized WireError. Raises CorruptFrame."""
     return from_info(convert.error_from_pb(_parse(worker_pb2.WireError(), body)))

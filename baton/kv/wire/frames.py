@@ -1,6 +1,7 @@
-"""One frame of a handoff stream, little-endian, the same on every transport: header, body, maybe blocks' bytes.
+"""Encodes and decodes one frame of a handoff stream, little-endian, the same on every transport.
 
-Knows nothing of leases in force, of pages or of how bytes travel.
+Knows nothing of leases in force, of pages or of how bytes travel. A frame is a header, a body and, for some kinds,
+the bytes of blocks:
 
      0  magic "BKV1"     4  kind u8     5  flags u8     6  shard_rank u16    8  shard_count u16   10  subject u16
     12  epoch u32       16  lease 16 bytes             32  count u32        36  unit u32
@@ -13,7 +14,7 @@ A frame with blocks (BLOCK, PROBE) has ``count`` of them, each of ``unit`` bytes
 
 and the blocks' bytes follow the body, or lie ELSEWHERE. So a receiver that has read a body knows for certain where
 each block goes before the block's bytes come, and can let them land there. With TRAILING (version 2 of the frames,
-which a sender writes only to a receiver that said it reads it) the table has no checksums: they are the TRAILER,
+which a sender writes only to a receiver that said it reads it) the table has no checksums. They are the trailer,
 
     checksum u64 (xxh3-64 of that block's bytes)                                 count times
 
@@ -22,9 +23,10 @@ behind the blocks' bytes, so that a sender hashes what is on its way already.
 Any other frame has count 0 and a body of ``unit`` bytes: protobuf in OPEN, COMMIT and ERROR (control.py). ACK names
 in ``subject`` the kind it acknowledges, and carries block indices as u32 when that is BLOCK. END says goodbye.
 GREETING is what a receiver says first to a sender that asked (sending.py): ``subject`` is the version it reads.
+
 ``sequence`` is the number of frames with blocks that the sender had sent before, over all lanes of the stream. In a
-frame with blocks ``subject`` is the number of frames without blocks before it; older senders say 0. By these two a
-receiver knows that a frame has overtaken others that went on another lane.
+frame with blocks ``subject`` is the number of frames without blocks before it; senders of version 1 say 0. By these
+two a receiver knows that a frame has overtaken others that went on another lane.
 """
 
 from __future__ import annotations
@@ -45,16 +47,16 @@ LEASE_BYTES = 16
 HASH_BYTES = 32
 NO_LEASE = bytes(LEASE_BYTES)
 NO_HASH = bytes(HASH_BYTES)
-ACK_NOW = 1  # flag: the sender waits for this frame's acknowledgement, and those before it
+ACK_NOW = 1  # flag: the sender waits for the acknowledgement of this frame and of those before it
 ELSEWHERE = 2  # flag: the blocks' bytes are in the sender's memory, at the offsets in the body
 TRAILING = 4  # flag: the blocks' checksums follow their bytes
 RESIDENT = 128  # flag between a handoff and its stream, never on the wire: the device's pages hold the blocks, too
-NEWEST = 2  # version of the frames
-TRAILING_SINCE = 2  # 1 knows neither TRAILING nor GREETING
-MAX_BLOCKS = 1024  # of one frame; also what one scatter read of Linux takes
-MAX_BODY_BYTES = 1 << 20
-MOST_COUNTED = 0xFFFF  # frames without blocks: their number goes into a u16
-PIECE_BYTES = 256 << 10  # hashed while the CPU's cache still holds it
+NEWEST = 2  # the newest version of the frames that this build reads and writes
+TRAILING_SINCE = 2  # the version that brought TRAILING and GREETING
+MAX_BLOCKS = 1024  # blocks of one frame, because one scatter read of Linux takes as many buffers
+MAX_BODY_BYTES = 1 << 20  # bytes of a frame's body, so that a wrong header can't ask for gigabytes
+MOST_COUNTED = 0xFFFF  # the largest count of frames without blocks, because it goes into a u16
+PIECE_BYTES = 256 << 10  # bytes read and hashed at a time, because the CPU's cache still holds so many
 
 _HEADER = struct.Struct("<4sBBHHHI16sIIQQ")
 _CHECKSUM = struct.Struct("<Q")
@@ -65,7 +67,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Names what a frame is for."""
 
     OPEN = 1
     BLOCK = 2
@@ -82,9 +84,9 @@ WITH_BLOCKS = frozenset((int(Kind.BLOCK), int(Kind.PROBE)))
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of the table: which block, and the checksum of its bytes as sent.
+    """Holds one entry of a frame's table: which block it is, and the checksum of its bytes as sent.
 
-    A sender leaves ``checksum`` None where the transport is to compute it (base.py). A decoded one has it, unless
+    A sender leaves ``checksum`` None where the transport is to compute it (base.py). A decoded block has it, unless
     it is still to come behind the blocks' bytes.
     """
 
@@ -94,7 +96,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A frame, decoded; blocks' bytes go beside it. ``body`` borrows the bytes it was decoded from."""
+    """Holds a decoded frame; the blocks' bytes go beside it. ``body`` borrows the bytes it was decoded from."""
 
     kind: Kind
     lease: bytes = NO_LEASE
@@ -111,47 +113,49 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def wants_ack(self) -> bool:
-        """Whether the sender waits for an acknowledgement."""
+        """Tells whether the sender waits for an acknowledgement."""
         return bool(self.flags & ACK_NOW)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the blocks' bytes don't follow."""
+        """Tells whether the blocks' bytes lie in the sender's memory instead of following the frame."""
         return bool(self.flags & ELSEWHERE)
 
     @property
     def trailing(self) -> bool:
-        """Whether the blocks' checksums follow their bytes."""
+        """Tells whether the blocks' checksums follow their bytes."""
         return bool(self.flags & TRAILING) and self.kind in WITH_BLOCKS
 
     @property
     def resident(self) -> bool:
-        """Whether the device's pages hold the blocks, at the offsets that the host's have."""
+        """Tells whether the device's pages hold the blocks, at the offsets that they have in the host's
+        pages.
+        """
         return bool(self.flags & RESIDENT) and len(self.offsets) == len(self.blocks)
 
     @property
     def sealed(self) -> bool:
-        """Whether every block has its checksum."""
+        """Tells whether every block has its checksum."""
         return all(block.checksum is not None for block in self.blocks)
 
     def seal(self, checksums: Sequence[int]) -> Frame:
-        """With these checksums of its blocks' bytes."""
+        """Returns the frame with ``checksums`` for its blocks, in order."""
         table = [Block(block.index, block.hash, said) for block, said in zip(self.blocks, checksums, strict=True)]
         return msgspec.structs.replace(self, blocks=tuple(table))
 
 
 def checksum(data: Bytes) -> int:
-    """xxh3-64 of ``data``."""
+    """Returns the xxh3-64 of ``data``."""
     return int(xxhash.xxh3_64_intdigest(data))
 
 
 def digest() -> Any:
-    """xxh3-64 of what comes piece by piece (``update``, ``intdigest``, ``reset``)."""
+    """Returns a hash object (``update``, ``intdigest``, ``reset``) that computes xxh3-64 piece by piece."""
     return xxhash.xxh3_64()
 
 
 def encode(frame: Frame) -> bytes:
-    """Header and body; blocks' bytes are to follow unless they are ELSEWHERE."""
+    """Returns header and body; the blocks' bytes are to follow unless they are ELSEWHERE."""
     count, unit, body = len(frame.blocks), frame.unit, frame.body
     if frame.kind in WITH_BLOCKS:
         body = _table(frame)
@@ -177,7 +181,9 @@ def encode(frame: Frame) -> bytes:
 
 
 def body_bytes(header: Bytes) -> int:
-    """Bytes of the body that follows. Raises CorruptFrame if the header isn't as sent, or says what can't be."""
+    """Returns the size of the body that follows. Raises CorruptFrame if the header isn't as sent, or says what
+    can't be.
+    """
     magic, kind, flags, *_, count, unit, _sequence, _sum = _HEADER.unpack_from(header)
     if magic != MAGIC or kind not in KINDS:
         raise CorruptFrame(f"not a frame of this protocol: magic {bytes(magic)!r}, kind {kind}", "frame")
@@ -190,7 +196,9 @@ def body_bytes(header: Bytes) -> int:
 
 
 def decode(data: Bytes) -> Frame:
-    """The frame whose header and body are exactly ``data``. Raises CorruptFrame if one bit is not as sent."""
+    """Returns the frame whose header and body are exactly ``data``. Raises CorruptFrame if one bit is not as
+    sent.
+    """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise CorruptFrame(f"a frame of {len(view)} bytes is shorter than its header of {HEADER_BYTES}", "frame")
@@ -211,27 +219,29 @@ def decode(data: Bytes) -> Frame:
 
 
 def trailer(checksums: Sequence[int]) -> bytes:
-    """What follows the blocks' bytes of a TRAILING frame."""
+    """Returns the bytes that follow the blocks of a TRAILING frame: ``checksums`` as u64."""
     return struct.pack(f"<{len(checksums)}Q", *checksums)
 
 
 def trailer_bytes(frame: Frame) -> int:
-    """How much follows the blocks' bytes."""
+    """Returns the size of the trailer that follows the blocks of ``frame``; 0 for a frame without one."""
     return _CHECKSUM.size * len(frame.blocks) if frame.trailing else 0
 
 
 def with_trailer(frame: Frame, data: Bytes) -> Frame:
-    """A TRAILING frame with what followed its blocks' bytes."""
+    """Returns a TRAILING frame with the checksums from ``data``, the trailer that followed its blocks."""
     return frame.seal(struct.unpack(f"<{len(frame.blocks)}Q", data))
 
 
 def message(frame: Frame, payload: Sequence[Bytes] = ()) -> bytes:
-    """Header, body and blocks' bytes in one piece: each byte is copied once."""
+    """Returns header, body and blocks' bytes in one piece; each byte is copied once."""
     return b"".join((encode(frame), *payload))
 
 
 def split(data: Bytes) -> tuple[Frame, list[memoryview]]:
-    """A message's frame and its blocks' bytes, not copied and not verified yet. Raises CorruptFrame."""
+    """Returns a message's frame and views of its blocks' bytes, neither copied nor verified. Raises
+    CorruptFrame.
+    """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise CorruptFrame(f"a frame of {len(view)} bytes is shorter than its header of {HEADER_BYTES}", "frame")
@@ -246,7 +256,7 @@ def split(data: Bytes) -> tuple[Frame, list[memoryview]]:
 
 
 def check_blocks(frame: Frame, checksums: Sequence[int]) -> None:
-    """Raise CorruptFrame unless every block's bytes have the checksum that its sender gave."""
+    """Raises CorruptFrame unless every block's bytes have the checksum that its sender gave."""
     for block, got in zip(frame.blocks, checksums, strict=True):
         if block.checksum != got:
             raise CorruptFrame(f"block {block.index} was damaged on the way: its checksum differs", "checksum")
@@ -263,7 +273,7 @@ def _table(frame: Frame) -> bytes:
 
 
 def ack(of: Frame, blocks: Iterable[int] = ()) -> bytes:
-    """The acknowledgement of ``of``, or of the blocks numbered ``blocks``."""
+    """Returns the encoded acknowledgement of the frame ``of``, or of the blocks numbered ``blocks``."""
     indices = tuple(blocks)
     return encode(
         Frame(
@@ -279,7 +289,7 @@ def ack(of: Frame, blocks: Iterable[int] = ()) -> bytes:
 
 
 def acked_blocks(frame: Frame) -> tuple[int, ...]:
-    """The block indices that an ACK of BLOCK frames names."""
+    """Returns the block indices that an ACK of BLOCK frames names. Raises CorruptFrame."""
     if len(frame.body) % 4:
         raise CorruptFrame("an ACK's body must be u32 block indices", "body")
     return struct.unpack(f"<{len(frame.body) // 4}I", frame.body)

@@ -1,6 +1,7 @@
-"""One incoming connection of the socket transports: bytes to frames, blocks' bytes straight into their places.
+"""Reads one incoming connection of the socket transports: bytes to frames, blocks' bytes straight into their
+places.
 
-Knows nothing of listening, of other lanes or of what frames mean; its Session (receiving.py) takes what it reads.
+Knows nothing of listening, of other lanes or of what frames mean; its ``IncomingStream`` takes what it reads.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("baton.kv")
 
-TURN_BYTES = 1 << 20  # read in one turn of the event loop
-MAX_VECTORS = 64
-HELLO_S = 5.0
-OVERTAKEN_S = 5.0  # for a frame that was overtaken by another lane's; one in flight takes less than a round trip
-STRANGERS_BODY_BYTES = 64 << 10  # of a frame before a lease was shown: an OPEN has hundreds, a full table 52 KiB
+TURN_BYTES = 1 << 20  # bytes read in one turn of the event loop, so that others get their turn
+MAX_VECTORS = 64  # places of one scatter read
+HELLO_S = 5.0  # seconds that a connection has for its hello
+# Seconds that a frame may stay overtaken by another lane's; one in flight takes less than a round trip.
+OVERTAKEN_S = 5.0
+# Bytes of a frame's body before a lease was shown: an OPEN has some hundred, a full table of blocks 52 KiB.
+STRANGERS_BODY_BYTES = 64 << 10
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
 class Landing:
-    """Blocks of one frame on their way into their places, in order; hashed piece by piece as they come.
+    """Tracks the blocks of one frame on their way into their places, in order, and hashes them piece by piece.
 
-    The checksums that they should have came with the frame, or come last.
+    The checksums that they should have came with the frame, or follow the blocks' bytes.
     """
 
     def __init__(self, frame: Frame, places: Sequence[memoryview]) -> None:
@@ -50,16 +53,16 @@ class Landing:
 
     @property
     def done(self) -> bool:
-        """Whether every byte is in."""
+        """Tells whether every byte is in."""
         return len(self.checksums) == len(self._places) and self._trailed == len(self._trailer)
 
     @property
     def frame(self) -> Frame:
-        """With its checksums, once it is done."""
+        """Returns the frame with its checksums; only valid once ``done``."""
         return frames.with_trailer(self._frame, self._trailer) if self._frame.trailing else self._frame
 
     def room(self) -> list[memoryview]:
-        """Where the next bytes go."""
+        """Returns the views that the next bytes go to, in order."""
         first, unit = len(self.checksums), self._frame.unit
         if first == len(self._places):
             return [self._trailer[self._trailed :]]
@@ -72,7 +75,7 @@ class Landing:
         return views
 
     def advance(self, count: int) -> None:
-        """``count`` bytes came."""
+        """Records that ``count`` bytes were read into ``room``, and hashes the blocks that they complete."""
         unit = self._frame.unit
         while count:
             if len(self.checksums) == len(self._places):
@@ -93,7 +96,7 @@ class Landing:
 
 
 class Inlet:
-    """One connection's incoming half: the frames, one after the other."""
+    """Reads the frames of one connection, one after the other."""
 
     def __init__(self, sock: socket.socket, server: SocketServer) -> None:
         self.incoming: IncomingStream | None = None
@@ -109,7 +112,9 @@ class Inlet:
         asyncio.get_running_loop().call_later(HELLO_S, self._expect_hello)
 
     def close(self, reset: bool = False) -> None:
-        """Now; with ``reset`` the peer sees a broken stream even where nothing was in flight."""
+        """Closes the connection at once. With ``reset`` its peer sees a broken stream even where nothing was in
+        flight.
+        """
         if self._closed:
             return
         self._closed = True
@@ -127,7 +132,9 @@ class Inlet:
             self.close(reset=True)
 
     def release(self) -> None:
-        """Go on if the frames that the one held back had overtaken have come on other lanes, or nobody wants it."""
+        """Takes a frame that was held back, if those sent before it have come on other lanes or nobody wants it any
+        more.
+        """
         frame, incoming = self._held, self.incoming
         if frame is None or incoming is None or self._closed:
             return
@@ -152,7 +159,7 @@ class Inlet:
             )
 
     def look_again(self) -> None:
-        """Read on soon if bytes wait where no epoll tells of them."""
+        """Schedules another read if bytes wait where no epoll tells of them."""
         if not self._closed and self._held is None and holds_bytes(self.sock):
             asyncio.get_running_loop().call_soon(self._readable)
 

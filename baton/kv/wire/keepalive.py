@@ -1,4 +1,4 @@
-"""TCP options by which a peer that died is noticed. Knows nothing of what the connection carries."""
+"""Sets the TCP options by which a dead peer is noticed. Knows nothing of what the connection carries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ STUCK_MS = 15_000  # milliseconds after which sent bytes that nobody acknowledge
 
 
 def notice_dead_peers(sock: socket.socket) -> None:
-    """Small frames leave at once; a host that is gone, or takes nothing, is a broken stream within seconds."""
+    """Makes small frames leave at once, and a host that is gone or takes nothing a broken stream within
+    seconds.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)

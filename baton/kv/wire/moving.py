@@ -1,7 +1,8 @@
-"""The I/O process's side of the mover: it starts that process, speaks with it, and starts it again if it dies.
+"""Runs the mover process for the I/O process: starts it, speaks with it, and starts it again if it dies.
+Torch-free.
 
-Knows nothing of frames or pages. Torch-free. Staging memory is shared with the mover; whoever opened a channel
-copies between staging and pages.
+Knows nothing of frames or pages. Staging memory is shared with the mover; whoever opened a channel copies between
+staging and pages.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import SharedPages
 
-MAX_MESSAGE = 64 << 10
-LINGER_S = 30.0
+MAX_MESSAGE = 64 << 10  # bytes of one message between the I/O process and its mover
+LINGER_S = 30.0  # seconds that an unused mover is kept: a preflight comes before its use
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -28,16 +29,19 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ServeRendezvous(_Message, frozen=True):
-    """Be the meeting point of our receivers' channels; the listening socket comes beside it."""
+    """Asks the mover to be the meeting point of our receivers' channels; the listening socket comes beside the
+    message.
+    """
 
     host: str
     port: int
 
 
 class JoinChannel(_Message, frozen=True):
-    """Open ``channel``: be ``rank`` of group ``group``, which meets at ``host:port``; staging comes beside it.
+    """Asks the mover to open ``channel`` as ``rank`` of group ``group``, which meets at ``host:port``.
 
-    ``device``: staging on our card instead, which only a group of NCCL's can move.
+    The descriptor of the staging memory comes beside the message. ``device`` is staging on our card instead, which
+    only a group of NCCL's can move.
     """
 
     channel: str
@@ -51,7 +55,9 @@ class JoinChannel(_Message, frozen=True):
 
 
 class MoveBytes(_Message, frozen=True):
-    """Send, or receive, these bytes of staging; answered by Done with ``number``."""
+    """Asks the mover to send or receive ``size`` bytes of staging from ``offset`` on; ``MoveDone`` answers with
+    ``number``.
+    """
 
     channel: str
     number: int
@@ -60,33 +66,33 @@ class MoveBytes(_Message, frozen=True):
 
 
 class LeaveChannel(_Message, frozen=True):
-    """Close ``channel`` after what was asked before."""
+    """Asks the mover to close ``channel`` after what was asked before."""
 
     channel: str
 
 
 class ChannelJoined(_Message, frozen=True):
-    """Both are there."""
+    """Reports that both ends of a channel are there."""
 
     channel: str
 
 
 class MoveDone(_Message, frozen=True):
-    """One Move is over."""
+    """Reports that one ``MoveBytes`` is over."""
 
     channel: str
     number: int
 
 
 class ChannelBroken(_Message, frozen=True):
-    """The channel is closed: the peer is gone, or didn't come."""
+    """Reports that the channel is closed because the peer is gone, or didn't come."""
 
     channel: str
     why: str
 
 
 class ChannelLeft(_Message, frozen=True):
-    """The last of a channel, broken or not: the mover has let its staging go."""
+    """Reports, as the last message of a channel, that the mover has let go of its staging memory."""
 
     channel: str
 
@@ -97,7 +103,7 @@ Listener = Callable[[ChannelJoined | MoveDone | ChannelBroken], None]
 
 
 class MoverClient:
-    """One mover process, started with the first message. ``close`` ends it."""
+    """Speaks with one mover process, which starts with the first message and ends with ``close``."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -110,25 +116,28 @@ class MoverClient:
         self._decode = msgspec.msgpack.Decoder(FromMover).decode
 
     def serve(self, host: str, sock: socket.socket, at_once: bool = True) -> None:
-        """Receivers' channels meet at ``sock``, which listens; also after the mover was started anew.
+        """Has receivers' channels meet at ``sock``, which listens, also after the mover was started anew.
 
-        The mover starts now, or with the first channel.
+        The mover starts now (``at_once``) or with the first channel.
         """
         self._serving = (ServeRendezvous(host, sock.getsockname()[1]), sock)
         if at_once or self._sock is not None:
             self._send(*self._serving_message())
 
     def join(self, join: JoinChannel, staging: PageMemory, listener: Listener) -> None:
-        """Open a channel; ``listener`` hears of it until it is Broken, or left."""
+        """Opens a channel; ``listener`` gets its reports until it is broken or left."""
         self._listeners[join.channel], self._held[join.channel] = listener, None
         self._send(join, staging.fd)
 
     def move(self, move: MoveBytes) -> None:
-        """The next thing on its channel."""
+        """Moves the next bytes on a channel."""
         self._send(move)
 
     def leave(self, channel: str, let_go: Callable[[], None] | None = None) -> None:
-        """Nobody listens from now on. ``let_go`` is called once the mover has nothing of its staging any more."""
+        """Closes a channel, of which nobody hears from now on.
+
+        ``let_go`` is called once the mover has nothing of the channel's staging memory any more.
+        """
         if let_go is not None and channel in self._held:
             self._held[channel] = let_go
         elif let_go is not None:
@@ -138,7 +147,7 @@ class MoverClient:
                 self._send(LeaveChannel(channel))
 
     def close(self) -> None:
-        """End the mover; every channel is broken."""
+        """Ends the mover; every channel is broken."""
         self._serving = None
         self._lost("the transport was closed")
 
@@ -230,14 +239,16 @@ _lent: dict[asyncio.AbstractEventLoop, _Lent] = {}
 
 
 def borrow() -> MoverClient:
-    """The running loop's mover; ``give_back`` when it is not needed any more."""
+    """Returns the mover that all senders of the running loop share. Call ``give_back`` when it is no longer
+    needed.
+    """
     lent = _lent.setdefault(asyncio.get_running_loop(), _Lent())
     lent.users += 1
     return lent.mover
 
 
 def give_back() -> None:
-    """One user less."""
+    """Ends one use of the running loop's mover, which ends some time after its last user."""
     loop = asyncio.get_running_loop()
     lent = _lent[loop]
     lent.users -= 1

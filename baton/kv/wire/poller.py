@@ -1,8 +1,9 @@
-"""Which of our sockets are ready: one epoll beneath the event loop. Knows nothing of what is read or written.
+"""Tells which of our sockets are ready, by one epoll beneath the event loop.
 
-Why not the loop's own add_reader: libuv, and so uvloop, stops watching a descriptor once an error is pending on it
-(a reset by a sender that was killed) without calling its reader, and the receiver would hold the pages for ever. An
-epoll's own descriptor never has an error: the loop watches that one, and we look at each socket's state ourselves.
+Knows nothing of what is read or written. The loop's own add_reader won't do: libuv, and so uvloop, stops watching a
+descriptor once an error is pending on it (a reset by a sender that was killed) without calling its reader, and the
+receiver would hold the pages for ever. An epoll's own descriptor never has an error: the loop watches that one, and
+we look at each socket's state ourselves.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Callback = Callable[[], None]
 
 _READ = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 _WRITE = select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR
-TURN_EVENTS = 64
+TURN_EVENTS = 64  # sockets served in one turn of the event loop, so that others get their turn
 
 
 class Poller:
@@ -28,20 +29,20 @@ class Poller:
         self._loop.add_reader(self._epoll.fileno(), self._ready)
 
     def reads(self, fd: int, callback: Callback | None) -> None:
-        """Call when ``fd`` has something to read, an end or an error; None stops that."""
+        """Calls ``callback`` when ``fd`` has something to read, an end or an error; None stops that."""
         self._watch(fd, select.EPOLLIN, callback)
 
     def writes(self, fd: int, callback: Callback | None) -> None:
-        """Call when ``fd`` takes more, or has an error; None stops that."""
+        """Calls ``callback`` when ``fd`` takes more, or has an error; None stops that."""
         self._watch(fd, select.EPOLLOUT, callback)
 
     def forget(self, fd: int) -> None:
-        """Before ``fd`` is closed."""
+        """Stops watching ``fd``; call it before ``fd`` is closed."""
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def close(self) -> None:
-        """Watch nothing any more; again does nothing."""
+        """Stops watching everything. A second call does nothing."""
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()

@@ -1,7 +1,7 @@
-"""Send real bytes to a receiver, have them checked there, and see how long that takes.
+"""Measures a transport: sends real bytes to a receiver, has them checked there, and takes the time.
 
-Knows nothing of who chooses a transport by it. PROBE frames take the same way as blocks do: placed, landed, hashed,
-acknowledged; only that the receiver drops them.
+Knows nothing of who chooses a transport by it. PROBE frames take the same way as blocks do (placed, landed, hashed,
+acknowledged), except that the receiver drops them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
 from baton.kv.wire.frames import Block, Frame, Kind
 from baton.protos.errors import WorkerLost
 
-PAGE_BYTES = 1 << 20
+PAGE_BYTES = 1 << 20  # bytes of one probe block
 PAGES = 4
-SMALL_BYTES = 4096
+SMALL_BYTES = 4096  # bytes of the block whose round trip is taken as the fixed cost
 ROUNDS = 3
-SLOW_S = 0.1  # a network on which one page takes longer is not asked for more
+SLOW_S = 0.1  # seconds; a network on which one probe block takes longer carries no more of them
 TIMEOUT_S = 5.0
-PATIENCE_S = {"nccl": 60.0}  # its movers load torch first
+PATIENCE_S = {"nccl": 60.0}  # seconds, where TIMEOUT_S isn't enough: nccl's movers load torch first
 
 
 class LinkSpeed(msgspec.Struct, frozen=True):
-    """What one transport takes to one receiver: seconds for a small frame and its answer, bytes per second."""
+    """Describes what one transport takes to one receiver: seconds for a small frame and its answer, and bytes per
+    second.
+    """
 
     fixed_s: float
     bytes_per_s: float
 
     def seconds(self, size: int) -> float:
-        """Expected for ``size`` bytes."""
+        """Returns the time expected for ``size`` bytes, in seconds."""
         return self.fixed_s + size / self.bytes_per_s
 
 
 def probe_memory() -> PageMemory:
-    """Pages of its own: a preflight must not read pages that an engine may be writing."""
+    """Returns pages of random bytes to send: a preflight must not read pages that an engine may be writing."""
     memory = PageMemory.create(PAGES, PAGE_BYTES)
     memory.view()[:] = os.urandom(PAGE_BYTES) * PAGES
     return memory
@@ -52,7 +54,9 @@ async def measure(
     clock: Callable[[], float],
     timeout_s: float = TIMEOUT_S,
 ) -> LinkSpeed:
-    """The best of a few rounds. Raises WorkerLost, or the receiver's refusal."""
+    """Returns the best speed of a few rounds over ``transport`` to ``address``. Raises WorkerLost, or the
+    receiver's refusal.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             stream = await transport.connect(address)

@@ -1,8 +1,8 @@
-"""The receiver's end of streams over sockets (tcp, shm): who listens, and one Session for each stream.
+"""Receives streams over sockets (tcp, shm): a server that listens, and one ``IncomingStream`` for each stream.
 
-Knows nothing of what frames mean: a Sink says where blocks land. Everything runs on the event loop, a bounded
-number of bytes at a time, so that other work of the process goes on; when a stream is ended nothing more is written
-where its blocks were to land, because there is no other thread that could.
+Knows nothing of what frames mean: a ``Sink`` says where blocks land. Everything runs on the event loop, a bounded
+number of bytes at a time, so that other work of the process goes on. When a stream is ended nothing more is written
+where its blocks were to land, because no other thread could.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from baton.tls.sockets import TlsSocket, accepting
 
 log = logging.getLogger("baton.kv")
 
-LINGER_S = 1.0
-IDLE_S = 15.0  # of a stream that has shown no lease: nothing comes, and it is closed
-MAX_CONNECTIONS = 4096
-MAX_LANES = 32  # of one stream
-REST_S = 0.25  # of a port that can accept nothing, because a listener stays readable
+LINGER_S = 1.0  # seconds for which an ended stream is read, so that a reset doesn't drop the last replies
+IDLE_S = 15.0  # seconds after which a stream that has shown no lease is closed if nothing comes
+MAX_CONNECTIONS = 4096  # of one listening socket
+MAX_LANES = 32  # connections of one stream
+# Seconds without accepting where no descriptor is left, because the listener stays readable and would spin.
+REST_S = 0.25
 SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class IncomingStream:
-    """One stream: a Line to its Sink, over one lane or several."""
+    """Connects one stream, over one lane (connection) or several, with the ``Sink`` that takes its frames."""
 
     def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes) -> None:
         self.inlets: list[Inlet] = []
@@ -51,11 +52,13 @@ class IncomingStream:
 
     @property
     def known(self) -> bool:
-        """Whether the sender has shown a lease: its first frame was taken, and it was not refused."""
+        """Tells whether the sender has shown a lease: its first frame was taken, and the stream was not
+        refused.
+        """
         return bool(self.taken) and not self.ended
 
     def join(self, inlet: Inlet, lane: int) -> None:
-        """One more lane; replies go out on lane 0. Raises CorruptFrame where there are too many."""
+        """Adds a lane; replies go out on lane 0. Raises CorruptFrame where there are too many."""
         if len(self.inlets) >= MAX_LANES:
             raise CorruptFrame(f"a stream has at most {MAX_LANES} lanes", "hello")
         self.inlets.append(inlet)
@@ -66,18 +69,18 @@ class IncomingStream:
             self._flush()
 
     def has_landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
-        """All blocks of one frame are in; ``resident``: in the device's pages, too."""
+        """Reports to the sink that all blocks of ``frame`` are in; ``resident``: in the device's pages, too."""
         self.landed += 1
         self.heard_at = asyncio.get_running_loop().time()
         self.sink.landed(frame, checksums, resident)
         self._release()
 
     def overtook(self, frame: Frame) -> bool:
-        """Whether frames that were sent before this one are still to come, on other lanes."""
+        """Returns whether frames that were sent before ``frame`` are still to come on other lanes."""
         return self.taken < frame.subject if frame.kind in frames.WITH_BLOCKS else self.landed < frame.sequence
 
     def take(self, frame: Frame) -> None:
-        """A frame without blocks, in its turn."""
+        """Hands a frame without blocks to the sink; every frame sent before it must be in."""
         self.taken += 1
         self.sink.take(frame)
         if self.known:
@@ -91,17 +94,20 @@ class IncomingStream:
             inlet.release()
 
     def fetch(self, frame: Frame) -> int:
-        """The blocks lie in the sender's memory: copy them here; how many bytes that were."""
+        """Copies blocks that lie in the sender's memory to their places and returns how many bytes that were.
+
+        A transport that carries blocks on the stream raises CorruptFrame.
+        """
         raise CorruptFrame("this transport carries the blocks' bytes on the stream", "flags")
 
     def reply(self, frame: bytes) -> None:
-        """Send it now, or when the socket takes more."""
+        """Sends an encoded frame now, or when the socket takes more."""
         if not self.ended:
             self._out += frame
             self._flush()
 
     def end(self) -> None:
-        """Say goodbye, then read and drop what is still in flight until the sender has closed."""
+        """Says goodbye, then reads and drops what is in flight until the sender has closed."""
         if self.ended:
             return
         self.settle()
@@ -112,14 +118,16 @@ class IncomingStream:
         asyncio.get_running_loop().call_later(LINGER_S, self._forget, False)
 
     def abort(self) -> None:
-        """The stream is broken, or over at the sender's end: no goodbye."""
+        """Closes a stream that broke, or that its sender has left, without a goodbye."""
         self.settle()
         reset, self.ended = not self.ended, True
         self.sink.over(None)
         self._forget(reset)
 
     def settle(self) -> None:
-        """Wait for whatever else than this thread writes where blocks were to land: nothing is written after."""
+        """Waits for whatever else than this thread writes to the stream's places; nothing is written after it
+        returns.
+        """
 
     def _forget(self, reset: bool) -> None:
         self._server.streams.pop(self.stream_id, None)
@@ -127,10 +135,10 @@ class IncomingStream:
             inlet.close(reset)
 
     def over(self) -> None:
-        """No lane is left."""
+        """Releases what the stream holds once its last lane is closed."""
 
     def end_if_idle(self) -> None:
-        """Nobody holds a connection for ever without a lease; called again while there is none."""
+        """Ends the stream where it has shown no lease in time; otherwise it looks again later."""
         loop = asyncio.get_running_loop()
         if self.ended or self.known:
             return
@@ -156,11 +164,11 @@ class IncomingStream:
 
 
 class SocketServer:
-    """Listens on ``sock`` and makes a Session of each stream. ``admit`` says whether a peer may speak at all;
-    with an ``identity`` it must speak TLS, and show the certificate of a worker.
+    """Listens on ``sock`` and makes an ``IncomingStream`` for each stream.
 
-    A stream without a lease from which nothing comes for ``idle_s`` is ended, but on a unix socket, where a peer is
-    of our own user.
+    ``admit`` says whether a peer may speak at all. With an ``identity`` the peer must speak TLS and show a worker's
+    certificate. A stream without a lease that sends nothing for ``idle_s`` seconds is ended, except on a unix
+    socket, where a peer runs as our own user.
     """
 
     idle_s = IDLE_S
@@ -186,7 +194,7 @@ class SocketServer:
         self.poller.reads(sock.fileno(), self._incoming)
 
     def close(self) -> None:
-        """Stop listening and break every stream."""
+        """Stops listening and breaks every stream."""
         if self._sock.fileno() >= 0:
             self.poller.forget(self._sock.fileno())
             self._sock.close()
@@ -199,7 +207,9 @@ class SocketServer:
         self.poller.close()
 
     def enter(self, inlet: Inlet, said: bytes, fds: list[int]) -> IncomingStream:
-        """A connection said hello. Raises CorruptFrame."""
+        """Returns the stream that a connection's hello (``said``) names, opening it if it is new. Raises
+        CorruptFrame.
+        """
         magic, version, lane, newest, stream_id = HELLO.unpack(said)
         if magic != MAGIC or version != VERSION:
             raise CorruptFrame(f"not a handoff of this protocol: {said[:8]!r}", "hello")
@@ -214,11 +224,13 @@ class SocketServer:
         return incoming
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """The first connection of a stream is here."""
+        """Returns a new stream for its first connection; transports override it to take the descriptors in
+        ``fds``.
+        """
         return IncomingStream(self._accept, self, stream_id)
 
     def gone(self, inlet: Inlet) -> None:
-        """It is closed."""
+        """Forgets a closed connection, and its stream if that was the last lane."""
         self._inlets.discard(inlet)
         self.unleased.remove(inlet)
         if inlet.incoming is not None and inlet in inlet.incoming.inlets:

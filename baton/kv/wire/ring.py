@@ -1,7 +1,7 @@
-"""Memory of a card that frames' blocks take in turn, on their way from one process to another on that card.
+"""Manages memory of a card that frames' blocks take in turn, on their way from one process to another on that card.
 
-Knows nothing of frames or streams. Its owner fills it, from the host's memory or from the card's own; who reads it
-says when the oldest can go.
+Knows nothing of frames or streams. Its owner fills it, from the host's memory or from the card's own; the reader
+says when the oldest part can go.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from baton.protos.errors import ConfigError
 
 
 class Ring:
-    """``taken`` holds (begin, end) of what was not given back."""
+    """Owns ``size`` bytes of a card as a ring. ``taken`` holds (begin, end) of the parts in use, the oldest
+    first.
+    """
 
     def __init__(self, cuda: Driver, size: int) -> None:
         self.size, self.taken = size, deque[tuple[int, int]]()
@@ -26,14 +28,16 @@ class Ring:
             raise
 
     def take(self, size: int) -> int | None:
-        """``size`` bytes in a row; None while there are none."""
+        """Reserves ``size`` contiguous bytes and returns where they begin; None while there are none."""
         begin = self._room(size)
         if begin is not None:
             self.taken.append((begin, begin + size))
         return begin
 
     def fill(self, begin: int, payload: Sequence[memoryview]) -> tuple[int, ...]:
-        """Blocks' bytes from ``begin`` on; where each lies."""
+        """Copies blocks to the ring from ``begin`` on. Returns where each lies, in bytes from the ring's
+        begin.
+        """
         places = []
         for view in payload:
             self.cuda.upload(self.at + begin, view)
@@ -43,7 +47,7 @@ class Ring:
         return tuple(places)
 
     def close(self) -> None:
-        """Nobody sends through it any more. A receiver that has it open still must not read it."""
+        """Frees the memory. A receiver that has it open still must not read it."""
         self.cuda.free(self.at)
 
     def _room(self, size: int) -> int | None:

@@ -1,9 +1,10 @@
-"""The receiving side of cuda_ipc: blocks are fetched from each sender's ring on the card.
+"""Receives by cuda_ipc: fetches blocks from each sender's ring on the card.
 
 Knows nothing of what frames mean. Where our engine shares its pages on the card, one launch copies a frame's blocks
-into them and hashes what it stores, and the same bytes come to the host's pages behind it; else they come to the
-host's pages alone and are hashed there. Frames count in the order they came, whichever way each goes, for so the
-ring's room is given back. A stream that is ended waits for its copies before it says so: nothing is written after.
+into them and hashes what it stores, and the same bytes come to the host's pages behind it. Elsewhere blocks come to
+the host's pages alone and are hashed there. Frames count in the order they came, whichever way each goes, because
+the ring's room is given back in that order. A stream that is ended waits for its copies before it says so: nothing
+is written after.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from baton.protos.errors import ConfigError, CorruptFrame
 
 log = logging.getLogger("baton.kv")
 
-SHARED = struct.Struct(f"<{HANDLE_BYTES}sQ")  # beside the hello, in a memfd: the ring's handle and size
-GIVEN_BACK = Kind.END  # subject of the ACK that says so: the room of the oldest frame with blocks
+SHARED = struct.Struct(f"<{HANDLE_BYTES}sQ")  # the ring's handle and size, in a memfd beside the hello
+GIVEN_BACK = Kind.END  # subject of the ACK by which the room of the oldest frame with blocks is given back
 
 
 class CudaIpcServer(SocketServer):
-    """Opens each sender's ring. ``pages`` are those of our engine on the card, if it shares them."""
+    """Listens for streams by cuda_ipc and opens each sender's ring. ``pages`` are our engine's on the card,
+    if shared.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,9 @@ class CudaIpcServer(SocketServer):
         self.pages = pages
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
-        """A sender is here with its ring."""
+        """Returns a new stream over the ring whose handle lies in the one descriptor of ``fds``. Raises
+        CorruptFrame.
+        """
         if len(fds) != 1:
             raise CorruptFrame("the hello must bring one descriptor, of the ring's handle", "hello")
         said = os.pread(fds[0], SHARED.size, 0)
@@ -58,7 +63,9 @@ class CudaIpcServer(SocketServer):
 
 
 class PendingFetch(msgspec.Struct):
-    """A frame whose blocks are on their way; ``done`` where the card copies them, else it is still to be done."""
+    """Holds a frame whose blocks are on their way, with the card's copy (``done``), None where the host still has
+    to copy.
+    """
 
     frame: Frame
     places: Sequence[memoryview]
@@ -66,7 +73,7 @@ class PendingFetch(msgspec.Struct):
 
 
 class IpcIncomingStream(IncomingStream):
-    """A stream whose blocks are fetched from the sender's ring."""
+    """Takes a stream whose blocks are fetched from the sender's ring."""
 
     def __init__(
         self,
@@ -88,7 +95,9 @@ class IpcIncomingStream(IncomingStream):
             raise CorruptFrame(f"the sender's ring can't be opened: {error.message}", "hello") from None
 
     def fetch(self, frame: Frame) -> int:
-        """Copy each block into its place, hash it there, and give the room back."""
+        """Copies each block into its place, hashes it there and gives the ring's room back. Raises
+        CorruptFrame.
+        """
         if frame.offsets and max(frame.offsets) + frame.unit > self._size:
             raise CorruptFrame("a block lies beyond the sender's ring", "offsets")
         places = self.sink.place(frame)
@@ -103,7 +112,7 @@ class IpcIncomingStream(IncomingStream):
         return max(1, frame.unit * len(places))
 
     def over(self) -> None:
-        """No lane is left."""
+        """Waits for the card's copies and closes the ring once the last lane is closed."""
         log.debug("a stream over the card's ring is over: %d blocks landed on the card", self._landed_on_card)
         self.settle()
         self._cuda.close(self._ring)
@@ -164,13 +173,13 @@ class IpcIncomingStream(IncomingStream):
         return copying.checksums(fetched.places)
 
     def settle(self) -> None:
-        """The card's copies of this stream are done, whatever becomes of them."""
+        """Waits until the card's copies of this stream are done, whatever becomes of them."""
         if self._pages is not None and any(fetched.done is not None for fetched in self._coming):
             self._pages.copier.settle()
 
 
 class Scratch:
-    """``size`` bytes on the card, and as many that are pinned on the host."""
+    """Owns ``size`` bytes on the card, and as many that are pinned on the host, for a preflight's blocks."""
 
     def __init__(self, cuda: Driver, size: int) -> None:
         self.size, self._cuda = size, cuda
@@ -182,6 +191,6 @@ class Scratch:
             raise
 
     def close(self) -> None:
-        """Give both back."""
+        """Frees both."""
         self._cuda.free(self.at)
         self._cuda.unpinned(self.home)

@@ -1,4 +1,4 @@
-"""TLS on sockets that carry frames: the handshake, on the event loop, before the first byte of ours.
+"""Speaks TLS on sockets that carry frames: the handshake, on the event loop, before the first byte of ours.
 
 Knows nothing of frames. The receiver asks for the certificate of a worker, and so does the sender.
 """
@@ -16,12 +16,15 @@ from baton.tls.identity import Identity
 from baton.tls.reporting import cause, complain
 from baton.tls.sockets import TlsSocket, dialling, step_handshake
 
-HANDSHAKE_S = 5.0
-ROLE = "worker"
+HANDSHAKE_S = 5.0  # seconds that a peer has for the TLS handshake
+ROLE = "worker"  # the role that a receiver's certificate must carry
 
 
 class TlsHandshake:
-    """An accepted connection until its handshake is done: then ``ready`` gets the socket, or ``close`` ends it."""
+    """Completes the TLS handshake of an accepted connection.
+
+    ``ready`` then gets the socket; ``gone`` hears that the connection was closed instead.
+    """
 
     def __init__(
         self,
@@ -37,12 +40,12 @@ class TlsHandshake:
         self._over = False
 
     def begin(self) -> None:
-        """Start the handshake, and its time limit."""
+        """Starts the handshake and its time limit of ``HANDSHAKE_S`` seconds."""
         asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_late)
         self._step()
 
     def close(self, reset: bool = False) -> None:
-        """Now; again does nothing."""
+        """Closes the connection at once. A second call does nothing."""
         if not self._over:
             self._over = True
             self._poller.forget(self._sock.fileno())
@@ -72,12 +75,14 @@ class TlsHandshake:
 
 
 def holds_bytes(sock: socket.socket) -> bool:
-    """Whether decrypted bytes wait in ``sock``, of which no epoll will tell."""
+    """Returns whether decrypted bytes wait in ``sock``, of which no epoll will tell."""
     return isinstance(sock, TlsSocket) and sock.fileno() >= 0 and bool(sock.pending())
 
 
 async def dial_securely(sock: socket.socket, address: str, identity: Identity, poller: Poller) -> TlsSocket:
-    """The sender's end on a connected socket. Raises WorkerLost naming the cause."""
+    """Completes the sender's handshake on a connected socket and returns the TLS socket. Raises WorkerLost with the
+    cause.
+    """
     secured = dialling(sock, identity, ROLE)
     try:
         while wait := step_handshake(secured, identity, address):

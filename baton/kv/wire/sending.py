@@ -1,11 +1,11 @@
-"""The sender's end of a stream over sockets (tcp, shm): frames go out over a lane or several, replies come on one.
+"""Sends streams over sockets (tcp, shm): frames go out over a lane or several, replies come on one.
 
 Knows nothing of addresses or of what frames mean. Blocks' bytes go from where they lie to the kernel, without a
 copy of ours. All I/O runs on the event loop without blocking it: once ``close`` has returned, no byte is read.
 
-A connection begins with a hello, which names the newest version of the frames that the sender knows, where the
-first version had a zero that nobody read. A receiver that knows more than the first answers with a GREETING before
-all else; one that does not is silent, and whoever has heard no greeting writes the first version's frames.
+A connection begins with a hello, which names the newest version of the frames that the sender knows. Version 1 left
+that field zero and nobody read it. A receiver that knows more than version 1 answers with a GREETING before all
+else; one that does not is silent, and a sender that has heard no greeting writes version 1.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ T = TypeVar("T")
 
 MAGIC = b"BKVH"
 HELLO = struct.Struct("<4sBBH16s")  # magic, version, lane, newest, stream id: the first bytes of each connection
-VERSION = 1  # of the hello, and of the frames until both ends are known to know a newer one
-KEPT_BACK_BYTES = 64 << 10  # of a frame, until it is hashed: they and its checksums leave as one
-ANCHOR = 255  # a lane that carries nothing: it keeps what the receiver has mapped
-MAX_VECTORS = 512
-READ_BYTES = 64 << 10
+VERSION = 1  # the hello's version, and the frames' until both ends are known to read a newer one
+KEPT_BACK_BYTES = 64 << 10  # a frame's last bytes, held until it is hashed: they and its checksums leave as one
+ANCHOR = 255  # the number of a lane that carries nothing: while it is open the receiver keeps our pages mapped
+MAX_VECTORS = 512  # buffers of one gather write
+READ_BYTES = 64 << 10  # bytes asked for in one read of replies
 
 
 class Lane:
-    """One connected, non-blocking socket."""
+    """Reads and writes one connected, non-blocking socket."""
 
     def __init__(self, sock: socket.socket, name: str, poller: Poller) -> None:
         self._sock = sock
@@ -46,7 +46,7 @@ class Lane:
         self._closed = False
 
     async def write(self, buffers: Sequence[Bytes]) -> None:
-        """All of ``buffers``, in order."""
+        """Writes all of ``buffers``, in order. Raises WorkerLost."""
         left = [memoryview(buffer) for buffer in buffers]
         while left:
             sent = await self._try(lambda: self._sock.sendmsg(left[:MAX_VECTORS]), True)
@@ -56,11 +56,11 @@ class Lane:
                 left[0] = left[0][sent:]
 
     async def read(self) -> bytes:
-        """What is there, at least one byte; empty at the end."""
+        """Returns what has come, at least one byte, or nothing at the end. Raises WorkerLost."""
         return await self._try(lambda: self._sock.recv(READ_BYTES), False)
 
     def close(self) -> None:
-        """At once, whatever is in flight."""
+        """Closes the socket at once, whatever is in flight; whoever waits for it gets WorkerLost."""
         if self._closed:
             return
         self._closed = True
@@ -71,7 +71,7 @@ class Lane:
         self._sock.close()
 
     def lost(self, why: object) -> WorkerLost:
-        """The error that says so."""
+        """Returns the WorkerLost error that names this lane and ``why`` it broke."""
         return WorkerLost(f"the handoff stream to {self._name} broke: {why}", "decode_address")
 
     async def _try(self, act: Callable[[], T], write: bool) -> T:
@@ -96,7 +96,7 @@ class Lane:
 
 
 class SocketTransport:
-    """What each transport over sockets has: its open streams and, from the first on, the poller beneath them."""
+    """Keeps the open streams of a transport over sockets and, from the first on, the poller beneath them."""
 
     def __init__(self) -> None:
         self._streams: set[SocketStream] = set()
@@ -104,12 +104,12 @@ class SocketTransport:
 
     @property
     def poller(self) -> Poller:
-        """Of the running loop."""
+        """Returns the poller of the running loop, made on first use."""
         self._poller = self._poller or Poller()
         return self._poller
 
     async def close(self) -> None:
-        """Close every stream."""
+        """Closes every stream and the poller."""
         for stream in tuple(self._streams):
             await stream.close()
         if self._poller is not None:
@@ -118,9 +118,10 @@ class SocketTransport:
 
 
 class SocketStream:
-    """A HandoffStream over ``lanes``; replies come on the first. ``elsewhere``: blocks' bytes stay in place.
+    """Implements ``HandoffStream`` over ``lanes``; replies come on the first.
 
-    It is one of ``streams`` until it closes. Once greeted, it hashes blocks while the kernel sends them.
+    With ``elsewhere`` the blocks' bytes stay where they lie and only their offsets are sent. The stream is one of
+    ``streams`` until it closes. Once greeted, it hashes blocks while the kernel sends them.
     """
 
     def __init__(self, lanes: Sequence[Lane], streams: set[SocketStream], elsewhere: bool = False) -> None:
@@ -135,7 +136,9 @@ class SocketStream:
         self._turn = asyncio.Lock()
 
     async def send(self, frame: Frame, payload: Sequence[memoryview] = ()) -> None:
-        """Blocks take the first lane that is free; anything else goes on the first lane, numbered after them."""
+        """Sends a frame: blocks on the first lane that is free, anything else on the first lane, numbered
+        after them.
+        """
         async with self._turn:
             with_blocks = frame.kind in frames.WITH_BLOCKS
             lane = await self._free_lane() if with_blocks else self._lanes[0]
@@ -153,7 +156,7 @@ class SocketStream:
                 await self._writing[lane]
 
     async def receive(self) -> bytes | None:
-        """The next whole reply; END is the orderly end."""
+        """Returns the next whole reply, or None after END. Raises WorkerLost."""
         while not self._ended:
             if (reply := self._next()) is not None:
                 said = frames.decode(reply)
@@ -171,7 +174,7 @@ class SocketStream:
         return None
 
     async def close(self) -> None:
-        """Close every lane: what is being written ends with WorkerLost, nobody is cancelled."""
+        """Closes every lane. What is being written ends with WorkerLost; no task is cancelled."""
         self._streams.discard(self)
         for lane in self._lanes:
             lane.close()
@@ -239,11 +242,13 @@ async def _write_hashing(lane: Lane, head: bytes, payload: Sequence[memoryview])
 
 
 def hello(lane: int, stream: bytes, newest: int = 0) -> bytes:
-    """The first bytes of a connection. ``newest``: of the versions of the frames; 0 asks for no greeting."""
+    """Returns the first bytes of a connection. ``newest`` is the newest version of the frames; 0 asks for no
+    greeting.
+    """
     return HELLO.pack(MAGIC, VERSION, lane, newest, stream)
 
 
 def wake(waiting: asyncio.Future[None]) -> None:
-    """End the wait, if it still is one."""
+    """Ends the wait for ``waiting``, if it is still going on."""
     if not waiting.done():
         waiting.set_result(None)
