@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from baton.console.bench.kv.rows import Row, table
+from baton.bench.rows import Row, table
 from baton.kv.pages.pool import PagePool
 
 TRACE_BLOCK_TOKENS = 512

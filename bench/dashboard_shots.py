@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from baton.console.bench.router.cluster import PROFILE
+from baton.bench.router.cluster import PROFILE
 from baton.launch.fleet import Fleet
 
 CLASSES = (

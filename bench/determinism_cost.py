@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from baton.console.bench.engine.attention import CONTEXT, SHAPES, _pages
-from baton.console.bench.engine.memory import seconds
-from baton.console.bench.engine.models import SIZES, random_runner
-from baton.console.bench.kv.rows import Row, interval, median, table, to_json
+from baton.bench.engine.attention import CONTEXT, SHAPES, random_pages
+from baton.bench.engine.memory import seconds
+from baton.bench.engine.models import SIZES, random_runner
+from baton.bench.rows import Row, interval, median, table, to_json
 from baton.evaluate.workload import Workload
 from baton.kernels.abi import native
 from baton.kernels.abi.build import built
@@ -43,14 +43,27 @@ def libraries() -> Libraries:
     return {keys: library for keys, library in found.items() if library is not None}
 
 
+class ChosenStep:
+    """The native step of the library whose splits hold ``keys`` keys."""
+
+    def __init__(self, given: Libraries) -> None:
+        self._steps = {keys: declare(library, "step", P, P, I32, I32) for keys, library in given.items()}
+        self.keys = OURS
+
+    def __call__(self, *arguments: object) -> None:
+        """Runs the step."""
+        self._steps[self.keys](*arguments)
+
+
 def steps(size: str, given: Libraries, rounds: int) -> Iterator[Row]:
     """Whole decode steps."""
-    runner, _ = random_runner(size, "int8", "bf16")
+    native = ChosenStep(given)
+    runner, _ = random_runner(size, "int8", "bf16", native_step=native)
     work = Workload(runner, max(BATCHES))
     for batch in BATCHES:
 
         def once(keys: int, batch: int = batch) -> float:
-            runner._run = declare(given[keys], "step", P, P, I32, I32)
+            native.keys = keys
             return work.decode_seconds(batch)
 
         yield _row(f"decode step, {size} int8, bf16 KV of 512 tokens, batch {batch}", once, rounds)
@@ -59,7 +72,7 @@ def steps(size: str, given: Libraries, rounds: int) -> Iterator[Row]:
 def attention(given: Libraries, rounds: int) -> Iterator[Row]:
     """One layer's attention over 4,096 tokens of each sequence."""
     heads, kv_heads, head_dim, layers = SHAPES["12/4 heads of 64"]
-    pages = _pages("bfloat16", kv_heads, head_dim, layers, CONTEXT)
+    pages = random_pages("bfloat16", kv_heads, head_dim, layers, CONTEXT)
     table = list(range(len(pages)))
     random.Random(0).shuffle(table)
     for batch in BATCHES:

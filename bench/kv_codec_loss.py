@@ -15,11 +15,11 @@ from statistics import mean
 
 from rich.console import Console
 
-from baton.console.bench.kv.rows import Row, table, to_json
+from baton.bench.rows import Row, table, to_json
 from baton.evaluate.paths import agreeing
 from baton.evaluate.served import Served
 from baton.evaluate.subject import Answer
-from tests.e2e.fleet import Fleet
+from baton.launch.fleet import Fleet
 
 TEXT = (
     "The night train left the station with nine minutes of delay, and nobody on the platform could say why. "
@@ -37,11 +37,9 @@ def prompts(count: int) -> list[str]:
 def answers(codec: str, texts: list[str], tokens: int) -> list[Answer]:
     """Greedy completions with log probabilities, from a cluster of its own."""
     worker, router = {"kv_codec": codec}, {"local_prefill_max_tokens": 0, "policy": "round_robin"}
-    with Fleet(prefill=1, decode=1, worker=worker, router=router) as fleet:
+    with Fleet(cluster={"prefill": 1, "decode": 1}, worker=worker, router=router) as fleet:
         served = Served(fleet.url, fleet.name)
-        found = served.answers([served.encode(text) for text in texts], tokens, to_the_end=True)
-        fleet.wait_for_baseline()
-        return found
+        return served.answers([served.encode(text) for text in texts], tokens, to_the_end=True)
 
 
 def moves(exact: Answer, coded: Answer) -> Iterator[float]:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import httpx
 from rich.console import Console
 
-from baton.console.bench.kv.rows import Row, median, table
+from baton.bench.rows import Row, median, table
 
 PORT, READY_S = 8741, 120.0
 IDS = (300, 1500)  # ordinary tokens of the demo model

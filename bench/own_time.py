@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.bench.live_handoffs import Handed, handoff, overhead, undisturbed, until_up
 from baton.cluster.config import BatonConfig
-from baton.console.bench.livehandoffs import Handed, handoff, overhead, undisturbed, until_up
 from baton.console.planning.liveprofile import Asker, connected, decode_link
 from baton.cost.profiles import Overhead
 from baton.launch.fleet import Fleet

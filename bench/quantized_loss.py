@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from baton.console.bench.kv.rows import Row, table, to_json
+from baton.bench.rows import Row, table, to_json
 from baton.engine.load import EngineConfig
 from baton.evaluate.local import Local
 from baton.evaluate.loss import bits

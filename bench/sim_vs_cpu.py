@@ -24,10 +24,10 @@ from statistics import median
 
 import msgspec
 
+from baton.bench.engine.start import write_checkpoint
 from baton.cluster.config import WorkerConfig
 from baton.cluster.membership import Entry, Roster, connect
 from baton.cluster.served_model import DEMO
-from baton.console.bench.engine.start import write_checkpoint
 from baton.controller.pressure import Workers
 from baton.cost.profiles import Overhead
 from baton.launch.fleet import Fleet

@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from baton.console.bench.engine.models import SIZES, random_runner
-from baton.console.bench.engine.report import SCHEMES
-from baton.console.bench.kv.rows import Row, interval, median, spread, table, to_json
+from baton.bench.engine.models import SIZES, random_runner
+from baton.bench.engine.report import SCHEMES
+from baton.bench.rows import Row, interval, median, spread, table, to_json
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.draft import Draft, Text

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import torch
 from rich.console import Console
 
-from baton.console.bench.engine.models import SIZES, random_runner
-from baton.console.bench.engine.report import SCHEMES
-from baton.console.bench.kv.rows import Row, table
-from baton.engine.backends.native.runner import NativeRunner
-from baton.engine.backends.native.step_ops import StepOps
+from baton.bench.engine.models import SIZES, random_runner
+from baton.bench.engine.report import SCHEMES
+from baton.bench.rows import Row, table
+from baton.engine.backends.native.runner import NativeStep
 from baton.evaluate.workload import Workload
+from baton.kernels.step import structs
 
 NAMESPACE = "baton::"
 
@@ -40,16 +40,15 @@ def _decode(work: Workload, batch: int, steps: int) -> float:
     return sum(work.run_seconds([plans[step % len(plans)]]) for step in range(steps))
 
 
-def by_ops(runner: NativeRunner) -> NativeRunner:
-    """The runner with its ops called one by one."""
-    runner._ops, head = StepOps(runner._program, runner.spec.layout), runner._run
+def profiled_step() -> NativeStep:
+    """Returns the native step under the name of the only op that it runs where the others are called one by one."""
+    head = structs.run_step()
 
-    def named(*arguments: object) -> None:  # the native step runs nothing but the head
+    def named(*arguments: object) -> None:
         with torch.profiler.record_function(NAMESPACE + "lm_head"):
             head(*arguments)
 
-    runner._run = named
-    return runner
+    return named
 
 
 def main() -> None:
@@ -62,7 +61,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt instead of decoding")
     parser.add_argument("--steps", type=int, default=8)
     args = parser.parse_args()
-    work = Workload(by_ops(random_runner(args.size, args.scheme, args.kv)[0]), args.batch)
+    runner, _ = random_runner(args.size, args.scheme, args.kv, by_ops=True, native_step=profiled_step())
+    work = Workload(runner, args.batch)
     work.decode_seconds(args.batch)
     Console(highlight=False, width=150).print(table(list(rows(work, args.batch, args.prompt, args.steps))))
 

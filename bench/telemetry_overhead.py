@@ -40,10 +40,10 @@ from typing import Any, NamedTuple
 import msgspec
 from rich.console import Console
 
+from baton.bench.router.cluster import PROFILE
+from baton.bench.router.load import closed_loop, request
+from baton.bench.rows import Row, interval, median, spread, table
 from baton.cluster.served_model import DEMO
-from baton.console.bench.kv.rows import Row, interval, median, spread, table
-from baton.console.bench.router.cluster import PROFILE
-from baton.console.bench.router.load import closed_loop, request
 from baton.launch.fleet import Fleet
 
 TARGET = 0.98

@@ -1,7 +1,9 @@
 """What loads without torch and without Ray, and that no module imports itself in a circle."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import grimp
 import pytest
@@ -22,8 +24,7 @@ def below(name):
     package = importlib.import_module(name)
     yield name
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if ".bench.engine" not in found.name:  # measures the engine itself
-            yield found.name
+        yield found.name
 for root in sys.argv[1:]:
     for name in below(root):
         importlib.import_module(name)
@@ -36,6 +37,15 @@ for root in sys.argv[1:]:
 def test_these_modules_load_without_torch_and_without_ray(roots: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", PROBE, *roots], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_benches_stand_without_the_tests() -> None:
+    root = Path(__file__).resolve().parents[1]
+    for path in (*(root / "bench").rglob("*.py"), *(root / "baton" / "bench").rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        found = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+        found |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+        assert not {name.split(".")[0] for name in found} & {"tests", "pytest"}, path
 
 
 def test_no_import_goes_in_a_circle() -> None:

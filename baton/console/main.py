@@ -184,7 +184,7 @@ def bench_kv(
     ] = None,
 ) -> None:
     """How fast KV gets from worker to worker, by every transport, beside what the machine can do at all."""
-    from baton.console.bench.kv.report import show
+    from baton.bench.kv.report import show
 
     raise typer.Exit(_guarded(lambda: show(rounds, mib << 20, page_kib << 10, json, plot, tier_model)))
 
@@ -200,7 +200,7 @@ def bench_router(
     seconds: Annotated[float, typer.Option(min=1, help="Of each load, for goodput")] = 10.0,
 ) -> None:
     """What the router adds to a request, and how much it carries, before workers whose forward pass is free."""
-    from baton.console.bench.router.report import FIGURES, show
+    from baton.bench.router.report import FIGURES, show
 
     chosen = tuple(figure or FIGURES)
     if unknown := set(chosen) - set(FIGURES):
@@ -220,7 +220,7 @@ def bench_engine(
     part: Annotated[list[str] | None, _flag("linear, attention, step or start; may be given again (all)")] = None,
 ) -> None:
     """The CPU engine's attention, decode and prompt rates, beside what memory gives in the same round."""
-    from baton.console.bench.engine.report import PARTS, SCHEMES, show
+    from baton.bench.engine.report import PARTS, SCHEMES, show
 
     chosen, batches, parts = tuple(scheme or SCHEMES), tuple(batch or (1, 4, 16)), tuple(part or PARTS)
     raise typer.Exit(

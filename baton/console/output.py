@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import orjson
 from rich.console import Console
 
-from baton.protos.errors import BatonError, ConfigError
+from baton.process.output_files import write_file
+from baton.protos.errors import BatonError
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -40,18 +40,3 @@ def write_json(target: str | None, value: Any) -> bool:
         return True
     write_file(target, data)
     return False
-
-
-def require_place(*targets: str | None) -> None:
-    """Raises ConfigError where a file can't be: before minutes are spent on what it is to hold."""
-    for target in targets:
-        if target and (Path(target).is_dir() or not Path(target).parent.is_dir()):
-            raise ConfigError(f"can't write {target}: it must be a file in a folder that is there", "json")
-
-
-def write_file(target: str, data: bytes) -> None:
-    """Raises ConfigError when that can't be."""
-    try:
-        Path(target).write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"can't write {target}: {error}", "json") from error

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from baton.console.bench.kv.rows import Row, median, paired, spread, table
+from baton.bench.rows import Row, median, paired, spread, table
 from baton.evaluate.workload import PROMPT
 from bench.peers import results
 from bench.peers.environments import HOME

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from baton.console.bench.kv.rows import Row, median, paired, spread, table, to_json
+from baton.bench.rows import Row, median, paired, spread, table, to_json
 from baton.launch.fleet import Fleet
 from baton.launch.ports import HOST, free_ports
 from baton.protos.nouns import BLOCK_TOKENS

@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from gguf.quants import quantize
 
-from baton.console.bench.engine.models import CONTEXT, SIZES
+from baton.bench.engine.models import CONTEXT, SIZES
 
 TYPES = {
     "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),

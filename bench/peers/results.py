@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.console.bench.kv.rows import Row, commit, to_json
+from baton.bench.rows import Row, commit, to_json
 from baton.evaluate.workload import PROMPT
 
 Rows = list[dict[str, Any]]

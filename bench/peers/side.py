@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
-from baton.console.bench.engine.memory import MemoryRead
-from baton.console.bench.engine.models import random_runner
+from baton.bench.engine.memory import MemoryRead
+from baton.bench.engine.models import random_runner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.bench.kv.rows import Row, commit
+from baton.bench.rows import Row, commit
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.output import guarded, require_place, write_json
+from baton.console.output import guarded, write_json
+from baton.process.output_files import require_place
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from statistics import median
 
 import msgspec
 
+from baton.bench.live_handoffs import handoffs, overhead, transfer_curve, until_up
 from baton.cluster.config import BatonConfig
 from baton.cluster.membership import Roster, connect
-from baton.console.bench.livehandoffs import handoffs, overhead, transfer_curve, until_up
 from baton.planner.costs.measured import Point, fit
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.process.security import router_dialer

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.output import guarded, require_place, write_file, write_json
+from baton.console.output import guarded, write_json
+from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
 
 TraceFlag = Annotated[str, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")]

@@ -11,7 +11,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from baton.console.output import guarded, write_file, write_json
+from baton.console.output import guarded, write_json
+from baton.process.output_files import write_file
 
 app = typer.Typer(no_args_is_help=True, help="Cost curves of workers: from operator timings or data sheets.")
 

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.console.output import guarded, write_file, write_json
+from baton.console.output import guarded, write_json
+from baton.process.output_files import write_file
 
 app = typer.Typer(no_args_is_help=True, help="Traces of load: Mooncake JSONL, Azure CSV.")
 

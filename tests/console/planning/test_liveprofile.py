@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.console.bench import livehandoffs
+from baton.bench import live_handoffs
 from baton.console.planning import liveprofile
 from baton.cost.profiles import load_profile
 from baton.planner.costs.measured import Point, fit, predicted
@@ -39,7 +39,7 @@ per_byte = 0.0
 @pytest.mark.thorough
 def test_a_live_workers_curve_is_measured_and_written_as_a_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(liveprofile, "LENGTHS", (64, 512, 2048))
-    monkeypatch.setattr(livehandoffs, "LENGTHS", (64, 512, 2048))
+    monkeypatch.setattr(live_handoffs, "LENGTHS", (64, 512, 2048))
     monkeypatch.setattr(liveprofile, "TOGETHER", ((64, 4),))
     monkeypatch.setattr(liveprofile, "STEPS", 16)
     monkeypatch.setattr(liveprofile, "BATCHES", (1, 8))
@@ -73,13 +73,13 @@ def test_a_worker_that_is_not_there_is_an_error_that_names_it(tmp_path):
 
 
 def test_of_a_handoff_is_left_what_neither_reading_nor_bytes_nor_the_way_back_took():
-    first = livehandoffs.Handed(200, 1000, 0.5, 2.0, 0.1)  # it also connected
-    later = livehandoffs.Handed(200, 1000, 0.002, 0.110, 0.1)
-    found = livehandoffs.overhead([first, later, later], TransferCurve(0.001, 1e-6), 512)
+    first = live_handoffs.Handed(200, 1000, 0.5, 2.0, 0.1)  # it also connected
+    later = live_handoffs.Handed(200, 1000, 0.002, 0.110, 0.1)
+    found = live_handoffs.overhead([first, later, later], TransferCurve(0.001, 1e-6), 512)
     assert found.request == pytest.approx(0.002)
     assert found.handoff == pytest.approx(0.110 - 0.1 - 0.002 - 0.001 - 0.001)
-    assert livehandoffs.overhead([], TransferCurve(0.0, 0.0), 512).request == 0
-    assert livehandoffs.overhead([later], TransferCurve(1.0, 0.0), 512).handoff == 0  # never negative
+    assert live_handoffs.overhead([], TransferCurve(0.0, 0.0), 512).request == 0
+    assert live_handoffs.overhead([later], TransferCurve(1.0, 0.0), 512).handoff == 0  # never negative
 
 
 def test_points_of_a_curve_give_the_curve_back():

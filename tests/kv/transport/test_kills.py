@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.bench.kv import setting
+from baton.bench.kv import setting
 from baton.kv.transport import sender as transport_named
 from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
 from baton.protos.channel import ReceiveClosed, ShipBlock
@@ -50,7 +50,7 @@ class Receiver:
     """A receiving process."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "baton.console.bench.kv.receiver", str(PAGE), str(PAGES)]
+        command = [sys.executable, "-m", "baton.bench.kv.receiver", str(PAGE), str(PAGES)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.addresses = json.loads(self.process.stdout.readline())

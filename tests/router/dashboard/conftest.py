@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.bench.router.cluster import BenchCluster
+from baton.bench.router.cluster import BenchCluster
 from baton.router.access.keys import add_key
 from tests.router.dashboard.watched import CLASSES, Watched
 

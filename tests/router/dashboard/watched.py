@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from baton.console.bench.router.cluster import BenchCluster
+from baton.bench.router.cluster import BenchCluster
 
 CLASSES = [
     {"name": "short", "max_tokens": 256, "slo_ttft_s": 2.0, "slo_tpot_s": 0.5},

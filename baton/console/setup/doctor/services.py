@@ -178,7 +178,7 @@ def transports() -> list[Finding]:
 
 
 async def _measured() -> list[Finding]:
-    from baton.console.bench.kv.kv import TRANSPORTS, Bench
+    from baton.bench.kv.transports import TRANSPORTS, Bench
 
     bench, found = Bench(PAGE_BYTES, MEASURED_BYTES), []
     try:

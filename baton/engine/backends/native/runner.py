@@ -24,9 +24,14 @@ from baton.engine.program.ops import Program
 from baton.kernels.step import structs
 from baton.protos.nouns import EngineWork
 
+NativeStep = Callable[..., object]  # (program's address, step by reference, first op, op after the last)
+
 
 class NativeRunner(StepRunner):
-    """Implements ``Runner`` on a CPU. Its ops share the process's pool of threads."""
+    """Implements ``Runner`` on a CPU. Its ops share the process's pool of threads.
+
+    ``native_step`` stands in for the library's own function of that name, for what measures it or tries another.
+    """
 
     def __init__(
         self,
@@ -37,9 +42,10 @@ class NativeRunner(StepRunner):
         check: bool = False,
         by_ops: bool = False,
         work: EngineWork | None = None,
+        native_step: NativeStep | None = None,
     ) -> None:
         super().__init__(spec, NativeProgram(program, weights, keep=check), clock, work)
-        self._run = structs.run_step()
+        self._run = native_step or structs.run_step()
         self._arena = torch.empty(0)
         self._check = StepCheck(self._program, spec.layout) if check else None
         self._ops = StepOps(self._program, spec.layout) if by_ops else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.native.runner import NativeRunner, NativeStep
 from baton.engine.backends.torch.runner import KV_DTYPES
 from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec
@@ -26,14 +26,20 @@ SIZES: dict[str, dict[str, Any]] = {
 CONTEXT = 8192
 
 
-def random_runner(size: str, scheme: str, kv: str) -> tuple[NativeRunner, int]:
-    """A bound-to-nothing runner, and the bytes of weights that one decode step reads."""
+def random_runner(
+    size: str, scheme: str, kv: str, by_ops: bool = False, native_step: NativeStep | None = None
+) -> tuple[NativeRunner, int]:
+    """Returns a runner of random weights with no pages bound, and the bytes of weights that a decode step reads.
+
+    ``by_ops`` and ``native_step`` are those of ``NativeRunner``.
+    """
     fields = {"model_type": "llama", "max_position_embeddings": CONTEXT} | SIZES[size]
     program = program_for(ModelConfig(Path("random"), fields, ()))
     torch.manual_seed(0)
     weights, read = _weights(program, scheme)
     layout = layout_for(KV_DTYPES[kv], program.groups)
-    return NativeRunner(ModelSpec("random", layout, CONTEXT, program.vocab_size, ()), program, weights), read
+    spec = ModelSpec("random", layout, CONTEXT, program.vocab_size, ())
+    return NativeRunner(spec, program, weights, by_ops=by_ops, native_step=native_step), read
 
 
 def _weights(program: Program, scheme: str) -> tuple[dict[str, Any], int]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from baton.console.bench.kv import setting
-from baton.console.bench.kv.rows import Row, interval, median
+from baton.bench.kv import setting
+from baton.bench.rows import Row, interval, median
 
 if TYPE_CHECKING:
-    from baton.console.bench.kv.kv import Bench
+    from baton.bench.kv.transports import Bench
 
 TARGETS = {"shm": 0.12, "tcp": 0.12, "grpc": 0.05}
 ROUNDS = 8  # for each of the other rows'

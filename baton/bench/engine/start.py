@@ -3,7 +3,7 @@
 Knows nothing of clusters. The checkpoint has random weights, in bfloat16, and lies in a temporary folder; the first
 start rounds and writes the cache, later ones map it and verify its checksums. Files are warm in the host's memory.
 
-    python -m baton.console.bench.engine.start DIRECTORY SCHEME CACHE      one start, its seconds on stdout
+    python -m baton.bench.engine.start DIRECTORY SCHEME CACHE      one start, its seconds on stdout
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from baton.console.bench.engine.models import CONTEXT, SIZES
-from baton.console.bench.kv.rows import Row, median, spread
+from baton.bench.engine.models import CONTEXT, SIZES
+from baton.bench.rows import Row, median, spread
 from baton.engine.backends.torch.runner import load
 from baton.engine.load import EngineConfig, Quantization
 from baton.engine.models import program_for
@@ -28,7 +28,7 @@ from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.config import ModelConfig
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
 
-MODULE = "baton.console.bench.engine.start"
+MODULE = "baton.bench.engine.start"
 TARGET_S = 2.0
 PROMPT = list(range(1, 2 * BLOCK_TOKENS + 1))
 

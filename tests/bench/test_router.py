@@ -4,10 +4,10 @@ import json
 
 import uvloop
 
-from baton.console.bench.kv import rows
-from baton.console.bench.router import measure
-from baton.console.bench.router.cluster import BenchCluster
-from baton.console.bench.router.load import closed_loop, open_loop, request
+from baton.bench import rows
+from baton.bench.router import measure
+from baton.bench.router.cluster import BenchCluster
+from baton.bench.router.load import closed_loop, open_loop, request
 
 
 def test_its_clients_measure_a_real_router_and_rows_say_where():

@@ -3,7 +3,7 @@
 Knows nothing of figures. It prints its addresses as one line of JSON, then answers each line on stdin with one:
 its CPU seconds so far. After the line "skip" it hashes no blocks, until the line "hash". It ends with its stdin.
 
-    python -m baton.console.bench.kv.receiver PAGE_BYTES PAGES [CERTS]
+    python -m baton.bench.kv.receiver PAGE_BYTES PAGES [CERTS]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import grpc
 import grpc.aio
 import uvloop
 
-from baton.console.bench.kv import setting
+from baton.bench.kv import setting
 from baton.decode_worker.io.intake import Intake
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.transport import shm, tcp

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from baton.console.bench.kv import kv, prefix_index, rows
-from baton.console.bench.kv.rows import RANDOM
-from baton.console.output import require_place, write_file
+from baton.bench import rows
+from baton.bench.kv import prefix_index, transports
+from baton.bench.rows import RANDOM
+from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
 
 SMALL_PAGE_BYTES = 32 << 10
@@ -28,9 +29,9 @@ def show(
     require_place(json_file, plot_file)
     if tier_model and tier_model != RANDOM and not Path(tier_model).is_dir():
         raise ConfigError(f"--tier-model {tier_model}: no such directory; {RANDOM} makes a model", "tier_model")
-    found = [*kv.run(rounds, total_bytes, page_bytes, SMALL_PAGE_BYTES), *prefix_index.rows()]
+    found = [*transports.run(rounds, total_bytes, page_bytes, SMALL_PAGE_BYTES), *prefix_index.rows()]
     if tier_model:
-        from baton.console.bench.kv import tiers  # loads torch
+        from baton.bench.kv import tiers  # loads torch
 
         found += tiers.rows(tier_model, rounds=rounds)
     Console(highlight=False, width=150).print(rows.table(found))

@@ -16,9 +16,9 @@ from pathlib import Path
 import uvloop
 from redis.asyncio import Redis
 
+from baton.bench.rows import Row, median, spread
 from baton.cluster.membership import connect
 from baton.cluster.prefix_index import PrefixIndex, PrefixPublisher
-from baton.console.bench.kv.rows import Row, median, spread
 from baton.kv.layout import prefix
 from baton.launch.redis_server import RedisServer, find_server
 

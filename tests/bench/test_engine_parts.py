@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from baton.console.bench.engine import report
-from baton.console.bench.engine.linear import Dots
-from baton.console.bench.kv.rows import Row
+from baton.bench.engine import report
+from baton.bench.engine.linear import Dots
+from baton.bench.rows import Row
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
 

@@ -21,8 +21,8 @@ import grpc
 import grpc.aio
 import uvloop
 
-from baton.console.bench.kv import checksums, exposed, setting
-from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.bench.kv import checksums, exposed, setting
+from baton.bench.rows import Row, median, paired, spread
 from baton.kv.transport import sender as transport_named
 from baton.kv.transport.auto import AUTO, AutoTransport
 from baton.kv.transport.grpc import CHANNEL_OPTIONS, keep_freed_buffers
@@ -50,7 +50,7 @@ class Bench:
         self._identity = setting.identity(Path(self._certs.name))
         arguments = [str(page_bytes), str(self.pages), self._certs.name]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "baton.console.bench.kv.receiver", *arguments],
+            [sys.executable, "-m", "baton.bench.kv.receiver", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert self._process.stdout is not None

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from baton.console.bench.engine.memory import MemoryRead, seconds
-from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.bench.engine.memory import MemoryRead, seconds
+from baton.bench.rows import Row, median, paired, spread
 from baton.kernels.abi import native
 from baton.kernels.paged_attention.native import Item, Pages, page_bytes, prepared
 from baton.kernels.paged_attention.stored import ELEMENTS, PAGE, SCALED
@@ -36,7 +36,7 @@ def _row(
     name: str, memory: MemoryRead, shape: tuple[int, int, int, int], dtype: str, rounds: int, context: int
 ) -> Row:
     heads, kv_heads, head_dim, layers = shape
-    pages = _pages(dtype, kv_heads, head_dim, layers, context)
+    pages = random_pages(dtype, kv_heads, head_dim, layers, context)
     table = list(range(len(pages)))
     random.Random(0).shuffle(table)
     item: Item = (table, context - 1, 1)
@@ -62,7 +62,7 @@ def _row(
     )
 
 
-def _pages(dtype: str, kv_heads: int, head_dim: int, layers: int, context: int) -> Tensor:
+def random_pages(dtype: str, kv_heads: int, head_dim: int, layers: int, context: int) -> Tensor:
     """Random K and V of plausible size, (pages, page_bytes) uint8, in memory as a worker's."""
     count, size = context // PAGE, page_bytes(dtype, kv_heads, head_dim, layers)
     memory = torch.frombuffer(PageMemory.create(count, size).view(), dtype=torch.uint8).view(count, size)

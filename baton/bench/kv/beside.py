@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from baton.bench.rows import Row, interval, median
 from baton.cluster.served_model import DEMO
-from baton.console.bench.kv.rows import Row, interval, median
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.kv.memory.host_pages import PageMemory
@@ -78,7 +78,7 @@ def decode_steps(sequences: int = 8, context: int = 512) -> None:
 @contextmanager
 def neighbour() -> Iterator[Ask]:
     """The child, warm; gives a function that asks it."""
-    command = [sys.executable, "-m", "baton.console.bench.kv.beside"]
+    command = [sys.executable, "-m", "baton.bench.kv.beside"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None
     assert child.stdout is not None

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import uvloop
 from rich.console import Console
 
-from baton.console.bench.kv import rows
-from baton.console.bench.router import measure
-from baton.console.bench.router.cluster import BenchCluster
-from baton.console.output import require_place, write_file
+from baton.bench import rows
+from baton.bench.router import measure
+from baton.bench.router.cluster import BenchCluster
+from baton.process.output_files import require_place, write_file
 
 FIGURES = ("ttft", "throughput", "cpu", "cpu-long", "memory", "overload")
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 from rich.console import Console
 
-from baton.console.bench.engine import attention, linear, start, step
-from baton.console.bench.engine.models import SIZES
-from baton.console.bench.kv import rows
-from baton.console.bench.kv.rows import Row
-from baton.console.output import require_place, write_file
+from baton.bench import rows
+from baton.bench.engine import attention, linear, start, step
+from baton.bench.engine.models import SIZES
+from baton.bench.rows import Row
 from baton.kernels.abi import native
+from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
 
 SCHEMES = ("bf16", "int8", "int4")

@@ -11,10 +11,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from baton.console.bench.kv.rows import Row, median, spread
-from baton.console.bench.router.cluster import BenchCluster
-from baton.console.bench.router.direct import direct
-from baton.console.bench.router.load import Outcome, closed_loop, connected, open_loop, request
+from baton.bench.router.cluster import BenchCluster
+from baton.bench.router.direct import direct
+from baton.bench.router.load import Outcome, closed_loop, connected, open_loop, request
+from baton.bench.rows import Row, median, spread
 from baton.router.text.tokenizer import ByteTokenizer
 
 Say = Callable[[str], None]

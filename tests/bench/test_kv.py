@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.console.bench.kv.rows import Row, interval, median, paired, spread
+from baton.bench.rows import Row, interval, median, paired, spread
 from baton.console.main import app
 
 

@@ -8,25 +8,39 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from baton.console.bench.engine.memory import MemoryRead
-from baton.console.bench.engine.models import random_runner
-from baton.console.bench.kv.rows import Row, median, paired, spread
-from baton.engine.backends.native.runner import NativeRunner
+from baton.bench.engine.memory import MemoryRead
+from baton.bench.engine.models import random_runner
+from baton.bench.rows import Row, median, paired, spread
 from baton.evaluate.workload import PROMPT, Workload
+from baton.kernels.step import structs
 
 MBU_TARGET, PYTHON_TARGET = 0.8, 0.03
 
 
+class TimedStep:
+    """The native step of the library, and the ``seconds`` spent in it. It adds one call of Python to a step."""
+
+    def __init__(self) -> None:
+        self._run = structs.run_step()
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: object) -> None:
+        """Runs the step."""
+        began = time.perf_counter()
+        self._run(*arguments)
+        self.seconds += time.perf_counter() - began
+
+
 def rows(size: str, scheme: str, kv: str, batches: tuple[int, ...], rounds: int) -> Iterator[Row]:
     """Decode at each batch size, Python's share at the largest, and one prompt of 512 tokens."""
-    runner, weights = random_runner(size, scheme, kv)
+    native = TimedStep()
+    runner, weights = random_runner(size, scheme, kv, native_step=native)
     work, memory = Workload(runner, max(batches)), MemoryRead()
     name = f"{size} {scheme}, {kv} KV"
     for batch in batches:
         yield _decode(f"decode, {name}, batch {batch}", work, memory, batch, weights, rounds)
-    yield _python(
-        f"Python's share of a decode step, {name}, batch {max(batches)}", runner, work, max(batches), rounds
-    )
+    share = f"Python's share of a decode step, {name}, batch {max(batches)}"
+    yield _python(share, native, work, max(batches), rounds)
     took = [work.prompt_seconds() for _ in range(rounds)]
     yield Row(f"prompt of {PROMPT} tokens, {name}", PROMPT / median(took), "tok/s", spread=spread(took))
 
@@ -48,22 +62,11 @@ def _decode(name: str, work: Workload, memory: MemoryRead, batch: int, weights: 
     )
 
 
-def _python(name: str, runner: NativeRunner, work: Workload, batch: int, rounds: int) -> Row:
+def _python(name: str, native: TimedStep, work: Workload, batch: int, rounds: int) -> Row:
     """The time of ``run`` less that of the native call inside it."""
-    inside, plans = 0.0, work.plans(batch)
-    native_call = runner._run
-
-    def timed(*arguments: object) -> None:
-        nonlocal inside
-        began = time.perf_counter()
-        native_call(*arguments)
-        inside += time.perf_counter() - began
-
-    shares = []
-    runner._run = timed
+    plans, shares = work.plans(batch), []
     for _ in range(rounds):
-        inside = 0.0
+        native.seconds = 0.0
         whole = work.run_seconds(plans)
-        shares.append(1 - inside / whole)
-    runner._run = native_call
+        shares.append(1 - native.seconds / whole)
     return Row(name, median(shares), "", spread=spread(shares), target=PYTHON_TARGET, ceiling=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.console.bench.engine import start
+from baton.bench.engine import start
 from baton.kernels.abi import native
 
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

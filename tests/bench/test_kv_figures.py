@@ -2,8 +2,8 @@
 
 import pytest
 
+from baton.bench.kv import prefix_index, tiers
 from baton.cluster.served_model import DEMO
-from baton.console.bench.kv import prefix_index, tiers
 
 
 def test_the_index_is_measured_at_full_size():

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from baton.console.bench.engine.memory import MemoryRead, seconds
-from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.bench.engine.memory import MemoryRead, seconds
+from baton.bench.rows import Row, median, paired, spread
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64
 from baton.kernels.linear.cpu import ARGUMENTS, prepared

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from baton.console.bench.kv import beside
-from baton.console.bench.kv.rows import RANDOM, Row, median, spread
+from baton.bench.kv import beside
+from baton.bench.rows import RANDOM, Row, median, spread
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
 from baton.engine.sharing import Sharing

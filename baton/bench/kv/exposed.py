@@ -17,14 +17,14 @@ import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from baton.console.bench.kv import setting
-from baton.console.bench.kv.rows import Row, median, paired, spread
+from baton.bench.kv import setting
+from baton.bench.rows import Row, median, paired, spread
 from baton.kv.transport.auto import AUTO
 from baton.prefill_worker.io.handoff import Handoff
 from baton.protos.nouns import TokenRun
 
 if TYPE_CHECKING:
-    from baton.console.bench.kv.kv import Bench
+    from baton.bench.kv.transports import Bench
 
 TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
 PACE = 0.8

@@ -1,0 +1,22 @@
+"""Files that a command writes at its end: where they can't be, that is said before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.protos.errors import ConfigError
+
+
+def require_place(*targets: str | None) -> None:
+    """Raises ConfigError where a file can't be: before minutes are spent on what it is to hold."""
+    for target in targets:
+        if target and (Path(target).is_dir() or not Path(target).parent.is_dir()):
+            raise ConfigError(f"can't write {target}: it must be a file in a folder that is there", "json")
+
+
+def write_file(target: str, data: bytes) -> None:
+    """Writes ``data`` to the file ``target``. Raises ConfigError when that can't be."""
+    try:
+        Path(target).write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"can't write {target}: {error}", "json") from error
