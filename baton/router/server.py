@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -59,6 +59,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 OPEN_INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 BACKLOG = 2048
 LEAST_GRACE_S = 0.1  # in which idle connections close
+CALM_EVERY_S = 0.005  # how often a router that ends looks whether its connections are closed
 UNREAD_S = 300.0  # a client that takes nothing of its answer for so long is cut off by the kernel
 GRPC_KEEPALIVE_MS = 20_000
 GRPC_HANDSHAKE_MS = 10_000
@@ -209,7 +210,7 @@ async def _start_rest(config: RouterConfig, app: ASGIApp, identity: Identity | N
     await server.up(serving)
 
     async def stop() -> None:
-        server.should_exit = True
+        server.end()
         await serving
 
     return listener.getsockname()[1], stop
@@ -246,6 +247,38 @@ class _Uvicorn(uvicorn.Server):
     def __init__(self, limits: EdgeLimits, context: ssl.SSLContext | None, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._connections, self._context = ConnectionTable(limits, time.monotonic), context
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Accept nothing more, and let ``serve`` return once what runs is over or out of time."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Renews the headers that tell the time, once a second until the end: uvicorn looks ten times a second."""
+        seconds = 0
+        while not await self.on_tick(10 * seconds):
+            seconds += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._ending.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Closes idle connections and waits for the others within the grace; uvicorn waits 0.1 s at least."""
+        for closing in (*self.servers, *(sockets or ())):
+            closing.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 (plain sets)
+                    await asyncio.sleep(CALM_EVERY_S)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel("the router ends, and the grace is over")
+        await self.lifespan.shutdown()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept on ``sockets``, each connection within the limits."""
@@ -266,7 +299,7 @@ class _Uvicorn(uvicorn.Server):
             if serving.done():
                 await serving
                 raise ConfigError("the REST listener ended while it started; the log says why", "router.port")
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(CALM_EVERY_S)
 
 
 class _Health(health.aio.HealthServicer):

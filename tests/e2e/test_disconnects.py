@@ -5,7 +5,6 @@ import json
 import random
 import statistics
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -92,46 +91,52 @@ def fleet_queue(fleet: Fleet) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("baton_requests_queued{"))
 
 
-async def _drops(tmp_path: Path, repetitions: int, seed: int) -> dict[str, list[float]]:
-    profile = slow_profile(tmp_path)
-    oracle, rng = Oracle(profile), random.Random(seed)
-    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    profile = slow_profile(tmp_path_factory.mktemp("paced"))
     worker = {"device": f"paced:{profile}", "prefill_chunk_tokens": 64}
     with Fleet(worker=worker, router={"local_prefill_max_tokens": 0}) as fleet:
-        whole = PROMPT * 0.0003 + PROMPT / 64 * 0.01
-        for i in range(repetitions):
-            if i % 8 == 0:
-                times["queue"].append(await _drop_in_queue(fleet, oracle, seed + i))
-                continue
-            delay = rng.choice([rng.uniform(0, whole), rng.uniform(whole, whole + 0.06), rng.uniform(0.2, 1.0)])
-            phase, took = await _drop_at(fleet, oracle.prompt(seed + 31 * i, PROMPT), delay)
-            times[phase].append(took)
-        fleet.wait_for_baseline()
-        assert fleet_queue(fleet) == 0
-        prompt = oracle.prompt(5, 100)
-        answer = httpx.post(
-            fleet.url + "/v1/completions",
-            json={
-                "prompt": prompt,
-                "max_tokens": 8,
-                "temperature": 0,
-                "return_token_ids": True,
-                "ignore_eos": True,
-            },
-        ).json()
-        assert answer["choices"][0]["token_ids"] == oracle.answer(prompt, 8)
+        yield fleet, Oracle(profile)
+
+
+async def _drops(fleet: Fleet, oracle: Oracle, repetitions: int, seed: int) -> dict[str, list[float]]:
+    rng = random.Random(seed)
+    times: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    whole = PROMPT * 0.0003 + PROMPT / 64 * 0.01
+    for i in range(repetitions):
+        if i % 8 == 0:
+            times["queue"].append(await _drop_in_queue(fleet, oracle, seed + i))
+            continue
+        delay = rng.choice([rng.uniform(0, whole), rng.uniform(whole, whole + 0.06), rng.uniform(0.2, 1.0)])
+        phase, took = await _drop_at(fleet, oracle.prompt(seed + 31 * i, PROMPT), delay)
+        times[phase].append(took)
+    fleet.wait_for_baseline()
+    assert fleet_queue(fleet) == 0
+    prompt = oracle.prompt(5, 100)
+    answer = httpx.post(
+        fleet.url + "/v1/completions",
+        json={
+            "prompt": prompt,
+            "max_tokens": 8,
+            "temperature": 0,
+            "return_token_ids": True,
+            "ignore_eos": True,
+        },
+        timeout=60,
+    ).json()
+    assert answer["choices"][0]["token_ids"] == oracle.answer(prompt, 8)
     return times
 
 
-async def test_a_client_that_goes_away_in_any_phase_leaves_no_page_behind(tmp_path):
-    times = await _drops(tmp_path, repetitions=24, seed=1)
+async def test_a_client_that_goes_away_in_any_phase_leaves_no_page_behind(cluster):
+    times = await _drops(*cluster, repetitions=24, seed=1)
     assert sum(map(len, times.values())) == 24
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_200_seeded_disconnects_free_everything_within_100_ms_and_the_step_in_flight(tmp_path):
-    times = await _drops(tmp_path, repetitions=200, seed=7)
+async def test_200_seeded_disconnects_free_everything_within_100_ms_and_the_step_in_flight(cluster):
+    times = await _drops(*cluster, repetitions=200, seed=7)
     for phase, took in times.items():
         ordered = sorted(took) or [0.0]
         print(
@@ -144,15 +149,13 @@ async def test_200_seeded_disconnects_free_everything_within_100_ms_and_the_step
     assert late == []
 
 
-async def test_a_client_that_goes_away_unstreamed_is_noticed_too(tmp_path):
-    profile = slow_profile(tmp_path)
-    oracle = Oracle(profile)
-    with Fleet(worker={"device": f"paced:{profile}"}) as fleet:
-        body = {"prompt": oracle.prompt(1, 200), "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
-        async with httpx.AsyncClient(timeout=60) as http:
-            asked = asyncio.create_task(http.post(fleet.url + "/v1/completions", json=body))
-            await asyncio.to_thread(wait_for, lambda: fleet.snapshot("decode-0").running, what="an answer begun")
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-        fleet.wait_for_baseline(FREE_S)
-        wait_for(lambda: fleet_queue(fleet) == 0, what="an empty queue")
+async def test_a_client_that_goes_away_unstreamed_is_noticed_too(cluster):
+    fleet, oracle = cluster
+    body = {"prompt": oracle.prompt(1, 200), "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=60) as http:
+        asked = asyncio.create_task(http.post(fleet.url + "/v1/completions", json=body))
+        await asyncio.to_thread(wait_for, lambda: fleet.snapshot("decode-0").running, what="an answer begun")
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    fleet.wait_for_baseline(FREE_S)
+    wait_for(lambda: fleet_queue(fleet) == 0, what="an empty queue")

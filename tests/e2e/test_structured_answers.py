@@ -3,8 +3,8 @@
 import asyncio
 import json
 import random
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import httpx
 import jsonschema
@@ -74,6 +74,13 @@ async def ask(client: httpx.AsyncClient, url: str, seed: int) -> list[int]:
     return choice["token_ids"]
 
 
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    profile = slow_profile(tmp_path_factory.mktemp("paced"), fixed=0.004, prefill=0.0001, kv=1024)
+    with Fleet(1, 2, worker={"device": f"paced:{profile}"}, router={"local_prefill_max_tokens": 16}) as running:
+        yield running
+
+
 async def ask_all(url: str, seeds: range) -> list[list[int]]:
     places = asyncio.Semaphore(AT_ONCE)
 
@@ -86,27 +93,24 @@ async def ask_all(url: str, seeds: range) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-async def test_random_schemas_are_answered_validly_every_one(count: int) -> None:
-    with Fleet(1, 2, worker={"device": "paced:zero"}) as fleet:
-        await ask_all(fleet.url, range(count))
-        fleet.wait_for_baseline()
+async def test_random_schemas_are_answered_validly_every_one(fleet: Fleet, count: int) -> None:
+    await ask_all(fleet.url, range(count))
+    fleet.wait_for_baseline()
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-async def test_a_killed_decode_worker_changes_no_structured_answer(tmp_path: Path, kills: int) -> None:
+async def test_a_killed_decode_worker_changes_no_structured_answer(fleet: Fleet, kills: int) -> None:
     rng = random.Random(kills)
-    profile = slow_profile(tmp_path, fixed=0.004, prefill=0.0001, kv=1024)
-    with Fleet(1, 2, worker={"device": f"paced:{profile}"}, router={"local_prefill_max_tokens": 16}) as fleet:
-        unbroken = await ask_all(fleet.url, range(24))
-        for _ in range(kills):
-            asking = asyncio.create_task(ask_all(fleet.url, range(24)))
-            await asyncio.sleep(rng.uniform(0.2, 0.7))
-            slot, part = rng.choice(["decode-0", "decode-1"]), rng.choice(["engine", "io"])
-            before = fleet.record(slot).incarnation
-            await asyncio.to_thread(fleet.kill, slot, part)
-            assert await asking == unbroken
-            await asyncio.to_thread(wait_for, partial(back, fleet, slot, before), what=f"{slot} being back")
-        fleet.wait_for_baseline()
+    unbroken = await ask_all(fleet.url, range(24))
+    for _ in range(kills):
+        asking = asyncio.create_task(ask_all(fleet.url, range(24)))
+        await asyncio.sleep(rng.uniform(0.2, 0.7))
+        slot, part = rng.choice(["decode-0", "decode-1"]), rng.choice(["engine", "io"])
+        before = fleet.record(slot).incarnation
+        await asyncio.to_thread(fleet.kill, slot, part)
+        assert await asking == unbroken
+        await asyncio.to_thread(wait_for, partial(back, fleet, slot, before), what=f"{slot} being back")
+    fleet.wait_for_baseline()
 
 
 def back(fleet: Fleet, slot: str, before: str) -> bool:

@@ -1,6 +1,7 @@
 """A cluster whose every port speaks TLS: it serves, it lets nobody else in, and takes up new certificates."""
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,12 @@ CAUSES = {
     "expired": ("certificate has expired",),
     "another role": ("somebody.example",),
 }
+
+
+@pytest.fixture(scope="module")
+def fleet(authorities: tuple[Authority, Authority]) -> Iterator[Fleet]:
+    with secured_fleet(authorities[0].folder) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +74,9 @@ def kv_port(fleet: Fleet, ours: Authority) -> Port:
     return Port("decode-0 KV", "kv", info.data_addresses["tcp"], "worker", "worker")
 
 
-def test_every_port_serves_its_own_and_refuses_everybody_else_with_the_cause_in_the_log(authorities) -> None:
+def test_every_port_serves_its_own_and_refuses_everybody_else_with_the_cause_in_the_log(authorities, fleet) -> None:
     ours, stranger = authorities
-    with secured_fleet(ours.folder) as fleet, client_of(ours) as client:
+    with client_of(ours) as client:
         oracle = Oracle("zero")
         for seed in range(3):
             prompt = oracle.prompt(seed, 200)
@@ -106,9 +113,9 @@ def _ends(exposition: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def test_renewed_certificates_are_taken_up_by_every_port_without_a_restart(authorities) -> None:
+def test_renewed_certificates_are_taken_up_by_every_port_without_a_restart(authorities, fleet) -> None:
     ours, _ = authorities
-    with secured_fleet(ours.folder) as fleet, client_of(ours) as client:
+    with client_of(ours) as client:
         oracle, pids = Oracle("zero"), [fleet.record(slot).pid for slot in fleet.slots]
         ports = [*ports_of(fleet), kv_port(fleet, ours)]
         prompt = oracle.prompt(1, 200)
