@@ -20,7 +20,7 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, SwiGlu
 from baton.kernels.abi import native
-from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.packed import PackedWeight, one_of
 from baton.protos.errors import CheckpointError
 from baton.protos.nouns import Sampling
 from tests.conformance.checkpoints import make, prompts
@@ -86,18 +86,24 @@ def test_experts_are_in_the_layers_that_the_config_says(home: Path) -> None:
     assert [(op.gate_up, op.renormalise) for op in stepped.experts] == [("1.experts_gate_up", True)]
 
 
-def test_quantization_leaves_routers_and_experts_as_they_are(home: Path) -> None:
-    directory = model(home, "mixtral")
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_quantization_rounds_experts_and_leaves_routers(home: Path, kind: str) -> None:
+    directory = model(home, kind)
     config, fields = (
         EngineConfig(str(directory), quantization="int8", cache_dir=str(home)),
         ModelConfig.read(directory),
     )
     program, weights, _ = load_weights(config, directory, fields, program_for(fields), torch.float32)
-    router, experts = weights["0.router"], weights["0.experts_down"]
-    assert isinstance(router, torch.Tensor)
-    assert router.dtype == torch.float32
-    assert isinstance(experts, torch.Tensor)
-    assert experts.dtype == torch.bfloat16
+    plain = dict(Checkpoint(directory).weights(program_for(fields).weights, torch.float32, "cpu"))
+    for op in program.experts:
+        router = weights[op.gate_up.replace("experts_gate_up", "router")]
+        assert isinstance(router, torch.Tensor)
+        assert router.dtype == torch.float32
+        for name in (op.gate_up, op.down):
+            experts, wanted = weights[name], plain[name].unflatten(0, (op.experts, -1))
+            assert isinstance(experts, PackedWeight)
+            last = one_of(experts, op.experts - 1, op.experts, wanted.shape[1]).dequantized()
+            assert float((last - wanted[-1]).norm() / wanted[-1].norm()) < 0.01
     packed = {op.weight for op in program.ops if isinstance(op, Linear)} - program.routers
     assert all(isinstance(weights[name], PackedWeight) for name in packed)
 

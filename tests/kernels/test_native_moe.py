@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from baton.kernels.abi import build, native
-from baton.kernels.moe.native import Experts, moe
+from baton.kernels.linear.packed import beside, one_of, quantize
+from baton.kernels.moe.native import Experts, PackedExperts, moe
+from baton.kernels.moe.reference import moe as reference
 from baton.kernels.moe.reference import route
 from tests.kernels import moe_suite as suite
 from tests.kernels.conftest import needs_native
@@ -50,6 +52,36 @@ def test_float32_experts_round_nothing(library: ctypes.CDLL, shape: tuple[int, i
     assert torch.equal(moe(library, case.experts, case.x[1:2], case.logits[1:2]), found[1:2])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", suite.SHAPES[1:4], ids=str)
+def test_packed_experts_are_the_references(
+    library: ctypes.CDLL, shape: tuple[int, int, int, int, int], bits: int
+) -> None:
+    """Rows are rounded alike, so that only float32 sums differ; each row alone has the same bits."""
+    case, group = suite.Case(9, shape), 0 if bits == 8 else 16
+    layers = case.experts.gate_up.nan_to_num().float(), case.experts.down.nan_to_num().float()
+    packed = [beside([quantize(one, bits, group) for one in layer]) for layer in layers]
+    assert all(weight is not None for weight in packed)
+    experts = PackedExperts(*packed, shape[4], True, shape[3])  # type: ignore[arg-type]
+    found = moe(library, experts, case.x, case.logits)
+    wanted = reference(case.x, case.logits, *experts.singly(), shape[4])
+    assert bool(((found - wanted).norm(dim=-1) <= 2e-2 * wanted.norm(dim=-1)).all())
+    assert float((found - wanted).norm() / wanted.norm()) < 4e-3
+    for row in (0, 2):
+        alone = moe(library, experts, case.x[row : row + 1], case.logits[row : row + 1].contiguous())
+        assert torch.equal(alone, found[row : row + 1])
+
+
+def test_experts_beside_each_other_are_taken_apart_again() -> None:
+    weights = [quantize(torch.randn(40, 64), 4, 32) for _ in range(3)]
+    whole = beside(weights)
+    assert whole is not None
+    assert whole.n == 3 * 64
+    for at, weight in enumerate(weights):
+        assert torch.equal(one_of(whole, at, 3, 40).dequantized(), weight.dequantized())
+    assert beside([weights[0], quantize(torch.randn(40, 64), 8, 0)]) is None
+
+
 def test_weights_are_a_softmax_over_the_chosen_or_over_all() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0]])
     experts, weights = route(logits, 2, True)
@@ -60,7 +92,7 @@ def test_weights_are_a_softmax_over_the_chosen_or_over_all() -> None:
 
 @pytest.mark.parametrize("bug", first_now(["MOE_TIES", "MOE_PLACE"], 0))
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    assert is_caught(mutant(bug, ("moe",)), suite.QUICK)
+    assert is_caught(mutant(bug, ("moe", "linear", "dense")), suite.QUICK)
 
 
 @pytest.mark.thorough

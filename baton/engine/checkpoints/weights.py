@@ -22,7 +22,7 @@ from baton.engine.program.ops import Linear, LmHead, Program, Weight
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
 from baton.kernels.linear.integers import Part, packed_of, values_of
-from baton.kernels.linear.packed import VERSION, PackedWeight, pack_bf16
+from baton.kernels.linear.packed import BF16, VERSION, PackedWeight, beside, pack_bf16
 from baton.protos.errors import CheckpointError, ConfigError
 
 HEAD = "head"
@@ -54,7 +54,7 @@ def load_weights(
     packed = packed_weights(fingerprint, scheme, make.packed, config.cache_dir)
     plain = [weight for weight in own.weights if weight.name not in packed]
     experts = {name for op in own.experts for name in (op.gate_up, op.down)}
-    kinds = dict.fromkeys(experts, torch.bfloat16)  # they have no packed form yet
+    kinds = dict.fromkeys(experts, torch.bfloat16)  # those that the checkpoint's maker left unquantized
     weights = {weight.name: make.plain(weight, kinds.get(weight.name, dtype)) for weight in plain}
     return LoadedWeights(own, weights | packed, fingerprint)
 
@@ -90,14 +90,33 @@ class _Maker:
         self._program, self._checkpoint, self._reader, self._scheme = program, checkpoint, reader, scheme
 
     def packed(self) -> dict[str, PackedWeight]:
-        """Every matrix that a Linear or the head multiplies with."""
+        """Every matrix that a Linear, the head or an expert multiplies with."""
         wanted = {op.weight for op in self._program.ops if isinstance(op, Linear | LmHead)} - self._program.routers
-        return {weight.name: self._pack(weight) for weight in self._program.weights if weight.name in wanted}
+        experts = {name: op.experts for op in self._program.experts for name in (op.gate_up, op.down)}
+        found: dict[str, PackedWeight | None] = {}
+        for weight in self._program.weights:
+            if weight.name in wanted:
+                found[weight.name] = self._pack(weight)
+            elif weight.name in experts:
+                found[weight.name] = self._pack_experts(weight, experts[weight.name])
+        return {name: weight for name, weight in found.items() if weight is not None}
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """A weight as a tensor: norms, biases, the embedding's table."""
         parts = [values_of(part) for part in self._parts(weight)]
         return torch.cat([part.to(dtype) for part in parts])
+
+    def _pack_experts(self, weight: Weight, experts: int) -> PackedWeight | None:
+        """Experts one by one, then side by side; None where they are unquantized, or not all alike."""
+        each, found = len(weight.sources) // experts, []
+        for at in range(0, len(weight.sources), each):
+            own = slice(at, at + each)
+            one = msgspec.structs.replace(weight, sources=weight.sources[own], shapes=weight.shapes[own])
+            packed = self._pack(one)
+            if self._reader is not None and packed.kind == BF16:
+                return None
+            found.append(packed)
+        return beside(found)
 
     def _pack(self, weight: Weight) -> PackedWeight:
         parts = self._parts(weight)

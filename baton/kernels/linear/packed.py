@@ -9,8 +9,11 @@ those which it gives as float16 stay exact and small ones don't underflow.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +25,7 @@ PANEL = 64
 BF16, W8, W4 = 0, 1, 2  # linear.h: LinearKind
 E4M3 = 3  # form.cuh: of a GPU alone, elsewhere the reference computes it
 CODES, E4M3_A16, W8_OUTLIERS = 4, 5, 6  # narrow_forms.h: of a CPU alone
+ROWS = ("data", "scales", "mins", "row_scale")  # what a PackedWeight has panel by panel
 ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128}
 VERSION = 3  # of this layout and rounding: part of the name of what is cached on disk
 
@@ -183,6 +187,34 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
     row_scale = _units(scales if mins is None else torch.cat((scales, mins), 1))
     lows = None if mins is None else _panels(mins / row_scale[:, None])
     return PackedWeight(kind, n, k, group, steps, _panels(scales / row_scale[:, None]), lows, _rows(row_scale))
+
+
+def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
+    """Weights of one shape as one, each beginning with a panel; None where their forms differ."""
+    first = weights[0]
+    rows = -(-first.n // PANEL) * PANEL * len(weights)
+    if any(_form(w) != _form(first) for w in weights):
+        return None
+    if first.table is not None and not all(
+        torch.equal(first.table, w.table) for w in weights if w.table is not None
+    ):
+        return None
+    parts: dict[str, list[Any]] = {name: [getattr(w, name) for w in weights] for name in ROWS}
+    whole: dict[str, Any] = {name: None if part[0] is None else torch.cat(part) for name, part in parts.items()}
+    return dataclasses.replace(first, n=rows, **whole)
+
+
+def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
+    """One of the ``count`` weights that ``beside`` put together, which has ``n`` rows."""
+    parts: dict[str, Any] = {name: getattr(whole, name) for name in ROWS}
+    own: dict[str, Any] = {
+        name: None if p is None else p.view(count, -1, *p.shape[1:])[index] for name, p in parts.items()
+    }
+    return dataclasses.replace(whole, n=n, **own)
+
+
+def _form(w: PackedWeight) -> tuple[int, int, int, int, bool]:
+    return w.kind, w.n, w.k, w.group, w.mins is None
 
 
 def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:

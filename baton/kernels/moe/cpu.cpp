@@ -6,6 +6,8 @@
 
 #include "../abi/kv.h"
 #include "../abi/threads.h"
+#include "../linear/linear.h"
+#include "packed.h"
 
 namespace baton {
 namespace {
@@ -134,15 +136,41 @@ void layers(const Moe& m, const Routed& r, const float* x, float* between, float
   });
 }
 
+// The same by packed matrices: an expert's rows side by side, through its two layers, which round them as a dense layer does.
+void packed_layers(const Moe& m, const Routed& r, const float* x, float* between, float* y) {
+  const size_t most = r.order.size();
+  std::vector<float> rows(most * size_t(m.hidden)), both(most * 2 * size_t(m.inner));
+  for (size_t i = 0; i < most; i++)
+    std::memcpy(rows.data() + i * m.hidden, x + r.order[i] / m.chosen * m.hidden, size_t(m.hidden) * 4);
+  for (int32_t e = 0, begin = 0; e < m.experts; begin = r.ends[size_t(e)], e++) {
+    const int64_t count = r.ends[size_t(e)] - begin;
+    if (!count) continue;
+    const PackedLinear gate_up = expert_of(m.gate_up, e, 2 * m.inner), down = expert_of(m.down, e, m.hidden);
+    float* own = between + begin * m.inner;
+    baton_linear(&gate_up, rows.data() + begin * m.hidden, F32, m.hidden, count, nullptr, both.data(), F32, 2 * m.inner);
+    parallel_for(int32_t(count), [&](int32_t i) {
+      const float *gates = both.data() + i * 2 * m.inner, *ups = gates + m.inner;
+      for (int64_t j = 0; j < m.inner; j++) own[i * m.inner + j] = silu(gates[j]) * ups[j];
+    });
+    baton_linear(&down, own, F32, m.inner, count, nullptr, y + begin * m.hidden, F32, m.hidden);
+  }
+}
+
+constexpr int MOE_T_PACKED = -1;  // in place of a kind of number
+
 template <int T>
 void some_rows(const Moe& m, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out, int64_t out_stride) {
   const Routed r = sorted(m, logits, rows);
   const int64_t n = rows * m.chosen;
-  float* own = (float*)scratch(SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
+  // A dense layer has the caller's scratch for its own.
+  float* own = (float*)scratch(T == MOE_T_PACKED ? SCRATCH_STEP : SCRATCH_CALLER, size_t(rows * m.hidden + n * (m.inner + m.hidden)) * 4);
   float *between = own + rows * m.hidden, *y = between + n * m.inner;
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) own[i * m.hidden + j] = rounded<T>(x[i * x_stride + j]);
-  layers<T>(m, r, own, between, y);
+  if constexpr (T == MOE_T_PACKED)
+    packed_layers(m, r, own, between, y);
+  else
+    layers<T>(m, r, own, between, y);
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) {
       float sum = 0;
@@ -165,7 +193,8 @@ BATON_API void baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride
   using namespace baton;
   for (int64_t at = 0; at < rows; at += MOST_ROWS) {
     const int64_t some = rows - at < MOST_ROWS ? rows - at : MOST_ROWS;
-    const auto run = moe->dtype == F32 ? some_rows<KV_F32> : some_rows<KV_BF16>;
+    const auto plain = moe->dtype == F32 ? some_rows<KV_F32> : some_rows<KV_BF16>;
+    const auto run = moe->dtype == MOE_PACKED ? some_rows<MOE_T_PACKED> : plain;
     run(*moe, x + at * x_stride, x_stride, logits + at * moe->experts, some, out + at * out_stride, out_stride);
   }
 }

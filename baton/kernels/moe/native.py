@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from baton.kernels.abi.native import BF16, F32, I64, P, declare
+from baton.kernels.linear.packed import PackedWeight, one_of
+from baton.kernels.moe.reference import Matrices
+
+PACKED = 100  # packed.h: MOE_PACKED
 
 
 class ExpertsStruct(ctypes.Structure):
@@ -38,8 +42,50 @@ class Experts:
         dtype = BF16 if self.down.dtype == torch.bfloat16 else F32
         return ExpertsStruct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise), dtype)
 
+    def singly(self) -> tuple[Matrices, Matrices]:
+        """gate_up and down by expert, as the reference takes them."""
+        return self.gate_up, self.down
 
-def moe(library: ctypes.CDLL, experts: Experts, x: Tensor, logits: Tensor, out: Tensor | None = None) -> Tensor:
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The same in packed form, on a CPU alone: ``experts`` of them beside each other (``linear.packed.beside``)."""
+
+    gate_up: PackedWeight
+    down: PackedWeight
+    chosen: int
+    renormalise: bool
+    experts: int
+
+    @property
+    def struct(self) -> ExpertsStruct:
+        """What the library is given."""
+        pointers, sizes = (self.gate_up.address, self.down.address), (self.gate_up.k, self.down.k)
+        return ExpertsStruct(*pointers, *sizes, self.experts, self.chosen, int(self.renormalise), PACKED)
+
+    def singly(self) -> tuple[Matrices, Matrices]:
+        """gate_up and down by expert, as the reference takes them."""
+        gate_up = [one_of(self.gate_up, e, self.experts, 2 * self.down.k) for e in range(self.experts)]
+        return gate_up, [one_of(self.down, e, self.experts, self.gate_up.k) for e in range(self.experts)]
+
+
+AnyExperts = Experts | PackedExperts
+
+
+def experts_of(
+    gate_up: Tensor | PackedWeight, down: Tensor | PackedWeight, experts: int, chosen: int, renormalise: bool
+) -> AnyExperts:
+    """A layer by its weights, stacked expert by expert: both packed, or both tensors."""
+    if isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
+        return PackedExperts(gate_up, down, chosen, renormalise, experts)
+    assert isinstance(gate_up, Tensor)
+    assert isinstance(down, Tensor)
+    shape = experts, -1
+    layers = gate_up.unflatten(0, shape).contiguous(), down.unflatten(0, shape).contiguous()
+    return Experts(*layers, chosen, renormalise)
+
+
+def moe(library: ctypes.CDLL, experts: AnyExperts, x: Tensor, logits: Tensor, out: Tensor | None = None) -> Tensor:
     """x (rows, hidden) and logits (rows, experts) float32 -> (rows, hidden)."""
     call = declare(library, "moe", P, P, I64, P, I64, P, I64)
     struct = experts.struct

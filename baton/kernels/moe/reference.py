@@ -6,25 +6,39 @@ the two layers are rounded to bfloat16 too; everything else is in the precision 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from baton.kernels.linear.packed import PackedWeight
+from baton.kernels.linear.reference import linear
 from baton.kernels.swiglu.reference import swiglu
 
+Matrices = Tensor | Sequence[Tensor | PackedWeight]
 
-def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, renormalise: bool = True) -> Tensor:
+
+def moe(
+    x: Tensor, logits: Tensor, gate_up: Matrices, down: Matrices, chosen: int, renormalise: bool = True
+) -> Tensor:
     """x (rows, hidden), logits (rows, experts), gate_up and down as ``native.Experts`` has them -> as x.
 
-    Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN.
+    Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN. Packed matrices come as
+    one per expert, and round their rows as a dense layer does.
     """
     experts, weights = route(logits.to(x.dtype), chosen, renormalise)
-    rounded, out = _rounded(x, down.dtype), torch.zeros_like(x)
+    dtype = down.dtype if isinstance(down, Tensor) else x.dtype
+    rounded, out = _rounded(x, dtype), torch.zeros_like(x)
     for rank in range(chosen):
         for expert in experts[:, rank].unique().tolist():
             rows = (experts[:, rank] == expert).nonzero()[:, 0]
-            between = _rounded(swiglu(rounded[rows] @ gate_up[expert].to(x.dtype).T), down.dtype)
-            out[rows] += weights[rows, rank, None] * (between @ down[expert].to(x.dtype).T)
+            between = _rounded(swiglu(_product(rounded[rows], gate_up[expert])), dtype)
+            out[rows] += weights[rows, rank, None] * _product(between, down[expert])
     return out
+
+
+def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+    return linear(x, weight) if isinstance(weight, PackedWeight) else x @ weight.to(x.dtype).T
 
 
 def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:

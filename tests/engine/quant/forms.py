@@ -36,6 +36,12 @@ def base(directory: Path) -> Path:
     return make(directory, "qwen2", hidden_size=128, intermediate_size=256, head_dim=32)
 
 
+def experts_base(directory: Path) -> Path:
+    """A model with experts."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 32}
+    return make(directory, "qwen3_moe", num_experts=3, num_experts_per_tok=2, vocab_size=128, **sizes)
+
+
 def gguf_base(directory: Path) -> Path:
     """What ``write_gguf`` starts from: a llama, whose q and k rows GGUF reorders."""
     size = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}

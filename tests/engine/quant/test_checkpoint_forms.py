@@ -13,7 +13,7 @@ from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant.gguf import gguf_name
-from baton.kernels.linear.packed import E4M3_A16, W4, W8, PackedWeight
+from baton.kernels.linear.packed import E4M3_A16, W4, W8, PackedWeight, one_of
 from baton.protos.errors import CheckpointError, ConfigError
 from tests.engine.quant import forms
 
@@ -75,6 +75,23 @@ def test_a_checkpoint_holds_its_twins_values(base: Path, tmp_path: Path, case: s
     form, kind, most = CASES[case]
     coded, plain = forms.write(base, tmp_path, form)
     same_values(coded, plain, tmp_path, kind, most)
+
+
+@pytest.mark.parametrize("case", ["gptq", "awq", "int8 channel", "fp8 blocks", "int4 packed"])
+def test_experts_hold_their_twins_values(tmp_path: Path, case: str) -> None:
+    form, kind, most = CASES[case]
+    coded, plain = forms.write(forms.experts_base(tmp_path / "base"), tmp_path, form)
+    found, twin = loaded(coded, tmp_path), loaded(plain, tmp_path)
+    assert found.program.experts
+    for op in found.program.experts:
+        for name in (op.gate_up, op.down):
+            packed, wanted = found.weights[name], twin.weights[name]
+            assert isinstance(packed, PackedWeight)
+            assert isinstance(wanted, torch.Tensor)
+            assert packed.kind == kind
+            for index, one in enumerate(wanted.unflatten(0, (op.experts, -1))):
+                value = one_of(packed, index, op.experts, len(one)).dequantized()
+                assert float((value - one).norm() / one.norm()) <= most
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.program import ops as p
 from baton.kernels.cuda.library import Device
 from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
-from baton.kernels.moe.native import Experts
+from baton.kernels.moe.native import AnyExperts, Experts
 
 
 class CudaProgram(NativeProgram):
@@ -46,7 +46,8 @@ class CudaProgram(NativeProgram):
             self._structs[name] = PackedMatrixStruct(weight.kind, weight.group, weight.n, weight.k, *places)
         return ctypes.addressof(self._structs[name])
 
-    def _place_experts(self, name: str, layer: Experts) -> int:
+    def _place_experts(self, name: str, layer: AnyExperts) -> int:
+        assert isinstance(layer, Experts)  # cuda/load.py
         struct = layer.struct
         struct.gate_up, struct.down = self._put(layer.gate_up), self._put(layer.down)
         self._kept.append(struct)

@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.engine.program import ops as p
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
-from baton.kernels.moe.native import Experts
+from baton.kernels.moe.native import AnyExperts, experts_of
 from baton.kernels.step import structs
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -34,7 +34,7 @@ class NativeProgram:
         self._kept: list[Any] = []
         self.vectors: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
-        self.experts: dict[str, Experts] = {}  # by the name of the first layer's weight
+        self.experts: dict[str, AnyExperts] = {}  # by the name of the first layer's weight
         self._packed: dict[str, PackedWeight] = {}
         self._weights = weights
         found = [_COMPILERS[type(op)](self, op) for op in program.ops]
@@ -109,7 +109,7 @@ class NativeProgram:
         """Of a matrix: its struct's address."""
         return weight.address
 
-    def _place_experts(self, name: str, layer: Experts) -> int:
+    def _place_experts(self, name: str, layer: AnyExperts) -> int:
         """Of a layer of experts: its struct's address."""
         struct = layer.struct
         self.experts[name] = layer
@@ -178,16 +178,13 @@ class NativeProgram:
 
     def _moe(self, op: p.Moe) -> structs.Op:
         gate_up, down = self._weights[op.gate_up], self._weights[op.down]
-        assert isinstance(gate_up, Tensor)
-        assert isinstance(down, Tensor)
-        shape = op.experts, -1
-        layers = gate_up.unflatten(0, shape).contiguous(), down.unflatten(0, shape).contiguous()
+        layer = experts_of(gate_up, down, op.experts, op.chosen, op.renormalise)
         return structs.Op(
             kind=structs.MOE,
             input=self.registers[op.x],
             delta=self.registers[op.logits],
             output=self._register(op.out, self._width(op.x)),
-            table=self._place_experts(op.gate_up, Experts(*layers, op.chosen, op.renormalise)),
+            table=self._place_experts(op.gate_up, layer),
         )
 
     def _lm_head(self, op: p.LmHead) -> structs.Op:

@@ -74,7 +74,7 @@ class StepCheck:
         """The dense weight and its tolerance."""
         weight = self._native.weight(name)
         if isinstance(weight, Tensor):
-            return weight.float(), LINEAR[packed.BF16 if weight.dtype == torch.bfloat16 else LINEAR_F32]
+            return weight.float(), LINEAR[_kind(weight)]
         if name not in self._dense:
             self._dense[name] = weight.dequantized()
         return self._dense[name], LINEAR[weight.kind]
@@ -102,8 +102,8 @@ class StepCheck:
 
     def _moe(self, op: p.Moe, state: CheckContext) -> Callable[[], Named]:
         of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
-        wanted = self._kernels.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise)
-        most = LINEAR[packed.BF16 if of.down.dtype == torch.bfloat16 else LINEAR_F32]
+        wanted = self._kernels.moe(x, logits, *of.singly(), of.chosen, of.renormalise)
+        most = LINEAR[_kind(of.down)]
         return lambda: [("out", self._get(state, op.out), wanted, most)]
 
     def _rope_append(self, op: p.RopeAppend, state: CheckContext) -> Callable[[], Named]:
@@ -162,6 +162,12 @@ class StepCheck:
     def _layer(self, state: CheckContext, pages: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         m = self._program
         return read_layer(state.memory, pages, layer, m.layers, m.kv_heads, m.head_dim, self._layout.dtype)
+
+
+def _kind(weight: Tensor | packed.PackedWeight) -> int:
+    if isinstance(weight, packed.PackedWeight):
+        return weight.kind
+    return packed.BF16 if weight.dtype == torch.bfloat16 else LINEAR_F32
 
 
 assert ITEM.names == ("first", "pages", "queries", "start")

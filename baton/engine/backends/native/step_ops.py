@@ -16,6 +16,7 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.program import ops as p
 from baton.kernels.linear.torch_op import parts
+from baton.kernels.moe.native import Experts
 from baton.kernels.registry import torch_ops
 from baton.protos.nouns import KvLayout
 
@@ -41,9 +42,9 @@ class StepOps:
     def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
         """Op ``number``; False for one that the native step must run."""
         op = self._native.ops[number]
-        if (found := _OPS.get(type(op))) is not None:
-            found(self, op, self._state(batch, arena, memory, turns))
-        return found is not None
+        if (found := _OPS.get(type(op))) is None:
+            return False
+        return found(self, op, self._state(batch, arena, memory, turns)) is not False
 
     def _state(self, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> OpContext:
         offsets = [(at - batch.flat.ctypes.data) // batch.flat.itemsize for at in batch.items["pages"].tolist()]
@@ -90,12 +91,15 @@ class StepOps:
     def _swiglu(self, op: p.SwiGlu, state: OpContext) -> None:
         state.registers(op.out).copy_(self._ops.swiglu(state.registers(op.gate_up)))
 
-    def _moe(self, op: p.Moe, state: OpContext) -> None:
+    def _moe(self, op: p.Moe, state: OpContext) -> bool:
         of, x, logits = self._native.experts[op.gate_up], state.registers(op.x), state.registers(op.logits)
+        if not isinstance(of, Experts):
+            return False  # packed ones, which torch's op has no form for
         state.registers(op.out).copy_(self._ops.moe(x, logits, of.gate_up, of.down, of.chosen, of.renormalise))
+        return True
 
 
-_OPS: dict[type, Callable[[StepOps, Any, OpContext], None]] = {
+_OPS: dict[type, Callable[[StepOps, Any, OpContext], bool | None]] = {
     p.Embedding: StepOps._embed,
     p.RmsNorm: StepOps._rms_norm,
     p.Linear: StepOps._linear,

@@ -23,6 +23,7 @@ from baton.engine.program.ops import (
     RopeAppend,
     SwiGlu,
 )
+from baton.kernels.moe.native import experts_of
 
 Registers = dict[str, Tensor]
 
@@ -129,8 +130,8 @@ class Interpreter:
         return step
 
     def _moe(self, op: Moe) -> Step:
-        kernel, layers = self._kernels.moe, [self._weights[name] for name in (op.gate_up, op.down)]
-        gate_up, down = (weight.unflatten(0, (op.experts, -1)) for weight in layers)
+        kernel, of = self._kernels.moe, (op.experts, op.chosen, op.renormalise)
+        gate_up, down = experts_of(self._weights[op.gate_up], self._weights[op.down], *of).singly()
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, logits = registers[op.x], registers[op.logits]
