@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from baton.engine.checkpoints.weights import Loaded, load_weights
+from baton.engine.checkpoints.weights import LoadedWeights, load_weights
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
@@ -47,7 +47,7 @@ CASES = {
 }
 
 
-def loaded(directory: Path, cache: Path) -> Loaded:
+def loaded(directory: Path, cache: Path) -> LoadedWeights:
     read = ModelConfig.read(directory)
     config = EngineConfig(str(directory), cache_dir=str(cache))
     return load_weights(config, directory, read, program_for(read), torch.float32)
