@@ -1,4 +1,4 @@
-"""Whether a worker can ever compute a request. Torch-free.
+"""Checks whether a worker can ever compute a request. Torch-free.
 
 Knows nothing of load: a request that passes may still have to wait. Sampling ranges are the router's.
 """
@@ -11,12 +11,14 @@ from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
 
 
 def blocks_for(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Pages that ``tokens`` tokens need."""
+    """Returns the pages that ``tokens`` tokens need."""
     return -(-tokens // block_tokens)
 
 
 def holdable(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Leading blocks that may be taken from a cache: never all of them, one token is always computed."""
+    """Returns how many leading blocks may be taken from a cache: never all, because one token is always
+    computed.
+    """
     return max(tokens - 1, 0) // block_tokens
 
 
@@ -31,7 +33,7 @@ def holdable_of(request: EngineRequest, tokens: int, block_tokens: int = BLOCK_T
 
 
 def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
-    """Raise the typed error that names the field this worker can't serve."""
+    """Raises InvalidRequest or ContextTooLong, naming the field that this worker can't serve."""
     count = len(request.token_ids)
     if count == 0 or not 0 < request.prompt_tokens <= count:
         raise InvalidRequest("token_ids needs a token, and prompt_tokens must be within it", "prompt_tokens")

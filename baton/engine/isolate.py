@@ -1,7 +1,7 @@
-"""Run a step so that a sequence that can't be computed fails alone. Torch-free.
+"""Runs a step so that a sequence that can't be computed fails alone. Torch-free.
 
-Knows nothing of schedulers or pages. Running an item twice is harmless: the same tokens write the same
-KV at the same positions, and randomness is keyed by position.
+Knows nothing of schedulers or pages. Running an item twice is harmless: the same tokens write the same KV at the
+same positions, and randomness is keyed by position.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.protos.nouns import TokenLogprobs
 
 
 class StepOutcome(msgspec.Struct):
-    """What became of a step: tokens by sequence where any were sampled, an exception where it failed."""
+    """Holds what became of a step: tokens by sequence where any were sampled, an exception where it failed."""
 
     sampled: dict[int, tuple[SampledToken, ...]]
     failed: dict[int, Exception]
@@ -22,7 +22,7 @@ class StepOutcome(msgspec.Struct):
     pooled: dict[int, PooledStates] = {}
 
     def absorb(self, other: StepOutcome) -> None:
-        """Add the outcome of another part of the same plan."""
+        """Adds the outcome of another part of the same plan."""
         self.sampled |= other.sampled
         self.failed |= other.failed
         self.scored |= other.scored
@@ -31,7 +31,7 @@ class StepOutcome(msgspec.Struct):
 
 
 def run_isolated(runner: Runner, plan: StepPlan) -> StepOutcome:
-    """Run ``plan``; where the runner raises, halve the plan until the culprits stand alone."""
+    """Runs ``plan``; where the runner raises, halves the plan until the culprits stand alone."""
     try:
         result = runner.run(plan)
     except Exception as error:

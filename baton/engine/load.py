@@ -1,7 +1,7 @@
-"""From settings to a runner that is ready to bind pages.
+"""Turns settings into a runner that is ready to bind pages.
 
-Knows nothing of workers or roles. Importing this loads no torch: ``load_runner`` does, so that a process
-which only carries the settings stays small.
+Knows nothing of workers or roles. Importing this loads no torch: ``load_runner`` does, so that a process which only
+carries the settings stays small.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ QUIET_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Which model, in what precision, where.
+    """Says which model runs, in what precision, where.
 
-    ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and
-    bfloat16 on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
+    ``model`` is a directory in Hugging Face layout or a hub id. ``dtype`` "auto" is float32 on a CPU and bfloat16
+    on a GPU. ``max_model_len`` caps the model's own context; ``threads`` is torch's, None for its default.
     ``kv_cache_dtype`` is what K and V are stored in, "auto" for ``dtype``; int8 and fp8 have a scale per (token,
     head). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
     kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
@@ -50,7 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
 
 def load_runner(config: EngineConfig) -> Runner:
-    """Load the checkpoint. Raises CheckpointError (naming the file) or ConfigError (naming the setting)."""
+    """Loads the checkpoint. Raises CheckpointError (naming the file) or ConfigError (naming the setting)."""
     _require_known(config)
     os.environ.setdefault(*QUIET_THREADS)
     return import_module("baton.engine.backends.torch.runner").load(config)

@@ -1,4 +1,4 @@
-"""Which tokens may be chosen now, as boolean arrays (vocab,). Torch-free.
+"""Says which tokens may be chosen now, as boolean arrays (vocab,). Torch-free.
 
 Knows nothing of logits or grammars' insides. A mask is a function of the vocabulary's size, so that it costs only
 where a token is really chosen.
@@ -17,17 +17,19 @@ Allowed = Callable[[int], Mask]
 
 
 def only(token_ids: Sequence[int]) -> Allowed:
-    """Those ids alone."""
+    """Returns a mask that allows ``token_ids`` alone."""
     return partial(_only, token_ids)
 
 
 def without(allowed: Allowed, banned: Sequence[int]) -> Allowed:
-    """``allowed`` less ``banned``; where that leaves nothing, ``allowed`` wins: an answer must be able to go on."""
+    """Returns ``allowed`` less ``banned``. Where that leaves nothing ``allowed`` wins: an answer must be able to go
+    on.
+    """
     return partial(_without, allowed, banned) if banned else allowed
 
 
 def completing(words: Sequence[Sequence[int]], outputs: Sequence[int]) -> tuple[int, ...]:
-    """The last ids of those ``words`` that ``outputs`` ends with but for that id."""
+    """Returns the last id of each of ``words`` that ``outputs`` ends with but for that id."""
     return tuple(word[-1] for word in words if _ends_with(outputs, word[:-1]))
 
 

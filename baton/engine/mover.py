@@ -1,7 +1,8 @@
-"""The process that owns torch for the nccl transport: it joins process groups and moves bytes of staging memory.
+"""Runs torch.distributed for the nccl transport, in a process of its own: joins groups and moves bytes of staging
+memory.
 
 Knows nothing of frames or leases, and never sees a page. A *channel* is a torch.distributed group of two, made by
-itself (no global world: workers come and go as they like), rank 0 receives and rank 1 sends. On a channel things
+itself (no global world: workers come and go as they like); rank 0 receives and rank 1 sends. On a channel things
 happen in order, each channel on a thread of its own. With CUDA the group is NCCL's and bytes pass through device
 memory: the I/O process's staging on its card, where it has that, else ours. Without, the same calls go over gloo.
 
@@ -40,13 +41,13 @@ from baton.kv.wire.moving import (
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import SharedPages
 
-TIMEOUT_S = 60.0  # to join: the other mover may be loading torch; and for one message
-MAX_MESSAGE = 64 << 10
+TIMEOUT_S = 60.0  # seconds to join, because the other mover may be loading torch, and for one message
+MAX_MESSAGE = 64 << 10  # bytes of one message between the I/O process and its mover
 CUDA = torch.cuda.is_available() and dist.is_nccl_available()
 
 
 class MoverChannel:
-    """One group of two, and the thread that works on it."""
+    """Owns one group of two and the thread that works on it."""
 
     def __init__(self, join: JoinChannel, staging: mmap.mmap, mover: Mover) -> None:
         self._join, self._mover, self._staging = join, mover, staging
@@ -57,7 +58,7 @@ class MoverChannel:
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, move: MoveBytes | None) -> None:
-        """Do it after what was put before; None: leave."""
+        """Queues a move behind what was put before; None leaves the channel."""
         self._todo.put(move)
 
     def _run(self) -> None:
@@ -100,7 +101,7 @@ class MoverChannel:
 
 
 class Mover:
-    """Every channel of one worker."""
+    """Runs every channel of one worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -109,7 +110,7 @@ class Mover:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Until the I/O process is gone."""
+        """Serves the I/O process until it is gone."""
         decode = msgspec.msgpack.Decoder(ToMover).decode
         while True:
             try:
@@ -138,19 +139,21 @@ class Mover:
                 channel.put(None if isinstance(message, LeaveChannel) else message)
 
     def store_of(self, join: JoinChannel) -> Any:
-        """Where the two of a channel meet: the receiver's, which is in this process for a receiver."""
+        """Returns the store where the two ends of a channel meet: the receiver's, which is in this process for a
+        receiver.
+        """
         if join.rank == 0:
             return self._stores[join.port]
         limit = timedelta(seconds=TIMEOUT_S)
         return dist.TCPStore(join.host, join.port, None, False, limit, wait_for_workers=False)
 
     def gone(self, channel: str) -> None:
-        """Its thread ends."""
+        """Forgets a channel whose thread ends."""
         with self._lock:
             self._channels.pop(channel, None)
 
     def say(self, message: msgspec.Struct) -> None:
-        """To the I/O process; one message is one packet, so threads need no lock."""
+        """Sends a message to the I/O process; one message is one packet, so threads need no lock."""
         try:
             self._sock.send(msgspec.msgpack.encode(message))
         except OSError:
@@ -170,7 +173,9 @@ class _Bytes:
 
 
 def card(shared: SharedPages) -> Driver:
-    """Ours, which ``shared`` is memory of. Raises ConfigError where it isn't, or where NCCL can't be had for it."""
+    """Returns the driver of the card that ``shared`` is memory of. Raises ConfigError where it isn't ours or NCCL
+    lacks.
+    """
     if not CUDA and not on_shim():
         why = "CUDA" if not torch.cuda.is_available() else "NCCL"
         raise ConfigError(f"blocks on a card go by NCCL, and this torch has no {why}", "worker.kv_transport")
@@ -182,14 +187,14 @@ def card(shared: SharedPages) -> Driver:
 
 
 def bytes_at(address: int, size: int) -> torch.Tensor:
-    """``size`` bytes of the card; on the shim, whose card is the host, of the host."""
+    """Returns a tensor over ``size`` bytes of the card; on the shim, whose card is the host, of the host."""
     if CUDA:
         return torch.as_tensor(_Bytes(address, size), device="cuda")
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
 def make_group(join: JoinChannel, store: Any) -> Any:
-    """The two-rank group of a channel. Raises RuntimeError when the other doesn't come."""
+    """Returns the two-rank group of a channel. Raises RuntimeError when the other end doesn't come."""
     named = dist.PrefixStore(join.group, store)
     if CUDA:
         options = dist.ProcessGroupNCCL.Options()

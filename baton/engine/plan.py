@@ -1,4 +1,4 @@
-"""What one engine step is asked to do and what it answers. Torch-free.
+"""Defines what one engine step is asked to do and what it answers. Torch-free.
 
 Knows nothing of schedulers, leases or models: a plan is tokens, positions and page tables. Nothing that it holds
 leads back to it, so that the garbage collector needn't know of it (``gc=False``): a step makes two such objects for
@@ -19,13 +19,13 @@ from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, Step
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
-    """How to choose the token that follows a step's last one.
+    """Says how to choose the token that follows a step's last one.
 
-    ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position).
-    ``history`` is every token before it, prompt first (borrowed, not copied: don't keep it past the step); behind a
-    draft it is given only where the sampling is penalised.
-    ``banned`` ids can't be chosen now (stop ids before ``min_tokens``, the end of a bad word). ``allowed`` gives
-    the only ids that can (see ``masks.py``; it may raise), what is banned already left out.
+    ``position`` is the new token's absolute position; randomness is keyed by (seed, choice, position). ``history``
+    is every token before it, prompt first (borrowed, not copied: don't keep it past the step); behind a draft it is
+    given only where the sampling is penalised. ``banned`` ids can't be chosen now (stop ids before ``min_tokens``,
+    the end of a bad word). ``allowed`` gives the only ids that can (see ``masks.py``; it may raise), what is banned
+    already left out.
     """
 
     sampling: Sampling
@@ -38,7 +38,7 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def plain(self) -> bool:
-        """Whether the likeliest token is the one, and nothing edits the logits or asks for them."""
+        """Tells whether the likeliest token is the one, and nothing edits the logits or asks for them."""
         s = self.sampling
         asks = s.temperature or s.logprobs is not None or s.logit_bias or s.penalised
         return not (asks or self.banned or self.allowed is not None)
@@ -68,12 +68,12 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def asks(self) -> tuple[SampleSpec, ...]:
-        """How the tokens behind the item's last rows are chosen, one per row, in order."""
+        """Returns how the tokens behind the item's last rows are chosen, one per row, in order."""
         return () if self.sample is None else (self.sample, *self.verify)
 
     @property
     def drafts(self) -> Sequence[int]:
-        """The drafted tokens among ``tokens``."""
+        """Returns the drafted tokens among ``tokens``."""
         return self.tokens[len(self.tokens) - len(self.verify) :]
 
     def undrafted(self) -> SequenceStep:
@@ -83,12 +83,12 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False):
-    """Everything one step computes. Sequences are independent of one another."""
+    """Holds everything that one step computes. Sequences are independent of one another."""
 
     items: tuple[SequenceStep, ...]
 
     def shape(self, seconds: float = 0.0) -> StepSample:
-        """The plan's size in the terms of the cost curve."""
+        """Returns the plan's size in the terms of the cost curve, with the step's ``seconds``."""
         prefill_tokens = decode = context = drafts = 0
         attention = 0.0
         for item in self.items:
@@ -104,7 +104,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampledToken(msgspec.Struct, frozen=True):
-    """The token that follows, and its likelihood where logprobs were asked for."""
+    """Holds the token that follows, and its likelihood where logprobs were asked for."""
 
     seq: int
     token_id: int
@@ -112,19 +112,20 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 class PooledStates(msgspec.Struct, frozen=True):
-    """Hidden states of an item's tokens, (hidden,): their sum in float64, and the last one in float32."""
+    """Holds hidden states of an item's tokens, (hidden,): their sum in float64, and the last one in float32."""
 
     total: NDArray[np.float64]
     last: NDArray[np.float32]
 
     @classmethod
     def of(cls, states: NDArray[np.float32]) -> PooledStates:
-        """Of states (tokens, hidden)."""
+        """Pools ``states`` (tokens, hidden) float32."""
         return cls(states.sum(0, dtype=np.float64), states[-1].copy())
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """One entry per choice that the items ask for, in the plan's order. ``seconds`` is the forward pass alone.
+    """Holds one entry per choice that the items ask for, in the plan's order. ``seconds`` is the forward pass
+    alone.
 
     ``scored[seq]`` has the likelihood of each of its item's ``targets``, where there are any; ``pooled[seq]`` what
     its item's hidden states come to, where ``pool`` asks.
@@ -137,7 +138,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """What the rest of a worker must know of a loaded model."""
+    """Holds what the rest of a worker must know of a loaded model."""
 
     fingerprint: str
     layout: KvLayout
@@ -147,25 +148,25 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 class Mirror(Protocol):
-    """What a runner has whose pages on a device are open to the I/O process; it wants to hear who writes there."""
+    """Hears who writes to a runner's pages on a device, where these are open to the I/O process."""
 
     shared: SharedPages
 
     def opened(self, pages: Sequence[int]) -> None:
-        """A handoff may write these on the device from now on, until their lease ends."""
+        """Reports that a handoff may write ``pages`` on the device from now on, until their lease ends."""
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """``blocks`` of ``seq`` lie on their pages of ``table``, on the device as on the host."""
+        """Reports that ``blocks`` of ``seq`` lie on their pages of ``table``, on the device as on the host."""
 
 
 def mirror_of(runner: Runner) -> Mirror | None:
-    """The runner's, once it is bound; most have none."""
+    """Returns the runner's mirror, once it is bound; None for most runners."""
     found: Mirror | None = getattr(runner, "mirror", None)
     return found
 
 
 class Runner(Protocol):
-    """Tokens + pages -> next tokens. The real one runs a model, the paced one sleeps and hashes.
+    """Computes steps: tokens + pages -> next tokens. The real one runs a model, the paced one sleeps and hashes.
 
     ``work`` says what its steps cost beside the machine's ceilings; None where nobody measured.
     """
@@ -174,7 +175,7 @@ class Runner(Protocol):
     work: EngineWork | None
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` (pages x layout.page_bytes bytes, shared with the I/O process) as the KV pages."""
+        """Uses ``buffer`` (pages x layout.page_bytes bytes, shared with the I/O process) as the KV pages."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step. A sequence that can't be computed raises; nothing else of the step is lost."""
+        """Computes a step. A sequence that can't be computed raises; nothing else of the step is lost."""

@@ -1,4 +1,5 @@
-"""From logits to tokens: penalties, biases, bans, the draw, and likelihoods. Each costs only where it is asked for.
+"""Turns logits into tokens: penalties, biases, bans, the draw, and likelihoods. Each costs only where it is asked
+for.
 
 Knows nothing of models or pages. Likelihoods are under the raw logits. Order of edits: repetition penalty (prompt
 and outputs), frequency and presence penalties (outputs), logit_bias, masks, bans; then temperature, top_k, top_p,
@@ -18,7 +19,7 @@ from baton.engine.plan import SampledToken, SampleSpec
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
 
-# Below this a draw could only pick the likeliest, if dividing by it didn't overflow.
+# The temperature below which the likeliest token is taken, because dividing by less would overflow.
 COLDEST = 1e-5
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -27,7 +28,9 @@ Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 def choose(
     logits: Tensor, seqs: Sequence[int], specs: Sequence[SampleSpec], draw: Draw
 ) -> tuple[SampledToken, ...]:
-    """The next token of each row of ``logits`` (rows, vocab) float32. Raises BatonError where none is finite."""
+    """Returns the next token of each row of ``logits`` (rows, vocab) float32. Raises BatonError where none is
+    finite.
+    """
     edited = _edited(logits, specs)
     best, tokens = edited.max(-1)
     _require_finite(best, seqs)
@@ -43,7 +46,9 @@ def choose(
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """The number in [0, 1) that decides the token at ``position``: 53 bits of XXH3-64 over the three as u64 LE."""
+    """Returns the number in [0, 1) that decides the token at ``position``: 53 bits of XXH3-64 over the three as u64
+    LE.
+    """
     key = b"".join((n % 2**64).to_bytes(8, "little") for n in (seed, choice, position))
     return (xxhash.xxh3_64_intdigest(key) >> 11) * 2.0**-53
 
@@ -106,7 +111,10 @@ def _drawn(logits: Tensor, rows: list[int], specs: Sequence[SampleSpec], draw: D
 
 
 def score(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """logits (tokens, vocab) float32 -> the likelihood of each token under its row, with ``top`` alternatives."""
+    """Returns the likelihood of each of ``tokens`` under its row of ``logits`` (tokens, vocab) float32.
+
+    Each comes with the ``top`` likeliest alternatives.
+    """
     chosen = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     return tuple(_ranked(logits, chosen, [top] * len(tokens)))
 

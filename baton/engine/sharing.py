@@ -1,8 +1,8 @@
-"""Cached blocks that the I/O process reads for others, and pages it fills with blocks from elsewhere. Torch-free.
+"""Shares pages with the I/O process: cached blocks that it reads for others, pages that it fills from elsewhere.
 
-Knows nothing of sequences, of who asks, or where bytes come from. Single-threaded, in the engine process: it only
-gives pages out and takes them back. A share always ends by the I/O process's word (Unpin, Unkeep, Filled), which
-comes after its last read or write; if that process dies, so does this one.
+Torch-free. Knows nothing of sequences, of who asks, or where bytes come from. Single-threaded, in the engine
+process: it only gives pages out and takes them back. A share always ends by the I/O process's word (Unpin, Unkeep,
+Filled), which comes after its last read or write; if that process dies, so does this one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import PoolExhausted
 
-KEPT_FOR_REQUESTS = 8  # a fill leaves one page in so many: what is fetched must not starve what is computed
+KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fetched doesn't starve what is computed
 
 
 class Sharing:
-    """Pins, keeps and fills that are open, by the I/O process's key."""
+    """Keeps the pins, keeps and fills that are open, by the I/O process's key."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -24,34 +24,36 @@ class Sharing:
         self._fills: dict[int, tuple[PageLease, tuple[bytes, ...]]] = {}
 
     def __len__(self) -> int:
-        """Shares that are open."""
+        """Returns how many shares are open."""
         return len(self._pins) + len(self._fills) + len(self._kept)
 
     def pin(self, message: ch.Pin) -> ch.Pinned:
-        """Hold the leading cached blocks."""
+        """Leases the leading cached blocks of a fetch and answers with their pages."""
         found = self._pool.match(message.hashes)
         lease = self._pins[message.key] = self._pool.open(message.hashes[:found], found)
         return ch.Pinned(message.key, tuple(lease.pages))
 
     def unpin(self, message: ch.Unpin) -> None:
-        """They were read."""
+        """Ends a pin: the pages were read."""
         lease = self._pins.pop(message.key, None)
         if lease is not None:
             lease.close()
 
     def keep(self, message: ch.Keep) -> ch.Kept:
-        """Those of the blocks that are here may be copied; they keep their place in the order of use."""
+        """Forbids the eviction of those blocks that are here, so that they may be copied; their order of use
+        stays.
+        """
         found = {block: page for block in message.hashes if (page := self._pool.keep(block)) is not None}
         self._kept[message.key] = tuple(found.values())
         return ch.Kept(message.key, tuple(found), tuple(found.values()))
 
     def unkeep(self, message: ch.Unkeep) -> None:
-        """They were copied."""
+        """Ends a keep: the pages were copied."""
         for page in self._kept.pop(message.key, ()):
             self._pool.unkeep(page)
 
     def fill(self, message: ch.Fill) -> ch.Filling:
-        """Pages for blocks that others hold; none when the pool is busy."""
+        """Leases pages for blocks that others hold and answers with them; with none when the pool is busy."""
         try:
             reserve = self._pool.pages // KEPT_FOR_REQUESTS
             lease = self._pool.open(message.hashes, len(message.hashes), reserve)
@@ -61,7 +63,7 @@ class Sharing:
         return ch.Filling(message.key, lease.held, tuple(lease.pages))
 
     def filled(self, message: ch.Filled) -> None:
-        """The first blocks are verified: findable from now on, and the youngest in the cache."""
+        """Ends a fill: its first blocks are verified, findable from now on, and the youngest in the cache."""
         share = self._fills.pop(message.key, None)
         if share is None:
             return

@@ -1,4 +1,4 @@
-"""What an engine process remembers of its steps: median time, cost samples, token counts. Torch-free.
+"""Records what an engine process remembers of its steps: median time, cost samples, token counts. Torch-free.
 
 Knows nothing of plans' meaning, of channels or of who reads the figures.
 """
@@ -10,12 +10,12 @@ from statistics import median
 
 from baton.protos.nouns import StepSample
 
-MEDIAN_OVER = 512
-SAMPLES_KEPT = 64
+MEDIAN_OVER = 512  # steps whose times the median is of
+SAMPLES_KEPT = 64  # samples kept until somebody takes them
 
 
 class StepLog:
-    """Counts steps; keeps the last times for the median and the samples nobody has taken yet."""
+    """Counts steps, and keeps the last times for the median and the samples that nobody has taken yet."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -28,7 +28,7 @@ class StepLog:
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES_KEPT)
 
     def note(self, sample: StepSample) -> None:
-        """Remember one step."""
+        """Records one step."""
         self.steps += 1
         self.tokens_prefilled += sample.prefill_tokens
         self.tokens_decoded += sample.decode_sequences
@@ -39,16 +39,16 @@ class StepLog:
         self._samples.append(sample)
 
     def note_accepted(self, tokens: int) -> None:
-        """So many drafts of the last step were accepted: they are tokens, too."""
+        """Counts ``tokens`` accepted drafts of the last step as decoded tokens."""
         self.tokens_decoded += tokens
 
     @property
     def seconds_p50(self) -> float:
-        """Median step time over the last steps; 0 before the first."""
+        """Returns the median time of the last ``MEDIAN_OVER`` steps, in seconds; 0 before the first."""
         return median(self._seconds) if self._seconds else 0.0
 
     def take_samples(self) -> tuple[StepSample, ...]:
-        """The samples since the last call, oldest first; what overflowed is lost."""
+        """Returns the samples since the last call, oldest first; what overflowed is lost."""
         taken = tuple(self._samples)
         self._samples.clear()
         return taken

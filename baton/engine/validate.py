@@ -1,4 +1,6 @@
-"""Whether a sequence's share of a step can be computed at all. Torch-free; knows nothing of models' insides."""
+"""Checks that a sequence's share of a step can be computed at all. Torch-free; knows nothing of models'
+insides.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 
 def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
-    """Raise InvalidRequest on a token id outside the vocabulary, BatonError on a table that is short or foreign.
+    """Raises InvalidRequest on a token id outside the vocabulary, BatonError on a table that is short or foreign.
 
     Of the table only the pages to be written are looked at; a foreign one among the rest fails when it is read.
     """

@@ -1,4 +1,4 @@
-"""Pages of more than 16 tokens over kernels that read 16: each page is several of the kernels' in a row.
+"""Runs pages of more than 16 tokens over kernels that read 16: each page is several of the kernels' in a row.
 
 Knows nothing of models. The pool, the block hashes, the cache and the handoff see the worker's page; the runner
 beneath sees ``block_tokens / 16`` pages for each.
@@ -14,11 +14,11 @@ from baton.engine.plan import Mirror, Runner, SequenceStep, StepPlan, StepResult
 from baton.kv.layout.page import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
 
-MOST_LANDING = 8192
+MOST_LANDING = 8192  # tables kept of sequences that have not run yet
 
 
 class WidePages:
-    """A ``Runner`` over another."""
+    """Implements ``Runner`` over another, whose pages hold 16 tokens."""
 
     def __init__(self, runner: Runner, block_tokens: int) -> None:
         layout = in_pages_of(runner.spec.layout, block_tokens)
@@ -29,17 +29,17 @@ class WidePages:
         self._landing: dict[int, tuple[Sequence[int], list[int]]] = {}  # of those that have not run yet
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` as ``pages`` pages of this size."""
+        """Uses ``buffer`` as ``pages`` pages of this size."""
         self._runner.bind(buffer, pages * self._runs)
 
     @property
     def mirror(self) -> Mirror | None:
-        """Of the runner beneath, in pages of this size."""
+        """Returns the mirror of the runner beneath, in pages of this size; None where it has none."""
         beneath = mirror_of(self._runner)
         return None if beneath is None else WideMirror(beneath, self._runs, self._landing)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step on the pages beneath."""
+        """Computes a step on the pages beneath."""
         self._tables = {item.seq: (item.pages, self._table(item)) for item in plan.items}
         items = (msgspec.structs.replace(item, pages=self._tables[item.seq][1]) for item in plan.items)
         return self._runner.run(StepPlan(tuple(items)))
@@ -53,18 +53,20 @@ class WidePages:
 
 
 class WideMirror:
-    """A ``Mirror`` over that of the runner beneath."""
+    """Implements ``Mirror`` over that of the runner beneath."""
 
     def __init__(self, beneath: Mirror, runs: int, landing: dict[int, tuple[Sequence[int], list[int]]]) -> None:
         self.shared = beneath.shared
         self._beneath, self._runs, self._landing = beneath, runs, landing
 
     def opened(self, pages: Sequence[int]) -> None:
-        """All pages beneath them."""
+        """Reports to the mirror beneath all of its pages that lie in ``pages``."""
         self._beneath.opened(_grown([], pages, self._runs))
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """The table beneath is the one that the sequence's first step will have."""
+        """Reports blocks to the mirror beneath, with the table that the sequence's first step will have
+        there.
+        """
         known, wide = self._landing.pop(seq, (None, []))
         wide = _grown(wide if known is table else [], table, self._runs)
         self._landing[seq] = (table, wide)
@@ -81,5 +83,5 @@ def _grown(table: list[int], pages: Sequence[int], runs: int) -> list[int]:
 
 
 def widened(runner: Runner, block_tokens: int) -> Runner:
-    """``runner`` with ``block_tokens`` tokens in a page. Raises ConfigError."""
+    """Returns ``runner`` with ``block_tokens`` tokens in a page. Raises ConfigError."""
     return runner if block_tokens == BLOCK_TOKENS else WidePages(runner, block_tokens)

@@ -1,4 +1,4 @@
-"""What a step of a model costs, and what this machine can do at all: the two halves of MFU and MBU.
+"""Measures what a step of a model costs and what this machine can do at all: the two halves of MFU and MBU.
 
 Knows nothing of steps or batches. The ceilings are measured once at start, in a fraction of a second: a read of
 memory far larger than the caches, and products of square matrices in the weights' own kind of number.
@@ -18,17 +18,19 @@ from baton.kernels.abi.native import I32, I64, P
 from baton.kernels.linear.packed import BF16, PackedWeight
 from baton.protos.nouns import EngineWork, KvLayout
 
-READ_BYTES = 128 << 20
-SIDE = {"cpu": 384, "cuda": 4096}
-PIECES, ROUNDS = 16, 500
-# A product takes about a millisecond, so that some are not interrupted, however busy the machine is.
+READ_BYTES = 128 << 20  # bytes of the buffer, because they must be far more than the caches hold
+SIDE = {"cpu": 384, "cuda": 4096}  # rows and columns of the matrices
+PIECES, ROUNDS = 16, 500  # of ceiling_dots: how the dot products are cut, and how often they run
+# Runs, of which the quickest counts. A product takes a millisecond, so that some are not interrupted.
 READS, PRODUCTS = 6, 40
 
 
 def work_of(
     program: Program, weights: Mapping[str, Tensor | PackedWeight], layout: KvLayout, device: str
 ) -> EngineWork:
-    """Of a model that is loaded on ``device``, "cpu" or "cuda". Of experts a token's own are counted."""
+    """Returns the cost of a model that is loaded on ``device``, "cpu" or "cuda"; of experts a token's own are
+    counted.
+    """
     linears = [op.weight for op in program.ops if isinstance(op, Linear)]
     heads = [op.weight for op in program.ops if isinstance(op, LmHead)]
     elements = {name: _elements(weights[name]) for name in {*linears, *heads}}
@@ -47,7 +49,7 @@ def work_of(
 
 
 def peak_bytes(device: str) -> float:
-    """Bytes per second that ``device`` reads."""
+    """Returns the bytes per second that ``device`` reads."""
     buffer = torch.ones(READ_BYTES // 4, dtype=torch.float32, device=device)
     if device == "cpu" and native.library() is not None:
         read = native.function("ceiling_read", P, I64)
@@ -56,7 +58,9 @@ def peak_bytes(device: str) -> float:
 
 
 def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
-    """Operations per second, in the kind of number that ``weight`` is multiplied in."""
+    """Returns the operations per second of ``device``, in the kind of number that ``weight`` is multiplied
+    in.
+    """
     if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
         found: list[int] = []
         dots = native.function("ceiling_dots", I32, I32, I64, result=I64)

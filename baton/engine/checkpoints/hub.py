@@ -1,4 +1,4 @@
-"""Where a model's files are: a directory, or a Hugging Face hub id, downloaded or cached. Torch-free.
+"""Finds a model's files: a directory, or a Hugging Face hub id, downloaded or cached. Torch-free.
 
 Knows nothing of what the files hold.
 """
@@ -12,11 +12,13 @@ from pathlib import Path
 from baton.protos.errors import CheckpointError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*")
-ETAG_TIMEOUT_S = 5.0
+ETAG_TIMEOUT_S = 5.0  # seconds that the hub has to answer before the cached files are taken
 
 
 def locate(model: str) -> Path:
-    """The directory of ``model``. Raises CheckpointError naming it."""
+    """Returns the directory of ``model``, downloading it where that is needed. Raises CheckpointError naming
+    it.
+    """
     path = Path(model).expanduser()
     if path.is_dir():
         return path

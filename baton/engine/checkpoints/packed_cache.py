@@ -1,4 +1,4 @@
-"""Packed weights on disk: written once per (checkpoint, scheme, layout), mapped by every start after that.
+"""Caches packed weights on disk: written once per (checkpoint, scheme, layout), mapped by every start after that.
 
 Knows nothing of how weights are quantized. One file: magic, length and checksum of the header, the header (JSON:
 per weight its kind, sizes and parts, each with offset, shape, dtype and checksum), then the parts at multiples of
@@ -36,7 +36,7 @@ DTYPES = {"uint8": torch.uint8, "int8": torch.int8, "float16": torch.float16, "f
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A tensor's place in the file."""
+    """Locates a tensor in the file."""
 
     offset: int
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A weight."""
+    """Describes a weight in the file's header."""
 
     kind: int
     n: int
@@ -55,14 +55,15 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class CacheDamaged(Exception):
-    """The file isn't what was written."""
+    """Says that the file isn't what was written."""
 
 
 def packed_weights(
     fingerprint: str, scheme: str, make: Callable[[], dict[str, PackedWeight]], directory: str = ""
 ) -> dict[str, PackedWeight]:
-    """The weights of a checkpoint in ``scheme``, from the cache or by ``make``. Without a writable cache they are
-    made each time.
+    """Returns the weights of a checkpoint in ``scheme``, from the cache or by ``make``.
+
+    Without a cache that can be written they are made each time.
     """
     path = Path(directory or cache_dir()) / "weights" / f"{fingerprint[:32]}-{scheme}-v{VERSION}.baton"
     try:
@@ -79,7 +80,7 @@ def packed_weights(
 
 
 def read(path: Path) -> dict[str, PackedWeight]:
-    """Map a file. Raises Damaged, OSError."""
+    """Maps a cache file. Raises CacheDamaged and OSError."""
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     size, checksum = (int.from_bytes(whole[at : at + 8], "little") for at in (8, 16))

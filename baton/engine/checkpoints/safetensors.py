@@ -1,7 +1,7 @@
-"""A checkpoint's safetensors files: which tensor is where, read by mmap, and the fingerprint of them all.
+"""Reads a checkpoint's safetensors files: which tensor is where, by mmap, and the fingerprint of them all.
 
-Knows nothing of architectures: it is asked for named, shaped tensors. Every failure is a CheckpointError that
-names the file. Pickled weights (``.bin``, ``.pt``) are never read.
+Knows nothing of architectures: it is asked for named, shaped tensors. Every failure is a CheckpointError that names
+the file. Pickled weights (``.bin``, ``.pt``) are never read.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from baton.protos.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-FULL_HASH_BYTES = 256 << 20
-SAMPLE_BYTES = 16 << 10
+FULL_HASH_BYTES = 256 << 20  # bytes of files up to which every byte is hashed
+SAMPLE_BYTES = 16 << 10  # bytes hashed at a tensor's beginning, middle and end in larger ones
 
 
 class Checkpoint:
-    """The tensors of one directory, whatever files they are spread over."""
+    """Reads the tensors of one directory, whatever files they are spread over. Raises CheckpointError."""
 
     def __init__(self, directory: Path) -> None:
         self._files = _files(directory)
@@ -40,15 +40,19 @@ class Checkpoint:
             self._files |= dict.fromkeys(found - set(self._files), path)
 
     def weights(self, wanted: Iterable[Weight], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-        """Each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or misshapen."""
+        """Returns each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or
+        misshapen.
+        """
         return {weight.name: self._stack(weight, dtype).to(device) for weight in wanted}
 
     def names(self) -> Iterable[str]:
-        """Every tensor's name."""
+        """Returns every tensor's name."""
         return self._files.keys()
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """One tensor as it is stored; with ``shape``, checked to have it and to be of floats."""
+        """Returns one tensor as it is stored; with ``shape``, checked to have it and to be of floats. Raises
+        CheckpointError.
+        """
         return self._read(name, shape)
 
     def error(self, name: str, problem: str) -> CheckpointError:
@@ -57,7 +61,8 @@ class Checkpoint:
         return CheckpointError(f"{where}: tensor {name} {problem}", "model")
 
     def fingerprint(self, config: dict[str, Any]) -> str:
-        """Hex SHA-256 over what shapes the model: config and each tensor's name, dtype, shape and bytes, by name.
+        """Returns a hex SHA-256 over what shapes the model: config and each tensor's name, dtype, shape and bytes,
+        by name.
 
         Up to 256 MiB every byte counts; above that, 16 KiB at each tensor's beginning, middle and end, so that a
         large model's start isn't a full read of its files.

@@ -1,6 +1,6 @@
-"""A program's weights, plain or quantized: from which checkpoint form, rounded on load or not, cached or not.
+"""Loads a program's weights, plain or quantized: from any checkpoint form, rounded on load or not, cached or not.
 
-Knows nothing of how a form looks inside (quant/) or of files' formats (checkpoint.py).
+Knows nothing of how a form looks inside (quant/) or of files' formats (safetensors.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Weights = dict[str, Tensor | PackedWeight]
 
 
 class LoadedWeights(NamedTuple):
-    """What a runner needs. ``program`` differs from the model's where a tied head got weights of its own."""
+    """Holds what a runner needs. ``program`` differs from the model's where a tied head got weights of its
+    own.
+    """
 
     program: Program
     weights: Weights
@@ -40,7 +42,10 @@ class LoadedWeights(NamedTuple):
 def load_weights(
     config: EngineConfig, directory: Path, model: ModelConfig, program: Program, dtype: torch.dtype
 ) -> LoadedWeights:
-    """Read, quantize where asked, or map what an earlier start quantized. Raises CheckpointError, ConfigError."""
+    """Reads weights, quantizes them where asked, or maps what an earlier start quantized.
+
+    Raises CheckpointError and ConfigError.
+    """
     checkpoint = GgufCheckpoint.find(directory, model) or Checkpoint(directory)
     reader = checkpoint if isinstance(checkpoint, GgufCheckpoint) else reader_of(model, checkpoint)
     _require_possible(config, reader)
@@ -60,7 +65,9 @@ def load_weights(
 
 
 def own_head(program: Program) -> Program:
-    """The program with a head apart from the embedding's table, which stays as it is to look tokens up in."""
+    """Returns the program with a head apart from the embedding's table, which stays as it is to look tokens
+    up in.
+    """
     last = program.ops[-1]
     assert isinstance(last, LmHead)
     if last.weight == HEAD:

@@ -1,6 +1,6 @@
-"""One grammar's process as the engine sees it: what was asked of it, and who hears the answers.
+"""Follows one grammar in a process of its own: what was asked of that process, and who hears the answers.
 
-Knows nothing of when it may compile (``grammar``) or of what a mask means. Where the process dies, the sequence
+Knows nothing of when it may compile (``running``) or of what a mask means. Where the process dies, the sequence
 whose token it was working on is the one that it died of; the others go on in a new process.
 """
 
@@ -23,19 +23,22 @@ log = logging.getLogger("baton.engine")
 
 
 class GrammarFollower(Protocol):
-    """A sequence that follows the grammar; ``tokens`` are all of its outputs so far."""
+    """Represents a sequence that follows the grammar; ``tokens`` are all of its outputs so far."""
 
     tokens: list[int]
 
     def arrived(self, at: At) -> None:
-        """An answer."""
+        """Takes an answer: where the sequence stands in its grammar after some of its tokens."""
 
     def fail(self, error: BatonError) -> None:
-        """There won't be one."""
+        """Reports that there won't be an answer."""
 
 
 class GrammarProcess:
-    """``join`` it to follow the grammar. Whoever drops its state has left; a host without states isn't wanted."""
+    """Compiles one tenant's grammar and follows it for every sequence that joined.
+
+    A sequence leaves by dropping its follower; a process without followers isn't wanted any more.
+    """
 
     def __init__(self, salt: bytes, grammar: Grammar, server: ForkServer) -> None:
         self.key = salt, grammar
@@ -52,31 +55,31 @@ class GrammarProcess:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody follows it."""
+        """Tells whether any sequence follows the grammar."""
         return len(self._followers) > 0
 
     @property
     def queued(self) -> bool:
-        """Whether it is to be compiled."""
+        """Tells whether the grammar is still to be compiled."""
         return self.child is None and self.error is None and self.wanted
 
     @property
     def left(self) -> bool:
-        """Whether the process knows sequences that are over."""
+        """Tells whether the process knows sequences that are over."""
         return len(self._known) > len(self._followers)
 
     @property
     def broken(self) -> bool:
-        """Whether it failed for reasons that may have passed."""
+        """Tells whether it failed for reasons that may have passed."""
         return self.error is not None and not isinstance(self.error, InvalidRequest)
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Tells whether somebody waits for an answer."""
         return self.queued or (self.wanted and (self.compiling or bool(self._asked)))
 
     def compile(self) -> None:
-        """Gives the grammar to a process."""
+        """Gives the grammar to a child process."""
         try:
             message = compile_of(self.grammar)
         except InvalidRequest as error:  # a router would have said so
@@ -87,7 +90,7 @@ class GrammarProcess:
         self._server.warm()
 
     def join(self, follower: GrammarFollower) -> int:
-        """Has ``state`` follow it, from the tokens that it has; the number to ask under."""
+        """Has ``follower`` follow the grammar, from the tokens that it has. Returns the number to ask under."""
         self.feed()  # a process that ended while it was idle died of nobody's token
         seq = next(self._serials)
         self._followers[seq] = follower
@@ -96,12 +99,14 @@ class GrammarProcess:
         return seq
 
     def ask(self, seq: int, ids: Sequence[int]) -> None:
-        """Advances a sequence. Before the grammar is compiled there is nothing to do: all its tokens go then."""
+        """Advances a sequence by ``ids``. Before the grammar is compiled this does nothing: all its tokens go
+        then.
+        """
         if self._compiled:
             self._ask(seq, ids)
 
     def feed(self) -> None:
-        """Hands out the answers that have come, and forgets those who left."""
+        """Hands out the answers that have come, and forgets sequences that left."""
         try:
             while self.child is not None and (message := self.child.receive()) is not None:
                 self._hear(message)
@@ -113,12 +118,12 @@ class GrammarProcess:
                 self.child.send(End(seq))
 
     def fail(self, error: BatonError) -> None:
-        """Ends it for everybody who follows it."""
+        """Ends the grammar, with ``error``, for everybody who follows it."""
         self.close()
         self.error = error
 
     def close(self) -> None:
-        """Lets go of the process, whatever it does."""
+        """Kills the child process, whatever it does."""
         if self.child is not None:
             self.child.kill()
         self.child, self.grown = None, 0

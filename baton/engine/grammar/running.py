@@ -1,8 +1,8 @@
-"""Grammars of running sequences: compiled and followed in processes beside the engine, advanced by each token.
+"""Keeps the grammars of running sequences: compiled and followed in processes beside the engine, token by token.
 
 Knows nothing of schedulers or logits. The step loop never waits for a grammar longer than ``GRACE_S`` a step: a
-sequence whose mask isn't there yet sits a step out. State is a function of the tokens emitted so far, so a
-handoff, a replay and a process that died lose none: whoever goes on reads them again.
+sequence whose mask isn't there yet sits a step out. State is a function of the tokens emitted so far, so a handoff,
+a replay and a process that died lose none: whoever goes on reads them again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar
 
 COMPILE_WAIT_S = 0.001
-# What a step waits for the answers of all its grammars together; they take 0.1 ms beside an idle core.
+# Seconds that a step waits for the answers of all its grammars together; they take 0.1 ms beside an idle core.
 GRACE_S = 0.002
-_POLL_S = 0.05  # between two looks at who may compile now, where a caller waits for ever
+_POLL_S = 0.05  # seconds between two looks at who may compile now, where a caller waits for ever
 
 
 class Grammars:
-    """Every grammar of one engine. ``tokenizer`` None: the model has none, and its low ids are bytes.
+    """Keeps every grammar of one engine. Without a ``tokenizer`` the model's low ids are bytes.
 
-    ``grace_s`` is what a step waits for grammars in all; endless by default, as for a caller without a step loop.
+    ``grace_s`` is what a step waits for all grammars together; it is endless by default, for a caller without a
+    step loop.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Grammars:
         self._grace_s, self._until = grace_s, math.inf
 
     def warm(self) -> None:
-        """Has a process ready, so that the first grammar doesn't wait for the tokenizer."""
+        """Prepares a process, so that the first grammar doesn't wait for the tokenizer."""
         self._server.warm()
 
     def begin(self, request: EngineRequest) -> GrammarState | None:
-        """Where ``request`` stands in its grammar, outputs emitted before included; None without one."""
+        """Returns where ``request`` stands in its grammar, outputs emitted before included; None without a
+        grammar.
+        """
         grammar = request.sampling.grammar
         if grammar is None:
             return None
@@ -69,11 +72,13 @@ class Grammars:
 
     @property
     def awaited(self) -> bool:
-        """Whether some grammar's answer is on its way."""
+        """Tells whether some grammar's answer is on its way."""
         return any(process.awaited for process in self._processes.values())
 
     def turn(self) -> None:
-        """Takes the answers that have come, at the start of a step; the step's patience begins anew."""
+        """Takes the answers that have come, at the start of a step, from which on the grace of ``wait``
+        counts anew.
+        """
         self._until = math.inf if math.isinf(self._grace_s) else -math.inf
         if self._processes:
             self._feed(self._processes.values())
@@ -155,7 +160,7 @@ class Grammars:
 
 
 class GrammarState:
-    """One sequence's place in its grammar. Used by the engine's one thread alone."""
+    """Follows one sequence through its grammar. It is used by the engine's one thread alone."""
 
     def __init__(self, grammars: Grammars, process: GrammarProcess, emitted: Sequence[int]) -> None:
         self._grammars, self.process = grammars, process
@@ -167,17 +172,18 @@ class GrammarState:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked without waiting: what it says of every token so far is there."""
+        """Tells whether it can be asked without waiting: what it says of every token so far is there."""
         return self.error is not None or (self._at is not None and self._at.taken == len(self.tokens))
 
     @property
     def error(self) -> BatonError | None:
-        """Why it can't be followed."""
+        """Returns why the grammar can't be followed, or None."""
         return self._error or self.process.error
 
     @property
     def done(self) -> bool:
-        """Whether the answer is complete: nothing may follow. False too where the step's patience ended first.
+        """Tells whether the answer is complete, so that nothing may follow; False too where the step's grace ended
+        first.
 
         An error shows in ``mask`` instead.
         """
@@ -186,12 +192,16 @@ class GrammarState:
         return self.ready and self.error is None and self._at is not None and self._at.stopped
 
     def tell_ahead(self, token_id: int) -> None:
-        """Says what ``take`` will say, so that many sequences' grammars work beside each other."""
+        """Advances by a token that ``take`` will repeat, so that many sequences' grammars work beside each
+        other.
+        """
         self.take(token_id)
         self._told_ahead = True
 
     def take(self, token_id: int) -> None:
-        """The token was emitted. Never raises: what it can't follow fails the sequence at its next ``mask``."""
+        """Advances by an emitted token. Never raises: what can't be followed fails the sequence at its next
+        ``mask``.
+        """
         if self._told_ahead:
             self._told_ahead = False
             assert self.tokens[-1] == token_id, "another token than was told ahead"
@@ -201,7 +211,9 @@ class GrammarState:
             self.process.ask(self._seq, (token_id,))
 
     def mask(self, vocab_size: int) -> Mask:
-        """Ids that may come now. Raises InvalidRequest for a grammar that can't be followed any further."""
+        """Returns which ids may come now, (vocab_size,). Raises InvalidRequest where the grammar can't be followed
+        further.
+        """
         self._grammars.wait(self, for_ever=True)
         if self.error is not None:
             raise self.error
@@ -213,13 +225,13 @@ class GrammarState:
         return np.pad(mask, (0, vocab_size - len(mask)))
 
     def arrived(self, at: At) -> None:
-        """Where it stands after some of its tokens; those after them are on their way."""
+        """Takes where it stands after some of its tokens; answers to those after them are on their way."""
         self._at = at
         if at.error:
             self.fail(InvalidRequest(at.error, "grammar"))
 
     def fail(self, error: BatonError) -> None:
-        """It can't be followed any further."""
+        """Records that it can't be followed any further."""
         self._error = error
 
 

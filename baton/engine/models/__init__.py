@@ -1,4 +1,4 @@
-"""One file per architecture, named as its Hugging Face ``model_type``: ``program(config) -> Program``.
+"""Holds one file per architecture, named as its Hugging Face ``model_type``: ``program(config) -> Program``.
 
 Knows nothing of weights' values. An unknown name lists the choices.
 """
@@ -13,12 +13,14 @@ from baton.engine.program.ops import Program
 
 
 def architectures() -> tuple[str, ...]:
-    """Every known ``model_type``, sorted."""
+    """Returns every known ``model_type``, sorted."""
     return tuple(sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py")))
 
 
 def program_for(config: ModelConfig) -> Program:
-    """The program of the architecture that ``config`` names. Raises CheckpointError naming the choices."""
+    """Returns the program of the architecture that ``config`` names. Raises CheckpointError naming the
+    choices.
+    """
     if config.model_type not in architectures():
         choices = ", ".join(architectures())
         raise config.error(

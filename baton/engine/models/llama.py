@@ -1,4 +1,4 @@
-"""Llama 2 and 3 (https://arxiv.org/abs/2407.21783). Knows nothing of weights' values."""
+"""Describes Llama 2 and 3 (https://arxiv.org/abs/2407.21783). Knows nothing of weights' values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_POSITION = 2048
 
 
 def program(config: ModelConfig) -> Program:
-    """The plain decoder; ``attention_bias`` and ``mlp_bias`` add biases to all of their projections."""
+    """Returns the plain decoder; ``attention_bias`` and ``mlp_bias`` add biases to all of their projections."""
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, mlp_bias=config.flag("mlp_bias", False))
     return decoder.program(config, MAX_POSITION)

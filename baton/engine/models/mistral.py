@@ -1,4 +1,7 @@
-"""Mistral (https://arxiv.org/abs/2310.06825): each layer sees ``sliding_window`` tokens back. Knows no weights."""
+"""Describes Mistral (https://arxiv.org/abs/2310.06825): each layer sees ``sliding_window`` tokens back.
+
+Knows nothing of weights' values.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,6 @@ KV_HEADS = 8
 
 
 def program(config: ModelConfig) -> Program:
-    """The decoder with one window everywhere; a null ``sliding_window`` means none."""
+    """Returns the decoder with one window everywhere; a null ``sliding_window`` means none."""
     decoder = Decoder.read(config, kv_heads=KV_HEADS)
     return replace(decoder, windows=(config.window(WINDOW),) * len(decoder.windows)).program(config, MAX_POSITION)

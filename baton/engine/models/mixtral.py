@@ -1,4 +1,7 @@
-"""Mixtral (https://arxiv.org/abs/2401.04088): Mistral with experts in every layer. Knows no weights."""
+"""Describes Mixtral (https://arxiv.org/abs/2401.04088): Mistral with experts in every layer.
+
+Knows nothing of weights' values.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ PARTS = ("w1", "w3", "w2")
 
 
 def program(config: ModelConfig) -> Program:
-    """The decoder with experts everywhere, whose weights sum to 1; ``sliding_window`` is absent as a rule."""
+    """Returns the decoder with experts everywhere, whose weights sum to 1; ``sliding_window`` is absent as a
+    rule.
+    """
     decoder = Decoder.read(config, kv_heads=KV_HEADS)
     count = len(decoder.windows)
     experts = ExpertLayers.read(

@@ -1,4 +1,6 @@
-"""Qwen2 and 2.5 (https://arxiv.org/abs/2407.10671): biases on q, k and v. Knows nothing of weights' values."""
+"""Describes Qwen2 and 2.5 (https://arxiv.org/abs/2407.10671): biases on q, k and v. Knows nothing of weights'
+values.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ KV_HEADS = 32
 
 
 def program(config: ModelConfig) -> Program:
-    """The decoder with QKV biases; ``use_sliding_window`` gives the upper layers a window."""
+    """Returns the decoder with QKV biases; ``use_sliding_window`` gives the upper layers a window."""
     return windowed(config, Decoder.read(config, kv_heads=KV_HEADS, qkv_bias=True)).program(config, MAX_POSITION)
 
 
 def windowed(config: ModelConfig, decoder: Decoder) -> Decoder:
-    """Qwen's mix of full and windowed layers."""
+    """Returns ``decoder`` with Qwen's mix of full and windowed layers."""
     window = config.window(WINDOW) if config.flag("use_sliding_window", False) else 0
     return replace(decoder, windows=config.layer_windows(len(decoder.windows), window))

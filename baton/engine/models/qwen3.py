@@ -1,4 +1,7 @@
-"""Qwen3 (https://arxiv.org/abs/2505.09388): norms on q and k, a head size of its own. Knows no weights."""
+"""Describes Qwen3 (https://arxiv.org/abs/2505.09388): norms on q and k, a head size of its own.
+
+Knows nothing of weights' values.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ HEAD_DIM = 128
 
 
 def program(config: ModelConfig) -> Program:
-    """The decoder with QK norm; ``attention_bias`` adds biases to all four projections."""
+    """Returns the decoder with QK norm; ``attention_bias`` adds biases to all four projections."""
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias, qk_norm=True)
     return windowed(config, decoder).program(config, MAX_POSITION)

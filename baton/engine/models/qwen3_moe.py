@@ -1,4 +1,7 @@
-"""Qwen3's mixture of experts (https://arxiv.org/abs/2505.09388): experts in most layers. Knows no weights."""
+"""Describes Qwen3's mixture of experts (https://arxiv.org/abs/2505.09388): experts in most layers.
+
+Knows nothing of weights' values.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def program(config: ModelConfig) -> Program:
-    """Qwen3 whose MLPs are experts, but for ``mlp_only_layers`` and what ``decoder_sparse_step`` leaves out."""
+    """Returns Qwen3 whose MLPs are experts, but for ``mlp_only_layers`` and what ``decoder_sparse_step``
+    leaves out.
+    """
     bias = config.flag("attention_bias", False)
     decoder = Decoder.read(config, kv_heads=KV_HEADS, qkv_bias=bias, o_bias=bias, qk_norm=True)
     count = len(decoder.windows)

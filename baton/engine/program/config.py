@@ -1,6 +1,6 @@
-"""A checkpoint's config.json (and generation_config.json), read with errors that name file and field.
+"""Reads a checkpoint's config.json (and generation_config.json), with errors that name file and field.
 
-Knows nothing of tensors or architectures' defaults. Reads both spellings: transformers 5 (``rope_parameters``,
+Knows nothing of tensors or architectures' defaults. It reads both spellings: transformers 5 (``rope_parameters``,
 ``dtype``) and older (``rope_scaling``, ``rope_theta``, ``torch_dtype``).
 """
 
@@ -14,11 +14,13 @@ import msgspec
 from baton.engine.program.ops import Rope
 from baton.protos.errors import CheckpointError
 
-DEFAULT_ROPE_THETA = 10000.0
+DEFAULT_ROPE_THETA = 10000.0  # Hugging Face's default base of the rotary frequencies
 
 
 class ModelConfig:
-    """The fields of one config.json. A missing field takes the architecture's default, or fails by name."""
+    """Holds the fields of one config.json. A missing field takes the architecture's default, or fails by
+    name.
+    """
 
     def __init__(self, path: Path, fields: dict[str, Any], eos_token_ids: tuple[int, ...]) -> None:
         self.path = path
@@ -27,7 +29,10 @@ class ModelConfig:
 
     @classmethod
     def read(cls, directory: Path) -> ModelConfig:
-        """Read ``directory``'s config; generation_config.json, where there is one, says which ids end a text."""
+        """Reads ``directory``'s config; generation_config.json, where there is one, says which ids end a text.
+
+        Raises CheckpointError.
+        """
         path = directory / "config.json"
         fields = _read_json(path)
         generation = directory / "generation_config.json"
@@ -36,42 +41,44 @@ class ModelConfig:
 
     @property
     def model_type(self) -> str:
-        """The architecture's name."""
+        """Returns the architecture's name. Raises CheckpointError where it is missing."""
         found = self.fields.get("model_type")
         if not isinstance(found, str):
             raise self.error("model_type", "is missing; it names the architecture")
         return found
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A whole number above zero."""
+        """Returns field ``name``, a whole number above zero. Raises CheckpointError."""
         found = self._get(name, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             raise self.error(name, f"is {found!r}; it must be a whole number above 0")
         return found
 
     def number(self, name: str, default: float) -> float:
-        """Any number."""
+        """Returns field ``name`` as a float. Raises CheckpointError."""
         found = self._get(name, default)
         if not isinstance(found, int | float) or isinstance(found, bool):
             raise self.error(name, f"is {found!r}; it must be a number")
         return float(found)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Returns field ``name``, true or false. Raises CheckpointError."""
         found = self._get(name, default)
         if not isinstance(found, bool):
             raise self.error(name, f"is {found!r}; it must be true or false")
         return found
 
     def window(self, default: int | None) -> int:
-        """``sliding_window``, 0 for none. Null switches it off; absent takes the default."""
+        """Returns ``sliding_window`` in tokens, 0 for none: null switches it off, absent takes the default."""
         found = self.fields.get("sliding_window", default)
         if found is None:
             return 0
         return self.size("sliding_window", default)
 
     def layer_windows(self, layers: int, window: int) -> tuple[int, ...]:
-        """Each layer's window, for architectures that mix (``layer_types``, or from ``max_window_layers`` on)."""
+        """Returns each layer's window, for architectures that mix (``layer_types``, or from
+        ``max_window_layers`` on).
+        """
         kinds = self.fields.get("layer_types")
         if kinds is None:
             first = self.fields.get("max_window_layers", 28)
@@ -82,7 +89,7 @@ class ModelConfig:
         return tuple(known[kind] for kind in kinds)
 
     def rope(self) -> Rope:
-        """Rotary embedding's parameters, whichever way they are spelled."""
+        """Returns the rotary embedding's parameters, whichever way they are spelled."""
         raw = self.fields.get("rope_parameters") or self.fields.get("rope_scaling") or {}
         if not isinstance(raw, dict):
             raise self.error("rope_parameters", "must be an object")
@@ -96,7 +103,7 @@ class ModelConfig:
         return Rope(str(kind), float(theta), parameters)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """An error about one field."""
+        """Returns an error about one field."""
         return CheckpointError(f"{self.path}: {name} {problem}", name)
 
     def _get(self, name: str, default: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The decoder that Llama, Mistral and Qwen share, as a program; a model file says where it differs.
+"""Builds the decoder that Llama, Mistral and Qwen share, as a program; a model file says where it differs.
 
-Knows nothing of tensors or files' formats. Layers with the same window form one group; a layer's place in
-the page counts through the groups.
+Knows nothing of tensors or files' formats. Layers with the same window form one group; a layer's place in the page
+counts through the groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from baton.protos.nouns import LayerGroup
 
 
 class Decoder(msgspec.Struct, frozen=True):
-    """Sizes and the places where architectures differ. ``windows`` holds each layer's, 0 for none."""
+    """Holds a decoder's sizes and the places where architectures differ. ``windows`` has each layer's, 0 for
+    none.
+    """
 
     vocab: int
     hidden: int
@@ -49,7 +51,10 @@ class Decoder(msgspec.Struct, frozen=True):
     def read(
         cls, config: ModelConfig, head_dim: int | None = None, kv_heads: int | None = None, **differences: bool
     ) -> Decoder:
-        """The common fields of ``config``, the architecture's defaults given; ``windows`` starts as none."""
+        """Reads the common fields of ``config``, given the architecture's defaults; ``windows`` starts as none.
+
+        Raises CheckpointError.
+        """
         if config.fields.get("hidden_act", "silu") != "silu":
             raise config.error("hidden_act", "must be silu")
         hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -73,7 +78,9 @@ class Decoder(msgspec.Struct, frozen=True):
         )
 
     def program(self, config: ModelConfig, max_position: int) -> Program:
-        """The ops and weights of this decoder; ``max_position`` where config.json leaves it out."""
+        """Returns the ops and weights of this decoder; ``max_position`` counts where config.json leaves it
+        out.
+        """
         slots = _slots(self.windows)
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
         last = LmHead("x", "down", "norm", self.eps, "embed" if self.tied else "head")

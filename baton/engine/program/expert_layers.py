@@ -1,4 +1,5 @@
-"""Layers of experts in place of a decoder's MLP (https://arxiv.org/abs/2401.04088): which, how many, named how.
+"""Describes layers of experts in place of a decoder's MLP (https://arxiv.org/abs/2401.04088): which, how many, how
+named.
 
 Knows nothing of attention or of tensors.
 """
@@ -12,11 +13,13 @@ import msgspec
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, Moe, Op, Weight
 
-MOST_CHOSEN, MOST_EXPERTS = 16, 512  # moe.h
+MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, that moe.h takes
 
 
 class ExpertLayers(msgspec.Struct, frozen=True):
-    """``layers`` has true for each layer with experts; ``at``, ``parts`` (gate, up, down) are names."""
+    """Holds which layers have experts (``layers``) and the names of their weights (``at``; ``parts``: gate,
+    up, down).
+    """
 
     layers: tuple[bool, ...]
     experts: int
@@ -31,7 +34,9 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         cls, config: ModelConfig, layers: tuple[bool, ...], experts: int, inner: int, renormalise: bool, at: str,
         parts: tuple[str, str, str],
     ) -> ExpertLayers:  # fmt: skip
-        """With ``num_experts_per_tok`` of ``config``. Raises CheckpointError for more than the kernel takes."""
+        """Returns the layers with ``num_experts_per_tok`` of ``config``. Raises CheckpointError beyond what the
+        kernel takes.
+        """
         chosen = config.size("num_experts_per_tok")
         if experts > MOST_EXPERTS:
             raise config.error("num_experts", f"is {experts}; {MOST_EXPERTS} at most are known")
@@ -41,7 +46,7 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         return cls(layers, experts, chosen, inner, renormalise, at, parts)
 
     def ops(self, layer: int) -> tuple[Op, ...]:
-        """From ``h`` to ``down``."""
+        """Returns the ops of ``layer`` from register ``h`` to ``down``."""
         gate_up, down = f"{layer}.experts_gate_up", f"{layer}.experts_down"
         return (
             Linear("h", f"{layer}.router", None, "router"),
@@ -49,7 +54,7 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         )
 
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
-        """The router, and all experts' matrices, one behind the other."""
+        """Yields the router of ``layer`` and all experts' matrices, one behind the other."""
         at = f"model.layers.{layer}.{self.at}"
         gate, up, down = self.parts
         yield Weight(f"{layer}.router", (f"{at}.gate.weight",), ((self.experts, hidden),))

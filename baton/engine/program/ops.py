@@ -1,7 +1,7 @@
-"""A model as a program: a short list of fused ops over named weights, the KV planes it needs, its rope.
+"""Represents a model as a program: a short list of fused ops over named weights, the KV planes it needs, its rope.
 
-Knows nothing of tensors, of files or of how an op is computed. A name that an op writes is a register;
-``x`` is the residual stream. An op's weights are names in ``Program.weights``.
+Knows nothing of tensors, of files or of how an op is computed. A name that an op writes is a register; ``x`` is the
+residual stream. An op's weights are names in ``Program.weights``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from baton.protos.nouns import LayerGroup
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """One weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape."""
+    """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape."""
 
     name: str
     sources: tuple[str, ...]
@@ -24,14 +24,14 @@ class _Op(msgspec.Struct, frozen=True, tag=True):
 
 
 class Embedding(_Op, frozen=True, tag=True):
-    """out = weight[token]."""
+    """Looks tokens up: out = weight[token]."""
 
     weight: str
     out: str
 
 
 class RmsNorm(_Op, frozen=True, tag=True):
-    """x += delta (unless None); out = norm(x) x weight."""
+    """Adds the residual and norms it: x += delta (unless None); out = norm(x) x weight."""
 
     x: str
     delta: str | None
@@ -41,7 +41,7 @@ class RmsNorm(_Op, frozen=True, tag=True):
 
 
 class Linear(_Op, frozen=True, tag=True):
-    """out = x · weightᵀ + bias."""
+    """Multiplies by a weight: out = x · weightᵀ + bias."""
 
     x: str
     weight: str
@@ -50,7 +50,7 @@ class Linear(_Op, frozen=True, tag=True):
 
 
 class RopeAppend(_Op, frozen=True, tag=True):
-    """Norm (Qwen3) and rotate q and k, store k and v at the step's positions of ``layer``; out = q."""
+    """Norms (Qwen3) and rotates q and k, stores k and v at the step's positions of ``layer``; out = q."""
 
     qkv: str
     layer: int
@@ -61,7 +61,7 @@ class RopeAppend(_Op, frozen=True, tag=True):
 
 
 class PagedAttention(_Op, frozen=True, tag=True):
-    """out = attention of q over the pages of ``layer``; ``window`` tokens back at most, 0 for all."""
+    """Attends: out = attention of q over the pages of ``layer``, ``window`` tokens back at most, 0 for all."""
 
     q: str
     layer: int
@@ -70,14 +70,15 @@ class PagedAttention(_Op, frozen=True, tag=True):
 
 
 class SwiGlu(_Op, frozen=True, tag=True):
-    """out = silu(gate) x up."""
+    """Applies the gated activation: out = silu(gate) x up."""
 
     gate_up: str
     out: str
 
 
 class Moe(_Op, frozen=True, tag=True):
-    """out = the ``chosen`` best of ``experts`` for each row of x, by ``logits``, added by their weights.
+    """Mixes experts: out = the ``chosen`` best of ``experts`` for each row of x, by ``logits``, added by their
+    weights.
 
     ``gate_up`` (experts x 2 inner, hidden): an expert's gate, its up, then the next one's. ``down`` (experts x
     hidden, inner). ``renormalise``: the chosen weights sum to 1.
@@ -94,7 +95,7 @@ class Moe(_Op, frozen=True, tag=True):
 
 
 class LmHead(_Op, frozen=True, tag=True):
-    """Logits of the step's sampled rows: norm(x + delta) · weightᵀ."""
+    """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ."""
 
     x: str
     delta: str
@@ -107,7 +108,7 @@ Op = Embedding | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | Moe |
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """Rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them."""
+    """Holds a rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them."""
 
     kind: str
     theta: float
@@ -115,7 +116,9 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """Everything that makes an architecture, sizes filled in. ``layer`` in the ops counts through ``groups``."""
+    """Holds everything that makes an architecture, sizes filled in. ``layer`` in the ops counts through
+    ``groups``.
+    """
 
     ops: tuple[Op, ...]
     weights: tuple[Weight, ...]
@@ -129,21 +132,23 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The distinct attention windows of its layers."""
+        """Returns the distinct attention windows of its layers, in tokens."""
         return tuple(sorted({op.window for op in self.ops if isinstance(op, PagedAttention)}))
 
     @property
     def experts(self) -> tuple[Moe, ...]:
-        """Its layers of experts."""
+        """Returns its layers of experts."""
         return tuple(op for op in self.ops if isinstance(op, Moe))
 
     @property
     def routers(self) -> frozenset[str]:
-        """The weights that say which experts a row goes to: small, and never rounded."""
+        """Returns the names of the weights that say which experts a row goes to; they are small, and never
+        rounded.
+        """
         logits = {op.logits for op in self.experts}
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
 
     @property
     def layers(self) -> int:
-        """Layers with KV."""
+        """Returns the number of layers with KV."""
         return sum(group.layers for group in self.groups)

@@ -1,7 +1,8 @@
-"""Rotary frequencies with their scaling: default, linear, llama3, yarn, and dynamic up to the model's own context.
+"""Computes rotary frequencies with their scaling: default, linear, llama3, yarn, dynamic up to the model's own
+context.
 
-Knows nothing of heads or pages. Formulas as in Hugging Face transformers' ``modeling_rope_utils`` (Apache-2.0),
-in the same float32 steps, so that the tables are equal bit by bit. "dynamic" rescales only beyond
+Knows nothing of heads or pages. Formulas as in Hugging Face transformers' ``modeling_rope_utils`` (Apache-2.0), in
+the same float32 steps, so that the tables are equal bit by bit. "dynamic" rescales only beyond
 ``max_position_embeddings``, which is never reached here.
 """
 
@@ -18,7 +19,9 @@ from baton.protos.errors import CheckpointError
 
 
 def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """Inverse frequencies (head_dim / 2,) float32 and the factor on cos and sin. Raises CheckpointError by name."""
+    """Returns inverse frequencies (head_dim / 2,) float32 and the factor on cos and sin. Raises CheckpointError by
+    name.
+    """
     if rope.kind not in _KINDS:
         choices = ", ".join(sorted(_KINDS))
         raise CheckpointError(f"rope type {rope.kind!r} is unknown; choose from {choices}", "rope_parameters")
@@ -33,7 +36,7 @@ def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, f
 
 
 def tables(positions: Tensor, inverse: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin (positions, 1, head_dim); sin's first half is negated, as ``rope_append`` takes it."""
+    """Returns cos and sin (positions, 1, head_dim); sin's first half is negated, as ``rope_append`` takes it."""
     angles = positions[:, None].float() * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)

@@ -1,4 +1,5 @@
-"""Whether this machine's GPU can run the engine, asked of the driver before anything is loaded. Torch-free.
+"""Finds out whether this machine's GPU can run the engine, by asking the driver before anything is loaded.
+Torch-free.
 
 Knows nothing of models but how many bytes they need. The driver is called by ctypes, without a context on the card;
 what it answers is told in a ConfigError that says what is missing and what to do.
@@ -21,9 +22,9 @@ log = logging.getLogger("baton.engine")
 LIBRARY = "libcuda.so.1"
 SETTING = "worker.device"
 CAPABILITY = (9, 0)  # sm_90a runs on this one alone: H100, H200, GH200
-RELEASE = 13  # of CUDA, that the kernels and torch are built with; a driver runs its own and older ones
-DRIVER = "580"  # the first of that release
-ROOM_BYTES = 1 << 30  # beyond weights: contexts, graphs, workspaces
+RELEASE = 13  # CUDA's release that kernels and torch are built with; a driver runs its own and older ones
+DRIVER = "580"  # the first driver of that release
+ROOM_BYTES = 1 << 30  # bytes needed beyond the weights, for contexts, graphs and workspaces
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
 _MODE, _EXCLUSIVE = 20, 3  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, CU_COMPUTEMODE_EXCLUSIVE_PROCESS
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -32,7 +33,7 @@ CPU_REMEDY = "or use --device cpu"
 
 @dataclass(frozen=True)
 class Gpu:
-    """Device 0 of those that this process sees."""
+    """Describes device 0 of those that this process sees."""
 
     name: str
     capability: tuple[int, int]
@@ -45,7 +46,7 @@ Probe = Callable[[], Gpu]
 
 
 def probe(library: str = LIBRARY) -> Gpu:
-    """Ask the driver. Raises ConfigError where there is no driver or no GPU."""
+    """Asks the driver for device 0. Raises ConfigError where there is no driver or no GPU."""
     try:
         driver = ctypes.CDLL(library)
     except OSError as error:
@@ -72,7 +73,7 @@ def probe(library: str = LIBRARY) -> Gpu:
 
 
 def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
-    """The GPU, where it will do for ``needed_bytes`` of weights. Raises ConfigError saying why not."""
+    """Returns the GPU, where it will do for ``needed_bytes`` of weights. Raises ConfigError saying why not."""
     gpu = ask()
     if gpu.driver[0] < RELEASE:
         raise _wrong(
@@ -94,7 +95,9 @@ def require(needed_bytes: int = 0, ask: Probe = probe) -> Gpu:
 
 
 def settled(device: str, ask: Probe = probe) -> str:
-    """``device`` with auto made cuda or cpu; why it is the CPU is in the log. Others stay as they are."""
+    """Returns ``device`` with auto made cuda or cpu; why it is the CPU is in the log. Others stay as they
+    are.
+    """
     if device != "auto":
         return device
     try:

@@ -1,8 +1,8 @@
-"""The runner of a model on the engine's own CUDA kernels, where they can be had and do.
+"""Makes the runner on the engine's own CUDA kernels, where they can be had and do.
 
 Knows nothing of checkpoints. Where there is no library, or the kernels don't answer as the CPU's do in a trial on
-this very card, ``kernels_or_none`` and ``on_kernels`` say None, and why is in the log: the engine then runs torch's
-ops on the GPU. On the SIMT shim (tests) nothing is tried: the shim is no other device.
+this very card, ``kernels_or_none`` and ``on_kernels`` return None, and why is in the log: the engine then runs
+torch's ops on the GPU. On the SIMT shim (tests) nothing is tried: the shim is no other device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARED_ENV = "BATON_SHARED_PREFIXES"
 
 
 def kernels_or_none() -> Device | None:
-    """The library: prebuilt, or built now."""
+    """Returns the library, prebuilt or built now, or None where there is none, which the log says."""
     try:
         return device()
     except BuildError as error:
@@ -42,7 +42,7 @@ def kernels_or_none() -> Device | None:
 
 
 def lacking(program: Program, kv_dtype: str) -> str:
-    """In words, what ``program`` asks that no kernel does; empty where there is nothing."""
+    """Returns in words what ``program`` asks that no kernel does; empty where there is nothing."""
     if kv_dtype == "float32":
         return "attention reads KV as bf16, int8 or fp8, and this is float32"
     step = 8 if kv_dtype == "bfloat16" else 16
@@ -61,9 +61,10 @@ def on_kernels(
     plain: bool = False,
     mega: bool = False,
 ) -> CudaRunner | None:
-    """The runner. ``plain``: without graphs; ``mega``: small batches by the megakernel. Weights lie on the host.
+    """Returns a runner on the CUDA kernels, or None where they don't do, which the log says.
 
-    Raises ConfigError where the megakernel is asked for and has no form for an op.
+    ``plain`` runs without graphs, ``mega`` small batches by the megakernel. Weights lie on the host. Raises
+    ConfigError where the megakernel is asked for and has no form for an op.
     """
     how = AT_ONCE if mega and not plain else BY_GRAPH
     if (
@@ -84,7 +85,7 @@ def on_kernels(
 
 
 def wide_experts(program: Program, weights: Weights) -> str:
-    """In words, which weights no kernel for experts takes; empty where there are none."""
+    """Returns in words which weights no kernel for experts takes; empty where there are none."""
     found = (weights[name] for op in program.experts for name in (op.gate_up, op.down))
     if all(isinstance(weight, Tensor) and weight.dtype == torch.bfloat16 for weight in found):
         return ""
@@ -92,7 +93,9 @@ def wide_experts(program: Program, weights: Weights) -> str:
 
 
 def shared_least() -> int:
-    """From how many tokens on sequences that begin alike are attended together; 0: never. Raises ConfigError."""
+    """Returns from how many common tokens on sequences are attended together, 0 for never. Raises
+    ConfigError.
+    """
     text = os.environ.get(SHARED_ENV) or "0"
     if not text.isdecimal() or int(text) > 1 << 30:
         raise ConfigError(

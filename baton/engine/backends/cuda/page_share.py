@@ -1,4 +1,4 @@
-"""The device's pages as the I/O process gets at them: memory of the driver, shared by a handle. Torch-free.
+"""Shares the device's pages with the I/O process: memory of the driver, opened by a handle. Torch-free.
 
 Knows nothing of handoffs. The engine is told what other processes write there (``opened``, ``landed``) and records
 it in its ``DeviceResidency``. Where there is no driver, or the driver refuses, nothing is shared: handoffs read and
@@ -32,7 +32,7 @@ class PageShare:
 
     @classmethod
     def made(cls, size: int, resident: DeviceResidency) -> PageShare | None:
-        """None where they can't be shared."""
+        """Returns a share of ``size`` bytes, None where they can't be shared."""
         try:
             return cls(driver(), size, resident)
         except ConfigError as error:
@@ -40,13 +40,13 @@ class PageShare:
             return None
 
     def opened(self, pages: Sequence[int]) -> None:
-        """A handoff may write these from now on."""
+        """Records that a handoff may write ``pages`` from now on."""
         self._resident.opened(pages)
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """``blocks`` of ``seq`` are on their pages of ``table``, whole and verified."""
+        """Records that ``blocks`` of ``seq`` are on their pages of ``table``, whole and verified."""
         self._resident.landed(seq, table, blocks)
 
     def close(self) -> None:
-        """Give the memory back; a process that has it open keeps it until it closes it."""
+        """Frees the memory; a process that has it open keeps it until it closes it."""
         self._cuda.free(self.at)

@@ -1,4 +1,4 @@
-"""A program compiled for a GPU: the native program with its weights in device memory.
+"""Compiles a program for a GPU: the native program with its weights in device memory.
 
 Knows nothing of plans or of what computes. The structs stay in host memory, where the step's host code walks them;
 what they point at is copied to the device once, weight by weight.
@@ -32,7 +32,7 @@ class CudaProgram(NativeProgram):
         self._packed.clear()  # the host's copies have served
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Frees the device's memory."""
         while self._taken:
             self._device.release(self._taken.pop())
 

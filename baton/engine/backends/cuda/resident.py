@@ -1,7 +1,7 @@
-"""Which of the host's pages the device has as they are. Torch-free.
+"""Tracks which of the host's pages the device has as they are. Torch-free.
 
 Knows nothing of devices or copies. The host's pages are what everybody else writes (handoffs, tiers) and reads, and
-every step writes back what it appended; so a page's device copy is good for a sequence only as long as nothing but
+every step writes back what it appended. So a page's device copy is good for a sequence only as long as nothing but
 the sequence itself, or a step that read the same bytes, can have touched either copy since. That is known of
 
     a sequence that was in the step before this one: its pages are those it had, as far as it had got
@@ -22,12 +22,12 @@ import numpy as np
 from baton.engine.plan import SequenceStep
 from baton.protos.nouns import BLOCK_TOKENS
 
-MOST_RECORDS = 8192
+MOST_RECORDS = 8192  # sequences remembered; the oldest is forgotten first
 
 
 @dataclass(slots=True)
 class LastRun:
-    """A sequence as it was when it last ran."""
+    """Records a sequence as it was when it last ran."""
 
     at: int
     table: Sequence[int]  # the very object: from one step to the next it only grows
@@ -37,14 +37,14 @@ class LastRun:
 
 @dataclass(slots=True)
 class HandoffBlocks:
-    """Blocks of a sequence that has not run yet; good while it has the very table."""
+    """Records blocks of a sequence that has not run yet; they count while it has the very table."""
 
     table: Sequence[int]
     blocks: set[int] = field(default_factory=set)
 
 
 class DeviceResidency:
-    """Of ``pages`` pages; none of them is on the device yet."""
+    """Tracks ``pages`` pages; none of them is on the device yet."""
 
     def __init__(self, pages: int) -> None:
         self._touched = np.zeros(pages, np.int64)
@@ -53,11 +53,11 @@ class DeviceResidency:
         self._now = self._ran = 0  # of everything that touches the device; of the last step
 
     def missing(self, items: Sequence[SequenceStep]) -> list[int]:
-        """The pages to bring over before a step of ``items``; in order, each once."""
+        """Returns the pages to bring over before a step of ``items``, in order, each once."""
         return sorted({page for item in items if item.start for page in self._missing(item)})
 
     def ran(self, items: Sequence[SequenceStep], brought: Sequence[int]) -> None:
-        """The step is done: ``brought`` came over, and each item wrote its tokens."""
+        """Records that the step is done: ``brought`` came over, and each item wrote its tokens."""
         before_this = self._ran
         self._touch(brought)
         self._ran = self._now
@@ -75,11 +75,15 @@ class DeviceResidency:
         _drop_oldest(self._records)
 
     def opened(self, pages: Sequence[int]) -> None:
-        """A handoff may write these from now on, until their lease ends: whatever others knew of them is void."""
+        """Records that a handoff may write ``pages`` until their lease ends: whatever others knew of them is
+        void.
+        """
         self._touch(pages)
 
     def landed(self, seq: int, table: Sequence[int], blocks: Sequence[int]) -> None:
-        """A handoff brought ``blocks`` of ``seq`` to their pages of ``table``, on the device and on the host."""
+        """Records that a handoff brought ``blocks`` of ``seq`` to their pages of ``table``, on the device and on
+        the host.
+        """
         known = self._landed.get(seq)
         if known is None or known.table is not table:
             known = self._landed[seq] = HandoffBlocks(table)
@@ -88,7 +92,7 @@ class DeviceResidency:
         self._touch([table[block] for block in blocks])
 
     def failed(self) -> None:
-        """Nobody knows what the step wrote: nothing on the device counts any more."""
+        """Records that nobody knows what a step wrote: nothing on the device counts any more."""
         self._records.clear()
         self._landed.clear()
 

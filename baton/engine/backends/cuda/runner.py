@@ -1,4 +1,4 @@
-"""The runner whose step is a row of launches on a GPU, or a captured graph of them (kernels/step/session.cuh).
+"""Runs steps as a row of launches on a GPU, or as a captured graph of them (kernels/step/session.cuh).
 
 Knows nothing of schedulers or processes. The device's pages mirror the host's, which stay what everybody else reads
 and writes: what a step needs and the device hasn't (``resident.py``) comes over before it, and what it appends goes
@@ -66,7 +66,7 @@ class CudaRunner(StepRunner):
             raise
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` as the KV pages, and as many on the device."""
+        """Uses ``buffer`` as the KV pages, and as many pages on the device. Raises ConfigError."""
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8)  # keeps the buffer
         page_bytes, resident, earlier = self.spec.layout.page_bytes, DeviceResidency(pages), self.mirror
         mirror = PageShare.made(pages * page_bytes, resident) if self.shares else None
@@ -85,19 +85,23 @@ class CudaRunner(StepRunner):
             earlier.close()
 
     def share(self, least: int) -> None:
-        """Neighbours in a step that begin with the same ``least`` tokens' pages, or more, read them once (cascade
-        attention); 0: none. A sequence's bits then depend on whether others of its prefix are in the step.
+        """Has neighbours in a step read the pages of a common beginning once, from ``least`` tokens on (cascade
+        attention).
+
+        0 turns that off. A sequence's bits then depend on whether others of its prefix are in the step.
         """
         self._call("session_share", self._session, least)
 
     def counts(self) -> dict[str, int]:
-        """Steps launched plainly, graphs captured and replayed, pages brought over, steps by the megakernel."""
+        """Returns the steps launched plainly, graphs captured and replayed, pages brought over, steps by the
+        megakernel.
+        """
         found = (ctypes.c_int64 * 5)()
         self._call("session_counts", self._session, found)
         return dict(zip(("plain", "captured", "replayed", "admitted", "at_once"), found, strict=True))
 
     def misfit(self) -> str:
-        """In words, the first op that the megakernel has no form for; empty where there is none."""
+        """Returns in words the first op that the megakernel has no form for; empty where there is none."""
         number, why = ctypes.c_int32(), ctypes.c_char_p()
         kv = structs.KV_TYPES[self.spec.layout.dtype]
         self._call("megakernel_fits", self._program.address, kv, ctypes.byref(number), ctypes.byref(why))
@@ -110,7 +114,7 @@ class CudaRunner(StepRunner):
         return f"op {number.value} ({type(op).__name__} {name}): {(why.value or b'').decode()}"
 
     def close(self) -> None:
-        """Give back the device's memory."""
+        """Frees the device's memory."""
         if self._session:
             self._call("session_close", self._session)
             self._session = ctypes.c_void_p()

@@ -1,8 +1,8 @@
-"""Whether the CUDA step answers as the CPU's on the machine at hand: one layer of random weights, both ways.
+"""Tries whether the CUDA step answers as the CPU's on the machine at hand: one layer of random weights, both ways.
 
 Knows nothing of checkpoints. The layer has the heads, the head size, the rope, the form of KV and the kind of
-weights of the model that is to run; prompts in chunks, then decodes by launches and by graph. What is compared are
-hidden states and the likelihood of given tokens, not choices: those may tie.
+weights of the model that is to run; prompts come in chunks, then decodes by launches and by graph. Hidden states
+and the likelihood of given tokens are compared, not choices: those may tie.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Make = Callable[[ModelSpec, p.Program, Weights], Runner]
 
 
 def trial(model: p.Program, weights: Weights, kv_dtype: str, expected: Make, found: Make, seed: int = 1) -> str:
-    """In words, where ``found`` is off ``expected``; empty where it isn't."""
+    """Returns in words where ``found`` is off ``expected``; empty where it isn't."""
     program = one_layer(model)
     spec = spec_of(program, kv_dtype)
     made = random_weights(program, _kind(model, weights), seed)
@@ -47,7 +47,7 @@ def trial(model: p.Program, weights: Weights, kv_dtype: str, expected: Make, fou
 
 
 def one_layer(model: p.Program) -> p.Program:
-    """A decoder of one layer with ``model``'s attention, and experts where it has any."""
+    """Returns a decoder of one layer with ``model``'s attention, and experts where it has any."""
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     eps, norms = 1e-5, any(isinstance(op, p.RopeAppend) and op.q_norm for op in model.ops)
     window = max((op.window for op in model.ops if isinstance(op, p.PagedAttention)), default=0)
@@ -101,12 +101,12 @@ def _behind_attention(model: p.Program) -> tuple[p.Op, ...]:
 
 
 def spec_of(program: p.Program, kv_dtype: str) -> ModelSpec:
-    """Of a model that nobody else will see."""
+    """Returns the spec of a model that nobody else will see."""
     return ModelSpec("", layout_for(kv_dtype, program.groups), program.max_position, program.vocab_size, ())
 
 
 def random_weights(program: p.Program, kind: tuple[int, int] | torch.dtype, seed: int) -> Weights:
-    """``kind``: bits and group of the matrices, or a dtype of all."""
+    """Returns random weights. ``kind`` is bits and group of the matrices, or one dtype of all."""
     draw = torch.Generator().manual_seed(seed)
     matrices = {op.weight for op in program.ops if isinstance(op, p.Linear | p.LmHead)}
     experts = {name for op in program.experts for name in (op.gate_up, op.down)}
@@ -135,7 +135,7 @@ def _kind(model: p.Program, weights: Weights) -> tuple[int, int] | torch.dtype:
 
 
 def plans(vocab: int, seed: int) -> Iterator[StepPlan]:
-    """Prompts in chunks, shorter ones decode meanwhile; then decodes alone."""
+    """Yields plans of prompts in chunks, of which shorter ones decode meanwhile, then of decodes alone."""
     rng = np.random.default_rng(seed)
     tokens = [rng.integers(0, vocab, count + 64).tolist() for count in PROMPTS]
     tables = np.array_split(rng.permutation(PAGES).tolist(), len(PROMPTS))

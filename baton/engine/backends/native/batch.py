@@ -1,4 +1,4 @@
-"""From a step plan to the native step's struct: tokens, items with their block tables, and how to choose tokens.
+"""Turns a step plan into the native step's struct: tokens, items with their block tables, how to choose tokens.
 
 Knows nothing of weights or ops. Rows lie in the plan's order. Whoever needs logits (logprobs, prompt scores) gets
 them in ``logits``; every other row's token is chosen inside the step.
@@ -24,7 +24,7 @@ from baton.protos.nouns import BLOCK_TOKENS
 
 Array = NDArray[Any]
 Run = tuple[int, int, int, int]  # first row, first entry of its block table, rows, position of the first
-FEW = 4096
+FEW = 4096  # numbers below which Python's max is quicker than numpy's
 _ITEM = struct.Struct("<qQii")  # as ITEM
 _CHOICE = np.zeros(1, CHOICE)
 _CHOICE["repetition"] = _CHOICE["top_p"] = 1.0
@@ -32,7 +32,7 @@ _PLAIN = _CHOICE.tobytes()
 
 
 class NativeBatch:
-    """The arrays of one step; they live as long as this object does."""
+    """Owns the arrays of one step; they live as long as this object does."""
 
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int) -> None:
         items = plan.items
@@ -123,7 +123,7 @@ def _address(memory: bytearray) -> int:
 
 
 def fill(choice: Any, spec: SampleSpec, vocab_size: int) -> list[Array]:
-    """How ``spec`` chooses, into one row of CHOICE; the arrays that the row now points at."""
+    """Writes how ``spec`` chooses into one row of CHOICE. Returns the arrays that the row now points at."""
     sampling, kept = spec.sampling, []
 
     def point(field: str, values: Array) -> None:
@@ -158,5 +158,5 @@ def _explain(items: Sequence[SequenceStep], vocab_size: int, pages: int) -> NoRe
 
 
 def loud(spec: SampleSpec) -> bool:
-    """Whether the row's logits must leave the step."""
+    """Returns whether the row's logits must leave the step."""
     return spec.sampling.logprobs is not None

@@ -1,4 +1,4 @@
-"""A program compiled for the native step: one C array of ops with the weights' addresses, made once.
+"""Compiles a program for the native step: one C array of ops with the weights' addresses, made once.
 
 Knows nothing of plans or requests. Registers hold float32 rows whatever the weights are; ``q`` lies in ``qkv``,
 where it is rotated.
@@ -56,21 +56,21 @@ class NativeProgram:
 
     @property
     def row_floats(self) -> int:
-        """Floats per row of all registers together."""
+        """Returns the floats per row of all registers together."""
         return sum(self.widths)
 
     def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
-        """A register of the last step as (rows, width), a view of ``arena``."""
+        """Returns a register of the last step as (rows, width), a view of ``arena``."""
         number = self.registers[name]
         at = rows * sum(self.widths[:number])
         return arena[at : at + rows * self.widths[number]].view(rows, self.widths[number])
 
     def weight(self, name: str) -> Tensor | PackedWeight:
-        """As it was loaded: what the reference computes with."""
+        """Returns a weight as it was loaded, which the reference computes with."""
         return self._weights[name]
 
     def matrix(self, name: str) -> PackedWeight:
-        """As the step multiplies by it."""
+        """Returns a weight as the step multiplies by it."""
         return self._packed[name]
 
     def _register(self, name: str, width: int) -> int:

@@ -1,4 +1,4 @@
-"""The runner whose step is one native call: all layers, the choice of tokens included, without Python between them.
+"""Runs a step as one native call: all layers, the choice of tokens included, without Python between them.
 
 Knows nothing of schedulers or processes. With ``check`` each op is also run by its reference; with ``by_ops`` torch
 calls them one by one.
@@ -52,7 +52,7 @@ class NativeRunner(StepRunner):
         self._memory = torch.empty((0, 0), dtype=torch.uint8)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
+        """Uses ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
         size = self.spec.layout.page_bytes
         self._memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
         self._pages = pages

@@ -1,4 +1,4 @@
-"""Runs each op of a native step by its reference too, on the same inputs, and compares. For debugging: slow.
+"""Runs each op of a native step by its reference too, on the same inputs, and compares. It is slow, for debugging.
 
 Knows nothing of how the native step works inside. Turned on by BATON_CHECK_STEP=1. Raises BatonError naming the op
 and how far it is off, as a share of the reference's norm.
@@ -35,7 +35,7 @@ Named = list[tuple[str, Tensor, Tensor, float]]
 
 
 class CheckContext(NamedTuple):
-    """What an op sees."""
+    """Holds what an op sees."""
 
     batch: NativeBatch
     arena: Tensor
@@ -44,7 +44,7 @@ class CheckContext(NamedTuple):
 
 
 class StepCheck:
-    """The reference of one program's ops over the native step's own registers and pages."""
+    """Computes the reference of one program's ops over the native step's own registers and pages."""
 
     def __init__(self, program: NativeProgram, layout: KvLayout) -> None:
         self._native, self._program, self._layout = program, program.program, layout
@@ -53,7 +53,9 @@ class StepCheck:
 
     @contextmanager
     def op(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> Iterator[None]:
-        """Around the native run of op ``number``: reference first, native inside, then the comparison."""
+        """Wraps the native run of op ``number``: the reference first, the native op inside, then the
+        comparison.
+        """
         op = self._native.ops[number]
         compare = _REFERENCES[type(op)](self, op, CheckContext(batch, arena, memory, turns))
         yield

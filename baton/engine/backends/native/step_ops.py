@@ -22,7 +22,7 @@ from baton.protos.nouns import KvLayout
 
 
 class OpContext(NamedTuple):
-    """What an op sees. ``table`` and ``items`` are the batch's, as ops over pages take them."""
+    """Holds what an op sees. ``table`` and ``items`` are the batch's, as ops over pages take them."""
 
     registers: Callable[[str], Tensor]
     tokens: Tensor
@@ -33,14 +33,16 @@ class OpContext(NamedTuple):
 
 
 class StepOps:
-    """One program's ops. The head chooses tokens by the batch's own structs, so it stays with the native step."""
+    """Runs one program's ops. The head chooses tokens by the batch's own structs, so it stays with the native
+    step.
+    """
 
     def __init__(self, program: NativeProgram, layout: KvLayout) -> None:
         self._native, self._program, self._layout = program, program.program, layout
         self._ops: Any = torch_ops()
 
     def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
-        """Op ``number``; False for one that the native step must run."""
+        """Runs op ``number``. Returns False for one that the native step must run."""
         op = self._native.ops[number]
         if (found := _OPS.get(type(op))) is None:
             return False

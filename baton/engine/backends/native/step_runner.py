@@ -1,5 +1,5 @@
-"""What runners whose step is native have in common, whatever device it runs on: from a plan to arrays, from the
-step's choices and logits to a result.
+"""Shares what runners with a native step have in common on any device: plans to arrays, choices and logits to
+results.
 
 Knows nothing of where weights and pages lie. Results don't depend on the batch: a sequence's tokens are bitwise the
 same alone, batched, in chunks or replayed.
@@ -25,7 +25,7 @@ from baton.kernels.step import structs
 from baton.protos.errors import BatonError
 from baton.protos.nouns import EngineWork, TokenLogprobs
 
-FIRST_TURNS = 2048
+FIRST_TURNS = 2048  # positions of the first table of rotary angles
 
 
 class StepRunner(ABC):
@@ -48,7 +48,7 @@ class StepRunner(ABC):
 
     @abstractmethod
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
+        """Uses ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
 
     @abstractmethod
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
@@ -59,7 +59,7 @@ class StepRunner(ABC):
         """Some rows of a register of the step just run; the caller's own."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
         began = self._clock()
         if not plan.items or not self._pages:
             return StepResult((), self._clock() - began)

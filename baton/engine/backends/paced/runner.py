@@ -1,9 +1,9 @@
-"""The paced engine: real pages, real plans, no model. A step sleeps by a cost curve, a token is a hash of KV bytes.
+"""Paces an engine without a model: real pages, real plans. A step sleeps by a cost curve, a token is a hash of KV
+bytes.
 
-Knows nothing of torch, of schedulers or of how the curve was measured. Row i of a sequence is
-H(row i-1, token i, i), written through the block table; the next token is a hash of *all* rows read back
-through it, so a page that is wrong, late or foreign gives a wrong token. ``paced_answer`` is the oracle: the
-same answer without any page.
+Knows nothing of torch, of schedulers or of how the curve was measured. Row i of a sequence is H(row i-1, token i,
+i), written through the block table; the next token is a hash of *all* rows read back through it, so a page that is
+wrong, late or foreign gives a wrong token. ``paced_answer`` is the oracle: the same answer without any page.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from baton.protos.nouns import (
     TokenLogprobs,
 )
 
-DIGEST_BYTES = 16
-PART_BYTES = 512 << 10  # read at a time: what is gathered stays in the processor's cache until it is hashed
+DIGEST_BYTES = 16  # bytes of an XXH3-128, of which rows are made
+PART_BYTES = 512 << 10  # bytes read at a time, because what is gathered stays in the cache until it is hashed
 
 
 class PacedRunner:
-    """A ``Runner`` of hashes. ``step_seconds`` gives a step's duration from its shape; ``sleep`` passes the time.
+    """Implements ``Runner`` by hashes.
 
-    ``kv_bytes_per_token`` (a multiple of 16) is what really lies in the pages and travels in a handoff.
+    ``step_seconds`` gives a step's duration from its shape; ``sleep`` passes the time. ``kv_bytes_per_token`` (a
+    multiple of 16) is what really lies in the pages and travels in a handoff. Raises ConfigError.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class PacedRunner:
         self._part: NDArray[np.uint8] = np.empty((part, BLOCK_TOKENS, kv_bytes_per_token), np.uint8)
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` as the KV pages: (pages, 16, kv_bytes_per_token) bytes."""
+        """Uses ``buffer`` as the KV pages: (pages, 16, kv_bytes_per_token) bytes."""
         rows = np.frombuffer(buffer, np.uint8, count=pages * self.spec.layout.page_bytes)
         self._rows = rows.reshape(pages, BLOCK_TOKENS, self._row_bytes)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Write the step's rows, sample from all rows read back, and take as long as the curve says."""
+        """Writes the step's rows, samples from all rows read back, and takes as long as the curve says."""
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, len(self._rows))
@@ -136,7 +137,7 @@ class PacedRunner:
 def paced_spec(
     name: str, kv_bytes_per_token: int, vocab_size: int, max_model_len: int, eos_token_ids: tuple[int, ...] = ()
 ) -> ModelSpec:
-    """What a worker must know of a paced model; its fingerprint covers everything that changes an answer."""
+    """Returns the spec of a paced model; its fingerprint covers everything that changes an answer."""
     group = LayerGroup("full", ("state",), 1, 1, kv_bytes_per_token)
     layout = KvLayout("uint8", (group,), BLOCK_TOKENS * kv_bytes_per_token, fidelity="paced")
     fingerprint = hashlib.sha256(f"paced {name} {kv_bytes_per_token} {vocab_size}".encode()).hexdigest()
@@ -144,7 +145,9 @@ def paced_spec(
 
 
 def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int) -> Iterable[bytes]:
-    """The rows of ``tokens`` at positions ``start``…; ``before`` is row ``start - 1``, empty at the beginning."""
+    """Yields the rows of ``tokens`` at positions ``start``…; ``before`` is row ``start - 1``, empty at the
+    beginning.
+    """
     row = before
     for position, token in enumerate(tokens, start):
         key = token.to_bytes(8, "little") + position.to_bytes(8, "little")
@@ -153,7 +156,7 @@ def rows_after(before: bytes, tokens: Sequence[int], start: int, row_bytes: int)
 
 
 def choose(seq: int, digest: xxhash.xxh3_64, spec: SampleSpec, vocab_size: int) -> SampledToken:
-    """The next token from the digest of all rows; temperature > 0 keys it by (seed, choice) too."""
+    """Returns the next token by the digest of all rows; temperature > 0 keys it by (seed, choice) too."""
     if spec.sampling.temperature > 0:
         digest.update((spec.sampling.seed & (2**64 - 1)).to_bytes(8, "little") + spec.choice.to_bytes(8, "little"))
     token = _picked(digest.intdigest(), spec, vocab_size)
@@ -181,7 +184,7 @@ def paced_answer(
     eos_token_ids: tuple[int, ...] = (),
     grammar: Grammar | None = None,
 ) -> list[int]:
-    """Every output token of a request, by the same rule as the engine's but without pages, plans or batches."""
+    """Returns every output token of a request, by the engine's rule but without pages, plans or batches."""
     tokens, outputs = list(prompt), list[int]()
     rows = [b""]
     digest = xxhash.xxh3_64()

@@ -1,8 +1,8 @@
-"""From a step plan to the tensors that kernels take: one flat list of rows, decodes first, then chunks.
+"""Turns a step plan into the tensors that kernels take: one flat list of rows, decodes first, then chunks.
 
-Knows nothing of weights or sampling. Two things keep a sequence's float32 bits free of who shares its step:
-rows are padded to a multiple of four (see ``kernels/linear``), and how far a decode's keys are padded depends
-on its own length alone.
+Knows nothing of weights or sampling. Two things keep a sequence's float32 bits free of who shares its step: rows
+are padded to a multiple of four (see ``kernels/linear``), and how far a decode's keys are padded depends on its own
+length alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from baton.engine.program.ops import Program
 from baton.kernels.paged_attention.job import AttentionJob
 from baton.protos.nouns import BLOCK_TOKENS
 
-ROW_MULTIPLE = 4
-QUERY_BLOCK = 256
-# Decodes gather K and V together up to this size: what is gathered is still in a core's L2 when it is read
+ROW_MULTIPLE = 4  # rows are padded to a multiple of it, because BLAS then computes each row alike
+QUERY_BLOCK = 256  # query rows of a chunk's attention in one job
+# Bytes of K and V that decodes gather together, because what is gathered is still in a core's L2 when it is read
 # (64 sequences of 1,000 tokens: 3 times faster than in one piece).
 GATHER_BYTES = 1 << 20
 
@@ -32,12 +32,12 @@ Ints = NDArray[np.int64]
 
 
 class StepBatch(NamedTuple):
-    """A step's rows. ``slots[layer]`` says where the first rows' K and V go; ``jobs[window]`` is attention's work.
+    """Holds a step's rows. ``slots[layer]`` says where the first rows' K and V go; ``jobs[window]`` is attention's
+    work.
 
     ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that what
-    an earlier owner left there (a NaN outlives any mask) reaches nobody.
-    ``rows`` are those that need logits, padded: first one for each choice of ``sampled``, then as many for each
-    of ``scored`` as it has targets.
+    an earlier owner left there (a NaN outlives any mask) reaches nobody. ``rows`` are those that need logits,
+    padded: first one for each choice of ``sampled``, then as many for each of ``scored`` as it has targets.
     """
 
     tokens: Tensor
@@ -65,7 +65,7 @@ class BatchBuilder:
         )
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """The plan's tensors; the plan's items are valid."""
+        """Returns the plan's tensors; the plan's items must be valid."""
         items = sorted(
             plan.items, key=lambda i: (len(i.tokens) > 1, _bucket(_blocks(i)) if len(i.tokens) == 1 else 0)
         )

@@ -29,10 +29,10 @@ Registers = dict[str, Tensor]
 
 
 class KvPages(NamedTuple):
-    """The pages, seen three ways over the same memory.
+    """Views the pages in three ways over the same memory.
 
-    ``pages`` (pages, layers x 2 x 16 x kv_heads x head_dim) to clear; ``rows`` (pages x layers x 2 x 16,
-    kv_heads x head_dim) to write; ``blocks`` (pages x layers x 2, 16, kv_heads, head_dim) to read.
+    ``pages`` (pages, layers x 2 x 16 x kv_heads x head_dim) to clear; ``rows`` (pages x layers x 2 x 16, kv_heads x
+    head_dim) to write; ``blocks`` (pages x layers x 2, 16, kv_heads, head_dim) to read.
     """
 
     pages: Tensor
@@ -44,18 +44,20 @@ Step = Callable[[Registers, StepBatch, KvPages], None]
 
 
 class Interpreter:
-    """A program bound to weights and kernels."""
+    """Binds a program to weights and kernels."""
 
     def __init__(self, program: Program, weights: dict[str, Any], kernels: SimpleNamespace) -> None:
         self._program, self._weights, self._kernels = program, weights, kernels
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
     def logits(self, batch: StepBatch, kv: KvPages) -> Tensor:
-        """Write the step's K and V, return the sampled rows' logits (rows, vocab) float32, padding included."""
+        """Writes the step's K and V. Returns the sampled rows' logits (rows, vocab) float32, padding
+        included.
+        """
         return self.registers(batch, kv)["logits"]
 
     def registers(self, batch: StepBatch, kv: KvPages) -> Registers:
-        """As ``logits``; every register after the last op."""
+        """Does what ``logits`` does and returns every register after the last op."""
         if batch.begun.numel():
             kv.pages.index_fill_(0, batch.begun, 0.0)
         registers: Registers = {}
@@ -64,7 +66,7 @@ class Interpreter:
         return registers
 
     def states(self, registers: Registers, rows: slice) -> Tensor:
-        """The last layer's hidden states of ``rows``, normed as the head norms them."""
+        """Returns the last layer's hidden states of ``rows``, normed as the head norms them."""
         head = self._program.ops[-1]
         assert isinstance(head, LmHead)
         x, delta = registers[head.x][rows], registers[head.delta][rows]

@@ -1,8 +1,8 @@
-"""The real runner: a model's program over paged KV in shared memory.
+"""Loads the real runner and implements it by torch's ops: a model's program over paged KV in shared memory.
 
-Knows nothing of schedulers, leases or processes. KV always lies in host memory, where the I/O process sends it
-from and writes it to; on a GPU a step of torch's ops moves what it reads and writes, and the engine's own kernels
-keep a mirror (cuda_runner.py).
+Knows nothing of schedulers, leases or processes. KV always lies in host memory, where the I/O process sends it from
+and writes it to; on a GPU a step of torch's ops moves what it reads and writes, and the engine's own kernels keep a
+mirror (backends/cuda/runner.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STEP_ENV, OPS = "BATON_STEP", "ops"  # each op by itself, through torch.ops.bato
 
 
 def load(config: EngineConfig) -> Runner:
-    """The runner of ``config``'s model: native where the kernels build, and on a GPU do.
+    """Returns the runner of ``config``'s model: native where the kernels build, and on a GPU where they do.
 
     Raises CheckpointError and ConfigError.
     """
@@ -116,7 +116,9 @@ def _require_torch_cuda() -> None:
 
 
 class TorchRunner:
-    """Implements ``Runner``. One thread at a time; its tensors are its own except the bound pages."""
+    """Implements ``Runner`` by torch's ops. One thread at a time; its tensors are its own except the bound
+    pages.
+    """
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class TorchRunner:
         self._pages = 0
 
     def bind(self, buffer: memoryview, pages: int) -> None:
-        """Use ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]."""
+        """Uses ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]."""
         p = self._program
         count = pages * p.layers * 2 * BLOCK_TOKENS * p.kv_heads * p.head_dim
         flat = torch.frombuffer(buffer, dtype=self._dtype, count=count)
@@ -145,7 +147,7 @@ class TorchRunner:
         self._pages = pages
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
+        """Computes a step. Raises for the whole step and may be repeated: what it wrote, it writes again."""
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, self._pages)
