@@ -72,10 +72,10 @@ def worker_spec(
     check_secured(check_name(config.worker.kv_transport), tls)
     speculator_names(config.worker.speculation)
     settings = config.worker.model_dump(exclude={"model", "threads"})
-    return WorkerSpec(
-        slot=slot,
-        role="prefill" if role == "prefill" else "decode",
-        slot_dir=str(slot_dir),
+    return WorkerSpec.of(
+        slot,
+        "prefill" if role == "prefill" else "decode",
+        slot_dir,
         model=model,
         threads=threads,
         redis_url=redis_url,

@@ -172,9 +172,9 @@ class HostSupervisor:
             spec = msgspec.json.decode(self._plan.spec, type=WorkerSpec)
         except msgspec.MsgspecError:
             return  # of a command that isn't a worker host
-        if spec.redis_url:
+        if spec.member.redis_url:
             gone = Departure(record.slot, record.incarnation, record.role, *ending, time.time())
-            note_blocking(spec.redis_url, spec.namespace, gone)
+            note_blocking(spec.member.redis_url, spec.member.namespace, gone)
 
     def _log_tail(self, size: int = 600) -> str:
         text = Path(self._plan.log).read_text(errors="replace")[-size:].strip()

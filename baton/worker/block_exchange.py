@@ -33,10 +33,10 @@ class WorkerBlocks:
         self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo, observe: Callable[[FillReport], None]
     ) -> None:
         send, memory = engine.channel.send, engine.memory
-        self._tiers = WorkerTiers(spec, engine, info) if spec.has_tiers else None
+        self._tiers = WorkerTiers(spec, engine, info) if spec.cache.has_tiers else None
         self._publish: Publish = lambda added, removed: None
         self._filler = Filler(send, memory, time.monotonic)
-        self._fetcher = BlockFetcher(info.model_id, info.layout, Dialer(identity_of(spec.tls)))
+        self._fetcher = BlockFetcher(info.model_id, info.layout, Dialer(identity_of(spec.server.tls)))
         self.warmer = Warmer(
             self._filler,
             self._fetcher,

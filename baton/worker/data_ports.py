@@ -17,43 +17,45 @@ from baton.kv.transport.auto import AUTO
 from baton.kv.wire.receiving import SocketServer
 from baton.process.security import identity_of
 from baton.protos.errors import ConfigError
-from baton.worker.spec import WorkerSpec
+from baton.worker.spec import ServerSpec
 
 log = logging.getLogger("baton.worker")
 
 
-def open_data_ports(spec: WorkerSpec, intake: Intake, stack: AsyncExitStack) -> dict[str, str]:
-    """Listen by every transport that ``spec`` allows, until ``stack`` closes: transport -> address.
+def open_data_ports(
+    slot: str, folder: str, server: ServerSpec, intake: Intake, stack: AsyncExitStack
+) -> dict[str, str]:
+    """Listen by every transport that ``server`` allows, until ``stack`` closes: transport -> address.
 
     Those of a card by themselves only where the engine shares its pages there: from the host's, shm is quicker.
     What can't be had is left out with a warning, so that senders see it is not offered; but it is a ConfigError
     where it is the one that was asked for.
     """
-    path, accept, pages = Path(spec.slot_dir) / f"{spec.slot}.kv", intake.accept, intake.memory.device
-    identity = identity_of(spec.tls, f"the KV port of {spec.slot}", ("worker",))
+    path, accept, pages = Path(folder) / f"{slot}.kv", intake.accept, intake.memory.device
+    identity = identity_of(server.tls, f"the KV port of {slot}", ("worker",))
     ways: dict[str, Callable[[], tuple[SocketServer, str]]] = {
-        "tcp": lambda: tcp.listen(spec.host, accept, spec.data_port, identity),
+        "tcp": lambda: tcp.listen(server.host, accept, server.data_port, identity),
         "shm": lambda: shm.listen(str(path), accept),
     }
-    trusted = spec.tls is None or spec.tls.trusted_network
-    if spec.kv_transport == "nccl" or (pages is not None and trusted):  # it can't be encrypted
-        by_name = spec.kv_transport == "nccl"
-        ways["nccl"] = lambda: nccl.listen(spec.host, accept, pages=pages, at_once=by_name)
+    trusted = server.tls is None or server.tls.trusted_network
+    if server.kv_transport == "nccl" or (pages is not None and trusted):  # it can't be encrypted
+        by_name = server.kv_transport == "nccl"
+        ways["nccl"] = lambda: nccl.listen(server.host, accept, pages=pages, at_once=by_name)
     card = path.with_suffix(".gpu")
-    if spec.kv_transport == "cuda_ipc" or pages is not None:
+    if server.kv_transport == "cuda_ipc" or pages is not None:
         ways["cuda_ipc"] = lambda: cuda_ipc.listen(str(card), accept, pages)
     opened: dict[str, str] = {}
     for name, listen in ways.items():
-        if spec.kv_transport not in (AUTO, name):
+        if server.kv_transport not in (AUTO, name):
             continue
         try:
-            server, opened[name] = listen()
+            listener, opened[name] = listen()
         except ConfigError as error:
-            if spec.kv_transport == name:
+            if server.kv_transport == name:
                 raise
             log.warning("KV can't be received by %s: %s", name, error.message)
             continue
-        stack.callback(server.close)
+        stack.callback(listener.close)
     stack.callback(_remove, path)
     stack.callback(_remove, card)
     return opened

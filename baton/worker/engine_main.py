@@ -39,7 +39,7 @@ from baton.protos.channel import EngineFailed, EngineReady
 from baton.protos.errors import ConfigError, to_info
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.channel import EngineChannel
-from baton.worker.spec import WorkerSpec, load_spec
+from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec, load_spec
 
 PR_SET_PDEATHSIG = 1
 
@@ -56,7 +56,9 @@ def main() -> int:
     channel = EngineChannel(socket.socket(fileno=args.fd))
     try:
         spec = load_spec(args.spec)
-        logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} engine %(message)s")
+        logging.basicConfig(
+            level=spec.observe.log_level.upper(), format=f"%(asctime)s {spec.slot} engine %(message)s"
+        )
         loop = build(spec, channel)
     except Exception as error:
         channel.send(EngineFailed(to_info(error)))
@@ -64,7 +66,7 @@ def main() -> int:
     settle_heap()
     loop.run()
     while loop.next_role:
-        loop = successor(spec, loop)
+        loop = successor(spec.steps, loop)
         loop.run()
     return _leave(channel, 0)
 
@@ -80,15 +82,17 @@ def die_with_parent(parent: int) -> None:
 
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     """Load, allocate, announce. Raises CheckpointError, ConfigError."""
-    runner, profile_pages = make_runner(spec)
-    runner = widened(runner, spec.block_tokens)
-    profile_pages = profile_pages * BLOCK_TOKENS // spec.block_tokens  # a profile counts pages of 16
-    layout = with_codec(runner.spec.layout, spec.kv_codec)
+    runner, profile_pages = make_runner(spec.engine)
+    runner = widened(runner, spec.cache.block_tokens)
+    profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
+    layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
     runner.spec = msgspec.structs.replace(runner.spec, layout=layout)  # its fidelity is in every block's hash
     page_bytes = runner.spec.layout.page_bytes
-    pages = spec.pages or profile_pages or spec.kv_memory_bytes // page_bytes
+    pages = spec.cache.pages or profile_pages or spec.cache.kv_memory_bytes // page_bytes
     if pages < 1:
-        text = f"{spec.kv_memory_bytes} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
+        text = (
+            f"{spec.cache.kv_memory_bytes} bytes don't hold one page of {page_bytes}; raise worker.kv_memory_bytes"
+        )
         raise ConfigError(text, "worker.kv_memory_bytes")
     memory = PageMemory.create(pages, page_bytes)
     runner.bind(memory.view(), pages)
@@ -102,28 +106,28 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             model.vocab_size,
             model.eos_token_ids,
             pages,
-            spec.max_batch,
+            spec.steps.max_batch,
             runner.work,
             None if mirror is None else mirror.shared,
         )
     )
     pool = PagePool(pages, model.layout.block_tokens)
-    if spec.has_tiers:
+    if spec.cache.has_tiers:
         pool.watch_idle()
-    grammars = Grammars(model, tokenizer_of(spec), GRACE_S)
+    grammars = Grammars(model, tokenizer_of(spec.engine), GRACE_S)
     grammars.warm()
-    return make_loop(spec, EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view()))
+    parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view())
+    return make_loop(spec.role, spec.steps, parts)
 
 
-def successor(spec: WorkerSpec, loop: StepLoop) -> StepLoop:
-    """The loop of the role that ``loop`` was told to leave to: same runner, same pages, same cached blocks."""
-    told = msgspec.structs.replace(spec, role=loop.next_role)
-    after = make_loop(told, loop.parts)
+def successor(steps: StepSpec, loop: StepLoop) -> StepLoop:
+    """Returns the loop of the role that ``loop`` was told to leave to, with its runner, pages and cached blocks."""
+    after = make_loop(loop.next_role, steps, loop.parts)
     after.succeed(loop)
     return after
 
 
-def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
+def make_runner(spec: EngineSpec) -> tuple[Runner, int]:
     """The paced engine or a real one, and the pages that its profile asks for (0: none)."""
     if spec.paced_profile:
         return make_paced(spec)
@@ -141,7 +145,7 @@ def make_runner(spec: WorkerSpec) -> tuple[Runner, int]:
     return load_runner(config), 0
 
 
-def make_paced(spec: WorkerSpec) -> tuple[Runner, int]:
+def make_paced(spec: EngineSpec) -> tuple[Runner, int]:
     """A runner that takes its time from a profile."""
     from baton.cost.curves import step_seconds
     from baton.cost.profiles import load_profile
@@ -159,24 +163,24 @@ def make_paced(spec: WorkerSpec) -> tuple[Runner, int]:
     return runner, profile.pages
 
 
-def tokenizer_of(spec: WorkerSpec) -> Path | None:
+def tokenizer_of(spec: EngineSpec) -> Path | None:
     """The model's tokenizer.json; None where it has none, as a paced engine."""
     path = None if spec.paced_profile else locate(spec.model) / "tokenizer.json"
     return path if path is not None and path.is_file() else None
 
 
-def make_loop(spec: WorkerSpec, parts: EngineParts) -> StepLoop:
-    """Returns the loop of the role in ``spec``."""
-    if spec.role == "prefill":
-        return PrefillLoop(parts, spec.prefill_chunk_tokens, spec.max_batch)
-    limits = DecodeLimits(spec.max_batch, spec.prefill_chunk_tokens, spec.lease_ttl_s, spec.itl_target_s)
+def make_loop(role: str, steps: StepSpec, parts: EngineParts) -> StepLoop:
+    """Returns the loop of ``role``."""
+    if role == "prefill":
+        return PrefillLoop(parts, steps.prefill_chunk_tokens, steps.max_batch)
+    limits = DecodeLimits(steps.max_batch, steps.prefill_chunk_tokens, steps.lease_ttl_s, steps.itl_target_s)
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
-    return DecodeLoop(parts, limits, entropy=os.urandom, drafter=make_drafter(spec))
+    return DecodeLoop(parts, limits, entropy=os.urandom, drafter=make_drafter(steps.speculation))
 
 
-def make_drafter(spec: WorkerSpec) -> Drafter | None:
-    """What drafts tokens, if anything does. Raises ConfigError for an unknown name."""
-    found = speculators(spec.speculation)
+def make_drafter(names: str) -> Drafter | None:
+    """Returns what drafts tokens by the speculators ``names``, None for none. Raises ConfigError."""
+    found = speculators(names)
     return Drafter(found) if found else None
 
 

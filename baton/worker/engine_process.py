@@ -21,7 +21,7 @@ from baton.process.processes import die_with_parent
 from baton.protos.channel import EngineFailed, EngineReady, Shutdown
 from baton.protos.errors import StartupError, from_info
 from baton.worker.channel import IoChannel
-from baton.worker.spec import WorkerSpec, dump_spec
+from baton.worker.spec import MemberSpec, WorkerSpec, dump_spec
 
 FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a card; a context there costs memory
 
@@ -40,7 +40,7 @@ class EngineProcess:
     @classmethod
     def spawn(cls, spec: WorkerSpec, ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
         """The child, with its end of the socket pair. It is not told where Redis is: command lines are public."""
-        fd, told = theirs.fileno(), msgspec.structs.replace(spec, redis_url="")
+        fd, told = theirs.fileno(), msgspec.structs.replace(spec, member=MemberSpec())
         command = [sys.executable, "-m", "baton.worker.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
         command += ["--parent", str(os.getpid())]
         # A session of its own: autogroup scheduling then shares the cores between engine and I/O. The kernel learns
@@ -56,7 +56,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             process = cls.spawn(spec, ours, theirs)
-        engine = cls(process, await IoChannel.open(ours), spec.kv_transport in FROM_CARD)
+        engine = cls(process, await IoChannel.open(ours), spec.server.kv_transport in FROM_CARD)
         try:
             await engine._await_ready()
         except BaseException:

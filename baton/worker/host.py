@@ -75,8 +75,11 @@ def main() -> int:
 
 def run(spec: WorkerSpec) -> int:
     """The worker of ``spec``, from start to exit status, in this process."""
-    logging.basicConfig(level=spec.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s")
-    spec = msgspec.structs.replace(spec, device=settled(spec.device))
+    logging.basicConfig(
+        level=spec.observe.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s"
+    )
+    engine = msgspec.structs.replace(spec.engine, device=settled(spec.engine.device))
+    spec = msgspec.structs.replace(spec, engine=engine)
     slot = WorkerSlot(spec.slot_dir, spec.slot)
     if not slot.acquire():
         log.error("slot %s is held by process %s", spec.slot, slot.holder())
@@ -101,7 +104,7 @@ class WorkerHost:
         self.spec = msgspec.structs.replace(self.spec, role=await present_role(self.spec, self.slot.read()))
         self._say(state="starting", role=self.spec.role)
         try:
-            identity_of(self.spec.tls)  # what is wrong with it is said before a model is loaded
+            identity_of(self.spec.server.tls)  # what is wrong with it is said before a model is loaded
             self._guard = SlotGuard(self.spec, self.stop, self._say_waiting)
             async with self._guard as mine:
                 engine = await self._unless_stopped(EngineProcess.start(self.spec)) if mine else None
@@ -116,7 +119,7 @@ class WorkerHost:
         self._say(state="starting", error=to_info(waits))
 
     async def _with(self, engine: EngineProcess) -> int:
-        shutdown_tracing = setup_tracing("baton-" + self.spec.role, self.spec.otlp_endpoint, self.spec.slot)
+        shutdown_tracing = setup_tracing("baton-" + self.spec.role, self.spec.observe.otlp_endpoint, self.spec.slot)
         try:
             return await self._serve(engine)
         finally:
@@ -128,11 +131,14 @@ class WorkerHost:
         async with AsyncExitStack() as stack:
             core = WorkerCore(self.spec, engine, describe(self.spec, engine.ready, self.record.incarnation))
             stack.push_async_callback(core.blocks.close)
-            self._say(engine_pid=engine.process.pid, metrics_address=serve_metrics(self.spec, core.shown, stack))
+            self._say(
+                engine_pid=engine.process.pid,
+                metrics_address=serve_metrics(self.spec.slot, self.spec.server, core.shown, stack),
+            )
             await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
             log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
             self.prepared()
-            stack.enter_context(watching(self.spec.loop_stall_s))
+            stack.enter_context(watching(self.spec.observe.loop_stall_s))
             while (status := await self._play(engine, core)) is None:
                 self.spec = msgspec.structs.replace(self.spec, role=core.ask.role)
                 self._say(incarnation=core.ask.incarnation)
@@ -178,9 +184,9 @@ class WorkerHost:
         if worker.next_role:
             end_within(LEAVE_S)
             return None
-        end_within(LOST_S if worker.engine_lost else LEAVE_S + self.spec.drain_grace_s)
+        end_within(LOST_S if worker.engine_lost else LEAVE_S + self.spec.server.drain_grace_s)
         if not worker.engine_lost:
-            await worker.leave(self.spec.drain_grace_s, member)
+            await worker.leave(self.spec.server.drain_grace_s, member)
             if member is not None:
                 await member.depart(*self._leaving())
             return 0
@@ -199,8 +205,10 @@ class WorkerHost:
 
     async def _watch(self, worker: RoleRuntime, engine: EngineProcess) -> None:
         """End an engine that gets on no more: whoever starts the worker again gives it a new one."""
-        await worker.stuck(self.spec.stall_s)
-        log.error("the engine of %s gave no answer for %g s: it is ended", self.spec.slot, 2 * self.spec.stall_s)
+        await worker.stuck(self.spec.steps.stall_s)
+        log.error(
+            "the engine of %s gave no answer for %g s: it is ended", self.spec.slot, 2 * self.spec.steps.stall_s
+        )
         engine.process.kill()
 
     async def _change(self, worker: RoleRuntime, engine: EngineProcess, core: WorkerCore) -> None:
@@ -268,7 +276,7 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         incarnation=incarnation,
         role=spec.role,
         address="",
-        model_id=spec.model_id,
+        model_id=spec.engine.model_id,
         fingerprint=ready.fingerprint,
         layout=ready.layout,
         max_model_len=ready.max_model_len,
@@ -276,7 +284,7 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         eos_token_ids=ready.eos_token_ids,
         pages=ready.pages,
         max_batch=ready.max_batch,
-        device=spec.device,
+        device=spec.engine.device,
     )
     return of_this_build(info)
 

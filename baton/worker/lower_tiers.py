@@ -24,7 +24,7 @@ class WorkerTiers:
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self._disk: DiskTier | None = None
-        self._shares_cores = spec.device != "cuda"
+        self._shares_cores = spec.engine.device != "cuda"
         self._beside_decode = False
         self.plays(spec.role)
         self.tiers = Tiers(self._open(spec, info))
@@ -63,14 +63,14 @@ class WorkerTiers:
 
     def _open(self, spec: WorkerSpec, info: WorkerInfo) -> list[Tier]:
         made = []
-        if spec.host_tier_bytes:
-            host = host_slab(spec.host_tier_bytes, info.layout.page_bytes)
+        if spec.cache.host_tier_bytes:
+            host = host_slab(spec.cache.host_tier_bytes, info.layout.page_bytes)
             if host is None:
-                text = f"{spec.host_tier_bytes} bytes don't hold one page of {info.layout.page_bytes}"
+                text = f"{spec.cache.host_tier_bytes} bytes don't hold one page of {info.layout.page_bytes}"
                 raise ConfigError(f"{text}; raise worker.host_tier_bytes", "worker.host_tier_bytes")
             made.append(Tier("host", host))
-        if spec.disk_tier_bytes:
-            folder = Path(spec.disk_tier_dir).expanduser() / spec.slot
-            self._disk = DiskTier(folder, spec.disk_tier_bytes, info.layout, info.fingerprint)
+        if spec.cache.disk_tier_bytes:
+            folder = Path(spec.cache.disk_tier_dir).expanduser() / spec.slot
+            self._disk = DiskTier(folder, spec.cache.disk_tier_bytes, info.layout, info.fingerprint)
             made.append(Tier("disk", self._disk.slab))
         return made

@@ -25,11 +25,11 @@ from baton.worker.spec import WorkerSpec
 async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
     """What this slot was last told to be, or was: it comes back as that, and not as what it was planned to be."""
     recorded = record.role if record is not None and record.role else spec.role
-    if not spec.redis_url:
+    if not spec.member.redis_url:
         return recorded
-    redis = connect(spec.redis_url)
+    redis = connect(spec.member.redis_url)
     try:
-        return await RoleWishes(redis, spec.namespace).of(spec.slot) or recorded
+        return await RoleWishes(redis, spec.member.namespace).of(spec.slot) or recorded
     except (RedisError, OSError):
         return recorded
     finally:
@@ -40,20 +40,21 @@ async def join(
     spec: WorkerSpec, worker: RoleRuntime, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
 ) -> Member | None:
     """Become a member until ``stack`` closes, with ``held`` blocks cached already; None without a Redis URL."""
-    if not spec.redis_url:
+    own = spec.member
+    if not own.redis_url:
         return None
-    redis = connect(spec.redis_url)
+    redis = connect(own.redis_url)
     stack.push_async_callback(redis.aclose)
-    member = Member(redis, spec.namespace, worker.control.info, spec.lease_s, spec.beat_s)
+    member = Member(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s)
     member.publish(held, ())
     worker.blocks.announce_to(member.publish)
-    worker.control.announce = partial(_announce, member, RoleWishes(redis, spec.namespace))
+    worker.control.announce = partial(_announce, member, RoleWishes(redis, own.namespace))
     member.load = report.load()
     await stack.enter_async_context(member)
     if spec.role == "prefill":
-        peers = Peers(member.info, Roster(redis, spec.namespace).refresh, worker.transport, time.monotonic)
+        peers = Peers(member.info, Roster(redis, own.namespace).refresh, worker.transport, time.monotonic)
         stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
-    feeding = asyncio.create_task(_feed(member, worker, report, spec.beat_s / 2), name="load")
+    feeding = asyncio.create_task(_feed(member, worker, report, own.beat_s / 2), name="load")
     stack.callback(feeding.cancel)
     return member
 

@@ -55,7 +55,7 @@ class WorkerReport:
     ):
         self.registry = CollectorRegistry()
         self.spec: WorkerSpec | None = spec or (earlier.spec if earlier else None)
-        vllm, enabled = (self.spec.vllm_names, self.spec.telemetry) if self.spec else (False, True)
+        vllm, enabled = (self.spec.observe.vllm_names, self.spec.observe.telemetry) if self.spec else (False, True)
         self.metrics = WorkerMetrics(self.registry, info.role, info.worker_id, info.model_id, vllm, enabled)
         self._pages, self._max_batch = info.pages, max(1, info.max_batch)
         self._work: EngineWork | None = work or (earlier._work if earlier else None)
@@ -68,8 +68,8 @@ class WorkerReport:
             rates.now({})
         self._last: Stats | None = None
         self._ceilings()
-        if self.spec is not None and self.spec.tls is not None:
-            show_end(self.spec.tls, self.metrics.optional("certificate"))
+        if self.spec is not None and self.spec.server.tls is not None:
+            show_end(self.spec.server.tls, self.metrics.optional("certificate"))
         self._steps, self._transfers, self._fetches = StepFit(), TransferFit(), TransferFit()
         if earlier is not None:  # of the role before: the machine is the same, so what was learned of it holds
             self._steps, self._transfers, self._fetches = earlier._steps, earlier._transfers, earlier._fetches

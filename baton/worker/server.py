@@ -43,7 +43,7 @@ from baton.worker.data_ports import open_data_ports
 from baton.worker.engine_process import EngineProcess
 from baton.worker.engine_watch import EngineWatch
 from baton.worker.report import WorkerReport
-from baton.worker.spec import WorkerSpec
+from baton.worker.spec import ServerSpec, WorkerSpec
 
 log = logging.getLogger("baton.worker")
 
@@ -68,9 +68,9 @@ class RoleRuntime:
         self._engine = engine
         self._report = report
         send = engine.channel.send
-        self.identity = identity_of(spec.tls, f"the gRPC port of {spec.slot}")
+        self.identity = identity_of(spec.server.tls, f"the gRPC port of {spec.slot}")
         self.transport = AutoTransport(
-            engine.memory, time.monotonic, spec.kv_transport, report.link, identity=self.identity
+            engine.memory, time.monotonic, spec.server.kv_transport, report.link, identity=self.identity
         )
         self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
@@ -175,15 +175,16 @@ class RoleRuntime:
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
         send, warmer = self._engine.channel.send, self.blocks.warmer
-        return DecodeService(send, self.intake, info.model_id, spec.lease_ttl_s, warmer, self._keys)
+        return DecodeService(send, self.intake, info.model_id, spec.steps.lease_ttl_s, warmer, self._keys)
 
 
 async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStack) -> grpc.aio.Server:
     """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
-    guards = [NameGuard(names_for(WORKER_CALLS, spec.tls.domain), spec.slot)] if spec.tls else []
+    own = spec.server
+    guards = [NameGuard(names_for(WORKER_CALLS, own.tls.domain), spec.slot)] if own.tls else []
     options = [*server_options(worker.control.info.layout.page_bytes), ("grpc.so_reuseport", 0)]
     server = grpc.aio.server(options=options, interceptors=guards)
-    warn_of_plaintext(spec.host, spec.tls)
+    warn_of_plaintext(own.host, own.tls)
     names = worker.add_to(server)
     worker.names += names
     health_pb2_grpc.add_HealthServicer_to_server(worker.health, server)
@@ -191,13 +192,13 @@ async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStac
         await worker.health.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
     try:
-        port = add_port(server, f"{spec.host}:{spec.port}", worker.identity)
+        port = add_port(server, f"{own.host}:{own.port}", worker.identity)
     except RuntimeError as error:
-        raise ConfigError(f"{spec.host}:{spec.port} can't be bound ({error}); set another port", "port") from None
-    data = open_data_ports(spec, worker.intake, stack) if spec.role == "decode" else {}
+        raise ConfigError(f"{own.host}:{own.port} can't be bound ({error}); set another port", "port") from None
+    data = open_data_ports(spec.slot, spec.slot_dir, own, worker.intake, stack) if spec.role == "decode" else {}
     worker.control.info = msgspec.structs.replace(
         worker.control.info,
-        address=f"{spec.host}:{port}",
+        address=f"{own.host}:{port}",
         host_id=this_host(),
         data_addresses=data,
     )
@@ -221,19 +222,19 @@ class CurrentRegistry(Collector):
         return self.registry.restricted_registry(names)
 
 
-def serve_metrics(spec: WorkerSpec, shown: CurrentRegistry, stack: AsyncExitStack) -> str:
+def serve_metrics(slot: str, own: ServerSpec, shown: CurrentRegistry, stack: AsyncExitStack) -> str:
     """GET /metrics on a port of its own; its address, empty when off."""
-    if not spec.metrics:
+    if not own.metrics:
         return ""
     try:
-        identity = identity_of(spec.tls, f"the metrics port of {spec.slot}")
-        server, thread = start_metrics(spec.metrics_port, spec.host, shown, identity)
+        identity = identity_of(own.tls, f"the metrics port of {slot}")
+        server, thread = start_metrics(own.metrics_port, own.host, shown, identity)
     except OSError as error:
-        where = f"{spec.host}:{spec.metrics_port}"
+        where = f"{own.host}:{own.metrics_port}"
         text = f"/metrics can't be had at {where} ({error.strerror}): choose another worker.metrics_port"
         raise ConfigError(text, "worker.metrics_port") from None
     stack.callback(_stop_metrics, server, thread)
-    return f"{spec.host}:{server.server_port}"
+    return f"{own.host}:{server.server_port}"
 
 
 def _stop_metrics(server: Any, thread: threading.Thread) -> None:

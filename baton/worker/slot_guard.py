@@ -32,19 +32,17 @@ class SlotGuard:
     """
 
     def __init__(self, spec: WorkerSpec, stop: asyncio.Event, waits: Callable[[str], None]) -> None:
-        self._spec, self._stop, self._waits = spec, stop, waits
+        self._spec, self._own, self._stop, self._waits = spec, spec.member, stop, waits
         self._task: asyncio.Task[None] | None = None
         self.lost = False
 
     async def __aenter__(self) -> bool:
-        if not self._spec.redis_url:
+        if not self._own.redis_url:
             return True
-        self._redis = connect(self._spec.redis_url)
+        self._redis = connect(self._own.redis_url)
         place = f"{socket.gethostname()} {this_host()} {self._spec.slot_dir}"
         owner = secrets.token_hex(8)
-        self._lease = SlotLease(
-            self._redis, self._spec.namespace, self._spec.slot, owner, place, self._spec.lease_s
-        )
+        self._lease = SlotLease(self._redis, self._own.namespace, self._spec.slot, owner, place, self._own.lease_s)
         if not await self._taken():
             await self._redis.aclose()
             return False
@@ -75,12 +73,12 @@ class SlotGuard:
                 self._waits(holder.partition(" ")[0])
                 told = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), self._spec.beat_s)
+                await asyncio.wait_for(self._stop.wait(), self._own.beat_s)
         return False
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(self._spec.beat_s)
+            await asyncio.sleep(self._own.beat_s)
             try:
                 ours = await self._lease.keep()
             except (RedisError, OSError):

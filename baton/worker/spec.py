@@ -1,10 +1,12 @@
-"""What a worker is told: one struct, JSON on the way in, read by both of its processes.
+"""What a worker is told: settings grouped by the part that they are for, read by both of its processes.
 
-Knows nothing of how the settings came about (cluster/config.py) or of who starts the worker.
+Knows nothing of how the settings came about (cluster/config.py) or of who starts the worker. As text a spec is one
+flat JSON object, because a build that groups its settings otherwise, or doesn't yet, reads it too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,15 +17,13 @@ from baton.protos.errors import ConfigError
 from baton.tls.identity import TlsFiles
 
 
-class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One worker. Zero or empty means: the model's own, the profile's own, or off.
+class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the groups. Zero or empty means: the model's own, the profile's own, or off."""
 
-    What has its default is not written: an older build reads the text, unless it asks for what is new.
-    """
 
-    slot: str  # worker id, stable over restarts
-    role: Literal["prefill", "decode"]
-    slot_dir: str  # where <slot>.lock and <slot>.json lie
+class EngineSpec(_Group, frozen=True):
+    """Which weights the engine runs, and on what."""
+
     model: str = ""  # directory or hub id; unused by paced devices
     model_name: str = ""  # what clients call it; empty takes the model's (or profile's) last part
     dtype: str = "auto"
@@ -34,38 +34,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     cuda_step: str = "auto"  # of the GPU's own kernels: auto, graph, mega
     seed: int = 0  # of the run, for what may be seeded; lease ids never are
     threads: int = 0
-    pages: int = 0
-    block_tokens: int = 16  # tokens in a page: a multiple of 16
-    kv_memory_bytes: int = 512 << 20
     max_model_len: int = 0
-    max_batch: int = 64
-    prefill_chunk_tokens: int = 512
-    itl_target_s: float = 0.0  # wanted time between two tokens of an answer; 0: steps are not kept short
-    speculation: str = "none"  # names of engine/speculate joined by +, or auto
-    stall_s: float = 10.0  # silence of the engine after which it is not serving; 0: it is not watched
-    lease_ttl_s: float = 30.0
-    drain_grace_s: float = 2.0
-    host: str = "127.0.0.1"
-    port: int = 0
-    data_port: int = 0  # of the tcp transport, in a decode worker
-    metrics_port: int = 0
-    redis_url: str = ""  # empty: no membership
-    namespace: str = "baton"
-    beat_s: float = 0.5
-    lease_s: float = 5.0
-    metrics: bool = True
-    telemetry: bool = True  # whether anything is counted for /metrics
-    vllm_names: bool = False  # show metrics under vLLM's names too
-    host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
-    disk_tier_bytes: int = 0
-    disk_tier_dir: str = ""  # where each slot keeps its disk tier
-    kv_transport: str = "auto"  # or a file's name in kv/transport
-    kv_codec: str = "none"  # how blocks are coded on their way here: none, int8, fp8
-    tls: TlsFiles | None = None  # the worker's certificate and whom it trusts; None: plaintext
-    otlp_endpoint: str = ""
-    log_level: str = "info"
-    loop_stall_s: float = 0.25  # of its I/O process; 0: nobody looks
-    owner_pid: int = 0  # the worker ends when this process does; 0: it lives on
 
     @property
     def paced_profile(self) -> str:
@@ -73,21 +42,111 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return paced_profile(self.device)
 
     @property
+    def model_id(self) -> str:
+        """The name that clients use for the model."""
+        return model_id(self.model_name, self.model, self.device)
+
+
+class CacheSpec(_Group, frozen=True):
+    """How many pages of KV there are, of which size, and what lies below them."""
+
+    pages: int = 0
+    block_tokens: int = 16  # tokens in a page: a multiple of 16
+    kv_memory_bytes: int = 512 << 20  # what the pages may take where ``pages`` is 0
+    kv_codec: str = "none"  # how blocks are coded on their way here: none, int8, fp8
+    host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
+    disk_tier_bytes: int = 0
+    disk_tier_dir: str = ""  # where each slot keeps its disk tier
+
+    @property
     def has_tiers(self) -> bool:
         """Whether there is anything below the device's pages."""
         return bool(self.host_tier_bytes or self.disk_tier_bytes)
 
-    @property
-    def model_id(self) -> str:
-        """The name that clients use."""
-        return model_id(self.model_name, self.model, self.device)
+
+class StepSpec(_Group, frozen=True):
+    """How much an engine's step does, and how long the engine may take for something."""
+
+    max_batch: int = 64  # sequences in a step
+    prefill_chunk_tokens: int = 512
+    speculation: str = "none"  # names of engine/speculate joined by +, or auto
+    itl_target_s: float = 0.0  # wanted time between two tokens of an answer; 0: steps are not kept short
+    lease_ttl_s: float = 30.0  # how long a lease lasts whose handoff makes no progress
+    stall_s: float = 10.0  # silence of the engine after which it is not serving; 0: it is not watched
+
+
+class ServerSpec(_Group, frozen=True):
+    """Where the worker listens, and how it leaves. A port of 0 is a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    data_port: int = 0  # of the tcp transport, in a decode worker
+    metrics_port: int = 0
+    metrics: bool = True  # whether there is a port for metrics
+    kv_transport: str = "auto"  # or a file's name in kv/transport
+    tls: TlsFiles | None = None  # the worker's certificate and whom it trusts; None: plaintext
+    drain_grace_s: float = 2.0  # in which requests may finish as the worker leaves
+
+
+class MemberSpec(_Group, frozen=True):
+    """How the worker makes itself known."""
+
+    redis_url: str = ""  # empty: no membership
+    namespace: str = "baton"
+    beat_s: float = 0.5  # between two writes of its entry
+    lease_s: float = 5.0  # after which an entry that isn't written again is gone
+
+
+class ObserveSpec(_Group, frozen=True):
+    """What is counted, traced and logged."""
+
+    telemetry: bool = True  # whether anything is counted for /metrics
+    vllm_names: bool = False  # show metrics under vLLM's names too
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    loop_stall_s: float = 0.25  # of its I/O process's event loop, above which it is told; 0: nobody looks
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One worker: which slot it has, its role, and the settings of each of its parts."""
+
+    slot: str  # worker id, stable over restarts
+    role: Literal["prefill", "decode"]
+    slot_dir: str  # where <slot>.lock and <slot>.json lie
+    owner_pid: int = 0  # the worker ends when this process does; 0: it lives on
+    engine: EngineSpec = EngineSpec()
+    cache: CacheSpec = CacheSpec()
+    steps: StepSpec = StepSpec()
+    server: ServerSpec = ServerSpec()
+    member: MemberSpec = MemberSpec()
+    observe: ObserveSpec = ObserveSpec()
+
+    @classmethod
+    def of(cls, slot: str, role: str, slot_dir: str | Path, **settings: object) -> WorkerSpec:
+        """Returns the spec with ``settings`` by their own names, whichever groups they are in.
+
+        Raises msgspec.ValidationError for a name that is none, and for a value of another type.
+        """
+        fields = {"slot": slot, "role": role, "slot_dir": str(slot_dir), **settings}
+        return msgspec.convert(_grouped(fields), cls)
+
+
+GROUPS: dict[str, type[_Group]] = {
+    "engine": EngineSpec,
+    "cache": CacheSpec,
+    "steps": StepSpec,
+    "server": ServerSpec,
+    "member": MemberSpec,
+    "observe": ObserveSpec,
+}
+_GROUP_OF = {field: name for name, group in GROUPS.items() for field in group.__struct_fields__}
 
 
 def load_spec(text: str) -> WorkerSpec:
-    """From JSON, or from a file that holds it. Raises ConfigError naming the field."""
+    """Reads a spec from JSON, or from a file that holds it. Raises ConfigError naming the field."""
     try:
         raw = text if text.lstrip().startswith("{") else Path(text).read_text()
-        return msgspec.json.decode(raw, type=WorkerSpec)
+        return msgspec.convert(_grouped(msgspec.json.decode(raw, type=dict[str, object])), WorkerSpec)
     except OSError as error:
         raise ConfigError(f"--spec {text}: {error.strerror}", "spec") from None
     except msgspec.MsgspecError as error:
@@ -95,5 +154,21 @@ def load_spec(text: str) -> WorkerSpec:
 
 
 def dump_spec(spec: WorkerSpec) -> str:
-    """The JSON that ``load_spec`` reads."""
-    return msgspec.json.encode(spec).decode()
+    """Returns the JSON that ``load_spec`` reads.
+
+    What has its default is not written: an older build reads the text, unless it asks for what is new.
+    """
+    fields: dict[str, object] = msgspec.to_builtins(spec)
+    for name in GROUPS:
+        fields |= msgspec.to_builtins(getattr(spec, name))
+        fields.pop(name, None)
+    return msgspec.json.encode(fields).decode()
+
+
+def _grouped(fields: Mapping[str, object]) -> dict[str, object]:
+    """Returns flat ``fields`` with each group's in an object of their own; unknown ones stay where they are."""
+    groups: dict[str, dict[str, object]] = {}
+    top: dict[str, object] = {}
+    for name, value in fields.items():
+        (groups.setdefault(_GROUP_OF[name], {}) if name in _GROUP_OF else top)[name] = value
+    return top | groups

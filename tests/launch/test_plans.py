@@ -30,7 +30,13 @@ def test_every_worker_gets_a_spec_its_host_can_read(tmp_path: Path) -> None:
     plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
     spec = load_spec(plans[0].spec)
     assert [p.slot for p in plans] == ["prefill-0", "decode-0"]
-    assert (spec.role, spec.pages, spec.seed, spec.lease_s, spec.redis_url) == ("prefill", 77, 5, 9.0, "unix:///x")
+    assert (spec.role, spec.cache.pages, spec.engine.seed, spec.member.lease_s, spec.member.redis_url) == (
+        "prefill",
+        77,
+        5,
+        9.0,
+        "unix:///x",
+    )
 
 
 def test_the_demo_model_is_the_default() -> None:
@@ -86,8 +92,8 @@ def test_a_pool_on_other_hardware_has_slots_resources_and_settings_of_its_own(tm
     assert plans[2].labels == {"gpu": "h200"}
     assert plans[0].resources == {}
     specs = [load_spec(plan.spec) for plan in plans]
-    assert [spec.prefill_chunk_tokens for spec in specs] == [512, 512, 2048, 2048]
-    assert specs[2].threads == 3
+    assert [spec.steps.prefill_chunk_tokens for spec in specs] == [512, 512, 2048, 2048]
+    assert specs[2].engine.threads == 3
 
 
 def test_a_pool_may_be_all_the_prefill_there_is_and_its_mistakes_are_named(tmp_path: Path) -> None:
@@ -113,7 +119,7 @@ def test_fixed_ports_are_for_one_worker_per_machine(tmp_path: Path) -> None:
     assert refused.value.param == "worker.port"
     alone = worker_plans(config(worker=fixed, cluster={"colocated": True}), "", "unix:///x", tmp_path, tmp_path)
     spec = load_spec(alone[0].spec)
-    assert (spec.port, spec.data_port, spec.metrics_port) == (8100, 8101, 8102)
+    assert (spec.server.port, spec.server.data_port, spec.server.metrics_port) == (8100, 8101, 8102)
 
 
 def test_an_unknown_speculation_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -121,7 +127,7 @@ def test_an_unknown_speculation_is_refused_before_anything_starts(tmp_path: Path
         settings = config(worker={"device": "paced:zero", "speculation": name})
         if known:
             plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
-            assert load_spec(plans[1].spec).speculation == name
+            assert load_spec(plans[1].spec).steps.speculation == name
             continue
         with pytest.raises(ConfigError, match="'magic' isn't known; choose from none, auto, prompt_lookup, suffix"):
             worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)

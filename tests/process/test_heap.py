@@ -78,5 +78,5 @@ def test_a_worker_is_told_to_settle_once_it_is_prepared(tmp_path: Path, monkeypa
             return 7
 
     monkeypatch.setattr(worker_host, "WorkerHost", Host)
-    spec = WorkerSpec("decode-0", "decode", str(tmp_path), device="paced:zero")
+    spec = WorkerSpec.of("decode-0", "decode", tmp_path, device="paced:zero")
     assert worker_host.run(spec) == 7

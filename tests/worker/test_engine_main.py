@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.decode_worker.engine.loop import DecodeLoop
@@ -13,7 +14,7 @@ from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.protos.channel import EngineReady
 from baton.protos.errors import BatonError, ConfigError
 from baton.worker.engine_main import build
-from baton.worker.spec import WorkerSpec, dump_spec, load_spec
+from baton.worker.spec import GROUPS, WorkerSpec, dump_spec, load_spec
 
 TORCH_FREE = (
     "baton.prefill_worker.engine.scheduler",
@@ -39,7 +40,7 @@ class Wire:
 
 
 def spec(**fields: Any) -> WorkerSpec:
-    return WorkerSpec(
+    return WorkerSpec.of(
         **{"slot": "s", "role": "decode", "slot_dir": "x", "device": "paced:zero", "pages": 16} | fields
     )
 
@@ -70,6 +71,16 @@ def test_a_spec_survives_json_and_a_mistake_in_it_is_named(tmp_path: Any) -> Non
         load_spec('{"slot": "s", "rolle": "decode"}')
     with pytest.raises(ConfigError, match="No such file"):
         load_spec("/no/such/spec.json")
+
+
+def test_a_spec_is_written_flat_and_without_what_has_its_default() -> None:
+    told = {"slot": "s", "role": "decode", "slot_dir": "x", "device": "paced:zero", "pages": 16, "beat_s": 0.1}
+    assert msgspec.json.decode(dump_spec(spec(beat_s=0.1, port=0))) == told
+
+
+def test_no_two_groups_of_a_spec_have_a_setting_of_one_name() -> None:
+    names = [*WorkerSpec.__struct_fields__, *(n for group in GROUPS.values() for n in group.__struct_fields__)]
+    assert len(names) == len(set(names))
 
 
 def test_schedulers_loops_and_both_mains_load_without_torch() -> None:

@@ -70,7 +70,7 @@ class Host:
             "slot": f"{role}-0", "slot_dir": str(folder), "device": f"paced:{profile}", "model_name": "test",
             "owner_pid": os.getpid(),
         }  # fmt: skip
-        self.spec = WorkerSpec(role=role, **fields | spec)  # type: ignore[arg-type]
+        self.spec = WorkerSpec.of(role=role, **fields | spec)  # type: ignore[arg-type]
         self.slot = WorkerSlot(folder, self.spec.slot)
         self.process = subprocess.Popen([sys.executable, *self.command, "--spec", dump_spec(self.spec)], stderr=log)
 

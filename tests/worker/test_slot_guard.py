@@ -52,7 +52,7 @@ class Hosts:
     def start(self, node: str) -> None:
         folder = self._folder / node
         folder.mkdir(exist_ok=True)
-        spec = WorkerSpec(
+        spec = WorkerSpec.of(
             "decode-0", "decode", str(folder), device="paced:zero", redis_url=self._url, lease_s=3.0, beat_s=0.1,
             namespace="b", drain_grace_s=0.1,
         )  # fmt: skip
