@@ -3,7 +3,8 @@
 Knows nothing of routers. It follows ``decode_worker.engine.scheduler``: oldest first, prompts in chunks mixed with
 decodes, a growth reserve for newcomers, the youngest preempted and computed again.
 ``writers_wait``: as engines without chunked prefill did, a step that reads writes nothing.
-``real_decode.StepwiseDecode`` runs the scheduler itself; a test holds the two together. The pool is the real one.
+``stepwise_decode.StepwiseDecode`` runs the scheduler itself; docs/planning.md says where tests hold the two equal.
+The pool is the real one.
 Times are exact: k decode steps of n sequences take
 
     k x (body(n) + sequence x n + context x C) + context x n x k (k + 1) / 2        C = tokens of KV read before

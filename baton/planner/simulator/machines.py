@@ -1,6 +1,6 @@
 """The machines of a simulated cluster in modelled time: clock, workers, network; steps begin and end. Torch-free.
 
-Knows nothing of who is placed where: ``cluster_sim.ClusterSim`` is the router above it. One clock, one heap of
+Knows nothing of who is placed where: ``cluster.ClusterSim`` is the router above it. One clock, one heap of
 events.
 """
 

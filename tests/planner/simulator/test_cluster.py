@@ -150,6 +150,24 @@ def test_without_routing_choices_compressed_decode_is_exact() -> None:
         assert a.last_token == pytest.approx(b.last_token, rel=1e-3)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 2500), st.integers(1, 200)), min_size=1, max_size=20),
+    prefill=st.integers(0, 1),
+)
+def test_with_one_decode_worker_and_no_preemption_the_twin_gives_the_real_schedulers_times(
+    shapes: list[tuple[float, int, int]], prefill: int
+) -> None:
+    requests = tuple(sorted((TraceRequest(*shape) for shape in shapes), key=lambda r: r.arrival))
+    trace = Trace("made", requests, block_tokens=16)
+    quick, slow = (run(trace, prefill, 1, SMALL, stepwise=stepwise) for stepwise in (False, True))
+    assert all(place.node.preemptions == 0 for sim in (quick, slow) for place in sim.decodes.values())
+    for a, b in zip(quick.flights, slow.flights, strict=True):
+        assert (a.placed, a.first_token, a.last_token) == pytest.approx(
+            (b.placed, b.first_token, b.last_token), rel=1e-9
+        )
+
+
 def test_reuse_shortens_what_is_read() -> None:
     blocks = tuple(range(20))
     alike = Trace("alike", tuple(TraceRequest(i * 5.0, 10_240, 10, blocks) for i in range(6)))
