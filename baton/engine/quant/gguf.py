@@ -1,16 +1,16 @@
-"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) in place of safetensors: Q4_0, Q8_0, Q4_K,
-Q6_K, and plain F32, F16, BF16. Parsed by the ``gguf`` package.
+"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) in place of safetensors, parsed by the
+``gguf`` package: the kinds of ``ggml.blocks``, and plain F32, F16, BF16.
 
-Knows nothing of packing. The directory holds config.json and one .gguf. Blocks keep their integers and scales:
-Q4_0 and Q8_0 are scale x q per 32, Q6_K per 16; Q4_K is scale x q - min per 32. GGUF stores llama's q and k rows in
-pairs of neighbours for its rotary embedding; they are put back into halves.
+Knows nothing of packing. The directory holds config.json and one .gguf. Blocks keep their integers, codes and
+scales. GGUF stores llama's q and k rows in pairs of neighbours for its rotary embedding; they are put back into
+halves. A layer's experts are one tensor, (experts, rows, inputs).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.kernels.linear.integers import Integers
+from baton.engine.quant.ggml.blocks import KINDS
+from baton.kernels.linear.codes import Codes
+from baton.kernels.linear.integers import Integers, Part
 from baton.protos.errors import CheckpointError
 
 FULL_HASH_BYTES, SAMPLE_BYTES, SAMPLES = 256 << 20, 1 << 20, 32
-PAIRED = ("llama", "mistral")  # model types whose q and k rows GGUF reorders
+PAIRED = ("llama", "mistral", "mixtral")  # model types whose q and k rows GGUF reorders
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PLACES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -40,6 +43,17 @@ PLACES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+}
+EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
+EXPERTS = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps",
+    "w3": "ffn_up_exps",
+    "w2": "ffn_down_exps",
 }
 
 
@@ -73,18 +87,35 @@ class GgufCheckpoint:
         """A missing one: ``read`` gives all there are. Raises CheckpointError."""
         raise CheckpointError(f"{self._path}: tensor {gguf_name(name)} (of {name}) is missing", "model")
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Integers | None:
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor | Part | None:
         """The tensor of ``name`` as config.json's architecture spells it."""
         found = self._tensors.get(gguf_name(name))
         if found is None:
             return None
-        kind = found.tensor_type.name
-        if kind not in READERS:
-            known = ", ".join(READERS)
-            raise CheckpointError(f"{self._path}: {found.name} is {kind}; known are {known}", "model")
-        value = READERS[kind](found, shape)
+        expert = EXPERT.search(name)
+        value = self._value(found, shape, None if expert is None else int(expert[1]))
         heads = {"q_proj": self._heads, "k_proj": self._kv_heads}.get(name.split(".")[-2])
         return _halves(value, heads) if heads and self._paired else value
+
+    def _value(self, found: Any, shape: tuple[int, ...], expert: int | None) -> Tensor | Part:
+        """A tensor, or one expert of it."""
+        kind, size = found.tensor_type.name, tuple(int(d) for d in found.shape)[::-1]
+        if kind not in PLAIN and kind not in KINDS:
+            known = ", ".join((*PLAIN, *KINDS))
+            raise self._error(found, f"is {kind}; known are {known}: convert the model to one of them")
+        if (size if expert is None else size[1:]) != shape:
+            raise self._error(found, f"has shape {size}, config.json asks for {shape}")
+        if expert is not None and expert >= size[0]:
+            raise self._error(found, f"has {size[0]} experts; config.json asks for more")
+        raw = np.array(found.data if expert is None else found.data[expert], copy=True).view(np.uint8)
+        values = torch.from_numpy(raw).view(-1)
+        if kind in PLAIN:
+            return values.view(PLAIN[kind]).view(shape)
+        block, read = KINDS[kind]
+        return read(values.view(-1, block), shape[0])
+
+    def _error(self, found: Any, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self._path}: tensor {found.name} {problem}", "model")
 
     def fingerprint(self, config: dict[str, Any]) -> str:
         """Hex SHA-256 over config and the file: all of it up to 256 MiB, above that 32 pieces of 1 MiB."""
@@ -103,6 +134,8 @@ def gguf_name(name: str) -> str:
     if match := re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name):
         layer, rest = f"blk.{match[1]}.", match[2]
     place, _, kind = rest.rpartition(".")
+    if expert := EXPERT.fullmatch(place):
+        return f"{layer}{EXPERTS.get(expert[2], expert[2])}.{kind}"
     return f"{layer}{PLACES.get(place, place)}.{kind}"
 
 
@@ -119,7 +152,7 @@ def _open(path: Path) -> Any:
         ) from error
 
 
-def _halves(value: Tensor | Integers, heads: int) -> Tensor | Integers:
+def _halves(value: Tensor | Part, heads: int) -> Tensor | Part:
     """Rows of each head from pairs (0 h/2 1 h/2+1 …) to halves."""
 
     def put(x: Tensor) -> Tensor:
@@ -127,72 +160,8 @@ def _halves(value: Tensor | Integers, heads: int) -> Tensor | Integers:
 
     if isinstance(value, Tensor):
         return put(value)
+    if isinstance(value, Codes):
+        return value._replace(codes=put(value.codes), scales=put(value.scales))
+    assert isinstance(value, Integers)
     mins = None if value.mins is None else put(value.mins)
     return value._replace(q=put(value.q), scales=put(value.scales), mins=mins)
-
-
-def _blocks(found: Any, size: int) -> Tensor:
-    """(blocks, bytes of one)."""
-    return torch.from_numpy(np.array(found.data, copy=True).view(np.uint8)).view(-1, size)
-
-
-def _half(raw: Tensor) -> Tensor:
-    """(blocks, 2 x count bytes) of float16 -> (blocks, count) float32."""
-    return raw.contiguous().view(torch.float16).float()
-
-
-def _plain(dtype: torch.dtype) -> Callable[[Any, tuple[int, ...]], Tensor]:
-    def read(found: Any, shape: tuple[int, ...]) -> Tensor:
-        raw = np.array(found.data, copy=True).view(np.uint8)
-        return torch.from_numpy(raw).view(-1).view(dtype).view(tuple(int(d) for d in found.shape)[::-1])
-
-    return read
-
-
-def _q4_0(found: Any, shape: tuple[int, ...]) -> Integers:
-    blocks, n = _blocks(found, 18), shape[0]
-    q = torch.cat((blocks[:, 2:] & 15, blocks[:, 2:] >> 4), 1).to(torch.int8) - 8
-    return Integers(q.view(n, -1), 4, 32, _half(blocks[:, :2]).view(n, -1))
-
-
-def _q8_0(found: Any, shape: tuple[int, ...]) -> Integers:
-    blocks, n = _blocks(found, 34), shape[0]
-    return Integers(
-        blocks[:, 2:].contiguous().view(torch.int8).view(n, -1), 8, 32, _half(blocks[:, :2]).view(n, -1)
-    )
-
-
-def _q4_k(found: Any, shape: tuple[int, ...]) -> Integers:
-    """256 inputs: d, dmin, 8 scales and 8 mins of 6 bits, nibbles in four runs of 64 (low half first)."""
-    blocks, n = _blocks(found, 144), shape[0]
-    d, dmin = _half(blocks[:, :4]).split(1, 1)
-    packed = blocks[:, 4:16].view(-1, 3, 4)
-    low, high, both = packed[:, 0], packed[:, 1], packed[:, 2]
-    scale = torch.cat((low & 63, (both & 15) | ((low >> 6) << 4)), 1)
-    minimum = torch.cat((high & 63, (both >> 4) | ((high >> 6) << 4)), 1)
-    runs = blocks[:, 16:].view(-1, 4, 1, 32)
-    q = torch.cat((runs & 15, runs >> 4), 2).view(-1, 256).to(torch.int8) - 8
-    scales = (d * scale).view(n, -1)
-    return Integers(q.view(n, -1), 4, 32, scales, (dmin * minimum).view(n, -1) - 8 * scales)
-
-
-def _q6_k(found: Any, shape: tuple[int, ...]) -> Integers:
-    """256 inputs in two halves of 128: low nibbles (64 bytes), two high bits (32 bytes); then 16 scales, d."""
-    blocks, n = _blocks(found, 210), shape[0]
-    low, high = blocks[:, :128].view(-1, 2, 2, 32), blocks[:, 128:192].view(-1, 2, 1, 32)
-    nibbles = torch.cat((low & 15, low >> 4), 2)  # rows of 32: inputs 0, 32, 64, 96 of the half
-    tops = torch.cat([(high >> shift) & 3 for shift in (0, 2, 4, 6)], 2)
-    q = (nibbles | (tops << 4)).reshape(-1, 256).to(torch.int8) - 32
-    scales = _half(blocks[:, 208:]) * blocks[:, 192:208].contiguous().view(torch.int8).float()
-    return Integers(q.view(n, -1), 8, 16, scales.view(n, -1))
-
-
-READERS: dict[str, Callable[[Any, tuple[int, ...]], Tensor | Integers]] = {
-    "F32": _plain(torch.float32),
-    "F16": _plain(torch.float16),
-    "BF16": _plain(torch.bfloat16),
-    "Q4_0": _q4_0,
-    "Q8_0": _q8_0,
-    "Q4_K": _q4_k,
-    "Q6_K": _q6_k,
-}

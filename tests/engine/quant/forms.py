@@ -207,7 +207,10 @@ def random_blocks(rng: np.random.Generator, kind: str, n: int, k: int) -> np.nda
     """(n, bytes of a row): random integers, sane scales (float16, where the block has them)."""
     items, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (n * k // items, size), dtype=np.uint8)
-    halves = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}.get(kind, (0,))
+    halves = (0, 2) if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else halves
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(115, 120, len(blocks))
     for at in halves:
         scale = (rng.random(len(blocks)) * 0.002 + 0.0005).astype(np.float16)
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)

@@ -12,8 +12,9 @@ from baton.engine.checkpoints.weights import LoadedWeights, load_weights
 from baton.engine.load import EngineConfig
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
+from baton.engine.quant.ggml.blocks import KINDS as GGML_KINDS
 from baton.engine.quant.gguf import gguf_name
-from baton.kernels.linear.packed import E4M3_A16, W4, W8, PackedWeight, one_of
+from baton.kernels.linear.packed import CODES, E4M3_A16, W4, W8, PackedWeight, one_of
 from baton.protos.errors import CheckpointError, ConfigError
 from tests.engine.quant import forms
 
@@ -35,7 +36,15 @@ CASES = {
     "fp8 blocks": (forms.fp8_blocks(), E4M3_A16, HALF),
     "int4 packed": (forms.compressed("int4", "group"), W4, 1e-6),
 }
-KINDS = {"Q4_0": (W4, 1e-6), "Q8_0": (W8, 1e-6), "Q4_K": (W4, HALF), "Q6_K": (W8, HALF)}
+KINDS = {
+    "Q4_0": (W4, 1e-6),
+    **dict.fromkeys(("Q4_1", "Q2_K", "Q3_K", "Q4_K"), (W4, HALF)),
+    "Q8_0": (W8, 1e-6),
+    "Q5_0": (W8, 1e-6),
+    **dict.fromkeys(("Q5_1", "Q5_K", "Q6_K"), (W8, HALF)),
+    **dict.fromkeys(("IQ4_NL", "MXFP4"), (CODES, 1e-6)),
+    "IQ4_XS": (CODES, HALF),
+}
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +146,8 @@ def test_a_gguf_of_another_kind_or_damaged_is_refused_by_name(
     with pytest.raises(CheckpointError, match=r"model\.gguf \(100 bytes\) is damaged"):
         loaded(coded, tmp_path)
     (coded / "model.gguf").write_bytes(whole)
-    monkeypatch.delitem(__import__("baton.engine.quant.gguf", fromlist=["READERS"]).READERS, "Q8_0")
-    with pytest.raises(CheckpointError, match=r"is Q8_0; known are F32"):
+    monkeypatch.delitem(GGML_KINDS, "Q8_0")
+    with pytest.raises(CheckpointError, match=r"model\.gguf: tensor blk\.0\.attn_q\.weight is Q8_0; known are F32"):
         loaded(coded, tmp_path)
 
 

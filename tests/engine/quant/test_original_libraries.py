@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from baton.engine.checkpoints.weights import LoadedWeights, load_weights
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.models import program_for
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.config import ModelConfig
+from baton.engine.quant.gguf import EXPERT, GgufCheckpoint, gguf_name
+from baton.kernels.linear.integers import values_of
 from baton.kernels.linear.packed import CODES, E4M3_A16, W4, W8, W8_OUTLIERS, PackedWeight
 from baton.protos.nouns import Sampling
 
@@ -45,6 +49,8 @@ CASES = {
     "ct_smoothquant": Case(W8, 1e-6, 0.1),
     "bnb_int8": Case(W8_OUTLIERS, 1e-6, 0.1),
 }
+
+GGUF_KINDS = {"gguf_k_quants": 9, "gguf_experts": 5}  # how many kinds of blocks each file has
 
 
 def loaded(directory: Path, cache: Path) -> LoadedWeights:
@@ -89,3 +95,41 @@ def test_answers_are_near_those_of_the_library_that_made_it(name: str, tmp_path:
     for row, (token, logprob) in zip(logits, answers(MADE / name, tmp_path), strict=True):
         assert logprob == pytest.approx(float(row[token]), abs=CASES[name].answers)
         assert float(row.max() - row[token]) < CASES[name].answers
+
+
+@pytest.mark.parametrize("name", GGUF_KINDS)
+def test_a_gguf_by_ggmls_quantizers_holds_what_the_gguf_package_reads(name: str) -> None:
+    """Every tensor but q and k, whose rows are put into another order."""
+    path, seen = MADE / name / "model.gguf", set()
+    config = ModelConfig.read(MADE / name)
+    found, held = GgufCheckpoint(path, config), {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for weight in program_for(config).weights:
+        for source, shape in zip(weight.sources, weight.shapes, strict=True):
+            tensor, expert = held[gguf_name(source)], EXPERT.search(source)
+            wanted = torch.from_numpy(gguf.dequantize(tensor.data.copy(), tensor.tensor_type).copy())
+            wanted = wanted if expert is None else wanted[int(expert[1])]
+            value = found.read(source, shape)
+            assert value is not None
+            got = values_of(value).float()
+            if source.endswith(("q_proj.weight", "k_proj.weight")):
+                got, wanted = got.sort(0).values, wanted.sort(0).values
+            assert float((got - wanted).norm() / wanted.norm()) <= HALF, source
+            seen.add(tensor.tensor_type.name)
+    assert len(seen - {"F32"}) == GGUF_KINDS[name]
+
+
+@pytest.mark.parametrize("name", GGUF_KINDS)
+def test_a_gguf_answers_as_its_values_in_float_do(name: str, tmp_path: Path) -> None:
+    config = ModelConfig.read(MADE / name)
+    found, values = GgufCheckpoint(MADE / name / "model.gguf", config), {}
+    for weight in program_for(config).weights:
+        for source, shape in zip(weight.sources, weight.shapes, strict=True):
+            part = found.read(source, shape)
+            assert part is not None
+            values[source] = values_of(part).float().contiguous()
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    shutil.copy(MADE / name / "config.json", plain)
+    save_file(values, plain / "model.safetensors")
+    for (_, logprob), (_, wanted) in zip(answers(MADE / name, tmp_path), answers(plain, tmp_path), strict=True):
+        assert logprob == pytest.approx(wanted, abs=0.1)

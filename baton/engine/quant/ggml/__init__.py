@@ -1,0 +1,1 @@
+"""ggml's blocks of quantized weights. Knows nothing of files."""
