@@ -1,4 +1,4 @@
-"""Which method handles which message of the local channel: every member of a union, checked when a loop is made.
+"""Maps each message of the local channel to its handler: every member of a union, checked when a loop is made.
 
 Knows nothing of what the messages mean. A table costs a message one look-up; a ``match`` over as many classes tries
 one after the other.

@@ -45,14 +45,14 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class SequenceStep(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
+    """Describes one sequence's share of a step: compute ``tokens`` at positions ``start``, ``start + 1``, …
 
-    ``pages[i]`` holds tokens 16 i … 16 i + 15 and the table covers ``start + len(tokens)`` tokens; the KV of
-    tokens before ``start`` is already there. ``sample`` is None while a prompt's last chunk hasn't come.
-    ``targets[i]``, the known token at ``start + i + 1``, is to be scored, with ``score_top`` alternatives.
-    ``pool``: the last layer's normed hidden states are wanted too.
-    ``verify``: the last tokens are drafts, as many as it has specs. ``sample`` then chooses the token that follows
-    the last known one, and ``verify[i]`` the token that follows draft i.
+    ``pages[i]`` holds tokens 16 i … 16 i + 15 and the table covers ``start + len(tokens)`` tokens; the KV of tokens
+    before ``start`` is already there. ``sample`` is None while a prompt's last chunk hasn't come. ``targets[i]``,
+    the known token at ``start + i + 1``, is to be scored, with ``score_top`` alternatives. ``pool``: the last
+    layer's normed hidden states are wanted too. ``verify``: the last tokens are drafts, as many as it has specs.
+    ``sample`` then chooses the token that follows the last known one, and ``verify[i]`` the token that follows
+    draft i.
     """
 
     seq: int

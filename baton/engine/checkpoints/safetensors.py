@@ -56,7 +56,7 @@ class Checkpoint:
         return self._read(name, shape)
 
     def error(self, name: str, problem: str) -> CheckpointError:
-        """An error about one tensor, with its file."""
+        """Returns an error about one tensor, with its file."""
         where = self._files.get(name) or next(iter(self._handles))
         return CheckpointError(f"{where}: tensor {name} {problem}", "model")
 

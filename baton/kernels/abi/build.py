@@ -34,11 +34,13 @@ COMPILER_ENV, CACHE_ENV, PREBUILT_ENV = "BATON_CXX", "BATON_CACHE_DIR", "BATON_K
 
 
 class BuildError(Exception):
-    """Why there is no library: no compiler, or what it said."""
+    """Says why there is no library: no compiler, or what the compiler said."""
 
 
 def cache_dir() -> Path:
-    """Where built and packed things are kept: $BATON_CACHE_DIR, else baton in the user's cache directory."""
+    """Returns where built and packed things are kept: $BATON_CACHE_DIR, else baton in the user's cache
+    directory.
+    """
     named = os.environ.get(CACHE_ENV)
     if named:
         return Path(named)
@@ -46,7 +48,9 @@ def cache_dir() -> Path:
 
 
 def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
-    """The library for ``isa``, built if need be. ``extra`` flags make a library of its own. Raises BuildError."""
+    """Returns the library for ``isa``, built if need be; ``extra`` flags make a library of its own. Raises
+    BuildError.
+    """
     flags = (*FLAGS, *ISA_FLAGS[isa], *extra)
     if (found := _prebuilt(isa, flags)) is not None:
         return found
@@ -67,7 +71,9 @@ def built(isa: str, extra: tuple[str, ...] = ()) -> Path:
 
 
 def prebuilt_name(isa: str, flags: tuple[str, ...]) -> str:
-    """Of a library that was built elsewhere: by every source and the flags, whatever the compiler."""
+    """Returns the file name of a library built elsewhere: by every source and the flags, whatever the
+    compiler.
+    """
     sources = (path.read_bytes() for path in (*_sources(".h"), *_sources(".cpp")))
     return f"baton-{isa}-prebuilt-{_key(str(flags).encode(), *sources)}.so"
 
@@ -144,7 +150,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def main() -> int:
-    """Build every library; exit status 1 where one fails."""
+    """Builds every library; returns exit status 1 where one fails."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     for isa, flags in ISA_FLAGS.items():
         try:

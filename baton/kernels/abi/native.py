@@ -1,4 +1,4 @@
-"""The native library of this process: which ISA, loaded once, reached by ctypes. Torch-free.
+"""Loads the native library of this process, for its ISA, once; it is reached by ctypes. Torch-free.
 
 Knows nothing of the ops: each declares its own functions with ``function``. Where the library can't be built,
 ``library()`` is None, the log says so once, and the ops fall back to their reference.
@@ -36,7 +36,10 @@ def able() -> list[str]:
 
 @cache
 def isa() -> str:
-    """The widest ISA of this CPU, or the one that $BATON_ISA names: avx512, avx2, plain or reference."""
+    """Returns the widest ISA of this CPU, or the one that $BATON_ISA names: avx512, avx2, plain or reference.
+
+    Raises ValueError for one that this CPU can't run.
+    """
     asked = os.environ.get(ISA_ENV)
     if not asked:
         return able()[0]
@@ -47,7 +50,7 @@ def isa() -> str:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library for ``isa()``, built on first use; None where there is none."""
+    """Returns the library for ``isa()``, built on first use; None where there is none."""
     if isa() == REFERENCE:
         return None
     try:
@@ -58,7 +61,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library at ``path``, its threads set to what ``set_threads`` asked for."""
+    """Returns the library at ``path``, its threads set to what ``set_threads`` asked for. Raises OSError."""
     found = ctypes.CDLL(str(path))
     found.baton_set_threads(I32(_threads))
     return found
@@ -68,7 +71,7 @@ _threads = len(os.sched_getaffinity(0))
 
 
 def set_threads(count: int) -> None:
-    """Threads of all native ops in this process, the caller included."""
+    """Sets the number of threads of all native ops in this process, the caller included."""
     global _threads
     _threads = count
     if library.cache_info().currsize and (found := library()):
@@ -76,7 +79,9 @@ def set_threads(count: int) -> None:
 
 
 def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
-    """``baton_<name>`` with its argument types declared. Raises where there is no library."""
+    """Returns ``baton_<name>`` with its argument types declared. Raises RuntimeError where there is no
+    library.
+    """
     found = library()
     if found is None:
         raise RuntimeError(f"baton_{name}: there is no native library")
@@ -84,7 +89,7 @@ def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., An
 
 
 def declare(library: ctypes.CDLL, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
-    """The same for a library at hand."""
+    """Returns ``baton_<name>`` of ``library`` with its argument types declared."""
     found = library[f"baton_{name}"]  # a fresh object each time: nobody else's declaration is changed
     found.argtypes, found.restype = list(arguments), result
     return found

@@ -1,4 +1,4 @@
-"""The namespace ``torch.ops.baton``: what an op's torch_op.py defines itself with.
+"""Defines ops in the namespace ``torch.ops.baton``; an op's torch_op.py defines itself with it.
 
 Knows nothing of what the ops compute. An op has one implementation for all devices, which takes native code for a
 CPU's float32 tensors where there is any and the reference elsewhere, and a fake one that says shapes alone, for
@@ -23,7 +23,9 @@ Function = Callable[..., Any]
 
 
 def define(schema: str, fake: Function) -> Callable[[Function], Function]:
-    """Makes the function below it ``torch.ops.baton.<name in schema>``."""
+    """Makes the function below it ``torch.ops.baton.<name in schema>``; ``fake`` gives shapes and dtypes
+    alone.
+    """
     name = schema[: schema.index("(")]
 
     def defined(function: Function) -> Function:
@@ -37,26 +39,26 @@ def define(schema: str, fake: Function) -> Callable[[Function], Function]:
 
 @cache
 def symbol(name: str, *arguments: Any) -> Function | None:
-    """``baton_<name>`` with its argument types declared; None where there is no library."""
+    """Returns ``baton_<name>`` with its argument types declared; None where there is no library."""
     return None if native.library() is None else native.function(name, *arguments)
 
 
 def runs_natively(*tensors: Tensor | None) -> bool:
-    """Whether native code takes them: float32 on a CPU."""
+    """Returns whether native code takes ``tensors``: float32 on a CPU; None counts as taken."""
     return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu") for t in tensors)
 
 
 def dense(x: Tensor) -> Tensor:
-    """With its last dimension's elements side by side."""
+    """Returns ``x`` with its last dimension's elements side by side, copied if they weren't."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def require(holds: bool, text: str) -> None:
-    """Raise ValueError unless it ``holds``."""
+    """Raises ValueError with ``text`` unless it ``holds``."""
     if not holds:
         raise ValueError(text)
 
 
 def address(x: Tensor | None) -> int | None:
-    """Of its first element."""
+    """Returns the address of the first element of ``x``; None for None."""
     return None if x is None else x.data_ptr()

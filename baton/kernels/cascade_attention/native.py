@@ -1,4 +1,4 @@
-"""cascade_attention called straight, for tests and measurements, and the groups that block tables make.
+"""Calls cascade_attention straight, for tests and measurements, and finds the groups that block tables make.
 
 Knows nothing of models or schedulers. A sequence is a tuple (pages, start, queries), a group (first, count, keys).
 """
@@ -21,7 +21,9 @@ GROUP = np.dtype([("first", np.int32), ("count", np.int32), ("keys", np.int32)])
 
 
 def groups_of(items: Sequence[Item], least: int = 512) -> list[Group]:
-    """Runs of neighbours whose block tables begin alike, for ``least`` keys or more that all their queries see."""
+    """Returns runs of neighbours whose block tables begin alike, for ``least`` keys or more that all their queries
+    see.
+    """
     found: list[Group] = []
     first = 0
     while first < len(items):
@@ -45,7 +47,7 @@ def cascade(
     groups: Sequence[Group],
     out: Tensor | None = None,
 ) -> Tensor:
-    """q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
+    """Attends: q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
     call = declare(library, "cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64)
     table, kept = item_table(items)
     shared, struct = np.array(groups, GROUP), kv.struct

@@ -1,4 +1,5 @@
-"""Attention of sequences that share a prefix: the prefix for all queries at once, then each one's own keys.
+"""Computes attention of sequences that share a prefix: the prefix for all queries at once, then each one's own
+keys.
 
 Knows nothing of pages. The two parts of a row become one by their log-sum-exp, the prefix first
 (https://arxiv.org/abs/2402.05099): what comes out is plain attention over all the keys.
@@ -19,7 +20,8 @@ def cascade_attention(
     queries: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """q (rows, heads, head_dim), ``queries`` rows of each sequence, one behind the other -> the same shape.
+    """Attends: q (rows, heads, head_dim), ``queries`` rows of each sequence, one behind the other -> the same
+    shape.
 
     ``prefix`` is K and V (tokens, kv_heads, head_dim) that all rows see; ``own[i]`` those of sequence i behind it,
     of which its last query sees all, the one before all but one, and so on.

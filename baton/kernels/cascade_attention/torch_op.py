@@ -1,4 +1,4 @@
-"""torch.ops.baton.cascade_attention: paged attention whose groups of sequences share their first pages.
+"""Defines torch.ops.baton.cascade_attention: paged attention whose groups of sequences share their first pages.
 
 Knows nothing of models. ``groups`` (n, 3): first sequence, how many, keys that they share (``native.groups_of``).
 """
@@ -47,7 +47,10 @@ def cascade_attention(
     layer: int,
     scale: float,
 ) -> Tensor:
-    """As paged_attention without a window. ValueError for a group whose sequences don't share what it says."""
+    """Attends as paged_attention does without a window.
+
+    Raises ValueError for a group whose sequences don't share what it says.
+    """
     call = symbol("cascade_attention", P, P, I32, P, I32, I32, F, P, I64, I64, P, I64)
     out = _fake(q, memory, table, items, groups, dtype, kv_heads)
     kv = paged(memory, q.shape[2], dtype, kv_heads, layers, layer)

@@ -1,1 +1,3 @@
-"""What the ops' ``cuda.cu`` include, how nvcc and g++ (the SIMT shim) build them, the gates on what came out."""
+"""Holds what the ops' ``cuda.cu`` include, how nvcc and g++ (the SIMT shim) build them, and the gates on what came
+out.
+"""

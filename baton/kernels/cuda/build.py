@@ -42,7 +42,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
 
 @dataclass(frozen=True)
 class Compiled:
-    """One op for a GPU: its cubin, and what ptxas said of each kernel."""
+    """Holds one op for a GPU: its cubin, and what ptxas said of each kernel."""
 
     op: str
     cubin: Path
@@ -50,17 +50,17 @@ class Compiled:
 
 
 def ops() -> tuple[str, ...]:
-    """The ops that have a ``cuda.cu``, sorted."""
+    """Returns the ops that have a ``cuda.cu``, sorted."""
     return tuple(sorted(path.parent.name for path in KERNELS.glob("*/cuda.cu")))
 
 
 def source(op: str) -> Path:
-    """The op's ``cuda.cu``."""
+    """Returns the path of the op's ``cuda.cu``."""
     return KERNELS / op / "cuda.cu"
 
 
 def nvcc() -> str:
-    """The compiler: $BATON_NVCC, or nvcc on PATH, or where CUDA installs it. Raises BuildError."""
+    """Returns the compiler: $BATON_NVCC, or nvcc on PATH, or where CUDA installs it. Raises BuildError."""
     named = os.environ.get(NVCC_ENV)
     found = shutil.which(named) if named else shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if not found:
@@ -71,7 +71,7 @@ def nvcc() -> str:
 
 
 def cubins(names: Iterable[str] | None = None) -> list[Compiled]:
-    """Every op (or those named) compiled for sm_90a. Raises BuildError with what the compiler said."""
+    """Returns every op (or those named) compiled for sm_90a. Raises BuildError with what the compiler said."""
     compiler = nvcc()
     version = cpu._run([compiler, "--version"])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -79,7 +79,7 @@ def cubins(names: Iterable[str] | None = None) -> list[Compiled]:
 
 
 def library(extra: tuple[str, ...] = ()) -> Path:
-    """The library for a GPU, all ops in it. Raises BuildError."""
+    """Returns the library for a GPU, with all ops in it. Raises BuildError."""
     compiler = nvcc()
     plain = [flag for flag in NVCC_FLAGS[:-2] if not flag.startswith("-arch=")]
     flags = (*plain, *GPU_CODE, "-Xcompiler", "-fPIC,-fvisibility=hidden", "-lineinfo")
@@ -98,9 +98,9 @@ def library(extra: tuple[str, ...] = ()) -> Path:
 
 
 def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races: bool = False) -> Path:
-    """The ops (all, or those named) on the shim; ``races``: every access of shared memory is checked.
+    """Returns the ops (all, or those named) on the shim; ``races``: every access of shared memory is checked.
 
-    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU.
+    With $BATON_CUDA_ON_GPU=1 (on_gpu.py) it is the library for a GPU. Raises BuildError.
     """
     if os.environ.get("BATON_CUDA_ON_GPU") == "1":
         return library(extra)
@@ -108,7 +108,7 @@ def simt(names: Iterable[str] | None = None, extra: tuple[str, ...] = (), races:
 
 
 def on_shim(kernels: Iterable[Path], extra: tuple[str, ...] = (), races: bool = False) -> Path:
-    """The same for any .cu files. Raises BuildError."""
+    """Returns a library of any .cu files on the shim. Raises BuildError."""
     compiler, flags = cpu._compiler(), (*SIMT_FLAGS, *(("-DBATON_SIMT_RACE",) if races else ()))
     version = cpu._version(compiler)
 
@@ -134,7 +134,7 @@ def _concerns(flag: str, path: Path) -> bool:
 
 
 def sources(path: Path) -> list[Path]:
-    """The file and every header of ours that it includes, whatever the condition; sorted behind it."""
+    """Returns the file and every header of ours that it includes, whatever the condition; sorted behind it."""
     found, ahead = {path.resolve()}, [path.resolve()]
     while ahead:
         here = ahead.pop()
@@ -147,7 +147,9 @@ def sources(path: Path) -> list[Path]:
 
 
 def source_key(op: str) -> str:
-    """Hashes the op's ``cuda.cu`` and every header of ours that it includes, however deep; 16 hex digits."""
+    """Returns a hash of the op's ``cuda.cu`` and every header of ours that it includes, however deep; 16 hex
+    digits.
+    """
     return hashlib.sha256(b"".join(each.read_bytes() for each in sources(source(op)))).hexdigest()[:16]
 
 
@@ -182,7 +184,7 @@ def _folder(name: str) -> Path:
 
 
 def main() -> int:
-    """Compile everything; exit status 1 where something fails."""
+    """Compiles everything; returns exit status 1 where something fails."""
     try:
         if sys.argv[1:] == ["simt"]:
             print(f"simt: {simt()}")

@@ -1,4 +1,4 @@
-"""``make cuda-check``: everything that can be known of the CUDA kernels without a GPU. Torch-free.
+"""Checks everything that can be known of the CUDA kernels without a GPU (``make cuda-check``). Torch-free.
 
 Knows nothing of how each gate works. nvcc compiles every ``cuda.cu`` for sm_90a, what ptxas spent is held against
 the ledger, the machine code against the instructions meant; then the suites run on the SIMT shim, under several
@@ -26,19 +26,19 @@ SEEDS_ENV = "BATON_CUDA_SEEDS"
 
 
 def compiled() -> list[str]:
-    """Every op for sm_90a; a warning-free log is not asked for."""
+    """Compiles every op for sm_90a. Returns no complaints; BuildError is what it may raise."""
     build.cubins()
     return []
 
 
 def costs() -> list[str]:
-    """What grew over the ledger, and products that ptxas serialized."""
+    """Returns in words what grew over the ledger, and products that ptxas serialized."""
     waits = [f"{made.op}: {line}" for made in build.cubins() for line in ledger.serialized(made.ptxas)]
     return waits + ledger.differences(json.loads(ledger.LEDGER.read_text()), ledger.taken())
 
 
 def page() -> list[str]:
-    """Whether docs/cuda.md is as the sources make it."""
+    """Returns a complaint unless docs/cuda.md is as the sources make it."""
     return (
         [] if table.current() else ["docs/cuda.md is not of these sources; run: python -m baton.kernels.cuda.table"]
     )
@@ -53,7 +53,7 @@ GATES: tuple[tuple[str, Callable[[], object], Callable[[], list[str]]], ...] = (
 
 
 def gate(name: str, needs: Callable[[], object], check: Callable[[], list[str]]) -> bool | None:
-    """Run one and say how it went; None where what it needs isn't here."""
+    """Runs one gate and prints how it went. Returns None where what it needs isn't here."""
     try:
         build.nvcc()
         needs()
@@ -72,14 +72,14 @@ def gate(name: str, needs: Callable[[], object], check: Callable[[], list[str]])
 
 
 def suites(arguments: list[str]) -> bool:
-    """The suites on the shim, under several schedules."""
+    """Runs the suites on the shim, under several schedules. Returns whether they passed."""
     environment = {SEEDS_ENV: SCHEDULES, **os.environ}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "", SUITES, *arguments]
     return subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 def main() -> int:
-    """Run all; exit status 1 where one fails."""
+    """Runs every gate; returns exit status 1 where one fails."""
     arguments = sys.argv[1:]
     strict, write = "--strict" in arguments, "--write" in arguments
     ran = suites([argument for argument in arguments if argument not in ("--strict", "--write")])

@@ -1,4 +1,4 @@
-"""Whether the machine code has the instructions that the sources mean, by cuobjdump. Torch-free.
+"""Checks by cuobjdump that the machine code has the instructions that the sources mean. Torch-free.
 
 Knows nothing of the kernels' speed. ``expect.json``: op -> kernel (a glob over the short name) -> regular
 expressions, each of which must match a mnemonic of every such kernel; one with "!" in front must match none.
@@ -30,7 +30,7 @@ _LINE = re.compile(
 
 
 def cuobjdump() -> str:
-    """The tool: on PATH, or from the package nvidia-cuda-cuobjdump. Raises BuildError."""
+    """Returns the tool's path: on PATH, or from the package nvidia-cuda-cuobjdump. Raises BuildError."""
     packaged = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "cuobjdump")
     found = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump") or shutil.which(packaged)
     if not found:
@@ -39,7 +39,7 @@ def cuobjdump() -> str:
 
 
 def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
-    """Every kernel's instructions, counted by mnemonic with its modifiers. Raises BuildError."""
+    """Returns every kernel's instructions, counted by mnemonic with its modifiers. Raises BuildError."""
     found: dict[str, Counter[str]] = {}
     name = ""
     for line in _LINE.finditer(_run([cuobjdump(), "-sass", str(cubin)])):
@@ -52,7 +52,7 @@ def mnemonics(cubin: Path) -> dict[str, Counter[str]]:
 
 
 def missing(expect: Mapping[str, list[str]], kernels: Mapping[str, Counter[str]]) -> list[str]:
-    """In words, what ``expect`` asks of one op's ``kernels`` and isn't so."""
+    """Returns in words what ``expect`` asks of one op's ``kernels`` and isn't so."""
     said = []
     for pattern, wanted in expect.items():
         names = [name for name in kernels if fnmatchcase(name, pattern)]
@@ -67,7 +67,9 @@ def missing(expect: Mapping[str, list[str]], kernels: Mapping[str, Counter[str]]
 
 
 def check() -> list[str]:
-    """In words, everything that isn't as ``expect.json`` says, ops without lines as well. Raises BuildError."""
+    """Returns in words everything that isn't as ``expect.json`` says, ops without lines as well. Raises
+    BuildError.
+    """
     expect = json.loads(EXPECT.read_text())
     said = [f"{op}: it has a line in {EXPECT.name}, and no cuda.cu" for op in expect if op not in build.ops()]
     for made in build.cubins():
@@ -79,7 +81,7 @@ def check() -> list[str]:
 
 
 def main() -> int:
-    """Check, or list an op; exit status 1 where something is missing."""
+    """Checks, or lists an op; returns exit status 1 where something is missing."""
     try:
         if sys.argv[1:]:
             for made in build.cubins(sys.argv[1:]):

@@ -1,4 +1,4 @@
-"""What ptxas spent on each kernel, held against ``ledger.json``: more registers, shared memory or spills fail.
+"""Holds what ptxas spent on each kernel against ``ledger.json``: more registers, shared memory or spills fail.
 
 Knows nothing of the kernels' speed. The numbers are one compiler's: with another release of nvcc only spills are
 compared. Torch-free.
@@ -30,7 +30,9 @@ _WHAT = re.compile(
 
 
 def costs(ptxas: str) -> dict[str, Cost]:
-    """What ``ptxas -v`` said, by kernel: registers of a thread, bytes of static shared memory, bytes spilled."""
+    """Returns what ``ptxas -v`` said, by kernel: registers of a thread, bytes of static shared memory, bytes
+    spilled.
+    """
     found: dict[str, Cost] = {}
     entry = of = ""
     for line in _WHAT.finditer(ptxas):
@@ -48,25 +50,27 @@ def costs(ptxas: str) -> dict[str, Cost]:
 
 
 def serialized(ptxas: str) -> list[str]:
-    """In ptxas' words, warp-group products that it would let wait for each other."""
+    """Returns in ptxas' words the warp-group products that it would let wait for each other."""
     return [" ".join(line.split()) for line in ptxas.splitlines() if "serialized" in line]
 
 
 def release() -> str:
-    """Of nvcc: "13.0"."""
+    """Returns the release of nvcc, such as "13.0"."""
     found = re.search(r"release (\d+\.\d+)", _run([build.nvcc(), "--version"]))
     return found[1] if found else "unknown"
 
 
 def taken() -> dict[str, Any]:
-    """The ledger of the sources as they are, with their keys. Raises BuildError."""
+    """Returns the ledger of the sources as they are, with their keys. Raises BuildError."""
     kernels = {made.op: costs(made.ptxas) for made in build.cubins()}
     sources = {op: build.source_key(op) for op in kernels}
     return {"arch": build.ARCH, "nvcc": release(), "kernels": kernels, "sources": sources}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """In words, every kernel that costs more than the ledger allows, and every one that is in one of the two."""
+    """Returns in words every kernel that costs more than the ledger allows, and every one that only one of
+    them has.
+    """
     same = old["nvcc"] == new["nvcc"]
     said = []
     for op in sorted({*old["kernels"], *new["kernels"]}):
@@ -83,7 +87,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Compare or write; exit status 1 where the ledger doesn't hold."""
+    """Compares or writes; returns exit status 1 where the ledger doesn't hold."""
     try:
         new = taken()
     except BuildError as error:

@@ -1,6 +1,6 @@
-"""The CUDA library of this process: built ahead, built on first use by nvcc, or on the SIMT shim. Torch-free.
+"""Loads the CUDA library of this process: built ahead, built on first use by nvcc, or on the SIMT shim. Torch-free.
 
-Knows nothing of ops or models. Looked for in this order:
+Knows nothing of ops or models. It is looked for in this order:
 
     $BATON_CUDA_SIMT=1        the shim, for tests: the same code on the CPU, a thousand times slower
     $BATON_KERNELS_DIR        where ``python -m baton.kernels.cuda.build DIR`` put it: an image has no nvcc
@@ -47,11 +47,11 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class DeviceError(RuntimeError):
-    """What CUDA said of a call, or the shim of a launch."""
+    """Carries what CUDA said of a call, or the shim of a launch."""
 
 
 class Device:
-    """A library whose functions are called with host code's rules: 0, or a status that has words."""
+    """Wraps a library whose functions are called with host code's rules: 0, or a status that has words."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.library = path, ctypes.CDLL(str(path))
@@ -62,13 +62,15 @@ class Device:
             found.argtypes, found.restype = list(arguments), ctypes.c_int
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises DeviceError."""
+        """Calls ``baton_<name>``. Raises DeviceError."""
         if status := self._functions[name](*arguments):
             said = (self.library.baton_device_error(status) or b"").decode(errors="replace")
             raise DeviceError(f"{name}: {said or 'failed'} (status {status})")
 
     def put(self, address: int, size: int) -> int:
-        """A copy of ``size`` bytes of the host in device memory; where it is."""
+        """Copies ``size`` bytes of the host to new device memory and returns their address there. Raises
+        DeviceError.
+        """
         at = P()
         self.call("device_allocate", size, ctypes.byref(at))
         assert at.value is not None
@@ -76,18 +78,21 @@ class Device:
         return at.value
 
     def release(self, at: int) -> None:
-        """Give back what ``put`` took."""
+        """Frees what ``put`` took."""
         self.call("device_release", at)
 
 
 def on_shim() -> bool:
-    """Whether the shim stands in for a GPU: tests ask for it."""
+    """Returns whether the shim stands in for a GPU, as tests ask."""
     return os.environ.get(SIMT_ENV) == "1"
 
 
 @cache
 def device() -> Device:
-    """Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded."""
+    """Returns this process's library.
+
+    Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded.
+    """
     path = build.simt() if on_shim() else _prebuilt() or build.library()
     try:
         return Device(path)
@@ -96,14 +101,16 @@ def device() -> Device:
 
 
 def prebuilt_name() -> str:
-    """Of a library that was built elsewhere: by every source and the flags, whatever the compiler."""
+    """Returns the file name of a library built elsewhere: by every source and the flags, whatever the
+    compiler.
+    """
     kinds = ("cu", "cuh", "h")
     sources = sorted(path for kind in kinds for path in build.KERNELS.glob(f"*/*.{kind}"))
     return f"baton-cuda-{cpu._key(str(build.NVCC_FLAGS).encode(), *(path.read_bytes() for path in sources))}.so"
 
 
 def keep_in(folder: Path) -> Path:
-    """Build, and put the library where machines without nvcc look for it. Raises BuildError, OSError."""
+    """Builds the library and puts it where machines without nvcc look for it. Raises BuildError and OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(build.library(), folder / prebuilt_name()))
 

@@ -1,4 +1,4 @@
-"""Kernels' mangled names as the sources have them. Knows nothing of what is said about a kernel.
+"""Turns kernels' mangled names into those of the sources. Knows nothing of what is said about a kernel.
 
 ``_ZN5baton…6appendILi3ELi8EEEvNS0_4CallE`` is ``append<3, 8>``. The file's hash, which nvcc puts into the names of
 anonymous namespaces, is gone.
@@ -13,7 +13,7 @@ from functools import cache
 
 
 def short(mangled: str) -> str:
-    """The kernel's own name and template arguments."""
+    """Returns the kernel's own name and template arguments."""
     plain = re.sub(r"\(anonymous namespace\)::|\bbaton::|^void ", "", _demangled(mangled))
     return re.sub(r"\(int\)", "", plain[: _arguments_at(plain)])
 

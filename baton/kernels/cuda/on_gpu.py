@@ -1,8 +1,8 @@
-"""The CUDA library as the suites take it, on a machine with a GPU: the same checks that run on the SIMT shim.
+"""Gives the suites the CUDA library on a machine with a GPU: the same checks that run on the SIMT shim. Torch-free.
 
 Knows nothing of the ops. Suites hand over addresses of host memory, also inside structs. Where the driver lets
 kernels read any of the host's memory (cudaDevAttrPageableMemoryAccess), they are passed on as they are; elsewhere
-the process's writable memory is registered with the driver around each call. Torch-free.
+the process's writable memory is registered with the driver around each call.
 
 $BATON_CUDA_ON_GPU=1 makes ``build.simt`` and ``shim.as_library`` mean this (bench/gpu.py sets it for its checks).
 """
@@ -20,16 +20,18 @@ from typing import Any
 from baton.kernels.cuda.library import Device, DeviceError
 
 ON_GPU_ENV = "BATON_CUDA_ON_GPU"
-MOST_REGION = 4 << 30
+MOST_REGION = 4 << 30  # bytes of the largest region that is registered
 _REGION = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+\s*(\S*)$", re.M)
 
 
 class GpuError(AssertionError):
-    """What CUDA said of a call."""
+    """Carries what CUDA said of a call."""
 
 
 class Function:
-    """One exported op: ``argtypes`` as the CPU's symbol has them; waits for the GPU before it returns."""
+    """Calls one exported op, with ``argtypes`` as the CPU's symbol has them, and waits for the GPU before it
+    returns.
+    """
 
     def __init__(self, gpu: OnGpu, name: str) -> None:
         self._gpu, self._call = gpu, gpu.device.library[name]
@@ -51,7 +53,7 @@ class Function:
 
 
 class OnGpu:
-    """Stands where a ``shim.Simt`` does."""
+    """Stands in for a ``shim.Simt``."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.device, self.calls = path, Device(path), 0
@@ -60,14 +62,14 @@ class OnGpu:
         self._pageable = bool(pageable.value)
 
     def schedule(self, seed: int, preempt: int = 0, blocks: int = 2) -> None:
-        """A GPU schedules as it likes."""
+        """Does nothing, because a GPU schedules as it likes."""
 
     def launches(self) -> int:
-        """Calls so far."""
+        """Returns the number of calls so far."""
         return self.calls
 
     def error(self) -> str:
-        """Errors are in what was raised."""
+        """Returns nothing, because errors are in what was raised."""
         return ""
 
     def __getitem__(self, name: str) -> Function:
@@ -75,7 +77,7 @@ class OnGpu:
 
     @contextmanager
     def memory_shared(self) -> Iterator[None]:
-        """While kernels run, they can reach the host's memory."""
+        """Lets kernels reach the host's memory while they run."""
         held = [] if self._pageable else [at for at, size in writable(self._maps()) if self._held(at, size)]
         try:
             yield
@@ -92,12 +94,14 @@ class OnGpu:
 
 
 def asked() -> bool:
-    """Whether the suites are to run on a GPU."""
+    """Returns whether the suites are to run on a GPU."""
     return os.environ.get(ON_GPU_ENV) == "1"
 
 
 def writable(maps: str) -> list[tuple[int, int]]:
-    """Address and size of the private memory that a program's own data can lie in, by /proc/self/maps."""
+    """Returns address and size of the private memory that a program's own data can lie in, by
+    /proc/self/maps.
+    """
     found = []
     for begin, end, name in _REGION.findall(maps):
         at, size = int(begin, 16), int(end, 16) - int(begin, 16)

@@ -1,4 +1,4 @@
-"""A library of ops on the SIMT shim, reached as if it were the CPU's: same names, same arguments. Torch-free.
+"""Makes a library of ops on the SIMT shim look like the CPU's: same names, same arguments. Torch-free.
 
 Knows nothing of the ops. The trailing stream is added here, and a launch that failed (a deadlock, a race) raises
 ``SimtError`` with the shim's own words. So a suite that takes a ``ctypes.CDLL`` takes a ``Simt`` as well.
@@ -18,11 +18,11 @@ from baton.kernels.cuda import on_gpu
 
 
 class SimtError(AssertionError):
-    """What the shim found wrong with a kernel, or a launch that it refused."""
+    """Carries what the shim found wrong with a kernel, or a launch that it refused."""
 
 
 class Function:
-    """One exported op: ``argtypes`` as the CPU's symbol has them."""
+    """Calls one exported op, with ``argtypes`` as the CPU's symbol has them. Raises SimtError."""
 
     def __init__(self, library: Simt, name: str) -> None:
         self._library, self._call = library, library.library[name]
@@ -36,9 +36,9 @@ class Function:
 
 
 class Simt:
-    """The library at ``path``; its schedules are drawn from ``seed``.
+    """Wraps the library at ``path``; its schedules are drawn from ``seed``.
 
-    ``preempt``: in thousandths, how often a thread steps aside where it may. ``blocks``: resident at once.
+    ``preempt`` says, in thousandths, how often a thread steps aside where it may; ``blocks`` are resident at once.
     """
 
     def __init__(self, path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> None:
@@ -49,11 +49,13 @@ class Simt:
         weakref.finalize(self, self.library.baton_simt_rest).atexit = False
 
     def schedule(self, seed: int, preempt: int = 0, blocks: int = 2) -> None:
-        """Draw what follows from this seed."""
+        """Draws what follows from ``seed``."""
         self.library.baton_simt_configure(ctypes.c_uint64(seed), ctypes.c_int32(preempt), ctypes.c_int32(blocks))
 
     def error(self) -> str:
-        """What ended the last launch that failed; an address is said as its line where binutils are here."""
+        """Returns what ended the last launch that failed; an address is given as its line where binutils are
+        here.
+        """
         text = (self.library.baton_simt_error() or b"").decode()
         found = re.search(r"\[(0x[0-9a-f]+)\]$", text)
         if found is None or not (tool := shutil.which("addr2line")):
@@ -65,7 +67,7 @@ class Simt:
         )
 
     def launches(self) -> int:
-        """Kernels launched so far: that a suite ran on the shim shows here."""
+        """Returns the kernels launched so far, by which a suite shows that it ran on the shim."""
         return int(self.library.baton_simt_launches())
 
     def __getitem__(self, name: str) -> Function:
@@ -73,7 +75,7 @@ class Simt:
 
 
 def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:
-    """The same, typed as what the suites take. With $BATON_CUDA_ON_GPU=1 it runs on a GPU."""
+    """Returns the shim, typed as what the suites take. With $BATON_CUDA_ON_GPU=1 it runs on a GPU."""
     if on_gpu.asked():
         return cast(ctypes.CDLL, on_gpu.OnGpu(path))
     return cast(ctypes.CDLL, Simt(path, seed, preempt, blocks))

@@ -1,4 +1,4 @@
-"""docs/cuda.md: which op, in which form, compiles, ran on the SIMT shim, ran on a GPU. Torch-free.
+"""Writes docs/cuda.md: which op, in which form, compiles, ran on the SIMT shim, ran on a GPU. Torch-free.
 
 Knows nothing of how any of it is found out: ``forms.json`` names the forms that an op's suite covers,
 ``ledger.json`` what nvcc compiled, ``ran.json`` by which sources the suites passed on the shim (``make cuda-check
@@ -28,17 +28,17 @@ NOT_LISTED = "(no suite on the shim yet)"
 
 
 def keys() -> dict[str, str]:
-    """The key of each op's sources as they are."""
+    """Returns the key of each op's sources as they are."""
     return {op: build.source_key(op) for op in build.ops()}
 
 
 def mark_run() -> None:
-    """Note that the suites of the ops that list forms passed on the shim, by the sources as they are."""
+    """Records that the suites of the ops that list forms passed on the shim, by the sources as they are."""
     RAN.write_text(json.dumps({op: key for op, key in keys().items() if op in _read(FORMS)}, indent=1) + "\n")
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
-    """op, form, compiles, ran on the shim, ran on a GPU."""
+    """Returns the table's rows: op, form, compiles, ran on the shim, ran on a GPU."""
     forms: dict[str, list[str]] = _read(FORMS)
     compiled, ran, on_gpu = _read(ledger.LEDGER).get("sources", {}), _read(RAN), passed()
     found = []
@@ -50,13 +50,13 @@ def rows() -> list[tuple[str, str, str, str, str]]:
 
 
 def passed() -> dict[str, str]:
-    """Ops whose suites passed on a GPU, and by which sources."""
+    """Returns the ops whose suites passed on a GPU, and by which sources."""
     found = [row for row in _read(ON_GPU).get("rows", []) if row["part"] == "checks" and row["value"] == 1]
     return {row["name"]: row["against"] for row in found}
 
 
 def said_of_gpu() -> str:
-    """The page's sentence on where kernels have run."""
+    """Returns the page's sentence on where kernels have run."""
     if not any(row[-1] == "yes" for row in rows()):
         return NOWHERE
     run = _read(ON_GPU)
@@ -67,18 +67,18 @@ def said_of_gpu() -> str:
 
 
 def text() -> str:
-    """The page."""
+    """Returns the page."""
     words = WORDS.read_text().replace("<!-- gpu -->", said_of_gpu())
     return words + "".join(f"| {' | '.join(row)} |\n" for row in rows())
 
 
 def current() -> bool:
-    """Whether the page is as it would be written; so it is where there is none, outside of a checkout."""
+    """Returns whether the page is as it would be written; True where there is none, outside of a checkout."""
     return not PAGE.parent.is_dir() or (PAGE.exists() and PAGE.read_text() == text())
 
 
 def stale() -> list[str]:
-    """Says what is recorded of other sources than these: compilations, suites, the page."""
+    """Returns in words what is recorded of other sources than these: compilations, suites, the page."""
     compiled, ran, forms, now = _read(ledger.LEDGER).get("sources", {}), _read(RAN), _read(FORMS), keys()
     said = [f"{op}: what was compiled were other sources" for op in now if compiled.get(op) != now[op]]
     said += [f"{op}: its suite ran on other sources" for op in now if op in forms and ran.get(op) != now[op]]
@@ -88,7 +88,7 @@ def stale() -> list[str]:
 
 
 def check() -> int:
-    """Exit status 1, with what is stale, where a record is of other sources; needs no compiler."""
+    """Prints what is stale and returns exit status 1 where a record is of other sources; needs no compiler."""
     found = stale()
     for line in found:
         print(f"cuda: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Token ids to rows of a table. Knows nothing of vocabularies' meaning."""
+"""Looks token ids up in a table. Knows nothing of vocabularies' meaning."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """(tokens,) int64 and (vocab, hidden) -> (tokens, hidden)."""
+    """Looks tokens up: (tokens,) int64 and (vocab, hidden) -> (tokens, hidden)."""
     return table.index_select(0, tokens)

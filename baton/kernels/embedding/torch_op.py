@@ -1,4 +1,4 @@
-"""torch.ops.baton.embedding. Knows nothing of vocabularies' meaning."""
+"""Defines torch.ops.baton.embedding. Knows nothing of vocabularies' meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def _fake(tokens: Tensor, table: Tensor) -> Tensor:
 
 @define("embedding(Tensor tokens, Tensor table) -> Tensor", _fake)
 def embedding(tokens: Tensor, table: Tensor) -> Tensor:
-    """(rows,) and (vocab, hidden) -> (rows, hidden) float32. ValueError for an id outside the table."""
+    """Looks tokens up: (rows,) and (vocab, hidden) -> (rows, hidden) float32. ValueError for an id outside
+    the table.
+    """
     call, out = symbol("embedding", P, I64, P, I32, I64, P), _fake(tokens, table)
     outside = bool(len(tokens)) and not (int(tokens.min()) >= 0 and int(tokens.max()) < len(table))
     require(not outside, f"embedding: tokens are 0 to {len(table) - 1}")

@@ -1,4 +1,7 @@
-"""kv_copy on native code, all blocks in one call that holds no lock of the interpreter. Torch-free."""
+"""Runs kv_copy on native code, all blocks in one call that holds no lock of the interpreter. Torch-free.
+
+Knows nothing of pages, frames or leases.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,20 @@ from baton.kernels.abi.native import I64, P
 from baton.kernels.kv_copy import reference
 
 ARGUMENTS = (P, P, I64, I64, P)
-LEAST_BYTES = 241  # kv_copy.h: KV_COPY_LEAST
+LEAST_BYTES = 241  # bytes of the smallest block that native code takes (kv_copy.h: KV_COPY_LEAST)
 
 
 def kv_copy(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
-    """As the reference, where nobody writes to the places meanwhile; both are as long as one another."""
+    """Does what the reference does, where nobody writes to the places meanwhile; ``dst`` and ``src`` are
+    equally long.
+    """
     if size < LEAST_BYTES or native.library() is None:
         return reference.kv_copy(dst, src, size)
     return run(_function(), dst, src, size)
 
 
 def run(function: Callable[..., Any], dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
-    """One call of baton_kv_copy, from whichever library."""
+    """Calls baton_kv_copy once, from whichever library. Returns the checksums."""
     sources, sums = array("Q", src), array("Q", bytes(8 * len(src)))
     places = None if dst is None else array("Q", dst)
     function(None if places is None else _at(places), _at(sources), len(sources), size, _at(sums))
@@ -31,7 +36,7 @@ def run(function: Callable[..., Any], dst: Sequence[int] | None, src: Sequence[i
 
 
 def copy_only(dst: Sequence[int], src: Sequence[int], size: int) -> None:
-    """The copy without the checksum: what benchmarks compare with."""
+    """Copies without a checksum, for benchmarks to compare with."""
     if native.library() is None:
         for place, source in zip(dst, src, strict=True):
             reference.ctypes.memmove(place, source, size)

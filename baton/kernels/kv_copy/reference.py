@@ -1,4 +1,4 @@
-"""Blocks copied and checksummed, one after the other. Knows nothing of pages, frames or leases. Torch-free."""
+"""Copies and checksums blocks, one after the other. Knows nothing of pages, frames or leases. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import xxhash
 
 
 def kv_copy(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
-    """XXH3-64 of the ``size`` bytes at each address of ``src``, copied to those of ``dst`` unless that is None."""
+    """Returns the XXH3-64 of the ``size`` bytes at each address of ``src``, copied to those of ``dst`` unless it is
+    None.
+    """
     sums = []
     for number, address in enumerate(src):
         if dst is not None:

@@ -1,4 +1,4 @@
-"""torch.ops.baton.kv_pack and kv_unpack: scattered pages to one tensor and back, each with its XXH3-64.
+"""Defines torch.ops.baton.kv_pack and kv_unpack: scattered pages to one tensor and back, each with its XXH3-64.
 
 Knows nothing of frames or leases. Sums are uint64 bit for bit, in int64.
 """
@@ -29,14 +29,18 @@ def _sums(memory: Tensor, pages: Tensor, packed: Tensor) -> Tensor:
 
 @define("kv_pack(Tensor memory, Tensor pages) -> (Tensor, Tensor)", _packed)
 def kv_pack(memory: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """memory (pages, page_bytes) uint8 and page numbers (count,) -> those pages, and their sums (count,)."""
+    """Packs pages: memory (pages, page_bytes) uint8 and page numbers (count,) -> those pages, and their sums
+    (count,).
+    """
     packed, _ = _packed(memory, pages)
     return packed, _copied(_rows(packed), _pages(memory, pages), memory.shape[1])
 
 
 @define("kv_unpack(Tensor(a!) memory, Tensor pages, Tensor packed) -> Tensor", _sums)
 def kv_unpack(memory: Tensor, pages: Tensor, packed: Tensor) -> Tensor:
-    """Write ``packed`` to those pages of ``memory``; the sums of what was written."""
+    """Writes ``packed`` (count, page_bytes) to those pages of ``memory``. Returns the sums of what was
+    written.
+    """
     _sums(memory, pages, packed)
     kept = packed.contiguous()
     return _copied(_pages(memory, pages), _rows(kept), memory.shape[1])

@@ -1,7 +1,8 @@
-"""Weights that are places in a table of sixteen numbers (NF4, FP4, MXFP4, NVFP4, IQ4_NL). Knows nothing of files.
+"""Represents weights as places in a table of sixteen numbers (NF4, FP4, MXFP4, NVFP4, IQ4_NL).
 
-The kernel's table is int8, since rows of activations are int8 too. E2M1 and IQ4_NL fit it exactly; NF4's numbers
-are off by 0.4% of the largest at most, which adds 0.3% to the squared error that rounding to NF4 has already made.
+Knows nothing of files. The kernel's table is int8, since rows of activations are int8 too. E2M1 and IQ4_NL fit it
+exactly; NF4's numbers are off by 0.4% of the largest at most, which adds 0.3% to the squared error that rounding to
+NF4 has already made.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Codes(NamedTuple):
-    """value = row_scale x scales x table[code]. ``codes`` (n, k) uint8 below 16; ``table`` float32 (16,);
-    ``scales`` float32 (n, groups), each over ``group`` inputs, a multiple of 16; ``row_scale`` float32 (n,), None
-    for ones. Where it is given, float16 must hold the scales.
+    """Holds codes: value = row_scale x scales x table[code].
+
+    ``codes`` (n, k) uint8 below 16; ``table`` float32 (16,); ``scales`` float32 (n, groups), each over ``group``
+    inputs, a multiple of 16; ``row_scale`` float32 (n,), None for ones. Where it is given, float16 must hold the
+    scales.
     """
 
     codes: Tensor
@@ -35,19 +38,21 @@ class Codes(NamedTuple):
 
 
 def e2m1(codes: Tensor, group: int, scales: Tensor, row_scale: Tensor | None = None) -> Codes:
-    """``Codes`` of E2M1 numbers, exact in the kernel's table."""
+    """Returns ``Codes`` of E2M1 numbers, which the kernel's table holds exactly."""
     halves = scales / 2
     return Codes(codes, torch.tensor(E2M1_TWICE, dtype=torch.float32), group, halves, row_scale)
 
 
 def nibbles(packed: Tensor, first_high: bool = False) -> Tensor:
-    """(n, bytes) uint8 -> (n, 2 x bytes): each byte's low four bits, then its high ones, or reversed."""
+    """Splits bytes: (n, bytes) uint8 -> (n, 2 x bytes), each byte's low four bits, then its high ones, or
+    reversed.
+    """
     halves = (packed >> 4, packed & 15) if first_high else (packed & 15, packed >> 4)
     return torch.stack(halves, -1).flatten(-2)
 
 
 def stack_codes(parts: Sequence[Codes]) -> PackedWeight | None:
-    """Along the rows, packed; None where the parts have different tables."""
+    """Stacks the parts along the rows, packed; returns None where they have different tables."""
     table, unit = whole_table(parts[0].table)
     if not all(torch.equal(part.table, parts[0].table) for part in parts):
         return None
@@ -64,7 +69,9 @@ def stack_codes(parts: Sequence[Codes]) -> PackedWeight | None:
 
 
 def whole_table(table: Tensor) -> tuple[Tensor, float]:
-    """(16,) -> int8 and the unit that they count: 1 for whole numbers, else the one of least squared error."""
+    """Returns a table (16,) as int8 and the unit that it counts: 1 for whole numbers, else that of least squared
+    error.
+    """
     peak = float(table.abs().max())
     if peak <= TOP and bool((table == table.round()).all()):
         return table.to(torch.int8), 1.0

@@ -1,4 +1,6 @@
-"""linear on native code: packed weights run there, plain tensors stay with torch. Knows nothing of models."""
+"""Runs linear on native code: packed weights run there, plain tensors stay with torch. Knows nothing of
+models.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ CODES = {torch.float32: native.F32, torch.bfloat16: native.BF16}
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """As the reference. A packed weight takes float32 or bfloat16 rows; ``bias`` is float32 then."""
+    """Does what the reference does. A packed weight takes float32 or bfloat16 rows; ``bias`` is float32 then."""
     if not isinstance(weight, PackedWeight) or weight.kind == E4M3 or native.library() is None:
         return reference.linear(x, weight, bias)
     return run(_function(), x, weight, bias)
 
 
 def run(function: Callable[..., Any], x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """One call of baton_linear, from whichever library."""
+    """Calls baton_linear once, from whichever library. Returns (rows, n) in x's dtype."""
     assert x.shape[1] == weight.k
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((x.shape[0], weight.n), dtype=x.dtype)
@@ -37,7 +39,9 @@ def run(function: Callable[..., Any], x: Tensor, weight: PackedWeight, bias: Ten
 def prepared(
     function: Callable[..., Any], x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None
 ) -> Callable[[], None]:
-    """The call of ``run`` with everything at hand, to be timed without what it takes to get it together."""
+    """Returns the call of ``run`` with everything at hand, to be timed without what it takes to get it
+    together.
+    """
     at_bias, code = None if bias is None else bias.data_ptr(), CODES[x.dtype]
     arguments = (
         *(weight.address, x.data_ptr(), code, x.stride(0), x.shape[0]),

@@ -1,7 +1,7 @@
-"""Quantized weights as checkpoints hold them, before packing. Knows nothing of files or of panels.
+"""Represents quantized weights as checkpoints hold them, before packing. Knows nothing of files or of panels.
 
-Tensors that a model stacks (q, k and v) may come in different forms; ``stack`` brings them to one that holds all
-of them exactly.
+Tensors that a model stacks (q, k and v) may come in different forms; ``stack`` brings them to one that holds all of
+them exactly.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from baton.kernels.linear.packed import (
     pack_integers,
 )
 
-SPREAD = 128  # the group that a row's scale is spread over where one is needed
+SPREAD = 128  # inputs of the group that a row's scale is spread over where groups are needed
 
 
 class Integers(NamedTuple):
-    """value = scales x q - mins. ``q`` (n, k) int8 within ``bits``; ``scales``, ``mins`` float32 (n, groups),
-    each over ``group`` inputs; group 0: one per row. ``outliers``: activations of such a magnitude are multiplied
-    in float, 0: none are; above 0 it goes with 8 bits and group 0.
+    """Holds integers: value = scales x q - mins.
+
+    ``q`` (n, k) int8 within ``bits``; ``scales``, ``mins`` float32 (n, groups), each over ``group`` inputs; group
+    0: one per row. ``outliers``: activations of such a magnitude are multiplied in float, 0: none are; above 0 it
+    goes with 8 bits and group 0.
     """
 
     q: Tensor
@@ -43,9 +45,10 @@ class Integers(NamedTuple):
 
 
 class Scaled(NamedTuple):
-    """value = scale x narrow: ``narrow`` (n, k) float8_e4m3fn; ``scale`` float32 (n, groups), each over ``group``
-    inputs;
-    group 0: one per row.
+    """Holds narrow floats: value = scale x narrow.
+
+    ``narrow`` (n, k) float8_e4m3fn; ``scale`` float32 (n, groups), each over ``group`` inputs; group 0: one per
+    row.
     """
 
     narrow: Tensor
@@ -57,7 +60,7 @@ Part = Integers | Scaled | Codes
 
 
 def packed_of(parts: Sequence[Tensor | Part]) -> PackedWeight | None:
-    """The parts stacked along the rows, in the form that they share; None where they share none."""
+    """Returns the parts stacked along the rows, in the form that they share; None where they share none."""
     for form, stacked in _STACKS.items():
         if all(isinstance(part, form) for part in parts):
             return stacked(parts)
@@ -65,7 +68,7 @@ def packed_of(parts: Sequence[Tensor | Part]) -> PackedWeight | None:
 
 
 def values_of(part: Tensor | Part) -> Tensor:
-    """What a part stands for, (n, k)."""
+    """Returns the values (n, k) that a part stands for."""
     if isinstance(part, Tensor):
         return part
     found = packed_of([part])
@@ -74,7 +77,7 @@ def values_of(part: Tensor | Part) -> Tensor:
 
 
 def stack(parts: Sequence[Integers]) -> PackedWeight:
-    """Along the rows, packed. 4 bits stay 4 bits where all parts are."""
+    """Stacks the parts along the rows, packed. 4 bits stay 4 bits where all parts are."""
     bits, group = max(part.bits for part in parts), _common_group(parts)
     scales = torch.cat([_spread(part.scales, part, group) for part in parts])
     mins = None
@@ -88,7 +91,7 @@ def stack(parts: Sequence[Integers]) -> PackedWeight:
 
 
 def stack_scaled(parts: Sequence[Scaled]) -> PackedWeight:
-    """Along the rows, packed as they are; rows of scales get groups where any part has them."""
+    """Stacks the parts along the rows, packed as they are; rows of scales get groups where any part has them."""
     values, group = torch.cat([part.narrow for part in parts]), math.gcd(*(part.group for part in parts))
     if not group:
         return pack_e4m3(values, torch.cat([part.scale[:, 0] for part in parts]), E4M3_A16)

@@ -1,4 +1,5 @@
-"""Weights in the panels that native linear reads (linear.h draws them), and back. Knows nothing of checkpoints.
+"""Packs weights in the panels that native linear reads (linear.h draws them), and back. Knows nothing of
+checkpoints.
 
     rows n -> panels of 64;  a panel = steps over k;  a step = 64 rows x 2 (bf16), 4 (W8) or 8 (W4) inputs
 
@@ -21,17 +22,17 @@ from torch import Tensor
 
 from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_scale, best_whole, rounded
 
-PANEL = 64
-BF16, W8, W4 = 0, 1, 2  # linear.h: LinearKind
-E4M3 = 3  # form.cuh: of a GPU alone, elsewhere the reference computes it
-CODES, E4M3_A16, W8_OUTLIERS = 4, 5, 6  # narrow_forms.h: of a CPU alone
+PANEL = 64  # rows of a panel
+BF16, W8, W4 = 0, 1, 2  # kinds of weights: linear.h's LinearKind
+E4M3 = 3  # a kind of form.cuh's: only a GPU has it, elsewhere the reference computes it
+CODES, E4M3_A16, W8_OUTLIERS = 4, 5, 6  # kinds of narrow_forms.h's: only a CPU has them
 ROWS = ("data", "scales", "mins", "row_scale")  # what a PackedWeight has panel by panel
 ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128}
-VERSION = 3  # of this layout and rounding: part of the name of what is cached on disk
+VERSION = 3  # this layout's and rounding's version: part of the name of what is cached on disk
 
 
 class PackedMatrixStruct(ctypes.Structure):
-    """linear.h: PackedLinear."""
+    """Mirrors PackedLinear of linear.h."""
 
     _fields_ = [
         ("kind", ctypes.c_int32),
@@ -48,10 +49,11 @@ class PackedMatrixStruct(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight (n, k). ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or
-    None; ``row_scale`` float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``: of
-    CODES, what its nibbles stand for, 16 int8; of W8_OUTLIERS, from which magnitude on inputs are multiplied in
-    float, one float32.
+    """Holds a weight (n, k) in panels.
+
+    ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or None; ``row_scale``
+    float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``: of CODES, what its
+    nibbles stand for, 16 int8; of W8_OUTLIERS, from which magnitude on inputs are multiplied in float, one float32.
     """
 
     kind: int
@@ -70,14 +72,16 @@ class PackedWeight:
 
     @cached_property
     def struct(self) -> PackedMatrixStruct:
-        """What native code takes; valid as long as this object lives."""
+        """Returns what native code takes; valid as long as this object lives."""
         tensors = (self.data, self.scales, self.mins if self.table is None else self.table, self.row_scale)
         addresses = (None if t is None else t.data_ptr() for t in tensors)
         return PackedMatrixStruct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
 
     @cached_property
     def exact(self) -> int:
-        """EXACT where sums of so many inputs are whole numbers, which have one result in any order; else 0."""
+        """Returns EXACT where sums of so many inputs are whole numbers, which have one result in any order;
+        else 0.
+        """
         if self.kind != W4 or self.scales is None or self.mins is not None or EXACT % self.group:
             return 0
         scales = self.scales if self.scales.device.type == "cpu" else self.scales[:0]
@@ -86,16 +90,16 @@ class PackedWeight:
 
     @cached_property
     def address(self) -> int:
-        """Of ``struct``."""
+        """Returns the address of ``struct``."""
         return ctypes.addressof(self.struct)
 
     @property
     def nbytes(self) -> int:
-        """What a matrix-vector product reads."""
+        """Returns the bytes that a matrix-vector product reads."""
         return sum(t.nbytes for t in (self.data, self.scales, self.mins, self.row_scale) if t is not None)
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values that the kernels compute with, (n, k)."""
+        """Returns the values that the kernels compute with, (n, k)."""
         if self.kind == BF16:
             whole = _from_steps(self.data.view(torch.bfloat16), 2, self.n, self.k).to(dtype)
             return whole if self.row_scale is None else whole * self.row_scale[: self.n, None].to(dtype)
@@ -117,7 +121,7 @@ class PackedWeight:
         return self.integers()
 
     def integers(self) -> Tensor:
-        """The quantized integers without their zero, or the codes, (n, k) int8."""
+        """Returns the quantized integers without their zero, or the codes, (n, k) int8."""
         data = self.data
         if self.kind in (W4, CODES):
             data = torch.stack((data.view(-1, PANEL, 4) & 15, data.view(-1, PANEL, 4) >> 4), 1)
@@ -125,12 +129,14 @@ class PackedWeight:
 
     @cached_property
     def wide(self) -> Tensor:
-        """``dequantized`` in float32, kept: for machines without native code."""
+        """Returns ``dequantized`` in float32, computed once, for machines without native code."""
         return self.dequantized()
 
 
 def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
-    """(n, k) of any float dtype, rounded to bf16; each row times ``row_scale`` (n,), which stays float32."""
+    """Packs (n, k) of any float dtype, rounded to bf16; each row counts times ``row_scale`` (n,), which stays
+    float32.
+    """
     n, k = weight.shape
     data = _to_steps(weight.to(torch.bfloat16), 2, padded(k, 0))
     scale = None if row_scale is None else _rows(row_scale.float())
@@ -138,14 +144,16 @@ def pack_bf16(weight: Tensor, row_scale: Tensor | None = None) -> PackedWeight:
 
 
 def pack_e4m3(weight: Tensor, row_scale: Tensor, kind: int = E4M3) -> PackedWeight:
-    """(n, k) float8_e4m3fn, as stored, each row times ``row_scale`` (n,) float32."""
+    """Packs (n, k) float8_e4m3fn as stored; each row counts times ``row_scale`` (n,) float32."""
     n, k = weight.shape
     data = _to_steps(weight.view(torch.uint8), 4, padded(k, 0))
     return PackedWeight(kind, n, k, 0, data, row_scale=_rows(row_scale.float()))
 
 
 def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight:
-    """(n, k) float8_e4m3fn for bf16 rows, float32 ``scales`` (n, groups), each over ``group`` inputs."""
+    """Packs (n, k) float8_e4m3fn for bf16 rows, with float32 ``scales`` (n, groups), each over ``group``
+    inputs.
+    """
     n, k = weight.shape
     units = _units(scales)
     data = _to_steps(weight.view(torch.uint8), 4, padded(k, group))
@@ -156,11 +164,11 @@ def pack_e4m3_groups(weight: Tensor, group: int, scales: Tensor) -> PackedWeight
 def pack_codes(
     codes: Tensor, table: Tensor, group: int, scales: Tensor, row_scale: Tensor | None = None
 ) -> PackedWeight:
-    """codes (n, k) uint8 below 16; value = row_scale x scale x table[code].
+    """Packs codes (n, k) uint8 below 16; value = row_scale x scale x table[code].
 
-    ``table`` 16 int8; ``scales`` float32 (n, groups), each over ``group`` inputs (a multiple of 16);
-    ``row_scale`` float32 (n,). Where it is given, float16 must hold the scales; else each row gets a power of two
-    that brings them there.
+    ``table`` 16 int8; ``scales`` float32 (n, groups), each over ``group`` inputs (a multiple of 16); ``row_scale``
+    float32 (n,). Where it is given, float16 must hold the scales; else each row gets a power of two that brings
+    them there.
     """
     n, k = codes.shape
     assert group
@@ -174,9 +182,10 @@ def pack_codes(
 
 
 def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor | None = None) -> PackedWeight:
-    """q (n, k) int8 of ``bits`` (4: -8..7), float32 scales (n, 1) for group 0, else (n, groups), groups covering k.
+    """Packs q (n, k) int8 of ``bits`` (4: -8..7); value = scale x q - min.
 
-    value = scale x q - min. A multiple of 16 is needed of ``group``.
+    ``scales`` and ``mins`` are float32, (n, 1) for group 0, else (n, groups), groups covering k. ``group`` must be
+    a multiple of 16.
     """
     n, k = q.shape
     kind, steps = {8: W8, 4: W4}[bits], _steps_of(q, bits, group)
@@ -190,7 +199,7 @@ def pack_integers(q: Tensor, bits: int, group: int, scales: Tensor, mins: Tensor
 
 
 def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
-    """Weights of one shape as one, each beginning with a panel; None where their forms differ."""
+    """Returns weights of one shape as one, each beginning with a panel; None where their forms differ."""
     first = weights[0]
     rows = -(-first.n // PANEL) * PANEL * len(weights)
     if any(_form(w) != _form(first) for w in weights):
@@ -205,7 +214,7 @@ def beside(weights: Sequence[PackedWeight]) -> PackedWeight | None:
 
 
 def one_of(whole: PackedWeight, index: int, count: int, n: int) -> PackedWeight:
-    """One of the ``count`` weights that ``beside`` put together, which has ``n`` rows."""
+    """Returns one of the ``count`` weights that ``beside`` put together, which has ``n`` rows."""
     parts: dict[str, Any] = {name: getattr(whole, name) for name in ROWS}
     own: dict[str, Any] = {
         name: None if p is None else p.view(count, -1, *p.shape[1:])[index] for name, p in parts.items()
@@ -218,7 +227,7 @@ def _form(w: PackedWeight) -> tuple[int, int, int, int, bool]:
 
 
 def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
-    """Round (n, k) to ``bits`` (8 or 4), symmetric, one scale per row (group 0) or per ``group`` inputs.
+    """Rounds (n, k) to ``bits`` (8 or 4), symmetric, one scale per row (group 0) or per ``group`` inputs.
 
     8 bits: absmax / 127. 4 bits: the element of largest magnitude becomes -8 (as GGUF's Q4_0), or near; of several
     scales that do so the one of least squared error is taken. Scales of groups that divide EXACT are whole numbers
@@ -237,7 +246,7 @@ def quantize(weight: Tensor, bits: int, group: int) -> PackedWeight:
 
 
 def padded(k: int, group: int) -> int:
-    """Inputs that the panels cover."""
+    """Returns the inputs that the panels cover."""
     step = group or 8
     return -(-k // step) * step
 

@@ -1,4 +1,4 @@
-"""A dense layer. Knows nothing of what its rows mean.
+"""Computes a dense layer. Knows nothing of what its rows mean.
 
 A float32 row alone and the same row in a batch agree within the rounding of a float32 sum. Whether their bits agree
 is up to the BLAS: MKL's AVX2 and AVX-512 paths keep them where the rows are a multiple of four, so the caller pads.
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from baton.kernels.linear.packed import BF16, E4M3, E4M3_A16, W8_OUTLIERS, PackedWeight
 
-FLOOR = 1e-30  # a row whose largest magnitude is below counts as zero
+FLOOR = 1e-30  # the magnitude below which a row counts as zero
 
 
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """(rows, in) and (out, in) -> (rows, out) in x's dtype.
+    """Multiplies by a weight: (rows, in) and (out, in) -> (rows, out) in x's dtype.
 
     With an integer weight the rows of x are rounded to int8 first, each by its own absmax / 127 (W8_OUTLIERS: but
-    for those of its inputs that are its table's threshold or more), with an e4m3 one to e4m3 by absmax / 448;
-    with a packed bf16 one, or e4m3 one for such rows, to bf16. Sums and scales are float32.
+    for those of its inputs that are its table's threshold or more), with an e4m3 one to e4m3 by absmax / 448; with
+    a packed bf16 one, or e4m3 one for such rows, to bf16. Sums and scales are float32.
     """
     if isinstance(weight, PackedWeight):
         wide = _by_packed(x.float(), weight)
@@ -30,13 +30,15 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, in) float32 -> integers in -127..127 as float32, scales (rows, 1); NaN for a row with a NaN."""
+    """Rounds rows: (rows, in) float32 -> integers in -127..127 as float32, scales (rows, 1); NaN for a row
+    with a NaN.
+    """
     scaled, scale = _scaled(x, 127.0)
     return torch.round(scaled), scale
 
 
 def e4m3_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with e4m3 numbers up to 448, as float32."""
+    """Rounds rows: (rows, in) float32 -> e4m3 numbers up to 448 as float32, scales (rows, 1)."""
     scaled, scale = _scaled(x, 448.0)
     return scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float(), scale
 

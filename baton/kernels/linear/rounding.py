@@ -1,8 +1,9 @@
-"""How weights become integers: the scales of groups and rows, by least squared error. Knows nothing of panels.
+"""Rounds weights to integers: the scales of groups and rows, by least squared error. Knows nothing of panels.
 
-Scales that we choose ourselves for groups of 4 bits are whole numbers times a float32 per row (as in QServe, arXiv
-2405.04532): times their scales the weights then fit 8 bits, and many rows are multiplied without a turn from group
-to group. The error is that of float16 scales: about 1% more for groups of 32, 3% less for groups of 128.
+Scales that we choose ourselves for groups of 4 bits are whole numbers times a float32 per row (as in QServe,
+https://arxiv.org/abs/2405.04532): times their scales the weights then fit 8 bits, and many rows are multiplied
+without a turn from group to group. The error is that of float16 scales: about 1% more for groups of 32, 3% less for
+groups of 128.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ import torch
 from torch import Tensor
 
 WHOLE = 15  # the largest scale that counts as whole
-EXACT = 1024  # inputs: so many products of 8 x WHOLE and 127 add up to less than 2^24, exact in float32
-REACHES = (-8.0, -7.4, -6.8, 7.2)  # what a group's largest element may become
-UNITS = (0.87, 0.95, 1.03)  # of WHOLE: what the row's largest element is brought to at -8
-TINY = 1e-30  # a scale, of nothing but zeros
-_CACHED = 1 << 17  # elements rounded at a time: they stay in the cache
-_TOP = 2.0**10  # where a row's largest scale is brought to: float16 then spans 24 octaves below it
+EXACT = 1024  # inputs whose products of 8 x WHOLE and 127 add up to less than 2^24, exact in float32
+REACHES = (-8.0, -7.4, -6.8, 7.2)  # the values that a group's largest element may become
+UNITS = (0.87, 0.95, 1.03)  # shares of WHOLE that the scale of the row's largest element may be, at -8
+TINY = 1e-30  # the scale of a group of zeros, because 0 can't be divided by
+_CACHED = 1 << 17  # elements rounded at a time, because they stay in the cache
+_TOP = 2.0**10  # what a row's largest scale is brought to, because float16 then spans 24 octaves below it
 
 
 def rounded(parts: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """(n, groups, group) by scales (n, groups) to int8."""
+    """Rounds (n, groups, group) by scales (n, groups) to int8."""
     low, high = (-127, 127) if bits == 8 else (-8, 7)
     return torch.round(parts / scale[..., None]).clamp_(low, high).to(torch.int8)
 
 
 def best_scale(parts: Tensor) -> Tensor:
-    """(n, groups): of the scales that bring the largest element to -8, or near, the one of least squared error."""
+    """Returns scales (n, groups) that bring the largest element to -8, or near, with the least squared error."""
     return torch.cat([_best_of(some, (_not_tiny(_peaks(some) / r) for r in REACHES))[0] for some in _near(parts)])
 
 
 def best_whole(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as whole numbers (n, groups) and a unit (n, 1), the one of a row's least squared error."""
+    """Returns such scales as whole numbers (n, groups) and a unit (n, 1), with the least squared error of a
+    row.
+    """
     found = [_best_whole_of(some) for some in _near(parts)]
     return torch.cat([whole for whole, _ in found]), torch.cat([unit for _, unit in found])
 
@@ -85,7 +88,7 @@ def _not_tiny(scale: Tensor) -> Tensor:
 
 
 def as_stored(scale: Tensor) -> Tensor:
-    """Scales as float16 will hold them, so that rounding the weights sees the final ones."""
+    """Returns scales as float16 will hold them, so that rounding the weights sees the final ones."""
     peak = torch.exp2(torch.floor(torch.log2(scale.abs().amax(1, keepdim=True).clamp_min(2.0**-100))))
     stored = (scale / peak * _TOP).half().float() * peak / _TOP
     return torch.where(stored == 0, torch.full_like(stored, TINY), stored)

@@ -1,4 +1,4 @@
-"""torch.ops.baton.linear: packed weights of every kind, by float32 rows. Knows nothing of models.
+"""Defines torch.ops.baton.linear: packed weights of every kind, by float32 rows. Knows nothing of models.
 
 A packed weight crosses torch's border as its parts: ``PACKED`` in a schema, ``*parts(weight)`` in a call.
 """
@@ -45,13 +45,13 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, int, int, int
 
 
 def parts(weight: PackedWeight) -> Parts:
-    """What ``PACKED`` takes."""
+    """Returns the arguments that ``PACKED`` stands for."""
     w = weight
     return w.data, w.scales, w.mins if w.table is None else w.table, w.row_scale, w.kind, w.group, w.n, w.k
 
 
 def whole(found: Any) -> PackedWeight:
-    """The weight that ``PACKED``'s arguments are. ValueError where its data can't be."""
+    """Returns the weight that ``PACKED``'s arguments are. Raises ValueError where its data can't be."""
     data, scales, mins, row_scale, kind, group, n, k = found
     require(kind in HALF_BYTES, f"linear: kind {kind} is none of {sorted(HALF_BYTES)}")
     grouped = kind in (W8, W4, CODES, E4M3_A16) and group > 0 and group % 16 == 0
@@ -70,7 +70,9 @@ def whole(found: Any) -> PackedWeight:
 
 
 def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int | None) -> None:
-    """That it is ``count`` numbers side by side; None: that it isn't there."""
+    """Checks that ``part`` is a contiguous run of ``count`` numbers, or that it is absent where ``count`` is
+    None.
+    """
     if part is None or count is None:
         said = "has no" if count is None else "needs its"
         require(part is None and count is None, f"linear: such a weight {said} {name}")
@@ -80,7 +82,7 @@ def _require_part(name: str, part: Tensor | None, dtype: torch.dtype, count: int
 
 
 def by_reference(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-    """By the reference, also of float32 weights."""
+    """Computes the product by the reference, also of float32 weights."""
     if weight.kind == LINEAR_F32:
         return reference.linear(x, unpack_f32(weight), bias)
     return reference.linear(x, weight, bias)
@@ -95,7 +97,9 @@ def _fake(x: Tensor, *rest: Any) -> Tensor:
 
 @define(f"linear(Tensor x, {PACKED}, Tensor? bias) -> Tensor", _fake)
 def linear(x: Tensor, *rest: Any) -> Tensor:
-    """x (rows, k) -> x · weightᵀ + bias, (rows, n); ``rest`` is a packed weight's ``parts`` and the bias."""
+    """Multiplies: x (rows, k) -> x · weightᵀ + bias, (rows, n); ``rest`` is a packed weight's ``parts`` and
+    the bias.
+    """
     call, out = symbol("dense", P, P, I64, I64, P, P, I64), _fake(x, *rest)
     weight, bias = whole(rest[:8]), rest[8]
     if call is None or weight.kind == E4M3 or not runs_natively(x, bias):

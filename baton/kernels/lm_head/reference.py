@@ -1,4 +1,6 @@
-"""The last norm and the projection to the vocabulary, for the sampled rows only. Knows nothing of sampling."""
+"""Computes the last norm and the projection to the vocabulary, for the sampled rows only. Knows nothing of
+sampling.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,6 @@ from baton.kernels.rms_norm.reference import rms_norm
 def lm_head(
     x: Tensor, delta: Tensor, rows: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight
 ) -> Tensor:
-    """x, delta (tokens, hidden), rows (sampled,) -> logits (sampled, vocab), float32."""
+    """Projects: x, delta (tokens, hidden), rows (sampled,) -> logits (sampled, vocab), float32."""
     _, last = rms_norm(x.index_select(0, rows), delta.index_select(0, rows), norm, eps)
     return linear(last, weight).float()

@@ -1,4 +1,4 @@
-"""torch.ops.baton.lm_head: the projection to the vocabulary and each row's token, without logits in memory.
+"""Defines torch.ops.baton.lm_head: the projection to the vocabulary and each row's token, without logits in memory.
 
 Knows nothing of seeds: a row brings its own uniform number. Penalties, masks and bans are the native step's.
 """
@@ -30,8 +30,10 @@ def _fake(x: Tensor, *rest: Any) -> Tensor:
 
 @define(f"lm_head(Tensor x, {PACKED}, {', '.join(f'Tensor {name}' for name in FIELDS)}) -> Tensor", _fake)
 def lm_head(x: Tensor, *rest: Any) -> Tensor:
-    """x (rows, k), normed, a packed weight's ``parts``, FIELDS (rows,) -> tokens (rows,) int64; -1 without a finite
-    logit. Temperature 0 takes the likeliest; else as ``sample``."""
+    """Chooses tokens: x (rows, k), normed, a packed weight's ``parts``, FIELDS (rows,) -> tokens (rows,) int64.
+
+    A row without a finite logit gets -1. Temperature 0 takes the likeliest; else the draw is that of ``sample``.
+    """
     call = symbol("lm_head", P, P, I64, I32, P)
     _fake(x, *rest)
     weight, fields = whole(rest[:8]), dict(zip(FIELDS, rest[8:], strict=True))

@@ -1,4 +1,4 @@
-"""moe called straight, for tests and measurements. Knows nothing of models."""
+"""Calls moe straight, for tests and measurements. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKED = 100  # packed.h: MOE_PACKED
 
 
 class ExpertsStruct(ctypes.Structure):
-    """moe.h: Moe."""
+    """Mirrors Moe of moe.h."""
 
     _fields_ = (
         *(("gate_up", ctypes.c_void_p), ("down", ctypes.c_void_p)),
@@ -27,7 +27,10 @@ class ExpertsStruct(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Experts:
-    """gate_up (experts, 2 inner, hidden), gate first, down (experts, hidden, inner); bfloat16 or float32."""
+    """Holds a layer of experts: gate_up (experts, 2 inner, hidden), gate first, and down (experts, hidden, inner).
+
+    The weights are bfloat16 or float32.
+    """
 
     gate_up: Tensor
     down: Tensor
@@ -36,20 +39,22 @@ class Experts:
 
     @property
     def struct(self) -> ExpertsStruct:
-        """What the library is given."""
+        """Returns what the library is given."""
         experts, hidden, inner = self.down.shape
         pointers = self.gate_up.data_ptr(), self.down.data_ptr()
         dtype = BF16 if self.down.dtype == torch.bfloat16 else F32
         return ExpertsStruct(*pointers, hidden, inner, experts, self.chosen, int(self.renormalise), dtype)
 
     def singly(self) -> tuple[Matrices, Matrices]:
-        """gate_up and down by expert, as the reference takes them."""
+        """Returns gate_up and down by expert, as the reference takes them."""
         return self.gate_up, self.down
 
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """The same in packed form, on a CPU alone: ``experts`` of them beside each other (``linear.packed.beside``)."""
+    """Holds such a layer in packed form, on a CPU alone: ``experts`` of them beside each other
+    (``linear.packed.beside``).
+    """
 
     gate_up: PackedWeight
     down: PackedWeight
@@ -59,12 +64,12 @@ class PackedExperts:
 
     @property
     def struct(self) -> ExpertsStruct:
-        """What the library is given."""
+        """Returns what the library is given."""
         pointers, sizes = (self.gate_up.address, self.down.address), (self.gate_up.k, self.down.k)
         return ExpertsStruct(*pointers, *sizes, self.experts, self.chosen, int(self.renormalise), PACKED)
 
     def singly(self) -> tuple[Matrices, Matrices]:
-        """gate_up and down by expert, as the reference takes them."""
+        """Returns gate_up and down by expert, as the reference takes them."""
         gate_up = [one_of(self.gate_up, e, self.experts, 2 * self.down.k) for e in range(self.experts)]
         return gate_up, [one_of(self.down, e, self.experts, self.gate_up.k) for e in range(self.experts)]
 
@@ -75,7 +80,7 @@ AnyExperts = Experts | PackedExperts
 def experts_of(
     gate_up: Tensor | PackedWeight, down: Tensor | PackedWeight, experts: int, chosen: int, renormalise: bool
 ) -> AnyExperts:
-    """A layer by its weights, stacked expert by expert: both packed, or both tensors."""
+    """Returns a layer by its weights, stacked expert by expert: both packed, or both tensors."""
     if isinstance(gate_up, PackedWeight) and isinstance(down, PackedWeight):
         return PackedExperts(gate_up, down, chosen, renormalise, experts)
     assert isinstance(gate_up, Tensor)
@@ -86,7 +91,7 @@ def experts_of(
 
 
 def moe(library: ctypes.CDLL, experts: AnyExperts, x: Tensor, logits: Tensor, out: Tensor | None = None) -> Tensor:
-    """x (rows, hidden) and logits (rows, experts) float32 -> (rows, hidden)."""
+    """Mixes experts: x (rows, hidden) and logits (rows, experts) float32 -> (rows, hidden)."""
     call = declare(library, "moe", P, P, I64, P, I64, P, I64)
     struct = experts.struct
     out = torch.full_like(x, torch.nan) if out is None else out

@@ -1,7 +1,7 @@
-"""A layer of experts: the router's best few for each row, SwiGLU in each, their outputs added by weight.
+"""Computes a layer of experts: the router's best few for each row, SwiGLU in each, their outputs added by weight.
 
-Knows nothing of models (https://arxiv.org/abs/2401.04088). Beside bfloat16 weights, rows and what lies between
-the two layers are rounded to bfloat16 too; everything else is in the precision of ``x``.
+Knows nothing of models (https://arxiv.org/abs/2401.04088). Beside bfloat16 weights, rows and what lies between the
+two layers are rounded to bfloat16 too; everything else is in the precision of ``x``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Matrices = Tensor | Sequence[Tensor | PackedWeight]
 def moe(
     x: Tensor, logits: Tensor, gate_up: Matrices, down: Matrices, chosen: int, renormalise: bool = True
 ) -> Tensor:
-    """x (rows, hidden), logits (rows, experts), gate_up and down as ``native.Experts`` has them -> as x.
+    """Mixes experts: x (rows, hidden), logits (rows, experts), gate_up and down as ``native.Experts`` has them ->
+    as x.
 
     Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN. Packed matrices come as
     one per expert, and round their rows as a dense layer does.
@@ -42,7 +43,9 @@ def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
 
 
 def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """(rows, experts) -> the best experts of each row, best first, and their weights, both (rows, chosen)."""
+    """Routes rows: (rows, experts) -> the best experts of each row, best first, and their weights, both (rows,
+    chosen).
+    """
     known = logits.nan_to_num(-torch.inf, torch.inf, -torch.inf)
     experts = known.sort(dim=-1, descending=True, stable=True).indices[:, :chosen]
     weights = logits.softmax(-1).gather(-1, experts)

@@ -1,4 +1,4 @@
-"""torch.ops.baton.moe. Knows nothing of models."""
+"""Defines torch.ops.baton.moe. Knows nothing of models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def _fake(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int,
 
 @define("moe(Tensor x, Tensor logits, Tensor gate_up, Tensor down, int chosen, bool renormalise) -> Tensor", _fake)
 def moe(x: Tensor, logits: Tensor, gate_up: Tensor, down: Tensor, chosen: int, renormalise: bool) -> Tensor:
-    """x (rows, hidden), logits (rows, experts), weights as ``native.Experts`` has them -> (rows, hidden)."""
+    """Mixes experts: x (rows, hidden), logits (rows, experts), weights as ``native.Experts`` has them -> (rows,
+    hidden).
+    """
     call, out = symbol("moe", P, P, I64, P, I64, P, I64), _fake(x, logits, gate_up, down, chosen, renormalise)
     known = gate_up.dtype == down.dtype in (torch.bfloat16, torch.float32)
     if call is None or not runs_natively(x, logits) or not known:

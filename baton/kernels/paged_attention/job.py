@@ -1,4 +1,6 @@
-"""What one call of attention reads: which query rows against which blocks. Knows nothing of sequences."""
+"""Describes what one call of attention reads: which query rows against which blocks. Knows nothing of
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from torch import Tensor
 
 
 class AttentionJob(NamedTuple):
-    """``batch`` sequences with ``queries`` rows each; rows start at ``first`` and lie sequence by sequence.
+    """Holds ``batch`` sequences with ``queries`` rows each; rows start at ``first`` and lie sequence by sequence.
 
-    ``blocks[layer]`` (2 x batch x blocks,) int64 names the K blocks, then the V blocks, in
-    ``kv_blocks``. ``mask`` (batch, 1, queries, 16 x blocks) is added to the scores: 0 or -inf.
+    ``blocks[layer]`` (2 x batch x blocks,) int64 names the K blocks, then the V blocks, in ``kv_blocks``. ``mask``
+    (batch, 1, queries, 16 x blocks) is added to the scores: 0 or -inf.
     """
 
     first: int

@@ -1,4 +1,4 @@
-"""paged_attention and rope_append called straight, for tests and measurements. Knows nothing of models.
+"""Calls paged_attention and rope_append straight, for tests and measurements. Knows nothing of models.
 
 The engine's way to them is the native step; here one sequence is a tuple (pages, start, queries).
 """
@@ -24,7 +24,7 @@ Item = tuple[Sequence[int], int, int]
 
 @dataclass(frozen=True)
 class Pages:
-    """``memory`` (pages, page_bytes) uint8 of ``layers`` equal layers, and which of them is meant."""
+    """Holds ``memory`` (pages, page_bytes) uint8 of ``layers`` equal layers, and which of them is meant."""
 
     memory: Tensor
     dtype: str
@@ -35,20 +35,20 @@ class Pages:
 
     @property
     def struct(self) -> PagedKv:
-        """kv.h: PagedKv."""
+        """Returns the pages as PagedKv of kv.h."""
         size = self.memory.shape[1]
         at = self.layer * (size // self.layers)
         return PagedKv(self.memory.data_ptr(), size, at, KV_TYPES[self.dtype], self.kv_heads, self.head_dim)
 
 
 def page_bytes(dtype: str, kv_heads: int, head_dim: int, layers: int = 1) -> int:
-    """Bytes of a page, scales included."""
+    """Returns the bytes of a page, scales included."""
     row = head_dim * ELEMENTS[dtype].itemsize + (4 if dtype in SCALED else 0)
     return 2 * layers * PAGE * kv_heads * row
 
 
 def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], window: int = 0) -> Tensor:
-    """q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
+    """Attends: q (rows, heads, head_dim) float32, rows item by item -> the same shape."""
     out = torch.full_like(q, torch.nan)
     prepared(library, q, kv, items, out, window)()
     return out
@@ -57,7 +57,9 @@ def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], wi
 def prepared(
     library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], out: Tensor, window: int = 0
 ) -> Callable[[], None]:
-    """The call of ``attend`` with everything at hand, to be timed without what it takes to get it together."""
+    """Returns the call of ``attend`` with everything at hand, to be timed without what it takes to get it
+    together.
+    """
     call = declare(library, "paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64)
     table, kept = item_table(items)
     struct, scale = kv.struct, kv.head_dim**-0.5
@@ -81,7 +83,9 @@ def append(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> None:
-    """qkv (rows, heads + 2 kv_heads, head_dim) float32, q and k turned in place; turns (positions, head_dim)."""
+    """Turns q and k of qkv (rows, heads + 2 kv_heads, head_dim) float32 in place and stores k and v; turns
+    (positions, head_dim).
+    """
     call = declare(library, "rope_append", P, P, I32, I32, P, I64, P, P, F, P)
     table, kept = item_table(items)
     weights = (None, None) if norms is None else tuple(norm.data_ptr() for norm in norms)
@@ -91,7 +95,9 @@ def append(
 
 
 def item_table(items: Sequence[Item]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """The items as structs, and the block tables that they point to: to be kept alive."""
+    """Returns the items as structs, and the block tables that they point to, which the caller must keep
+    alive.
+    """
     kept = [np.array(pages, np.int32) for pages, _, _ in items]
     found, first = np.empty(len(items), ITEM), 0
     for row, ((_, start, queries), pages) in enumerate(zip(items, kept, strict=True)):

@@ -1,7 +1,7 @@
-"""Grouped-query attention over paged K and V (https://arxiv.org/abs/2309.06180), prompts' chunks and decodes mixed.
+"""Computes grouped-query attention over paged K and V (https://arxiv.org/abs/2309.06180), chunks and decodes mixed.
 
-Knows nothing of sequences, windows or causality: the jobs' masks say who sees what. A job gathers its
-blocks once per layer; a sequence's result depends on its own job's shape alone, never on other sequences.
+Knows nothing of sequences, windows or causality: the jobs' masks say who sees what. A job gathers its blocks once
+per layer; a sequence's result depends on its own job's shape alone, never on other sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from baton.kernels.paged_attention.job import AttentionJob
 
 
 def paged_attention(q: Tensor, kv_blocks: Tensor, jobs: Sequence[AttentionJob], layer: int, scale: float) -> Tensor:
-    """q (rows, heads, head_dim), kv_blocks (all pages' blocks, 16, kv_heads, head_dim) -> (rows, heads x head_dim).
+    """Attends: q (rows, heads, head_dim), kv_blocks (all pages' blocks, 16, kv_heads, head_dim) -> (rows, heads x
+    head_dim).
 
     Rows that no job names (padding) are zero.
     """

@@ -1,4 +1,4 @@
-"""K and V as they lie in pages, read back as float32: the spec of kv.h's formats. Knows nothing of sequences.
+"""Reads K and V as they lie in pages, back as float32: the spec of kv.h's formats. Knows nothing of sequences.
 
 plane = [token 0..15][kv_head][head_dim] elements, then for int8 and fp8 [token 0..15][kv_head] float32 scales
 """
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PAGE = 16
+PAGE = 16  # tokens of a page
 ELEMENTS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -17,20 +17,22 @@ ELEMENTS = {
     "fp8_e4m3": torch.float8_e4m3fn,
 }
 SCALED = ("int8", "fp8_e4m3")
-TOPS = {"int8": 127.0, "fp8_e4m3": 448.0}
+TOPS = {"int8": 127.0, "fp8_e4m3": 448.0}  # the largest value that each scaled dtype holds
 
 
 def read_layer(
     memory: Tensor, pages: Tensor, layer: int, layers: int, kv_heads: int, head_dim: int, dtype: str
 ) -> tuple[Tensor, Tensor]:
-    """memory (pages, page_bytes) uint8, pages (n,) -> ``layer``'s K and V, (16 n, kv_heads, head_dim) float32."""
+    """Reads a layer: memory (pages, page_bytes) uint8, pages (n,) -> K and V, (16 n, kv_heads, head_dim)
+    float32.
+    """
     planes = memory.view(len(memory), layers, 2, -1)[pages.long(), layer]
     keys, values = (_read(planes[:, which], kv_heads, head_dim, dtype) for which in (0, 1))
     return keys, values
 
 
 def quantized(rows: Tensor, dtype: str) -> Tensor:
-    """rows (…, head_dim) float32 as they read back after being stored."""
+    """Returns rows (…, head_dim) float32 as they read back after being stored."""
     if dtype not in SCALED:
         return rows.to(ELEMENTS[dtype]).float()
     top = TOPS[dtype]
@@ -52,7 +54,7 @@ def _read(plane: Tensor, kv_heads: int, head_dim: int, dtype: str) -> Tensor:
 def write_layer(
     memory: Tensor, at: tuple[Tensor, Tensor], layer: int, layers: int, kv: tuple[Tensor, Tensor], dtype: str
 ) -> None:
-    """Store K and V, both (n, kv_heads, head_dim) float32, at (pages, slots), both (n,), of ``layer``."""
+    """Stores K and V, both (n, kv_heads, head_dim) float32, at (pages, slots), both (n,), of ``layer``."""
     planes = memory.view(len(memory), layers, 2, -1)
     for which, rows in enumerate(kv):
         _write(planes[:, layer, which], *at, rows, dtype)
@@ -61,7 +63,7 @@ def write_layer(
 def attend_stored(
     q: Tensor, kv: tuple[Tensor, Tensor], queries: tuple[int, int], window: int, scale: float
 ) -> Tensor:
-    """One sequence's attention: q (n, heads, head_dim), K and V of keys 0 … start + n - 1 -> the same shape.
+    """Attends for one sequence: q (n, heads, head_dim), K and V of keys 0 … start + n - 1 -> the same shape.
 
     ``queries`` are (start, n); a row sees keys up to its own position, the last ``window`` of them (0: all).
     """

@@ -1,4 +1,5 @@
-"""torch.ops.baton.paged_attention, and how pages and sequences cross torch's border for every op over pages.
+"""Defines torch.ops.baton.paged_attention, and how pages and sequences cross torch's border for every op over
+pages.
 
 Knows nothing of models. Pages are ``PAGES`` in a schema: memory (pages, page_bytes) uint8 of ``layers`` equal
 layers, of which ``layer`` is meant. Sequences are ``ITEMS``: ``table`` (n,) the page numbers of all, one sequence's
@@ -27,20 +28,22 @@ PAGES = "str dtype, int kv_heads, int layers, int layer"
 
 
 class Sequences(NamedTuple):
-    """ITEMS as numbers and as structs that point into ``table``, int32."""
+    """Holds ITEMS as numbers and as structs that point into ``table``, int32."""
 
     numbers: list[list[int]]
     structs: NDArray[Any]
     table: Tensor
 
     def pages(self, at: int) -> Tensor:
-        """The pages that sequence ``at`` has after the step."""
+        """Returns the pages that sequence ``at`` has after the step."""
         offset, start, count = self.numbers[at]
         return self.table[offset : offset - (-(start + count) // PAGE)]
 
 
 def sequences(table: Tensor, items: Tensor, pages: int, rows: int) -> Sequences:
-    """Read ITEMS. ValueError for a page that isn't there, too short a table, or rows too many or too few."""
+    """Reads ITEMS. Raises ValueError for a page that isn't there, too short a table, or rows too many or too
+    few.
+    """
     numbers, whole = items.tolist(), table.to(torch.int32).contiguous()
     require(sum(count for *_, count in numbers) == rows, f"items: their queries are {rows} rows")
     bad = any(at < 0 or start < 0 or n < 1 or at - (-(start + n) // PAGE) > len(whole) for at, start, n in numbers)
@@ -56,7 +59,7 @@ def sequences(table: Tensor, items: Tensor, pages: int, rows: int) -> Sequences:
 
 
 def paged(memory: Tensor, head_dim: int, dtype: str, kv_heads: int, layers: int, layer: int) -> Pages:
-    """What native code is told of the pages. ValueError where they can't be what PAGES says."""
+    """Returns what native code is told of the pages. Raises ValueError where they can't be what PAGES says."""
     require(dtype in ELEMENTS, f"dtype is one of {', '.join(ELEMENTS)}")
     require(kv_heads > 0 and layers > 0, "there are 1 or more kv_heads and layers")
     size = page_bytes(dtype, kv_heads, head_dim, layers)
@@ -66,12 +69,12 @@ def paged(memory: Tensor, head_dim: int, dtype: str, kv_heads: int, layers: int,
 
 
 def stored(kv: Pages, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V of those pages as float32."""
+    """Returns K and V of ``pages`` as float32."""
     return read_layer(kv.memory, pages, kv.layer, kv.layers, kv.kv_heads, kv.head_dim, kv.dtype)
 
 
 def by_reference(q: Tensor, kv: Pages, found: Sequences, window: int, scale: float) -> Tensor:
-    """All sequences' attention by the reference."""
+    """Computes all sequences' attention by the reference."""
     parts, first = [q[:0]], 0
     for at, (_, start, count) in enumerate(found.numbers):
         rows = q[first : first + count].float()
@@ -81,12 +84,12 @@ def by_reference(q: Tensor, kv: Pages, found: Sequences, window: int, scale: flo
 
 
 def queries(q: Tensor) -> Tensor:
-    """With a row's heads side by side; rows may be apart, as q lies in qkv."""
+    """Returns q with a row's heads side by side; rows may be apart, as q lies in qkv."""
     return q if q.stride()[1:] == (q.shape[2], 1) else q.contiguous()
 
 
 def require_queries(q: Tensor, kv_heads: int) -> None:
-    """That q is what every op of attention takes."""
+    """Raises ValueError unless q is what every op of attention takes."""
     grouped = q.dim() == 3 and kv_heads > 0 and q.shape[1] % kv_heads == 0
     require(grouped, "q is (rows, heads, head_dim), heads a multiple of kv_heads")
 
@@ -109,8 +112,10 @@ def paged_attention(
     window: int,
     scale: float,
 ) -> Tensor:
-    """q (rows, heads, head_dim) -> the same shape; a row sees keys up to its own position, ``window`` at most (0:
-    all)."""
+    """Attends: q (rows, heads, head_dim) -> the same shape; a row sees keys up to its own position.
+
+    ``window`` bounds how many it sees, 0 for all.
+    """
     require(window >= 0, "window is 0 or more")
     call, out = (
         symbol("paged_attention", P, P, I32, I32, I32, F, P, I64, P, I64),

@@ -1,4 +1,6 @@
-"""Residual add and root-mean-square norm (https://arxiv.org/abs/1910.07467). Knows nothing of layers."""
+"""Adds the residual and norms by the root mean square (https://arxiv.org/abs/1910.07467). Knows nothing of
+layers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x (…, hidden) plus delta, and that sum normed: both (…, hidden) in x's dtype.
+    """Returns x (…, hidden) plus delta, and that sum normed, both (…, hidden) in x's dtype.
 
     The mean square is taken in float32 and the scale applied after rounding back, as Hugging Face does.
     """
@@ -16,7 +18,7 @@ def rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tup
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) x weight over the last dimension."""
+    """Returns x / sqrt(mean(x²) + eps) x weight over the last dimension."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale).to(x.dtype) * weight

@@ -1,4 +1,4 @@
-"""torch.ops.baton.rms_norm. Knows nothing of layers."""
+"""Defines torch.ops.baton.rms_norm. Knows nothing of layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _fake(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor
 
 @define("rms_norm(Tensor(a!) x, Tensor? delta, Tensor weight, float eps) -> Tensor", _fake)
 def rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """x += delta in place; returns the norm of that sum times ``weight``, (rows, hidden)."""
+    """Adds delta to x in place and returns the norm of that sum times ``weight``, (rows, hidden)."""
     call, out = symbol("rms_norm", P, P, P, F, I64, I64, P), _fake(x, delta, weight, eps)
     if call is None or not runs_natively(x, delta, weight) or not x.is_contiguous():
         if delta is not None:

@@ -1,5 +1,7 @@
-"""Query/key norm, rotary embedding and the write of K and V into their pages: what sits between the QKV
-projection and attention. Knows nothing of sequences: a slot says where a row of K or V goes.
+"""Norms queries and keys, rotates them and writes K and V into their pages, between the QKV projection and
+attention.
+
+Knows nothing of sequences: a slot says where a row of K or V goes.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ def rope_append(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """Rotate q and k, store k and v, return q (rows, heads, head_dim).
+    """Rotates q and k, stores k and v, returns q (rows, heads, head_dim).
 
-    qkv (rows, heads + 2 kv_heads, head_dim); cos, sin (rows, 1, head_dim), sin's first half negated;
-    kv_rows (slots of all pages, kv_heads x head_dim); slots (2 n,): of the first n rows' k, then of their v.
+    qkv (rows, heads + 2 kv_heads, head_dim); cos, sin (rows, 1, head_dim), sin's first half negated; kv_rows (slots
+    of all pages, kv_heads x head_dim); slots (2 n,): of the first n rows' k, then of their v.
     """
     heads = qkv.shape[1] - 2 * kv_heads
     qk = qkv[:, : heads + kv_heads]
@@ -38,6 +40,6 @@ def rope_append(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated."""
+    """Applies rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin

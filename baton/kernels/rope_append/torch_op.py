@@ -1,4 +1,4 @@
-"""torch.ops.baton.rope_append: norm and rotate q and k in place, store k and v in their pages.
+"""Defines torch.ops.baton.rope_append: norm and rotate q and k in place, store k and v in their pages.
 
 Knows nothing of models. ``turns`` (positions, head_dim): cos of each position's angles, then their sin.
 """
@@ -47,7 +47,11 @@ def rope_append(
     layers: int,
     layer: int,
 ) -> None:
-    """qkv (rows, heads + 2 kv_heads, head_dim); the sequences' rows go to their own positions and pages."""
+    """Turns qkv (rows, heads + 2 kv_heads, head_dim) in place; the sequences' rows go to their own positions and
+    pages.
+
+    Raises ValueError for shapes that don't fit.
+    """
     call = symbol("rope_append", P, P, I32, I32, P, I64, P, P, F, P)
     _fake(qkv, memory, table, items, turns, q_norm, k_norm, eps, dtype, kv_heads)
     kv = paged(memory, qkv.shape[2], dtype, kv_heads, layers, layer)

@@ -1,8 +1,8 @@
 """Draws tokens from logits. Knows nothing of seeds: each row brings its own uniform number.
 
-Inverse transform in token order: the first token whose cumulative probability passes ``uniform``. So a
-row's draw depends on its logits and its number alone, and a rounding difference in the logits moves it only
-when the number falls within that difference of a boundary.
+The draw is an inverse transform in token order: the first token whose cumulative probability passes ``uniform``. So
+a row's draw depends on its logits and its number alone, and a rounding difference in the logits moves it only when
+the number falls within that difference of a boundary.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CANDIDATES = 256
+CANDIDATES = 256  # likeliest tokens that top_p looks at first, because they mostly hold the mass
 
 
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
 ) -> Tensor:
-    """logits (rows, vocab) float32, the rest (rows,) -> token ids (rows,) int64.
+    """Draws: logits (rows, vocab) float32, the rest (rows,) -> token ids (rows,) int64.
 
     Order: temperature, top_k (0 keeps all), top_p (1 keeps all), min_p (0 keeps all); ties at a threshold stay.
     """

@@ -1,4 +1,4 @@
-"""speculative_accept on native code, for one sequence or a batch. Knows nothing of who drafted."""
+"""Runs speculative_accept on native code, for one sequence or a batch. Knows nothing of who drafted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAFT = np.dtype(
 
 
 def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int]:
-    """As the reference, in float32."""
+    """Does what the reference does, in float32."""
     if native.library() is None:
         return reference.speculative_accept(tokens, by)
     emitted, accepted = run(native.function("speculative_accept", *ARGUMENTS), [(tokens, by)])[0]
@@ -37,7 +37,7 @@ def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int
 def run(
     function: Callable[..., Any], sequences: Sequence[tuple[Tensor, Tensor | Rejection]]
 ) -> list[tuple[Tensor, int]]:
-    """One call of baton_speculative_accept, from whichever library: ``emitted``, and how many stand."""
+    """Calls baton_speculative_accept once, from whichever library. Returns ``emitted``, and how many stand."""
     drafts, kept, found = np.zeros(len(sequences), DRAFT), [], []
 
     def point(draft: Any, field: str, value: Tensor, dtype: torch.dtype) -> Tensor:

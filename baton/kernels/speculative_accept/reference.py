@@ -1,8 +1,9 @@
-"""How many drafted tokens stand, in float64. Knows nothing of who drafted, of seeds or of KV.
+"""Decides how many drafted tokens stand, in float64. Knows nothing of who drafted, of seeds or of KV.
 
-Two ways. By choice: the target chose a token at every place by that place's own number, and a draft stands while
-it is that choice; tokens are those of a run without drafts. By rejection (Leviathan et al., 2023): a draft stands
-where ``accept`` < p / q, else a token is drawn from what p has above q; each token's distribution is the target's.
+There are two ways. By choice: the target chose a token at every place by that place's own number, and a draft
+stands while it is that choice; tokens are those of a run without drafts. By rejection (Leviathan et al., 2023,
+https://arxiv.org/abs/2211.17192): a draft stands where ``accept`` < p / q, else a token is drawn from what p has
+above q; each token's distribution is the target's.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST = 16  # drafts of one sequence that are looked at
+MOST = 16  # drafts of one sequence that are looked at, at most
 
 
 class Rejection(NamedTuple):
-    """``target`` (count + 1, vocab) edited logits; ``proposed`` (count, vocab) probabilities, None: certain drafts;
-    ``accept`` (count,) and ``draw`` (count + 1,) uniform float64; temperature 0: the likeliest token alone stands.
+    """Holds what rejection needs: the target's edited logits, the drafter's probabilities and uniform numbers.
+
+    ``target`` (count + 1, vocab); ``proposed`` (count, vocab), None: certain drafts; ``accept`` (count,) and
+    ``draw`` (count + 1,) uniform float64; temperature 0: the likeliest token alone stands.
     """
 
     target: Tensor
@@ -28,7 +31,8 @@ class Rejection(NamedTuple):
 
 
 def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int]:
-    """tokens (count,), the target's choices (count + 1,) or a ``Rejection`` -> how many stand, the token behind.
+    """Accepts: tokens (count,), the target's choices (count + 1,) or a ``Rejection`` -> how many stand, the token
+    behind.
 
     That token is -1 where its row has no finite largest logit.
     """

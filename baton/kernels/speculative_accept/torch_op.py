@@ -1,4 +1,4 @@
-"""torch.ops.baton.speculative_accept, of one sequence. Knows nothing of who drafted."""
+"""Defines torch.ops.baton.speculative_accept, of one sequence. Knows nothing of who drafted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def speculative_accept(
     draw: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """As the reference, by ``chosen`` or by a ``Rejection``'s parts: (2,), how many stand, the token behind."""
+    """Does what the reference does, by ``chosen`` or by a ``Rejection``'s parts. Returns (2,): how many stand, the
+    token behind.
+    """
     _fake(tokens, chosen, target, proposed, accept, draw, temperature)
     if chosen is not None:
         return torch.tensor(accepted(tokens, chosen))

@@ -1,6 +1,6 @@
-"""The structs of the native step, and how its functions are called. Torch-free.
+"""Declares the structs of the native step, and how its functions are called. Torch-free.
 
-Knows nothing of programs or plans. Field by field what step.h, lm_head.h, attention.h and kv.h declare.
+Knows nothing of programs or plans. Field by field it is what step.h, lm_head.h, attention.h and kv.h declare.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, F, P
 
 EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD, MOE = range(8)  # step.h: OpKind
-LINEAR_F32 = 100  # dense.h
-PANEL = 64
+LINEAR_F32 = 100  # the kind of float32 weights: dense.h's
+PANEL = 64  # rows of a panel of weights
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3}  # kv.h: KvType
 
 # attention.h: AttentionItem
@@ -39,7 +39,7 @@ CHOICE = np.dtype(
 
 
 class Op(ctypes.Structure):
-    """step.h: Op."""
+    """Mirrors Op of step.h."""
 
     _fields_ = [
         *((name, I32) for name in ("kind", "input", "delta", "output", "layer", "window", "table_dtype")),
@@ -49,7 +49,7 @@ class Op(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """step.h: Model."""
+    """Mirrors Model of step.h."""
 
     _fields_ = [
         ("ops", P),
@@ -61,7 +61,7 @@ class Model(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """step.h: Step."""
+    """Mirrors Step of step.h."""
 
     _fields_ = [
         *((name, P) for name in ("tokens", "items", "sampled", "choices", "turns", "pages", "arena")),
@@ -72,7 +72,7 @@ class Step(ctypes.Structure):
 
 
 class PagedKv(ctypes.Structure):
-    """kv.h: PagedKv."""
+    """Mirrors PagedKv of kv.h."""
 
     _fields_ = [
         ("pages", P),
@@ -84,5 +84,5 @@ class PagedKv(ctypes.Structure):
 
 @cache
 def run_step() -> Callable[..., Any]:
-    """baton_step(model, step, from, to). Raises where there is no library."""
+    """Returns baton_step(model, step, from, to). Raises RuntimeError where there is no library."""
     return native.function("step", P, P, I32, I32)

@@ -1,4 +1,4 @@
-"""torch.ops.baton.swiglu. Knows nothing of weights."""
+"""Defines torch.ops.baton.swiglu. Knows nothing of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _fake(gate_up: Tensor) -> Tensor:
 
 @define("swiglu(Tensor gate_up) -> Tensor", _fake)
 def swiglu(gate_up: Tensor) -> Tensor:
-    """(rows, 2 x inner), gate first -> silu(gate) x up, (rows, inner)."""
+    """Gates: (rows, 2 x inner), gate first -> silu(gate) x up, (rows, inner)."""
     call, out = symbol("swiglu", P, I64, I64, P), _fake(gate_up)
     if call is None or not runs_natively(gate_up):
         return out.copy_(reference.swiglu(gate_up))

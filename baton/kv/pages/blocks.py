@@ -1,4 +1,4 @@
-"""The index from block hashes to pages, and the changes to it that a prefix index has yet to hear of. Torch-free.
+"""Indexes pages by block hash, and collects the changes that a prefix index has yet to hear of. Torch-free.
 
 Knows nothing of leases, of free pages or of the order of use: it maps 32-byte hashes to page numbers and back.
 """

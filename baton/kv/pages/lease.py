@@ -29,12 +29,12 @@ class PageLease:
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in each page."""
+        """Returns the number of tokens in each page."""
         return self._pool.block_tokens
 
     @property
     def holds(self) -> int:
-        """The number of ``hold`` calls without a ``release`` yet."""
+        """Returns the number of ``hold`` calls without a ``release`` yet."""
         return self._holds
 
     def extend(self, blocks: int, reserve: int = 0) -> None:

@@ -44,7 +44,7 @@ class LeaseCounts:
 
 
 class Quarantine:
-    """Pages of closed leases whose last read or write by another process is still out.
+    """Keeps pages of closed leases whose last read or write by another process is still out.
 
     ``holds[page]`` counts these reads and writes; ``count`` is the number of such pages that no lease has.
     """

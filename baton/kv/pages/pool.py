@@ -1,8 +1,8 @@
-"""The page pool gives pages out on lease, finds cached blocks by hash and reuses what nobody leases. Torch-free.
+"""Gives pages out on lease, finds cached blocks by hash and reuses pages that nobody leases. Torch-free.
 
 Knows nothing of bytes, sockets, sequences or time: pages are numbers, blocks are hashes. Single-threaded. Each part
-of its state has an owner: the block index (``blocks``), pages without a lease (``supply``), the count of leases and
-the quarantine (``leased``).
+of the pool's state has an owner: the block index (``blocks``), pages without a lease (``supply``), the count of
+leases and the quarantine (``leased``).
 
 A page is in exactly one state:
 
@@ -11,9 +11,9 @@ A page is in exactly one state:
       └───────evict─────────┼─┴──match───── cached
                             └──close while I/O holds──> quarantined ──release──> free or cached
 
-A sealed page may be shared: it is leased while any lease has it. Eviction takes the least recently used
-cached page, and a chain's tail before its head (pages are given back tail first). A sealed page that is *kept*
-(a copy of it is being made) stays in its state and its place, but isn't evicted meanwhile.
+A sealed page may be shared: it is leased while any lease has it. Eviction takes the least recently used cached
+page, and a chain's tail before its head (pages are given back tail first). A sealed page that is *kept* (a copy of
+it is being made) stays in its state and its place, but isn't evicted meanwhile.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that a lease could get now: free ones, and cached ones that may be evicted."""
+        """Returns the pages that a lease could get now: free ones, and cached ones that may be evicted."""
         return self.supply.available
 
     @property
     def version(self) -> int:
-        """A number that rises with every change of what is findable: while it stays, ``match`` answers the same."""
+        """Returns a number that rises with every change of what is findable: while it stays, ``match`` answers the
+        same.
+        """
         return self.blocks.version
 
     def match(self, hashes: Sequence[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""Pages that no lease has: free ones, and cached ones in the order of their last use. Torch-free.
+"""Supplies pages that no lease has: free ones, and cached ones in the order of their last use. Torch-free.
 
 Knows nothing of leases or of I/O in flight. A page that holds a findable block is cached, any other is free.
 """
@@ -28,7 +28,7 @@ class PageSupply:
 
     @property
     def available(self) -> int:
-        """Pages that ``take`` could give now: free ones, and cached ones that are not kept."""
+        """Returns the pages that ``take`` could give now: free ones, and cached ones that are not kept."""
         kept = sum(page in self.cached for page in self.kept) if self.kept else 0
         return len(self.free) + len(self.cached) - kept
 

@@ -73,7 +73,7 @@ class Slab:
 
     @property
     def capacity(self) -> int:
-        """The number of slots, used or not."""
+        """Returns the number of slots, used or not."""
         return self.store.slots
 
     def __len__(self) -> int:
