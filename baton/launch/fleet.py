@@ -20,6 +20,7 @@ import msgspec
 
 from baton.cluster.config import load_config
 from baton.launch.cluster_run import ClusterRun, failure_of
+from baton.launch.ports import free_ports
 from baton.launch.supervise import HostPlan, HostSupervisor, SlotStatus
 from baton.process.children import child_environment
 from baton.process.processes import die_with_parent
@@ -45,7 +46,8 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
     def __init__(self, **sections: Mapping[str, object]) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="bf-")  # short: unix sockets end at 107 bytes
         self.folder = Path(self._scratch.name)
-        router = {"port": 0, "grpc_port": 0} | dict(sections.pop("router", {}))
+        port, grpc_port = free_ports(2)  # at once: a port of several router processes may not be 0
+        router = {"port": port, "grpc_port": grpc_port} | dict(sections.pop("router", {}))
         super().__init__(load_config(flags={"router": router, **sections}, search=self.folder), self.folder)
         self.router: subprocess.Popen[bytes] | None = None
         self._supervisors: dict[str, HostSupervisor] = {}

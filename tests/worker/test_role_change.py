@@ -209,7 +209,7 @@ async def test_a_host_plays_one_role_after_the_other_around_one_engine(tmp_path:
             async with grpc.aio.insecure_channel(now.address) as channel:
                 stub = stubs.WorkerStub(channel)
                 reply = await stub.SetRole(w.SetRoleRequest(role=role, grace_seconds=0.2))
-            for _ in range(500):
+            for _ in range(3000):
                 now = await asyncio.to_thread(host.record)
                 if now.incarnation == reply.incarnation and now.role == role and now.address:
                     break

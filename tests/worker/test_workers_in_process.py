@@ -177,7 +177,7 @@ class House:
         return self.router.tokens[request.request_id]
 
     async def settles(self) -> bool:
-        for _ in range(200):
+        for _ in range(10_000):
             if self.p.at_baseline() and self.d.at_baseline() and not self.decode.active and not self.prefill.active:
                 return not self.intake.open_streams and not self.d.loop.receives and not self.p.loop.shipments
             await asyncio.sleep(0.001)

@@ -23,6 +23,7 @@ from baton.kv.wire.moving import ChannelBroken, MoveBytes, MoverClient
 from baton.protos.errors import WorkerLost
 from tests.kv.transport.rigs import MOVER
 from tests.kv.transport.test_contract import Peer, answer
+from tests.kv.transport.test_handoffs import until
 
 PAGE, PAGES = 64 << 10, 8
 
@@ -212,7 +213,7 @@ async def test_a_mover_that_dies_with_words_unread_breaks_its_channels_without_a
     client._watch()
     client.move(MoveBytes("a", 0, 0, 1))
     theirs.close()
-    await asyncio.sleep(0.02)
+    await until(lambda: bool(said))
     assert said == [ChannelBroken("a", "the mover process died")]
     assert not faults
 
