@@ -18,8 +18,6 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -31,10 +29,12 @@ from baton.cluster.prefix_index import truncated
 from baton.cluster.telemetry import RouterMetrics
 from baton.kv.layout.prefix import block_hashes
 from baton.protos.nouns import Sampling
-from baton.router.answer.generation import Frontend, Generation, GenerationOptions
+from baton.router.answer.generation import Generation, GenerationOptions
+from baton.router.answer.metering import TallyMetering
+from baton.router.compose.surfaces import make_metering
 from baton.router.observe.live import LiveStats
+from baton.router.request.environment import Environment
 from baton.router.request.request import ChoiceStream, ChoiceSummary
-from baton.router.server import make_frontend
 from baton.router.text.catalog import ModelEntry
 
 PIECES = (1, 7, 8)  # tokens
@@ -74,25 +74,25 @@ class Clock:
         self.spent[self._name] += time.perf_counter_ns() - self._began
 
 
-def made(folder: Path) -> Frontend:
-    """What a router measures with."""
-    overview: Any = SimpleNamespace(live=LiveStats(time.monotonic))
-    config = RouterConfig(trace_file=str(folder / "trace.jsonl"))
-    serving: Any = None
-    return make_frontend(config, serving, serving, RouterMetrics(CollectorRegistry()), overview=overview)
+def made(folder: Path) -> TallyMetering:
+    """Returns what a router measures with."""
+    config, metrics = RouterConfig(trace_file=str(folder / "trace.jsonl")), RouterMetrics(CollectorRegistry())
+    metering = make_metering(config, metrics, LiveStats(time.monotonic, metrics.asked.now), Environment())
+    assert isinstance(metering, TallyMetering)
+    return metering
 
 
-def one(frontend: Frontend, clock: Clock, rng: random.Random, tokens: int) -> None:
+def one(metering: TallyMetering, clock: Clock, rng: random.Random, tokens: int) -> None:
     """A request, from its opening to its end."""
     prompt = tuple(rng.randrange(3, 32000) for _ in range(tokens))
     chain = truncated(block_hashes(b"root", prompt))
     stream = ChoiceStream(0, ChoiceSummary(tokens, context_class="short", stations={}))
     generation = Generation(
-        rng.randbytes(16).hex(), ENTRY, GenerationOptions({}), (prompt,), (Sampling(),), frontend.clock()
+        rng.randbytes(16).hex(), ENTRY, GenerationOptions({}), (prompt,), (Sampling(),), time.monotonic()
     )
-    summary, metrics = stream.summary, frontend.metrics
+    summary, metrics = stream.summary, metering.tallies.metrics
     with clock.part("begin"):
-        meter = frontend.meter(generation, stream, 0)
+        meter = metering.meter(generation, stream, 0)
     with clock.part("way"):
         summary.chain = chain
         with metrics.sum("queued", ENTRY.model_id, "short"):
@@ -112,17 +112,17 @@ async def measured(requests: int, tokens: int, cold: bool) -> dict[str, float]:
     """Microseconds per request, by part. Under a loop, as lines are written together there."""
     clock, rng = Clock(cold), random.Random(1)
     with tempfile.TemporaryDirectory(prefix="bt-") as folder:
-        frontend = made(Path(folder))
-        assert frontend.recorder is not None
+        metering = made(Path(folder))
+        assert metering.tallies.recorder is not None
         for number in range(1, requests + 1):
-            one(frontend, clock, rng, tokens)
+            one(metering, clock, rng, tokens)
             if number % A_WRITE == 0:
                 with clock.part("line"):
-                    frontend.recorder.write()
+                    metering.tallies.recorder.write()
             if number % A_LOOK == 0:
                 with clock.part("fold"):
-                    frontend.metrics.asked.now()
-        frontend.recorder.close()
+                    metering.tallies.metrics.asked.now()
+        metering.tallies.recorder.close()
     return {name: clock.spent[name] / 1e3 / requests for name in PARTS}
 
 

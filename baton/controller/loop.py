@@ -40,9 +40,7 @@ from baton.controller.replicas import SLOT, ReplicaControl
 from baton.controller.twin_error import twin_error
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel
-from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.role_control import RoleChange, RoleControl
-from baton.router.observe.traffic import TrafficMeter
 
 log = logging.getLogger("baton.controller")
 
@@ -252,32 +250,26 @@ async def controlling(
     config: BatonConfig,
     redis: Redis,
     router_id: str,
-    dispatcher: Dispatcher,
+    roles: RoleControl,
     members: Members,
     store: AdviceStore,
     metrics: RouterMetrics,
 ) -> AsyncIterator[None]:
-    """This router tells of its traffic and stands for leader while the block runs; neither where it is off."""
-    if config.controller.mode == "off" or dispatcher.roles is None:
+    """This router stands for leader while the block runs; nothing happens where the controller is off."""
+    if config.controller.mode == "off":
         yield
         return
     namespace = config.cluster.namespace
-    traffic, log_ = TrafficStore(redis, namespace), dispatcher.decisions
-    log_.watcher = meter = TrafficMeter(router_id, log_, time.time)
+    traffic = TrafficStore(redis, namespace)
     lease = Lease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
     replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, time.time)
-    controller = Controller(config, members, dispatcher.roles, traffic, store, lease, replicas, figures, time.time)
-    tasks = [
-        asyncio.create_task(meter.run(traffic.push), name="traffic"),
-        asyncio.create_task(controller.run(), name="controller"),
-    ]
+    controller = Controller(config, members, roles, traffic, store, lease, replicas, figures, time.time)
+    task = asyncio.create_task(controller.run(), name="controller")
     try:
         yield
     finally:
-        log_.watcher = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _strayed(workers: list[observe.Seen], role: str) -> int:

@@ -6,51 +6,33 @@ Knows nothing of what dispatch does, nor who decides when to stop: the compositi
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
 
 import grpc
 import msgspec
 import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from baton.cluster.advice import AdviceStore
-from baton.cluster.batch_store import BatchStore
 from baton.cluster.config import RouterConfig
-from baton.cluster.holds import HeldRoster
 from baton.cluster.hosts import LOOPBACK
-from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import ConfigError
 from baton.protos.v1 import inference_pb2, inference_pb2_grpc, open_inference_pb2, open_inference_pb2_grpc
-from baton.router.access.gate import Gate
-from baton.router.answer.generation import Exposition, Formats, Frontend
-from baton.router.answer.validate import Limits
 from baton.router.api.app import make_app
 from baton.router.api.border import GrpcBorder
 from baton.router.api.grpc.service import InferenceService
 from baton.router.api.open_inference.grpc import OpenInferenceService
-from baton.router.dispatch.role_control import RoleControl
+from baton.router.api.surfaces import Surfaces
 from baton.router.edge.acceptor import Acceptor
 from baton.router.edge.connection_table import ConnectionEntry, ConnectionTable, EdgeLimits
 from baton.router.edge.origins import LoopbackOnly, with_cors
 from baton.router.edge.protocol import BoundedHttp
-from baton.router.observe.decisions import DecisionLog
-from baton.router.observe.overview import Overview
-from baton.router.observe.recorder import TraceRecorder
-from baton.router.observe.tallies import Tallies
-from baton.router.request.context_class import ContextClasses
-from baton.router.request.request import ServingBackend
-from baton.router.text import reasoning_parsers, tool_parsers
-from baton.router.text.catalog import ModelCatalog
 from baton.tls.identity import Identity
 from baton.tls.rpc import NameGuard, add_port
 
@@ -83,85 +65,21 @@ class RouterAddress(msgspec.Struct, frozen=True):
         return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
 
 
-def make_frontend(
-    config: RouterConfig,
-    serving: ServingBackend,
-    catalog: ModelCatalog,
-    metrics: RouterMetrics | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    wall_clock: Callable[[], float] = time.time,
-    entropy: Callable[[int], bytes] = os.urandom,
-    gate: Gate | None = None,
-    decisions: DecisionLog | None = None,
-    batches: BatchStore | None = None,
-    exposition: Exposition | None = None,
-    roles: RoleControl | None = None,
-    advice: AdviceStore | None = None,
-    overview: Overview | None = None,
-    holds: HeldRoster | None = None,
-) -> Frontend:
-    """What both surfaces share, from the config."""
-    limits = Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__})
-    metrics = metrics or RouterMetrics(CollectorRegistry())
-    recorder = _recorder(config, wall_clock, entropy)
-    live = None if overview is None else overview.live
-    tallies = None
-    if metrics.enabled or recorder is not None:
-        tallies = Tallies(metrics, live, clock, wall_clock, recorder)
-    tool_parsers.load(config.tool_parser)  # an unknown name is refused now
-    reasoning_parsers.load(config.reasoning_parser)
-    return Frontend(
-        serving,
-        catalog,
-        limits,
-        metrics,
-        clock,
-        wall_clock,
-        entropy,
-        formats=Formats(config.tool_parser, config.reasoning_parser),
-        gate=gate or Gate(),
-        decisions=decisions,
-        batches=batches,
-        exposition=exposition,
-        recorder=recorder,
-        roles=roles,
-        advice=advice,
-        overview=overview,
-        holds=holds,
-        tallies=tallies,
-        class_of=ContextClasses(config.context_classes).tag,
-    )
-
-
-def _recorder(
-    config: RouterConfig, wall_clock: Callable[[], float], entropy: Callable[[int], bytes]
-) -> TraceRecorder | None:
-    """Each router process writes a file of its own."""
-    if not config.trace_file:
-        return None
-    path = Path(config.trace_file)
-    if config.processes > 1:
-        path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
-    return TraceRecorder(str(path), config.trace_file_bytes, wall_clock, entropy)
-
-
 @asynccontextmanager
 async def running_router(
     config: RouterConfig,
-    frontend: Frontend,
-    registry: CollectorRegistry | None = None,
+    surfaces: Surfaces,
     identity: Identity | None = None,
 ) -> AsyncIterator[RouterAddress]:
-    """Both listeners, while the block runs, with an ``identity`` in TLS. Raises ConfigError: a port can't be had.
+    """Runs both listeners while the block runs, in TLS with an ``identity``. Raises ConfigError for a port in use.
 
-    /metrics shows ``registry``, by default that of the frontend's metrics. On leaving, requests that still run
-    get ``shutdown_grace_s``; then they are cancelled.
+    On leaving, requests that still run get ``shutdown_grace_s``; then they are cancelled.
     """
-    frontend.catalog.preload()
-    grpc_port, stop_grpc = await _start_grpc(config, frontend, identity)
+    surfaces.generation.catalog.preload()
+    grpc_port, stop_grpc = await _start_grpc(config, surfaces, identity)
     try:
-        app = make_app(frontend, registry or frontend.metrics.registry)
-        open_to_all = not frontend.gate.closed and not (identity and identity.files.ca)
+        app = make_app(surfaces)
+        open_to_all = not surfaces.door.gate.closed and not (identity and identity.files.ca)
         app = for_pages(config, app, open_to_all)
         port, stop_rest = await _start_rest(config, app, identity)
     except BaseException:
@@ -171,20 +89,18 @@ async def running_router(
         yield RouterAddress(config.host, port, grpc_port, "https" if identity else "http")
     finally:
         await asyncio.gather(stop_rest(), stop_grpc())
-        if frontend.recorder is not None:
-            frontend.recorder.write()
+        surfaces.generation.metering.flush()
 
 
 async def serve_router(
     config: RouterConfig,
-    frontend: Frontend,
-    registry: CollectorRegistry,
+    surfaces: Surfaces,
     stop: asyncio.Event,
     started: Callable[[RouterAddress], None] = lambda address: None,
     identity: Identity | None = None,
 ) -> None:
     """Serve until ``stop`` is set."""
-    async with running_router(config, frontend, registry, identity) as address:
+    async with running_router(config, surfaces, identity) as address:
         started(address)
         await stop.wait()
 
@@ -311,12 +227,14 @@ class _Health(health.aio.HealthServicer):
         return health_pb2.HealthListResponse(statuses=found)
 
 
-async def _start_grpc(config: RouterConfig, frontend: Frontend, identity: Identity | None) -> tuple[int, Stop]:
+async def _start_grpc(config: RouterConfig, surfaces: Surfaces, identity: Identity | None) -> tuple[int, Stop]:
     shared, most = config.processes > 1, edge_limits(config).max_connections
-    options = _grpc_options(frontend.limits.max_body_bytes, shared, most)
-    server = grpc.aio.server(options=options, interceptors=(*_guards(identity), GrpcBorder(frontend)))
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), server)
-    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(OpenInferenceService(frontend), server)
+    options = _grpc_options(surfaces.generation.limits.max_body_bytes, shared, most)
+    server = grpc.aio.server(options=options, interceptors=(*_guards(identity), GrpcBorder(surfaces.door)))
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(surfaces.generation), server)
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+        OpenInferenceService(surfaces.generation), server
+    )
     servicer = _Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (SERVICE, OPEN_INFERENCE, "grpc.health.v1.Health", reflection.SERVICE_NAME)

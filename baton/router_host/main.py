@@ -1,6 +1,6 @@
 """The router's process: ``python -m baton.router_host.main --config FILE``.
 
-Composes roster, dispatch, models and surfaces, and owns the signals. FILE is a BatonConfig as JSON, complete:
+Owns the signals and the listeners; ``compose`` makes what they serve. FILE is a BatonConfig as JSON, complete:
 no other file and no environment is read. Knows nothing of who starts workers.
 """
 
@@ -10,45 +10,25 @@ import argparse
 import asyncio
 import logging
 import os
-import random
 import signal
 import sys
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
-from redis.asyncio import Redis
 
-from baton.cluster.advice import AdviceStore
-from baton.cluster.batch_store import BatchStore
-from baton.cluster.buckets import Buckets
 from baton.cluster.config import BatonConfig
-from baton.cluster.departures import Departures
-from baton.cluster.holds import HeldRoster, Holds
-from baton.cluster.membership import Roster, connect
-from baton.cluster.prefix_index import PrefixIndex
-from baton.cluster.records import RecordStore
-from baton.cluster.served_model import is_paced, model_name, text_directory
+from baton.cluster.membership import connect
 from baton.cluster.telemetry import RouterMetrics, setup_tracing
-from baton.controller.loop import controlling
 from baton.process.file_limit import raise_file_limit
 from baton.process.heap import settle_heap
 from baton.process.loop_watch import watching
-from baton.process.security import public_identity, router_dialer, show_ends
+from baton.process.security import public_identity, show_ends
 from baton.protos.errors import BatonError
-from baton.router.access.gate import Gate
-from baton.router.access.keys import KeyRing
-from baton.router.api.batch.lane import BatchLane
-from baton.router.compose import dispatching
-from baton.router.dispatch.dispatcher import DispatchSettings
-from baton.router.observe.live import LiveStats
-from baton.router.server import RouterAddress, make_frontend, serve_router
-from baton.router.text.catalog import ModelCatalog
-from baton.router_host.metrics import SharedMetrics
-from baton.router_host.overview import make_overview
+from baton.router.server import RouterAddress, serve_router
+from baton.router_host.compose import RouterIdentity, running_parts
 from baton.router_host.pool import run_pool
 
 log = logging.getLogger("baton.router")
@@ -109,77 +89,19 @@ async def serve(
     redis, registry = connect(config.redis.url), CollectorRegistry()
     metrics = RouterMetrics(registry, config.telemetry.vllm_names, config.telemetry.enabled)
     show_ends(config, identity, metrics.certificate)
-    live = LiveStats(time.monotonic) if config.telemetry.enabled else None
-    advice = AdviceStore(redis, config.cluster.namespace, config.controller.mode != "off")
-    namespace = config.cluster.namespace
-    seed = config.worker.seed
-    rng = random.Random(f"{seed}/{index}") if seed else random.SystemRandom()
-    shared = SharedMetrics(registry, path.parent, index, config.router.processes) if index >= 0 else None
-    gate, batches = make_gate(config, redis), BatchStore(redis, namespace)
+    who = RouterIdentity(router_id, path.parent, index)
     try:
-        async with (
-            Roster(redis, namespace) as seen,
-            HeldRoster(seen, Holds(redis, namespace), departures=Departures(redis, namespace)) as roster,
-            dispatching(
-                config.router,
-                roster,
-                PrefixIndex(redis, namespace),
-                RecordStore(redis, namespace),
-                router_id=router_id,
-                metrics=metrics,
-                rng=rng,
-                dialer=router_dialer(config),
-                settings=DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s),
-                live=live,
-            ) as dispatcher,
-            gate.settling(),
-            shared.serving() if shared else nullcontext(),
-        ):
-            dispatcher.listeners.append(lambda request, summary: gate.spent(request.key, summary.completion_tokens))
-            overview = None
-            if live is not None:
-                overview = make_overview(config, router_id, roster, live, dispatcher, advice, metrics, shared)
-            name = model_name(config, config.worker.model)
-            files = text_directory(config.worker.model, is_paced(config))
-            catalog = ModelCatalog(dispatcher.models, {name: files}, time.time)
-            frontend = make_frontend(
-                config.router,
-                dispatcher,
-                catalog,
-                metrics,
-                entropy=rng.randbytes,
-                gate=gate,
-                decisions=dispatcher.decisions,
-                batches=batches,
-                exposition=shared.exposition if shared else None,
-                roles=dispatcher.roles,
-                advice=advice,
-                overview=overview,
-                holds=roster,
-            )
-            frontend.grammars.warm()
-            async with (
-                BatchLane(frontend, batches, router_id, dispatcher.queued).running(),
-                controlling(config, redis, router_id, dispatcher, roster, advice, metrics),
-            ):
-                with ExitStack() as watches:
+        async with running_parts(config, who, redis, registry, metrics) as surfaces:
+            with ExitStack() as watches:
 
-                    def begun(address: RouterAddress) -> None:
-                        started(address)
-                        count = metrics.loop_stalls.inc
-                        watches.enter_context(watching(config.telemetry.loop_stall_s, lambda seconds: count()))
+                def begun(address: RouterAddress) -> None:
+                    started(address)
+                    count = metrics.loop_stalls.inc
+                    watches.enter_context(watching(config.telemetry.loop_stall_s, lambda seconds: count()))
 
-                    await serve_router(config.router, frontend, registry, stop, begun, identity)
+                await serve_router(config.router, surfaces, stop, begun, identity)
     finally:
         await redis.aclose()
-
-
-def make_gate(config: BatonConfig, redis: Redis) -> Gate:
-    """Closed when there is a file of keys. Raises ConfigError."""
-    if not config.router.keys_file:
-        return Gate()
-    keys = KeyRing(Path(config.router.keys_file), time.monotonic)
-    return Gate(keys, time.monotonic, Buckets(redis, config.cluster.namespace))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class SharedMetrics:
         live: Callable[[], LiveState] | None = None,
     ) -> None:
         self._registry, self._folder, self._index, self._count = registry, folder, index, count
-        self.live = live
+        self._live = live
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -78,7 +78,7 @@ class SharedMetrics:
 
     def _said(self, asked: str) -> bytes:
         if asked == LIVE:
-            return msgspec.json.encode(self.live()) if self.live is not None else b""
+            return msgspec.json.encode(self._live()) if self._live is not None else b""
         encode, _ = choose_encoder(asked)
         return encode(self._registry)
 

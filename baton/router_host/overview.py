@@ -6,7 +6,6 @@ Knows nothing of HTTP.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 from baton.cluster.advice import AdviceStore
@@ -18,9 +17,11 @@ from baton.controller.advice import slos
 from baton.controller.observation import Seen, fullness
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.protos.version import product_version
-from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.access.json import Json
+from baton.router.compose.core import RouterCore
 from baton.router.observe.live import LiveStats
-from baton.router.observe.overview import Overview, Prices
+from baton.router.observe.overview import Overview, Prices, RouterFacts, TrafficSources, WorkerSources
+from baton.router.request.environment import Environment
 from baton.router_host.metrics import SharedMetrics
 
 ROLES = ("prefill", "decode")
@@ -31,7 +32,7 @@ def make_overview(
     router_id: str,
     roster: HeldRoster,
     live: LiveStats,
-    dispatcher: Dispatcher,
+    core: RouterCore,
     advice: AdviceStore,
     metrics: RouterMetrics,
     shared: SharedMetrics | None,
@@ -40,34 +41,28 @@ def make_overview(
     prices = Prices(config.telemetry.prefill_dollars_per_hour, config.telemetry.decode_dollars_per_hour)
     for role in ROLES:
         if prices.of(role):
-            metrics.price.labels(role).set_function(_price(dispatcher, prices, role))
-    overview = Overview(
-        roster,
-        live,
-        config.router.context_classes,
-        router={
-            "id": router_id,
-            "pid": os.getpid(),
-            "version": product_version(),
-            "model": model_name(config, config.worker.model),
-            "policy": config.router.policy,
-            "processes": config.router.processes,
-        },
-        clock=time.monotonic,
-        wall_clock=time.time,
-        waiting=dispatcher.waiting,
-        reachable=dispatcher.reachable,
-        advice=advice,
-        prices=prices,
-        others=shared.others if shared else None,
-        holds=lambda: roster.holds,
-        departures=roster.departures,
-        fullness=_fullness(config),
-        actions=("drain", "eject", "rerole") if dispatcher.roles is not None else ("drain", "eject"),
+            metrics.price.labels(role).set_function(_price(core, prices, role))
+    router: Json = {
+        "id": router_id,
+        "pid": os.getpid(),
+        "version": product_version(),
+        "model": model_name(config, config.worker.model),
+        "policy": config.router.policy,
+        "processes": config.router.processes,
+    }
+    return Overview(
+        WorkerSources(
+            roster,
+            core.view.reachable_ids,
+            holds=lambda: roster.holds,
+            departures=roster.departures,
+            fullness=_fullness(config),
+        ),
+        TrafficSources(live, core.dispatcher.waiting, shared.others if shared else None),
+        RouterFacts(router, tuple(config.router.context_classes), prices, ("drain", "eject", "rerole")),
+        Environment(),
+        advice,
     )
-    if shared is not None:
-        shared.live = overview.state
-    return overview
 
 
 def _fullness(config: BatonConfig) -> Callable[[WorkerInfo, WorkerLoad], float | None]:
@@ -77,5 +72,5 @@ def _fullness(config: BatonConfig) -> Callable[[WorkerInfo, WorkerLoad], float |
     return lambda info, load: fullness(Seen(info, load), chunk, ttft_s, tpot_s, horizon_s)
 
 
-def _price(dispatcher: Dispatcher, prices: Prices, role: str) -> Callable[[], float]:
-    return lambda: dispatcher.reachable_in(role) * prices.of(role)
+def _price(core: RouterCore, prices: Prices, role: str) -> Callable[[], float]:
+    return lambda: core.view.reachable(role) * prices.of(role)

@@ -21,9 +21,10 @@ from baton.cluster.config import RouterConfig
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenLogprob, TokenLogprobs, TokenRun
 from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequest, ServedModel
-from baton.router.server import RouterAddress, make_frontend, running_router
+from baton.router.server import RouterAddress, running_router
 from baton.router.text.catalog import ModelCatalog
 from baton.router.text.tokenizer import HfTokenizer
+from tests.router.parts import generation_of, surfaces_of
 
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 EOS = 1
@@ -200,10 +201,8 @@ async def router_before(
     **settings: object,
 ) -> AsyncIterator[Clients]:
     config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, **settings)
-    frontend = make_frontend(
-        config, fake, ModelCatalog(fake.models, sources), gate=gate, decisions=decisions, batches=batches
-    )
-    async with running_router(config, frontend) as address:
+    generation = generation_of(config, fake, ModelCatalog(fake.models, sources), gate, decisions)
+    async with running_router(config, surfaces_of(config, generation, batches)) as address:
         clients = Clients(address)
         yield clients
         await clients.close()

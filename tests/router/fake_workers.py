@@ -17,8 +17,10 @@ from types import SimpleNamespace
 import grpc
 import grpc.aio
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from baton.cluster.prefix_index import HASH_BYTES
+from baton.cluster.telemetry import RouterMetrics
 from baton.protos.convert import error_to_pb, info_to_pb
 from baton.protos.errors import (
     AlreadyCommitted,
@@ -34,10 +36,14 @@ from baton.protos.rpc import abort
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
-from baton.router.compose import dispatching
-from baton.router.dispatch.dispatcher import Dispatcher, DispatchSettings
+from baton.router.compose.core import CoreDependencies, RouterCore, running_core
+from baton.router.dispatch.dispatcher import Dispatcher
+from baton.router.dispatch.runner import DispatchSettings
+from baton.router.dispatch.view import ClusterView
+from baton.router.request.context import RequestContext
 from baton.router.request.context_class import ContextClass
 from baton.router.request.request import ChoiceStream, RouterRequest
+from baton.router.request.weights import WeightsPin
 
 LAYOUT = KvLayout("bytes", (), 256, "bytes")
 
@@ -347,16 +353,25 @@ class Cluster:
         self.p = [FakePrefill(f"p{i}") for i in range(prefill)]
         self.d = [FakeDecode(f"d{i}", **fields) for i in range(decode)]
         self.roster = FakeRoster()
-        self.dispatcher: Dispatcher
+        self.metrics = RouterMetrics(CollectorRegistry())
+        self.core: RouterCore
 
     @property
-    def view(self):
-        return self.dispatcher._view
+    def dispatcher(self) -> Dispatcher:
+        return self.core.dispatcher
+
+    @property
+    def view(self) -> ClusterView:
+        return self.core.view
 
     def open(self, prompt: Sequence[int], max_tokens: int = 8, **fields) -> list[ChoiceStream]:
-        sampling = Sampling(max_tokens=max_tokens)
-        request = RouterRequest(fields.pop("request_id", "r"), "m", tuple(prompt), sampling, **fields)
-        return self.dispatcher.open(request)
+        request_id, n, pin = (
+            fields.pop("request_id", "r"),
+            fields.pop("n", 1),
+            fields.pop("pin", None) or WeightsPin(),
+        )
+        sampling, context = Sampling(max_tokens=max_tokens), RequestContext(**fields)
+        return self.dispatcher.open(RouterRequest(request_id, "m", tuple(prompt), sampling, n, context, pin=pin))
 
     async def start(self) -> None:
         for worker in (*self.p, *self.d):
@@ -379,7 +394,7 @@ class Cluster:
         left += [f"{p.info.worker_id} runs {p.running}" for p in self.p if p.running]
         left += [str(self.view.own_counts())] if self.view.own_counts() else []
         queue = self.dispatcher._admission
-        left += ["queue"] if queue._queues or any(queue._counted.values()) else []
+        left += ["queue"] if queue._queue or any(queue._counted.values()) else []
         return left
 
 
@@ -426,9 +441,10 @@ async def cluster(
         max_inflight_bytes=max_inflight_bytes,
     )
     try:
-        async with dispatching(
-            config, running.roster, index, router_id="router", rng=random.Random(1), settings=settings
-        ) as running.dispatcher:
+        given = CoreDependencies(
+            running.roster, running.metrics, "router", index, clock=time.monotonic, rng=random.Random(1)
+        )
+        async with running_core(config, given, settings) as running.core:
             await running.all_up()
             yield running
     finally:

@@ -33,6 +33,7 @@ async def test_an_open_that_fails_at_any_line_leaves_nothing_behind() -> None:
         for fault in each_line(
             "router/dispatch/dispatcher.py",
             "router/dispatch/choice_run.py",
+            "router/dispatch/progress.py",
             "router/dispatch/ticket.py",
             but=("_start",),
         ):

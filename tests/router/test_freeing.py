@@ -30,7 +30,7 @@ async def test_an_answer_leaves_no_cycle(how) -> None:
         async with cluster() as c:
             await how(c)
             await c.idle()
-            await c.dispatcher.decisions.flush()
+            await c.core.decisions.flush()
             assert [type(o) for o in gc.get_objects() if isinstance(o, ChoiceRun)] == []
     finally:
         gc.enable()

@@ -17,10 +17,11 @@ from baton.protos.errors import CorruptFrame, PoolExhausted
 from baton.router.dispatch.affinity import KEPT_SESSIONS
 from baton.router.dispatch.throttle import Throttle
 from baton.router.observe.decisions import KEPT_REQUESTS
-from baton.router.server import make_frontend, running_router
+from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from tests.growth import grown, sizes
 from tests.router.fake_workers import Cluster, FakeWorker, cluster
+from tests.router.parts import generation_of, surfaces_of
 
 AT_ONCE = 50
 # What is kept of past requests on purpose, with the most that may be there.
@@ -74,8 +75,8 @@ async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
     async with cluster(2, 2) as c:
         catalog = ModelCatalog(c.dispatcher.models, {"m": None})
         metrics = RouterMetrics(CollectorRegistry())
-        frontend = make_frontend(config, c.dispatcher, catalog, metrics, decisions=c.dispatcher.decisions)
-        async with running_router(config, frontend) as address:
+        service = generation_of(config, c.dispatcher, catalog, decisions=c.core.decisions, metrics=metrics)
+        async with running_router(config, surfaces_of(config, service)) as address:
 
             async def serve(number: int) -> None:
                 rng = random.Random(number)
@@ -85,9 +86,9 @@ async def soaked(requests: int, rounds: int) -> dict[str, list[int]]:
                     await c.idle(10)
                     await http.get("/metrics")
                 await again(c, rng.choice([*c.p, *c.d]), number)
-                await c.dispatcher.decisions.flush()
+                await c.core.decisions.flush()
 
-            return await grown(lambda: {"dispatcher": c.dispatcher, "frontend": frontend}, serve, BOUNDS, rounds)
+            return await grown(lambda: {"dispatcher": c.dispatcher, "service": service}, serve, BOUNDS, rounds)
 
 
 async def test_nothing_in_a_router_grows_with_the_requests_served() -> None:

@@ -24,7 +24,7 @@ async def served(prefill: int = 0, decode: int = 1, max_queue: int = 100, inflig
         prefill, decode, policy="cost", max_queue=max_queue, max_inflight_bytes=inflight, **fields
     ) as c:
         sources = {"m": None}
-        async with router_before(c.dispatcher, sources, decisions=c.dispatcher.decisions) as clients:
+        async with router_before(c.dispatcher, sources, decisions=c.core.decisions) as clients:
             yield c, clients
 
 

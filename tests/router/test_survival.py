@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton.protos.errors import InvalidRequest, RequestBlamed
-from baton.router.dispatch.dispatcher import DispatchSettings
+from baton.router.dispatch.runner import DispatchSettings
 from baton.router.workers import link
 from tests.router.fake_workers import answer_of, cluster, collect, until
 

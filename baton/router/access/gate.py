@@ -87,9 +87,8 @@ class Gate:
         """Who asked before, with the rates and rights of now. Raises Unauthenticated where they have none left."""
         return self._keys.renewed(key) if self._keys is not None and key is not None else key
 
-    async def charge(self, caller: Caller, model_id: str, requests: int, tokens: int) -> None:
+    async def charge(self, key: ApiKey | None, model_id: str, requests: int, tokens: int) -> None:
         """Count against the key's rates. Raises Forbidden for a model it may not use, QuotaExceeded."""
-        key = caller.key
         if key is None:
             return
         if key.models and model_id not in key.models:

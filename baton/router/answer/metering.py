@@ -7,10 +7,14 @@ tokens costs what a piece of one does, which is a division and two additions to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from baton.protos.errors import BatonError
+from baton.router.answer.generation import Generation
 from baton.router.observe.live import GOOD_ENDS, ChoiceOutcome, verdict
 from baton.router.observe.tallies import Tallies
-from baton.router.request.request import ChoiceSummary
+from baton.router.request.context_class import ContextClasses
+from baton.router.request.request import ChoiceStream, ChoiceSummary
 
 
 class Meter:
@@ -107,12 +111,68 @@ class Meter:
 
 
 class NoMeter:
-    """What a router without telemetry has in a Meter's place."""
+    """Stands in a Meter's place where a router has no telemetry; it keeps nothing."""
 
     __slots__ = ()
 
     def took(self, tokens: int) -> None:
-        """Nothing; nor does the other."""
+        """Ignores tokens that arrived."""
 
     def ended(self, outcome: str) -> None:
-        """Nothing."""
+        """Ignores the end of a choice."""
+
+
+class Metering(Protocol):
+    """What makes a meter for each choice of a call."""
+
+    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | NoMeter:
+        """Returns a meter for one choice of ``generation.prompts[prompt]``."""
+
+    def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
+        """Counts ``generation.prompts[prompt]``, which dispatch would not open."""
+
+    def flush(self) -> None:
+        """Writes out what waits to be written."""
+
+
+class NoMetering:
+    """Metering of a router without telemetry and without a trace file; it keeps nothing."""
+
+    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> NoMeter:
+        """Returns a meter that keeps nothing."""
+        return NoMeter()
+
+    def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
+        """Ignores a refused prompt."""
+
+    def flush(self) -> None:
+        """Does nothing, because nothing waits."""
+
+
+class TallyMetering:
+    """Meters that add to ``tallies``; ``classes`` name the context class of prompts that dispatch did not class."""
+
+    def __init__(self, tallies: Tallies, classes: ContextClasses) -> None:
+        self.tallies, self._classes = tallies, classes
+
+    def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter:
+        """Returns a meter for one choice; the first choice of a prompt counts the prompt's tokens."""
+        return Meter(
+            self.tallies,
+            generation.arrived,
+            generation.entry.model_id,
+            stream.summary,
+            stream.choice == 0,
+            generation.prompts[prompt],
+            generation.request_of(prompt),
+        )
+
+    def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
+        """Counts a refused prompt among the requests, with the error's label as its outcome."""
+        context_class = self._classes.tag(len(generation.prompts[prompt]))
+        self.tallies.metrics.requests.labels(generation.entry.model_id, context_class, error.label).inc()
+
+    def flush(self) -> None:
+        """Writes the trace lines that wait."""
+        if self.tallies.recorder is not None:
+            self.tallies.recorder.write()

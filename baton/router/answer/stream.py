@@ -15,8 +15,9 @@ import msgspec
 
 from baton.protos.errors import BatonError, Overloaded
 from baton.protos.nouns import TokenLogprobs, TokenRun
-from baton.router.answer.generation import Frontend, Generation
+from baton.router.answer.generation import Generation
 from baton.router.answer.metering import Meter, NoMeter
+from baton.router.answer.service import GenerationService
 from baton.router.request.request import ChoiceStream, ChoiceSummary
 from baton.router.text.detokenize import StopStrings
 from baton.router.text.model import TextModel
@@ -258,8 +259,8 @@ def _scores_of(stream: ChoiceStream) -> tuple[TokenLogprobs, ...]:
 class PromptSubmitter:
     """Hands a call's prompts to dispatch, one after the other. ``choices`` are those of the prompts handed in."""
 
-    def __init__(self, frontend: Frontend, generation: Generation, text: TextModel) -> None:
-        self._frontend, self._generation, self._text = frontend, generation, text
+    def __init__(self, service: GenerationService, generation: Generation, text: TextModel) -> None:
+        self._service, self._generation, self._text = service, generation, text
         self._requests = generation.requests()
         self._prompt = 0
         self.choices: list[ChoiceText] = []
@@ -271,8 +272,8 @@ class PromptSubmitter:
 
     def open_next(self) -> None:
         """Raises what dispatch raises (Overloaded, …), with nothing of this prompt left open."""
-        generation, frontend, prompt = self._generation, self._frontend, self._prompt
-        streams = frontend.serving.open(self._requests[prompt])
+        generation, prompt = self._generation, self._prompt
+        streams = self._service.serving.open(self._requests[prompt])
         try:
             self.choices += [self._choice(prompt, stream) for stream in streams]
         except BaseException:
@@ -285,20 +286,18 @@ class PromptSubmitter:
                 choice.score_prompt(partial(_scores_of, streams[0]))
 
     def _choice(self, prompt: int, stream: ChoiceStream) -> ChoiceText:
-        meter = self._frontend.meter(self._generation, stream, prompt)
+        meter = self._service.metering.meter(self._generation, stream, prompt)
         index = prompt * self._generation.options.n + stream.choice
         return ChoiceText(index, stream, self._generation, prompt, self._text, meter)
 
     def refused(self, error: BatonError) -> None:
         """Count a prompt that could not be handed in."""
-        context_class = self._frontend.class_of(len(self._generation.prompts[self._prompt]))
-        model = self._generation.entry.model_id
-        self._frontend.metrics.requests.labels(model, context_class, error.label).inc()
+        self._service.metering.refused(self._generation, self._prompt, error)
 
 
-def open_answer(frontend: Frontend, generation: Generation, text: TextModel) -> AnswerStream:
+def open_answer(service: GenerationService, generation: Generation, text: TextModel) -> AnswerStream:
     """Hand the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
-    opening = PromptSubmitter(frontend, generation, text)
+    opening = PromptSubmitter(service, generation, text)
     try:
         while opening.left and (not opening.choices or len(opening.choices) + generation.options.n <= WINDOW):
             opening.open_next()

@@ -6,14 +6,12 @@ Knows nothing of sockets or processes.
 from __future__ import annotations
 
 from fastapi import FastAPI, Request
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from baton.protos.errors import BatonError
 from baton.protos.version import product_version
-from baton.router.answer.generation import Frontend
 from baton.router.api.batch.routes import batch_routes
 from baton.router.api.border import Border
 from baton.router.api.errors import error_response, plain_error
@@ -26,32 +24,34 @@ from baton.router.api.operator.explain import explain_routes
 from baton.router.api.operator.roles import roles_routes
 from baton.router.api.operator.service import model_routes, ops_routes
 from baton.router.api.responses.routes import responses_routes
+from baton.router.api.surfaces import Surfaces
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def make_app(frontend: Frontend, registry: CollectorRegistry) -> ASGIApp:
-    """The application. ``registry`` is what /metrics shows."""
+def make_app(surfaces: Surfaces) -> ASGIApp:
+    """Returns the application, with every route and the border before them."""
+    generation = surfaces.generation
     app = FastAPI(title="Baton", version=product_version(), redirect_slashes=False)
-    surfaces = (
-        openai_routes,
-        responses_routes,
-        embeddings_routes,
-        batch_routes,
-        model_routes,
-        explain_routes,
-        roles_routes,
-        cluster_routes,
-        open_inference_routes,
-    )
-    for routes in (*(surface(frontend) for surface in surfaces), ops_routes(frontend, registry)):
+    for routes in (
+        openai_routes(generation),
+        responses_routes(generation),
+        embeddings_routes(generation),
+        batch_routes(surfaces.batch),
+        model_routes(generation),
+        explain_routes(generation.quotas.decisions),
+        roles_routes(surfaces.roles),
+        cluster_routes(surfaces.cluster),
+        open_inference_routes(generation),
+        ops_routes(generation.serving, generation.catalog, surfaces.exposition),
+        page_routes(),
+    ):
         app.include_router(routes)
-    app.include_router(page_routes())
     app.add_exception_handler(BatonError, _ours)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _unknown)
     describe(app)
-    return Border(app, frontend)
+    return Border(app, surfaces.door, generation.limits.max_inflight_bytes)
 
 
 async def _ours(request: Request, error: Exception) -> Response:

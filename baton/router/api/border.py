@@ -14,11 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER, NOBODY, with_call
-from baton.router.answer.generation import Frontend, clean_request_id
+from baton.router.access.headers import clean_request_id
 from baton.router.api.errors import error_response
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.grpc.reading import tolerant
 from baton.router.api.limits import BodiesInFlight
+from baton.router.api.surfaces import Door
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/version"})
 OPEN_FILES = "/dashboard"  # a page without any data
@@ -29,16 +30,16 @@ REQUEST_ID = "x-request-id"
 class Border:
     """Every response carries ``x-request-id``: the caller's, or ours; ``explain`` takes either."""
 
-    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
-        self._app, self._frontend = app, frontend
-        self._bodies = BodiesInFlight(frontend.limits.max_inflight_bytes)
+    def __init__(self, app: ASGIApp, door: Door, max_inflight_bytes: int) -> None:
+        self._app, self._door = app, door
+        self._bodies = BodiesInFlight(max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a known caller in; answer anybody else with the reason."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, own_id = Headers(scope=scope), self._frontend.new_id()
+        headers, own_id = Headers(scope=scope), self._door.environment.new_id()
         asked_id = clean_request_id(headers.get(REQUEST_ID))
 
         async def send_with_id(message: Message) -> None:
@@ -47,11 +48,11 @@ class Border:
             await send(message)
 
         try:
-            identify, authorization = self._frontend.gate.identify, headers.get("authorization")
+            identify, authorization = self._door.gate.identify, headers.get("authorization")
             caller = NOBODY if is_open(scope["path"]) else identify(authorization)
             CALLER.set(with_call(caller, own_id, asked_id, headers.get))
         except BatonError as error:
-            self._frontend.metrics.refused.labels(error.label).inc()
+            self._door.metrics.refused.labels(error.label).inc()
             await error_response(error)(scope, receive, send_with_id)
             return
         with self._bodies.counting(receive) as counted:
@@ -66,8 +67,8 @@ def is_open(path: str) -> bool:
 class GrpcBorder(grpc.aio.ServerInterceptor):
     """The same for gRPC, by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``. Health stays open."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, door: Door) -> None:
+        self._door = door
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -77,11 +78,11 @@ class GrpcBorder(grpc.aio.ServerInterceptor):
             return tolerant(await continuation(details))
         metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}
         try:
-            caller = self._frontend.gate.identify(metadata.get("authorization"))
+            caller = self._door.gate.identify(metadata.get("authorization"))
             asked_id = clean_request_id(metadata.get(REQUEST_ID))
-            CALLER.set(with_call(caller, self._frontend.new_id(), asked_id, metadata.get))
+            CALLER.set(with_call(caller, self._door.environment.new_id(), asked_id, metadata.get))
         except BatonError as error:
-            self._frontend.metrics.refused.labels(error.label).inc()
+            self._door.metrics.refused.labels(error.label).inc()
             return tolerant(_refusing(await continuation(details), error))
         return tolerant(await continuation(details))
 

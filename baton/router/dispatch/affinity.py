@@ -29,7 +29,7 @@ class SessionHomes:
 
     def home(self, request: RouterRequest, workers: Sequence[str]) -> str:
         """The one of ``workers`` that ``request`` should go to; "" without a session or workers."""
-        if not request.session or not workers:
+        if not request.context.session or not workers:
             return ""
         key = _key(request)
         last = self._homes.get(key, "")
@@ -37,7 +37,7 @@ class SessionHomes:
 
     def served(self, request: RouterRequest, summary: ChoiceSummary) -> None:
         """Its decode worker wrote something, so the turn's blocks are there."""
-        if not request.session or not summary.decode_worker or not summary.completion_tokens:
+        if not request.context.session or not summary.decode_worker or not summary.completion_tokens:
             return
         key = _key(request)
         self._homes[key] = summary.decode_worker
@@ -53,5 +53,5 @@ def rendezvous(key: bytes, workers: Sequence[str]) -> str:
 
 def _key(request: RouterRequest) -> bytes:
     """A session's name is its tenant's own, and a model's."""
-    parts = (request.tenant, request.model_id, request.adapter_id, request.session)
+    parts = (request.context.tenant, request.model_id, request.context.adapter_id, request.context.session)
     return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()

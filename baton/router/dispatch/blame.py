@@ -48,18 +48,18 @@ class Blame:
         if refused and isinstance(error, Overloaded | Draining):
             self._view.full(worker_id, self._full_wait_s)
             return
-        run.left(worker_id, error)
+        run.leave(worker_id, error)
         if isinstance(error, NoWorker):
             return  # nobody failed: the way that was planned is closed, another may be open
         if isinstance(error, Draining | Overdue):
-            run.moves += 1  # nor did one that was asked to leave, or is slow
+            run.retries.moves += 1  # nor did one that was asked to leave, or is slow
         else:
-            run.failures += 1
+            run.retries.failures += 1
             _suspect(run, error)
-            if not error.retryable or run.failures >= self._max_attempts:
+            if not error.retryable or run.retries.failures >= self._max_attempts:
                 raise error
             log.info("%s goes elsewhere than %s: %s", run.request.request_id, worker_id, error)
-        run.avoid.add(worker_id)
+        run.retries.avoid.add(worker_id)
         self._metrics.retries.labels(error.label).inc()
 
 
@@ -68,9 +68,12 @@ def _suspect(run: ChoiceRun, error: BatonError) -> None:
 
     Raises RequestBlamed at the second one. A third would fall silent too, with everybody's requests on it.
     """
-    if not isinstance(error, WorkerStalled) or run.fed:
+    retries = run.retries
+    if not isinstance(error, WorkerStalled) or retries.fed:
         return
-    run.suspected += 1
-    if run.suspected >= MOST_SUSPECTED:
-        text = f"{run.suspected} workers' engines stopped answering once they had this request: no other gets it"
+    retries.suspected += 1
+    if retries.suspected >= MOST_SUSPECTED:
+        text = (
+            f"{retries.suspected} workers' engines stopped answering once they had this request: no other gets it"
+        )
         raise RequestBlamed(f"{text}; change it, or ask the operator for the workers' logs") from error

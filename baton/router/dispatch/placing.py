@@ -52,13 +52,16 @@ class Placer:
         The try gives None when nobody has room now, and raises NoWorker, WeightsGone and ContextTooLong.
         """
         snapshot = self._kin(run)
-        routing = run.routing_request(await self._hints.hits(snapshot, run.request, run.tokens, run.summary))
+        hits = await self._hints.hits(snapshot, run.request, run.progress.tokens, run.summary)
+        routing = _routing_request(run, hits)
         return lambda: self._choose(run, routing, lease_on)
 
     def others(self, run: ChoiceRun, taken: Option) -> bool:
         """Returns whether another prefill worker than ``taken``'s could read it for the same decode worker."""
         snapshot = self._kin(run)
-        idle = [p for p in snapshot.prefill if p.id != taken.prefill and p.id not in run.avoid and not p.full]
+        idle = [
+            p for p in snapshot.prefill if p.id != taken.prefill and p.id not in run.retries.avoid and not p.full
+        ]
         return any(fits(p, d) for d in snapshot.decode if d.id == taken.decode for p in idle)
 
     def _choose(self, run: ChoiceRun, routing: RoutingRequest, lease_on: str) -> Reservation | None:
@@ -66,27 +69,26 @@ class Placer:
         if not snapshot.decode:
             self._bear_absence(run)
             return None
-        run.nobody_since = None
+        run.retries.absent_since = None
         _require_pages(snapshot, routing)
         decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, routing))
         if decision is None:
             return None
         decision = with_fetch(snapshot, routing, decision)
-        placed = self._view.reserve(decision, uncached(routing, decision.taken), seated=not lease_on)
         writer = next(d for d in snapshot.decode if d.id == decision.taken.decode)
-        placed.held = run.request.pin.hold(weights_of(writer.info))
-        return placed
+        share = run.request.pin.hold(weights_of(writer.info))
+        return self._view.reserve(decision, uncached(routing, decision.taken), seated=not lease_on, share=share)
 
     def _kin(self, run: ChoiceRun) -> ClusterSnapshot:
         """The cluster without decode workers of other weights than the call's; prefill workers have to fit one."""
-        snapshot, pin = self._view.snapshot(run.request.model_id, run.request.adapter_id), run.request.pin
+        snapshot, pin = self._view.snapshot(run.request.model_id, run.request.context.adapter_id), run.request.pin
         if all(pin.allows(d.info) for d in snapshot.decode):
             return snapshot
         return msgspec.structs.replace(snapshot, decode=tuple(d for d in snapshot.decode if pin.allows(d.info)))
 
     def _with_session(self, run: ChoiceRun, snapshot: ClusterSnapshot, routing: RoutingRequest) -> RoutingRequest:
         """``routing`` with the worker that should have this turn, by what is known at this moment."""
-        if not run.request.session:
+        if not run.request.context.session:
             return routing
         home = self._sessions.home(run.request, [d.id for d in snapshot.decode])
         return msgspec.structs.replace(routing, session_worker=home)
@@ -100,21 +102,21 @@ class Placer:
                 raise NoWorker("no prefill worker is left for the request's second try")
             return replace(snapshot, decode=held, local_max_tokens=-1)
         if run.choice > 0:
-            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and d.id not in run.avoid)
+            home = tuple(d for d in snapshot.decode if d.id == run.home.result() and d.id not in run.retries.avoid)
             return replace(snapshot, decode=home, prefill=()) if home else snapshot
         return snapshot
 
     def _bear_absence(self, run: ChoiceRun) -> None:
         now = self._clock()
-        if run.nobody_since is None:
-            run.nobody_since = now
-        if now - run.nobody_since > self._worker_wait_s:
+        if run.retries.absent_since is None:
+            run.retries.absent_since = now
+        if now - run.retries.absent_since > self._worker_wait_s:
             raise self._absence(run)
 
     def _absence(self, run: ChoiceRun) -> Unavailable:
         """What is missing: any decode worker, or one of the weights that the answer began on."""
         request, pin = run.request, run.request.pin
-        if pin.fixed and self._view.snapshot(request.model_id, request.adapter_id).decode:
+        if pin.fixed and self._view.snapshot(request.model_id, request.context.adapter_id).decode:
             return WeightsGone(
                 f"the answer began on weights {pin.weights}, which no decode worker of {request.model_id!r} runs "
                 "any more; send the request again, and it is answered from its beginning by those that are served",
@@ -122,6 +124,19 @@ class Placer:
             )
         message = f"no decode worker of {request.model_id!r} can be reached; is one starting?"
         return NoWorker(message, retry_after_s=1.0)
+
+
+def _routing_request(run: ChoiceRun, hits: Mapping[str, int]) -> RoutingRequest:
+    """Returns the request as a policy sees it: what is left to read and to write, and of its SLOs."""
+    request, emitted = run.request, len(run.stream.emitted)
+    return RoutingRequest(
+        len(request.token_ids) + emitted,
+        max(1, request.sampling.max_tokens - emitted),
+        hits,
+        frozenset(run.retries.avoid),
+        run.progress.ttft_left(),
+        request.context.slo_tpot_s,
+    )
 
 
 def _require_pages(snapshot: ClusterSnapshot, routing: RoutingRequest) -> None:

@@ -52,7 +52,7 @@ class PrefixHints:
             chains.setdefault((info.layout.fidelity, BLOCK_TOKENS), [])
         found: dict[str, int] = {}
         for (fidelity, size), ids in chains.items():
-            root = prefix.root(info.fingerprint, fidelity, request.adapter_id, request.tenant_salt)
+            root = prefix.root(info.fingerprint, fidelity, request.context.adapter_id, request.context.tenant_salt)
             chain = truncated(await _hashes(root, tokens, size))
             if wanted and (fidelity, size) == (info.layout.fidelity, BLOCK_TOKENS):
                 summary.chain = chain

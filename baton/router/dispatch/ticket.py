@@ -40,12 +40,12 @@ def load_of(request: RouterRequest) -> RequestLoad:
     """What a request brings."""
     work = work_of(len(request.token_ids), request.sampling.max_tokens, request.n)
     return RequestLoad(
-        priority=request.priority,
-        tenant=request.tenant,
-        weight=request.key.weight if request.key else 1.0,
+        priority=request.context.priority,
+        tenant=request.context.tenant,
+        weight=request.context.key.weight if request.context.key else 1.0,
         work=work,
         size=BYTES_PER_TOKEN * work,
-        slo_ttft_s=request.slo_ttft_s,
+        slo_ttft_s=request.context.slo_ttft_s,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from baton.protos.errors import Draining
 from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.router.dispatch.revision import ClusterRevision
 from baton.router.dispatch.throttle import Throttle
 from baton.router.policies import Candidate, ClusterSnapshot, Option, RoutingDecision
 from baton.router.request.request import ServedModel
@@ -58,10 +59,12 @@ class _WorkerCounts:
 class Reservation:
     """A request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is computed."""
 
-    def __init__(self, view: ClusterView, decision: RoutingDecision, uncached: int, seated: bool) -> None:
+    def __init__(
+        self, view: ClusterView, decision: RoutingDecision, uncached: int, seated: bool, share: PinShare | None
+    ) -> None:
         self.decision = decision
         self.taken: Option = decision.taken
-        self.held: PinShare | None = None
+        self._share = share
         self._view, self._uncached = view, uncached
         self._reader: str | None = self.taken.reader
         self._seat: str | None = self.taken.decode if seated else None
@@ -94,8 +97,8 @@ class Reservation:
             self._view.count(self._seat, sequences=-1)
             self._view.roomy(self._seat)
             self._seat = None
-        if self.held is not None:
-            self.held.close()
+        if self._share is not None:
+            self._share.close()
 
     def __enter__(self) -> Reservation:
         return self
@@ -105,26 +108,29 @@ class Reservation:
 
 
 class ClusterView:
-    """Joins the roster, the links and this router's own counts; ``on_change`` tells that room may have appeared."""
+    """Joins the roster, the links and this router's own counts of what it has placed where.
+
+    ``revision`` is shared with the links: snapshots are made anew when it has advanced.
+    """
 
     def __init__(
         self,
         roster: RosterReader,
         links: LinkTable,
+        revision: ClusterRevision,
         clock: Callable[[], float],
         settings: ViewSettings = ViewSettings(),
         throttle: Throttle | None = None,
     ) -> None:
-        self.on_change: Callable[[], None] = lambda: None
-        self._throttle = throttle or Throttle(clock)
+        self._revision, self._throttle = revision, throttle or Throttle(clock)
         self._roster, self._links, self._clock, self._settings = roster, links, clock, settings
         self._own: dict[str, _WorkerCounts] = {}
         self._loads: dict[str, WorkerLoad] = {}
         self._models: dict[str, tuple[ServedModel, float]] = {}
         self._snapshots: dict[tuple[str, str], ClusterSnapshot] = {}
+        self._snapshots_of = revision.number
         self._mixed: set[str] = set()  # models whose workers differ in what only one tokenizer could serve
         self._turn = 0
-        links.changed = self.changed
 
     async def run(self) -> None:
         """Follow the roster until cancelled. Each look also lets the queue look at its deadlines."""
@@ -158,14 +164,16 @@ class ClusterView:
                 link.move_away(Draining(f"{link.info.worker_id} is draining"))
 
     def changed(self) -> None:
-        """Something is no longer as it was: room may have appeared."""
-        self._snapshots.clear()
-        self.on_change()
+        """Drops the snapshots and tells the queue that room may have appeared."""
+        self._revision.advance()
 
     # ---- what is asked of it -------------------------------------------------------------------------
 
     def snapshot(self, model_id: str, adapter_id: str = "") -> ClusterSnapshot:
         """Workers that can take a request of the model now. The same object until something changes."""
+        if self._snapshots_of != self._revision.number:
+            self._snapshots.clear()
+            self._snapshots_of = self._revision.number
         known = self._snapshots.get((model_id, adapter_id))
         if known is None:
             known = self._snapshots[model_id, adapter_id] = self._look(model_id, adapter_id)
@@ -187,18 +195,27 @@ class ClusterView:
         return tuple(self._models[k][0] for k in sorted(self._models))
 
     def ready(self) -> bool:
-        """Whether a decode worker can be reached."""
+        """Returns whether a decode worker can be reached and takes requests."""
         return any(k.up and k.info.role == "decode" and k.info.state == "ready" for k in self._links)
 
     def reachable(self, role: str) -> int:
-        """Links of the role that are up."""
+        """Returns how many links to workers of the role are up."""
         return sum(k.up and k.info.role == role for k in self._links)
 
-    def reserve(self, decision: RoutingDecision, uncached: int, seated: bool = True) -> Reservation:
-        """Count a placement. ``seated`` False: its decode seat is counted already (a second prefill)."""
+    def reachable_ids(self) -> frozenset[str]:
+        """Returns the ids of the workers whose link is up."""
+        return frozenset(k.info.worker_id for k in self._links if k.up)
+
+    def reserve(
+        self, decision: RoutingDecision, uncached: int, seated: bool = True, share: PinShare | None = None
+    ) -> Reservation:
+        """Counts a placement, and ends ``share`` of the call's weights with it.
+
+        ``seated`` False: its decode seat is counted already, because this is a second prefill.
+        """
         self._turn += 1
         self._snapshots.clear()
-        return Reservation(self, decision, uncached, seated)
+        return Reservation(self, decision, uncached, seated, share)
 
     def full(self, worker_id: str, seconds: float) -> None:
         """It refused somebody for want of room: offer it nothing for a moment."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel
-from baton.router.observe.trail import Trail, choice_json
+from baton.router.observe.trail import Trail, TrailWriter, choice_json
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
 FLUSH_S = 0.25
@@ -56,16 +57,16 @@ class DecisionRecord:
         request = self.request
         return {
             "request_id": request.request_id,
-            "asked_id": request.asked_id,
+            "asked_id": request.context.asked_id,
             "router": self.router_id,
-            "tenant": request.tenant,
+            "tenant": request.context.tenant,
             "model": request.model_id,
             "context_class": self.context_class,
-            "priority": request.priority,
+            "priority": request.context.priority,
             "prompt_tokens": len(request.token_ids),
             "max_tokens": request.sampling.max_tokens,
-            "slo": {"ttft_s": request.slo_ttft_s, "tpot_s": request.slo_tpot_s},
-            "session": request.session,
+            "slo": {"ttft_s": request.context.slo_ttft_s, "tpot_s": request.context.slo_tpot_s},
+            "session": request.context.session,
             "state": "over" if self.over else "running",
             "choices": [choice_json(t) for t in self.trails],
         }
@@ -91,7 +92,9 @@ class DecisionLog:
         store: DecisionStore | None = None,
         kept: int = KEPT_REQUESTS,
         kept_bytes: int = KEPT_BYTES,
+        observer: RecordObserver | None = None,
     ) -> None:
+        self._observer = observer
         self._router_id, self._clock, self._store = router_id, clock, store
         self._kept, self._kept_bytes = kept, kept_bytes
         self._live: OrderedDict[str, DecisionRecord] = OrderedDict()
@@ -99,7 +102,6 @@ class DecisionLog:
         self._ring_bytes = 0
         self._dirty: dict[str, None] = {}
         self._aliases: OrderedDict[str, str] = OrderedDict()
-        self.watcher: RecordObserver | None = None
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ring)
@@ -110,18 +112,22 @@ class DecisionLog:
         """A request came in; its trails are added by ``trail``."""
         record = DecisionRecord(request, context_class, self._router_id, self._clock())
         self._live[request.request_id] = record
-        if self.watcher is not None:
-            self.watcher.opened(record)
+        if self._observer is not None:
+            self._observer.opened(record)
         if len(self._live) > self._kept:
             self._live.popitem(last=False)
-        if request.asked_id:
-            self._aliases[_alias(request.tenant, request.asked_id)] = request.request_id
+        if request.context.asked_id:
+            self._aliases[_alias(request.context.tenant, request.context.asked_id)] = request.request_id
             if len(self._aliases) > self._kept:
                 self._aliases.popitem(last=False)
         return record
 
+    def writer(self, record: DecisionRecord, choice: int, summary: ChoiceSummary) -> TrailWriter:
+        """Adds one more choice to a record and returns what writes its way down."""
+        return TrailWriter(self.trail(record, choice, summary), partial(self.changed, record))
+
     def trail(self, record: DecisionRecord, choice: int, summary: ChoiceSummary) -> Trail:
-        """One more choice of it."""
+        """Adds one more choice to a record and returns its trail."""
         trail = Trail(choice, summary, [])
         record.trails.append(trail)
         return trail
@@ -189,13 +195,15 @@ class DecisionLog:
             encoded = msgspec.json.encode(record.plain())
             if record.over:
                 del self._live[request_id]
-                if self.watcher is not None:
-                    self.watcher.over(record)
+                if self._observer is not None:
+                    self._observer.over(record)
                 self._keep(request_id, encoded)
             if self._store is not None and len(unsent) < MAX_UNSENT:
                 unsent[request_id] = encoded
-                if record.request.asked_id:
-                    unsent[_alias(record.request.tenant, record.request.asked_id)] = request_id.encode()
+                if record.request.context.asked_id:
+                    unsent[_alias(record.request.context.tenant, record.request.context.asked_id)] = (
+                        request_id.encode()
+                    )
         if self._store is not None and unsent:
             await self._store.put(unsent)
 

@@ -80,15 +80,18 @@ class LiveState(msgspec.Struct):
 
 
 class LiveStats:
-    """The last minute by class. ``clock`` in monotonic seconds. ``before_a_look`` brings what was not yet added."""
+    """The last minute by context class.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    ``clock`` gives monotonic seconds. ``before_a_look`` is called before a state is read, to add what waits
+    elsewhere.
+    """
+
+    def __init__(self, clock: Callable[[], float], before_a_look: Callable[[], object] = lambda: None) -> None:
+        self._clock, self._before_a_look = clock, before_a_look
         self._started = clock()
         self._slots: dict[int, dict[str, ClassWindow]] = {}
         self._summed: tuple[int, dict[str, ClassWindow]] = (-1, {})  # a slot, and all that are older
         self.recent: deque[ChoiceOutcome] = deque(maxlen=KEPT_REQUESTS)
-        self.before_a_look: Callable[[], object] = lambda: None
 
     def slot(self) -> int:
         """Which one is now."""
@@ -107,7 +110,7 @@ class LiveStats:
 
     def state(self, waiting: dict[str, int]) -> LiveState:
         """Of the slots that are not too old."""
-        self.before_a_look()
+        self._before_a_look()
         newest = self.slot()
         if self._summed[0] != newest:  # once per slot: a look is taken each second
             self._summed = (newest, _sum(self._slots[n] for n in self._slots if newest - SLOTS < n < newest))

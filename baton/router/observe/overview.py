@@ -18,8 +18,10 @@ from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import Hold
 from baton.cost.money import per_million
 from baton.protos.nouns import WorkerInfo, WorkerLoad
+from baton.router.access.json import Json
 from baton.router.observe.live import ClassWindow, LiveState, LiveStats, merged, percentiles
 from baton.router.request.context_class import ContextClassLike
+from baton.router.request.environment import Environment
 from baton.router.workers.roster import RosterEntry, RosterReader
 
 FRESH_S = 0.4
@@ -51,55 +53,73 @@ class Prices(msgspec.Struct, frozen=True):
         return self.prefill if role == "prefill" else self.decode
 
 
-class Overview:
-    """``snapshot`` of one cluster. ``others`` asks the router's other processes for their LiveStates.
+class WorkerSources(msgspec.Struct, frozen=True):
+    """Where a look finds the workers. ``reachable`` gives the ids of those whose link is up.
 
-    ``fullness``: of a worker, by the controller's definition; None while its costs aren't known.
+    ``fullness`` is a worker's, by the controller's definition; None while its costs aren't known.
     """
+
+    roster: RosterReader
+    reachable: Callable[[], frozenset[str]]
+    holds: Callable[[], Mapping[str, Hold]] = dict
+    departures: Departures | None = None
+    fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None
+
+
+class TrafficSources(msgspec.Struct, frozen=True):
+    """Where a look finds what was asked for. ``waiting`` gives the requests in the queue by context class.
+
+    ``others`` asks the router's other processes for their states; None: there is only this one.
+    """
+
+    live: LiveStats
+    waiting: Callable[[], dict[str, int]]
+    others: Callable[[], Awaitable[Sequence[LiveState]]] | None = None
+
+
+class RouterFacts(msgspec.Struct, frozen=True):
+    """What of a router doesn't change while it runs.
+
+    ``router`` is shown as it is; ``actions`` may be asked of it.
+    """
+
+    router: Json
+    classes: Sequence[ContextClassLike]
+    prices: Prices = Prices()
+    actions: tuple[str, ...] = ()
+
+
+class Overview:
+    """Takes snapshots of one cluster, as JSON. ``advice`` None: there is no controller."""
 
     def __init__(
         self,
-        roster: RosterReader,
-        live: LiveStats,
-        classes: Sequence[ContextClassLike],
-        *,
-        router: Mapping[str, Any],
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        waiting: Callable[[], dict[str, int]],
-        reachable: Callable[[], frozenset[str]],
+        workers: WorkerSources,
+        traffic: TrafficSources,
+        facts: RouterFacts,
+        environment: Environment,
         advice: AdviceStore | None = None,
-        prices: Prices = Prices(),
-        others: Callable[[], Awaitable[Sequence[LiveState]]] | None = None,
-        holds: Callable[[], Mapping[str, Hold]] = dict,
-        actions: Sequence[str] = (),
-        fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None,
-        departures: Departures | None = None,
     ) -> None:
-        self._departures = departures
-        self.live = live
-        self._roster, self._classes, self._router = roster, classes, dict(router)
-        self._clock, self._wall_clock, self._waiting, self._reachable = clock, wall_clock, waiting, reachable
-        self._advice, self._prices, self._others, self._holds = advice, prices, others, holds
-        self._actions, self._fullness = list(actions), fullness
-        self._started = clock()
+        self._workers, self._traffic, self._facts = workers, traffic, facts
+        self._environment, self._advice = environment, advice
+        self._started = environment.clock()
         self._at = float("-inf")
-        self._last: dict[str, Any] = {}
+        self._last: Json = {}
         self._looking = asyncio.Lock()
 
     def state(self) -> LiveState:
         """This process's share."""
-        return self.live.state(self._waiting())
+        return self._traffic.live.state(self._traffic.waiting())
 
     def outdated(self) -> None:
         """Something was changed: whoever looks next is to see it."""
         self._at = float("-inf")
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self) -> Json:
         """As JSON would show it; at most ``FRESH_S`` old."""
         async with self._looking:
-            if self._clock() - self._at > FRESH_S:
-                self._at = self._clock()  # before the look: what is changed meanwhile needs another
+            if self._environment.clock() - self._at > FRESH_S:
+                self._at = self._environment.clock()  # before the look: what is changed meanwhile needs another
                 try:
                     self._last = await self._look()
                 except BaseException:
@@ -107,34 +127,38 @@ class Overview:
                     raise
             return self._last
 
-    async def _look(self) -> dict[str, Any]:
-        state = merged([self.state(), *(await self._others() if self._others else ())])
-        entries, up, holds = self._roster.snapshot(), self._reachable(), self._holds()
+    async def _look(self) -> Json:
+        others, sources = self._traffic.others, self._workers
+        state = merged([self.state(), *(await others() if others else ())])
+        entries, up, holds = sources.roster.snapshot(), sources.reachable(), sources.holds()
         workers = [
-            _worker(entry, name in up, holds.get(name)) | {"full": self._fullness(entry.info, entry.load)}
+            _worker(entry, name in up, holds.get(name)) | {"full": sources.fullness(entry.info, entry.load)}
             for name, entry in sorted(entries.items())
         ]
         advice, pin, timeline = await self._control()
         return {
-            "at": self._wall_clock(),
-            "router": self._router | _served(entries.values()) | {"uptime_s": self._clock() - self._started},
+            "at": self._environment.wall_clock(),
+            "router": dict(self._facts.router)
+            | _served(entries.values())
+            | {"uptime_s": self._environment.clock() - self._started},
             "window_s": state.seconds,
             "workers": workers,
             "pools": {role: _pool([w for w in workers if w["role"] == role]) for role in ROLES},
             "flows": [flow for entry in entries.values() for flow in _flows(entry)],
-            "queues": [{"class": c.name, "waiting": state.waiting.get(c.name, 0)} for c in self._classes],
-            "classes": [self._class(c, state) for c in self._classes],
+            "queues": [{"class": c.name, "waiting": state.waiting.get(c.name, 0)} for c in self._facts.classes],
+            "classes": [self._class(c, state) for c in self._facts.classes],
             "totals": self._totals(state, workers),
             "recent": [msgspec.to_builtins(ended) for ended in state.recent],
             "advice": advice,
             "pin": pin,
             "decisions": timeline,
             "departed": [msgspec.to_builtins(d) for d in await self._departed()],
-            "actions": self._actions,
+            "actions": list(self._facts.actions),
         }
 
     async def _departed(self) -> Sequence[Departure]:
-        return () if self._departures is None else await self._departures.recent()
+        departures = self._workers.departures
+        return () if departures is None else await departures.recent()
 
     async def _control(self) -> tuple[Any, Any, Any]:
         if self._advice is None:
@@ -142,7 +166,7 @@ class Overview:
         advice, timeline, pin = await self._advice.look(TIMELINE)
         return msgspec.to_builtins(advice), msgspec.to_builtins(pin), msgspec.to_builtins(timeline)
 
-    def _class(self, wanted: ContextClassLike, state: LiveState) -> dict[str, Any]:
+    def _class(self, wanted: ContextClassLike, state: LiveState) -> Json:
         window, seconds = state.classes.get(wanted.name, ClassWindow()), state.seconds
         count = window.counts.get
         judged = count("met", 0) + count("missed", 0)
@@ -164,7 +188,7 @@ class Overview:
             "seconds": {name: percentiles(window.bins.get(name, {})) for name in STATIONS},
         }
 
-    def _totals(self, state: LiveState, workers: list[dict[str, Any]]) -> dict[str, Any]:
+    def _totals(self, state: LiveState, workers: list[Json]) -> Json:
         total = ClassWindow()
         for window in state.classes.values():
             total.add(window)
@@ -184,11 +208,9 @@ class Overview:
             "cost": self._cost(workers, count("in", 0) / seconds, count("out", 0) / seconds),
         }
 
-    def _cost(
-        self, workers: list[dict[str, Any]], input_per_s: float, output_per_s: float
-    ) -> dict[str, Any] | None:
+    def _cost(self, workers: list[Json], input_per_s: float, output_per_s: float) -> Json | None:
         """As ``cost.money`` defines it; None without prices."""
-        dollars = {r: self._prices.of(r) * sum(w["role"] == r for w in workers) for r in ROLES}
+        dollars = {r: self._facts.prices.of(r) * sum(w["role"] == r for w in workers) for r in ROLES}
         if not any(dollars.values()):
             return None
         each = per_million(dollars["prefill"], dollars["decode"], input_per_s * HOUR_S, output_per_s * HOUR_S)
@@ -206,7 +228,7 @@ def _served(entries: Iterable[RosterEntry]) -> dict[str, str]:
     return {"model": ", ".join(names)} if names else {}
 
 
-def _worker(entry: RosterEntry, up: bool, hold: Hold | None) -> dict[str, Any]:
+def _worker(entry: RosterEntry, up: bool, hold: Hold | None) -> Json:
     info, load = entry.info, entry.load
     unused = load.free_pages + load.cached_pages
     return {
@@ -243,7 +265,7 @@ def _worker(entry: RosterEntry, up: bool, hold: Hold | None) -> dict[str, Any]:
     }
 
 
-def _pool(workers: list[dict[str, Any]]) -> dict[str, Any]:
+def _pool(workers: list[Json]) -> Json:
     ready = [w for w in workers if w["up"] and w["state"] == "ready"]
     pages = sum(w["pages"]["total"] for w in workers)
     used = sum(w["pages"]["total"] * w["kv_usage"] for w in workers)
@@ -259,7 +281,7 @@ def _pool(workers: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _flows(entry: RosterEntry) -> list[dict[str, Any]]:
+def _flows(entry: RosterEntry) -> list[Json]:
     """KV from this worker to each of those that it sent to."""
     links = {link.peer: link for link in entry.load.kv_links}
     pairs = {pair.peer: pair for pair in entry.load.kv_pairs}

@@ -71,8 +71,6 @@ class Tallies:
         self._slot = 0
         self._due = 0.0
         metrics.asked.before(self.fold)
-        if live is not None:
-            live.before_a_look = metrics.asked.now
 
     def now(self) -> float:
         """By the clock. What came before belongs to one slot of ``live``: with a new one it is folded."""

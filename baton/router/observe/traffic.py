@@ -30,10 +30,10 @@ class UnplacedSource(Protocol):
 
 
 class TrafficMeter:
-    """``opened`` and ``over`` are the log's to call; ``run`` pushes a slice each second."""
+    """Sums the traffic of one router as its decision log tells of it; ``run`` pushes a slice each second."""
 
-    def __init__(self, router_id: str, log: UnplacedSource, wall_clock: Callable[[], float]) -> None:
-        self._router_id, self._log, self._wall_clock = router_id, log, wall_clock
+    def __init__(self, router_id: str, wall_clock: Callable[[], float]) -> None:
+        self._router_id, self._wall_clock = router_id, wall_clock
         self._since = wall_clock()
         self._slice = Slice(router_id, self._since, 0.0, {}, 0, 0, [], [])
 
@@ -56,20 +56,20 @@ class TrafficMeter:
             )
             self._slice.served.append(Served(came, prompt, outputs, first.cached_tokens))
 
-    def cut(self) -> Slice:
-        """The slice since the last one."""
+    def cut(self, unplaced: Iterable[DecisionRecord]) -> Slice:
+        """Returns the slice since the last one, in which ``unplaced`` requests wait for their first place."""
         now = self._wall_clock()
         done, done.at, done.seconds = self._slice, now, now - self._since
-        waiting = list(self._log.unplaced())
+        waiting = list(unplaced)
         done.waiting, done.waiting_tokens = len(waiting), sum(len(r.request.token_ids) for r in waiting)
         self._since, self._slice = now, Slice(self._router_id, now, 0.0, {}, 0, 0, [], [])
         return done
 
-    async def run(self, push: Callable[[Slice], Awaitable[None]]) -> None:
-        """Push a slice, again and again, until cancelled."""
+    async def run(self, push: Callable[[Slice], Awaitable[None]], log: UnplacedSource) -> None:
+        """Pushes a slice of ``log``'s requests every second, until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            await push(self.cut())
+            await push(self.cut(log.unplaced()))
 
     def _of(self, record: DecisionRecord) -> ClassTraffic:
         return self._slice.classes.setdefault(record.context_class or "none", ClassTraffic())
@@ -92,7 +92,7 @@ class TrafficMeter:
         request = record.request
         ok = summary.finish_reason in GOOD_ENDS
         ttft = summary.stations.get("ttft")
-        found = verdict(ttft, _tpot(summary), request.slo_ttft_s, request.slo_tpot_s, ok)
+        found = verdict(ttft, _tpot(summary), request.context.slo_ttft_s, request.context.slo_tpot_s, ok)
         traffic.judged += found in ("met", "missed")
         traffic.good += found == "met"
 

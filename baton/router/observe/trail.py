@@ -5,6 +5,7 @@ Knows nothing of how a policy chooses, nor of where records are kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -52,6 +53,31 @@ class Trail(msgspec.Struct):
     def failed(self, error: BatonError) -> None:
         """It ended without an answer, or without all of it."""
         self.error, self.over = f"{error.label}: {error.message}", True
+
+
+class TrailWriter:
+    """Writes one choice's way into its trail; ``changed`` is called when there is more of it to be stored."""
+
+    __slots__ = ("_changed", "_trail")
+
+    def __init__(self, trail: Trail, changed: Callable[[], object]) -> None:
+        self._trail, self._changed = trail, changed
+
+    def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str) -> None:
+        """Notes that the policy took a way, ``at_s`` seconds after the request was opened."""
+        self._trail.placed(decision, at_s, waited_s, weights)
+        self._changed()
+
+    def left(self, reason: str) -> None:
+        """Notes why the choice goes elsewhere."""
+        self._trail.left(reason)
+
+    def end(self, error: BatonError | None) -> None:
+        """Notes that the choice has ended, by ``error`` or with its answer."""
+        self._trail.over = True
+        if error is not None:
+            self._trail.failed(error)
+        self._changed()
 
 
 def choice_json(trail: Trail) -> dict[str, Any]:

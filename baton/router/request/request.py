@@ -18,7 +18,7 @@ import msgspec
 
 from baton.protos.errors import BatonError, Cancelled
 from baton.protos.nouns import Sampling, Station, TokenLogprobs, TokenRun
-from baton.router.access.keys import ApiKey
+from baton.router.request.context import RequestContext
 from baton.router.request.weights import WeightsPin
 
 QUICK_S = 0.0025  # runs that follow one another sooner share a write; workers space their frames by twice as much
@@ -27,35 +27,20 @@ HOLD_TIMES, HOLD_MOST_S = 4, 0.025  # behind, a run is held that often the delay
 
 
 class RouterRequest(msgspec.Struct, frozen=True):
-    """One request, validated. ``sampling.seed`` is filled in; ``deadline`` is on the router's monotonic clock.
+    """One validated prompt of a call, to be answered ``n`` times. ``sampling.seed`` is filled in.
 
-    ``asked_id`` is the caller's own name for it, not unique; SLOs in seconds, 0 for none. ``session`` names the
-    conversation that this is a turn of, or is "". ``prediction`` is what the caller expects as the answer.
-    ``pin`` is shared by all prompts of the caller's call.
+    ``context``, ``pin`` (the weights that answer) and ``prediction`` (the answer that the caller expects) are
+    shared by all prompts of the caller's call.
     """
 
     request_id: str
     model_id: str
     token_ids: tuple[int, ...]
     sampling: Sampling
-    adapter_id: str = ""
     n: int = 1
-    tenant_salt: bytes = b""
-    priority: int = 0
-    deadline: float | None = None
-    traceparent: str = ""
-    asked_id: str = ""
-    key: ApiKey | None = None
-    slo_ttft_s: float = 0.0
-    slo_tpot_s: float = 0.0
-    session: str = ""
+    context: RequestContext = RequestContext()
     prediction: tuple[int, ...] = ()
     pin: WeightsPin = msgspec.field(default_factory=WeightsPin)
-
-    @property
-    def tenant(self) -> str:
-        """Whose it is; empty where keys are not asked for."""
-        return self.key.tenant if self.key else ""
 
 
 class ServedModel(msgspec.Struct, frozen=True):

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import grpc
-import grpc.aio
+from collections.abc import Callable, Iterator, Mapping
 
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.router.workers.link import STALL_S, DecodeLink, PrefillLink, WorkerLink
 from baton.tls.rpc import PLAIN, Dialer
-
-__all__ = ["STALL_S", "Connect", "DecodeLink", "LinkTable", "PrefillLink", "WorkerLink", "connect"]
 
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -31,12 +25,6 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-Connect = Callable[[str], grpc.aio.Channel]
-
-
-def connect(address: str, dialer: Dialer = PLAIN) -> grpc.aio.Channel:
-    """A channel with keepalive on."""
-    return dialer.channel(address, options=CHANNEL_OPTIONS)
 
 
 class LinkTable:
@@ -47,18 +35,16 @@ class LinkTable:
         router_id: str,
         changed: Callable[[], None],
         rng: random.Random,
-        connect: Connect = connect,
         stall_s: float = STALL_S,
         dialer: Dialer = PLAIN,
     ) -> None:
         self.router_id = router_id
-        self.changed = changed
-        self._rng, self._connect, self._stall_s, self._dialer = rng, connect, stall_s, dialer
+        self._changed, self._rng, self._stall_s, self._dialer = changed, rng, stall_s, dialer
         self._generations: dict[str, int] = {}  # of the certificate that a link's channel was made with
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[WorkerLink]:
         return iter(self._links.values())
 
     def decode(self, worker_id: str) -> DecodeLink:
@@ -102,8 +88,8 @@ class LinkTable:
     def _open(self, info: WorkerInfo) -> None:
         kind = DecodeLink if info.role == "decode" else PrefillLink
         self._generations[info.worker_id] = self._dialer.generation
-        channel = self._connect(info.address)
-        link = kind(info, self.router_id, channel, lambda: self.changed(), self._rng, self._stall_s)
+        channel = self._dialer.channel(info.address, options=CHANNEL_OPTIONS)
+        link = kind(info, self.router_id, channel, self._changed, self._rng, self._stall_s)
         self._links[info.worker_id] = link
         task = asyncio.create_task(link.run(), name=f"link to {info.worker_id}")
         self._tasks[link] = task

@@ -15,8 +15,9 @@ from baton.console.cluster.top import page
 from baton.console.main import app
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 from baton.router.observe.live import ClassWindow, LiveStats, bin_of
-from baton.router.observe.overview import Overview, Prices
+from baton.router.observe.overview import Overview, Prices, RouterFacts, TrafficSources, WorkerSources
 from baton.router.observe.tallies import Tallies
+from baton.router.request.environment import Environment
 from tests.router.ends import ended
 
 
@@ -38,8 +39,9 @@ class Roster:
 
 @pytest.fixture
 async def snapshot():
-    live = LiveStats(lambda: 100.0)
-    tallies = Tallies(RouterMetrics(CollectorRegistry()), live, lambda: 100.0)
+    metrics = RouterMetrics(CollectorRegistry())
+    live = LiveStats(lambda: 100.0, metrics.asked.now)
+    tallies = Tallies(metrics, live, lambda: 100.0)
     tallies.fold()
     for n, verdict in enumerate(("met", "missed")):
         stations = {"queue": 0.01, "prefill": 0.08, "transfer": 0.002, "first_decode": 0.01}
@@ -50,14 +52,15 @@ async def snapshot():
         tallies.ended(tallies.of("m", "short"), over, b"")
         live.add(20, "short", ClassWindow({}, {"itl": {bin_of(0.02): 19}}))
     live.refused("short", had_slo=True)
-    overview = Overview(
-        Roster(), live, [ContextClass(name="short", slo_ttft_s=0.2)],
-        router={"model": "demo", "policy": "cost", "processes": 1},
-        clock=lambda: 200.0, wall_clock=lambda: 60.0, waiting=lambda: {"short": 3},
-        reachable=lambda: frozenset({"prefill-0", "decode-0", "decode-1"}), prices=Prices(2.0, 1.0),
+    workers = WorkerSources(
+        Roster(),
+        lambda: frozenset({"prefill-0", "decode-0", "decode-1"}),
         fullness=lambda info, load: 0.09 if info.role == "decode" else None,
-    )  # fmt: skip
-    return await overview.snapshot()
+    )
+    router = {"model": "demo", "policy": "cost", "processes": 1}
+    facts = RouterFacts(router, [ContextClass(name="short", slo_ttft_s=0.2)], Prices(2.0, 1.0))
+    environment = Environment(lambda: 200.0, lambda: 60.0)
+    return await Overview(workers, TrafficSources(live, lambda: {"short": 3}), facts, environment).snapshot()
 
 
 def test_a_snapshot_adds_up(snapshot):

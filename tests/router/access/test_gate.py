@@ -50,43 +50,43 @@ async def test_a_rate_refills_and_an_overdrawn_bucket_waits():
     clock = Clock()
     gate = Gate(None, clock)
     who = caller(requests_per_min=2, tokens_per_min=600)
-    await gate.charge(who, "m", 1, 100)
+    await gate.charge(who.key, "m", 1, 100)
     gate.spent(who.key, 550)
     await gate.settle()
     with pytest.raises(QuotaExceeded) as refused:
-        await gate.charge(who, "m", 1, 100)
+        await gate.charge(who.key, "m", 1, 100)
     assert refused.value.retry_after_s == pytest.approx(15, abs=0.1)  # 50 overdrawn, 100 asked, 10 a second
     clock.now += 15.1
-    await gate.charge(who, "m", 1, 100)
+    await gate.charge(who.key, "m", 1, 100)
     with pytest.raises(QuotaExceeded):
-        await gate.charge(who, "m", 2, 1)
+        await gate.charge(who.key, "m", 2, 1)
 
 
 async def test_a_prompt_over_the_whole_rate_waits_for_a_full_bucket_and_then_goes():
     clock = Clock()
     gate, who = Gate(None, clock), caller(tokens_per_min=60)
-    await gate.charge(who, "m", 1, 1000)
+    await gate.charge(who.key, "m", 1, 1000)
     with pytest.raises(QuotaExceeded):
-        await gate.charge(who, "m", 1, 1)
+        await gate.charge(who.key, "m", 1, 1)
     clock.now += 941 + 1
-    await gate.charge(who, "m", 1, 1)
+    await gate.charge(who.key, "m", 1, 1)
 
 
 async def test_the_shared_store_counts_and_this_process_does_when_it_is_away():
     who = caller(requests_per_min=1)
     busy = Gate(None, Clock(), Shared(2.5))
     with pytest.raises(QuotaExceeded, match=r"2\.5 s"):
-        await busy.charge(who, "m", 1, 1)
+        await busy.charge(who.key, "m", 1, 1)
     away = Gate(None, Clock(), Shared(None))
-    await away.charge(who, "m", 1, 1)
+    await away.charge(who.key, "m", 1, 1)
     with pytest.raises(QuotaExceeded):
-        await away.charge(who, "m", 1, 1)
+        await away.charge(who.key, "m", 1, 1)
 
 
 async def test_a_key_for_one_model_opens_no_other():
-    await Gate().charge(caller(models=("m",)), "m", 1, 1)
+    await Gate().charge(caller(models=("m",)).key, "m", 1, 1)
     with pytest.raises(Forbidden):
-        await Gate().charge(caller(models=("m",)), "other", 1, 1)
+        await Gate().charge(caller(models=("m",)).key, "other", 1, 1)
 
 
 @pytest.fixture
@@ -121,9 +121,9 @@ async def test_rest_wants_a_key_and_says_so_as_openai_does(fake, model_dir, star
         await good.completions.create(**COMPLETION, extra_body={"priority": -9, "cache_salt": "mine"})
         await good.completions.create(**COMPLETION, extra_body={"priority": 2})
         first, second = fake.requests
-        assert (first.tenant, first.priority, second.priority) == ("acme", 3, 5)
-        assert first.tenant_salt == second.tenant_salt + b"mine"
-        assert len(second.tenant_salt) == 16
+        assert (first.context.tenant, first.context.priority, second.context.priority) == ("acme", 3, 5)
+        assert first.context.tenant_salt == second.context.tenant_salt + b"mine"
+        assert len(second.context.tenant_salt) == 16
         with pytest.raises(openai.RateLimitError) as limited:
             await good.completions.create(**COMPLETION)
         assert limited.value.code == "rate_limit_exceeded"
@@ -152,7 +152,11 @@ async def test_grpc_wants_the_same_key(fake, model_dir, start_router, keys):
         metadata = (("authorization", f"Bearer {made['acme']}"), ("x-slo-ttft-ms", "250"), ("x-request-id", "mine"))
         await stub.Generate(ask, metadata=metadata)
         [request] = fake.requests
-        assert (request.tenant, request.slo_ttft_s, request.asked_id) == ("acme", 0.25, "mine")
+        assert (request.context.tenant, request.context.slo_ttft_s, request.context.asked_id) == (
+            "acme",
+            0.25,
+            "mine",
+        )
 
 
 async def test_slos_come_in_headers_and_nonsense_is_refused(router, fake):
@@ -160,7 +164,11 @@ async def test_slos_come_in_headers_and_nonsense_is_refused(router, fake):
     done = await router.http.post("/v1/completions", json=COMPLETION, headers=headers)
     assert done.headers["x-request-id"] == "mine"
     [request] = fake.requests
-    assert (request.slo_ttft_s, request.slo_tpot_s, request.asked_id) == (0.2, 0.0255, "mine")
+    assert (request.context.slo_ttft_s, request.context.slo_tpot_s, request.context.asked_id) == (
+        0.2,
+        0.0255,
+        "mine",
+    )
     for bad in ("soon", "0", "-1", "nan", "1e12"):
         refused = await router.http.post("/v1/completions", json=COMPLETION, headers={"x-slo-ttft-ms": bad})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x-slo-ttft-ms")

@@ -13,8 +13,9 @@ import pytest
 
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import ConfigError, NoWorker, Overloaded
-from baton.router.server import make_frontend, running_router
+from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
+from tests.router.parts import generation_of, surfaces_of
 
 COMPLETION = {"model": "tiny", "prompt": "x"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -42,7 +43,7 @@ async def test_metrics_count_what_clients_saw(router, fake) -> None:
 async def test_a_client_may_shorten_the_deadline(router, fake) -> None:
     for said in ("5", "1e9"):
         await router.http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout": said})
-    short, most = (request.deadline for request in fake.requests)
+    short, most = (request.context.deadline for request in fake.requests)
     assert 500 < most - short < 600
     bad = await router.http.post("/v1/completions", json=COMPLETION, headers={"x-request-timeout": "soon"})
     assert (bad.status_code, error_of(bad)["param"]) == (400, "x-request-timeout")
@@ -96,7 +97,7 @@ async def test_a_traceparent_reaches_dispatch_unless_it_is_malformed(router, fak
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for header in (parent, "junk"):
         await router.http.post("/v1/completions", json=COMPLETION, headers={"traceparent": header})
-    assert [request.traceparent for request in fake.requests] == [parent, ""]
+    assert [request.context.traceparent for request in fake.requests] == [parent, ""]
 
 
 async def test_errors_of_http_itself_have_openais_shape(router) -> None:
@@ -252,7 +253,9 @@ async def test_a_model_without_a_tokenizer_takes_and_gives_bytes(fake, start_rou
 async def test_a_port_in_use_is_named_with_the_remedy(router, fake, setting: str, key: str) -> None:
     config = RouterConfig(**({"port": 0, "grpc_port": 0} | {setting: getattr(router.address, setting)}))
     with pytest.raises(ConfigError, match="choose another with") as taken:
-        async with running_router(config, make_frontend(config, fake, ModelCatalog(fake.models))):
+        async with running_router(
+            config, surfaces_of(config, generation_of(config, fake, ModelCatalog(fake.models)))
+        ):
             pass
     assert taken.value.param == key
 

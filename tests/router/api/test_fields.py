@@ -21,15 +21,15 @@ from openai.types.shared_params.reasoning import Reasoning as OpenAIReasoning
 
 from baton.cluster.config import RouterConfig
 from baton.protos.errors import InvalidRequest
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line
 from baton.router.api.body import read_body_of
 from baton.router.api.foreign_fields import refusal
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.api.request_body import IGNORED_HEADER
-from baton.router.server import make_frontend
 from baton.router.text.catalog import ModelCatalog
 from tests.router.conftest import EOS, TEMPLATE
+from tests.router.parts import generation_of
 
 ROOT = Path(__file__).parents[3]
 _spec = importlib.util.spec_from_file_location("fields", ROOT / "docs" / "fields.py")
@@ -150,7 +150,8 @@ async def rich(start_router, fake, rich_dir, tokenizer):
         yield Seeing(clients, fake)
 
 
-ASKED = ("sampling", "model_id", "token_ids", "adapter_id", "n", "tenant_salt", "priority", "session", "prediction")
+ASKED = ("sampling", "model_id", "token_ids", "n", "prediction")
+OF_CONTEXT = ("adapter_id", "tenant_salt", "priority", "session")
 
 
 class Seeing:
@@ -169,7 +170,11 @@ class Seeing:
         if key not in self._known:
             self.fake.requests.clear()
             answer = await self.send(surface, said)
-            requests = [[msgspec.to_builtins(getattr(r, part)) for part in ASKED] for r in self.fake.requests]
+            requests = [
+                [msgspec.to_builtins(getattr(r, part)) for part in ASKED]
+                + [getattr(r.context, p) for p in OF_CONTEXT]
+                for r in self.fake.requests
+            ]
             for sampling, *_ in requests if surface == "embeddings" else ():
                 del sampling["seed"]  # drawn for each, and of no use to them
             self._known[key] = (
@@ -358,19 +363,19 @@ async def test_the_open_inference_protocol_refuses_them_too(rich) -> None:
 
 
 @pytest.fixture
-def frontend(fake, rich_dir) -> Frontend:
-    return make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": rich_dir}))
+def service(fake, rich_dir) -> GenerationService:
+    return generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": rich_dir}))
 
 
 @pytest.mark.parametrize("surface", ["completions", "chat", "responses"])
-async def test_a_line_of_a_batch_refuses_and_obeys_the_same(frontend, fake, surface: str) -> None:
+async def test_a_line_of_a_batch_refuses_and_obeys_the_same(service, fake, surface: str) -> None:
     def line(**more: Any) -> BatchLine:
         return BatchLine("1", "POST", PATHS.get(surface, f"/v1/{surface}"), BASE[surface] | more)
 
-    refused, good = await answer_line(frontend, line(use_beam_search=True), "r")
+    refused, good = await answer_line(service, line(use_beam_search=True), "r")
     assert not good
     assert refused["response"]["body"]["error"]["param"] == "use_beam_search"
-    _, good = await answer_line(frontend, line(regex="a+"), "r")
+    _, good = await answer_line(service, line(regex="a+"), "r")
     assert good
     assert fake.requests[-1].sampling.grammar.spec == "a+"
 

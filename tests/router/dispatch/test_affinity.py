@@ -14,6 +14,7 @@ from baton.router.access.keys import ApiKey
 from baton.router.dispatch.affinity import SessionHomes, rendezvous
 from baton.router.policies import Candidate, ClusterSnapshot, RoutingRequest, load_policy, names
 from baton.router.policies.adjustments.session_affinity import LEAST, SHARE, choose_with_session
+from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
 from tests.router.fake_workers import answer_of, cluster, collect, info
 
@@ -23,7 +24,7 @@ WORKERS = ("d0", "d1", "d2")
 
 def request(session: str, tenant: str = "", model: str = "m") -> RouterRequest:
     key = ApiKey("k", tenant, "h") if tenant else None
-    return RouterRequest("r", model, PROMPT, Sampling(), key=key, session=session)
+    return RouterRequest("r", model, PROMPT, Sampling(), context=RequestContext(key=key, session=session))
 
 
 def served_by(worker: str) -> ChoiceSummary:
@@ -133,14 +134,14 @@ async def test_turns_follow_each_other_and_a_dead_worker_is_left():
         assert {await turn(PROMPT + tuple(range(i)), "s") for i in range(6)} == {home}
         assert len({await turn(PROMPT, f"other {i}") for i in range(20)}) > 1
         assert len({await turn(PROMPT, "") for _ in range(6)}) == 3
-        record = json.loads(await c.dispatcher.decisions.find("r"))
+        record = json.loads(await c.core.decisions.find("r"))
         assert "session" not in record["choices"][0]["placements"][0]["taken"]["terms"]
         dead = next(d for d in c.d if d.info.worker_id == home)
         await dead.die()
         new = await turn(PROMPT, "s")
         assert new != home
         assert {await turn(PROMPT, "s") for _ in range(3)} == {new}
-        record = json.loads(await c.dispatcher.decisions.find("r"))
+        record = json.loads(await c.core.decisions.find("r"))
         assert record["session"] == "s"
         assert record["choices"][0]["placements"][0]["taken"]["terms"]["session"] < 0
 
@@ -154,6 +155,6 @@ async def test_clients_name_a_session_by_header_or_by_openais_field(router, fake
         await router.http.post(path, json=body, headers=header)
     await router.http.post(path, json=body | {"prompt_cache_key": "d"})
     await router.http.post(path, json=body | {"prompt_cache_key": "d"}, headers={"x-session-id": "e"})
-    assert [r.session for r in fake.requests] == ["", "a", "b", "c", "d", "e"]
+    assert [r.context.session for r in fake.requests] == ["", "a", "b", "c", "d", "e"]
     long = await router.http.post(path, json=body, headers={"x-session-id": "s" * 257})
     assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")

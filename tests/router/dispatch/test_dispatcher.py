@@ -25,7 +25,7 @@ from baton.protos.errors import (
     WorkerLost,
 )
 from baton.protos.nouns import BLOCK_TOKENS, Sampling
-from baton.router.dispatch.dispatcher import DispatchSettings
+from baton.router.dispatch.runner import DispatchSettings
 from baton.router.request.request import RouterRequest
 from tests.router.fake_workers import FakeIndex, answer_of, cluster, collect, until
 
@@ -606,7 +606,7 @@ async def test_decisions_and_second_tries_are_counted():
     async with cluster(2, 1) as c:
         c.p[0].failures = [CorruptFrame("bad")]
         await collect(c.open(PROMPT)[0])
-        value = c.dispatcher._metrics.registry.get_sample_value
+        value = c.metrics.registry.get_sample_value
         assert value("baton_request_retries_total", {"cause": "corrupt_frame"}) == 1
         assert value("baton_routing_decisions_total", {"way": "prefill", "worker": "p1"}) == 1
         assert value("baton_workers", {"role": "prefill"}) == 2

@@ -13,6 +13,7 @@ from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
 from baton.router.dispatch import prefix_hints as hints
 from baton.router.dispatch.prefix_hints import PrefixHints
 from baton.router.policies import Candidate, ClusterSnapshot
+from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
 from tests.router.fake_workers import FakeIndex
 
@@ -26,7 +27,7 @@ def candidate(worker_id: str, fingerprint: str = "f") -> Candidate:
 
 SNAPSHOT = ClusterSnapshot((candidate("p0"), candidate("old", "g")), (candidate("d0"),))
 TOKENS = tuple(range(100))
-REQUEST = RouterRequest("r", "m", TOKENS, Sampling(), adapter_id="a", tenant_salt=b"s")
+REQUEST = RouterRequest("r", "m", TOKENS, Sampling(), context=RequestContext(adapter_id="a", tenant_salt=b"s"))
 
 
 async def test_the_index_is_asked_once_with_the_chain_of_the_workers_of_one_weights():

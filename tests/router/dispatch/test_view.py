@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from baton.protos.nouns import WorkerLoad
+from baton.router.dispatch.revision import ClusterRevision
 from baton.router.dispatch.view import REMEMBER_MODEL_S, TIGHT_S, ClusterView
 from baton.router.policies import Option, RoutingDecision
 from baton.router.workers.link_table import LinkTable
@@ -35,10 +36,13 @@ async def roster() -> FakeRoster:
 @pytest.fixture
 async def view(roster, clock):
     """A view over links that are put up by hand."""
-    links = LinkTable("router", lambda: None, random.Random(1))
+    changes: list[int] = []
+    revision = ClusterRevision(lambda: changes.append(1))
+    links = LinkTable("router", revision.advance, random.Random(1))
     roster.join(info("p0", "prefill"), WorkerLoad(waiting_tokens=5))
     roster.join(info("d0", "decode"))
-    made = ClusterView(roster, links, clock)
+    made = ClusterView(roster, links, revision, clock)
+    made.changes = changes
     made.refresh()
     for link in links:
         link._set(True)
@@ -120,8 +124,8 @@ async def test_a_worker_that_refused_lately_is_asked_one_at_a_time(view, clock):
 
 
 async def test_every_change_tells_the_queue(view):
-    told: list[int] = []
-    view.on_change = lambda: told.append(1)
+    told = view.changes
+    told.clear()
     reservation = view.reserve(decision(), 40)
     reservation.has_read()
     reservation.close()

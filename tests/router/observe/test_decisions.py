@@ -9,6 +9,7 @@ from baton.router.access.gate import Gate
 from baton.router.access.keys import KeyRing, add_key
 from baton.router.observe.decisions import DecisionLog, bare_id
 from baton.router.policies import Option, RoutingDecision
+from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
 from tests.router.fake_workers import answer_of, cluster, collect
 
@@ -29,7 +30,7 @@ class Store:
 
 
 def decided(log: DecisionLog, name: str, asked: str = "", over: bool = True, options: int = 2) -> None:
-    request = RouterRequest(name, "m", (1, 2), Sampling(), asked_id=asked)
+    request = RouterRequest(name, "m", (1, 2), Sampling(), context=RequestContext(asked_id=asked))
     record = log.opened(request, "short")
     trail = log.trail(record, 0, ChoiceSummary(prompt_tokens=2))
     ways = tuple(Option("prefill", f"d{i}", "p0", {"queue": 0.1 * i, "read": 0.2}) for i in range(options))
@@ -49,7 +50,7 @@ async def test_a_served_request_tells_its_candidates_and_what_was_observed():
         [stream] = c.open(PROMPT, asked_id="mine")
         assert await collect(stream) == answer_of(PROMPT, 8)
         await c.idle()
-        log = c.dispatcher.decisions
+        log = c.core.decisions
         for name in ("r", "mine", "cmpl-r", "chatcmpl-r"):
             record = await found(log, name)
             assert (record["request_id"], record["state"], record["context_class"]) == ("r", "over", "short")
@@ -73,7 +74,7 @@ async def test_a_moved_request_tells_why_it_left():
         [stream] = c.open(PROMPT)
         assert await collect(stream) == answer_of(PROMPT, 8)
         await c.idle()
-        [choice] = (await found(c.dispatcher.decisions, "r"))["choices"]
+        [choice] = (await found(c.core.decisions, "r"))["choices"]
         assert choice["decode_worker"] == "d1"
         assert [p["taken"]["decode"] for p in choice["placements"]] == ["d0", "d1"]
         assert choice["placements"][0]["left_for"].startswith("d0: worker_lost")
@@ -85,9 +86,9 @@ async def test_running_requests_are_counted_past_the_queue():
         [stream] = c.open(PROMPT, max_tokens=2)
         async for _ in stream:
             break
-        registry, labels = c.dispatcher._metrics.registry, {"model": "m", "context_class": "short"}
+        registry, labels = c.metrics.registry, {"model": "m", "context_class": "short"}
         assert registry.get_sample_value("baton_requests_running", labels) == 1
-        assert (await found(c.dispatcher.decisions, "r"))["state"] == "running"
+        assert (await found(c.core.decisions, "r"))["state"] == "running"
         c.d[0].hold_tokens.set()
         await collect_rest(stream)
         await c.idle()
@@ -157,7 +158,7 @@ async def test_the_endpoint_shows_a_record_to_its_tenant_alone(fake, model_dir, 
     ring = KeyRing(path, lambda: 0.0)
     async with start_router(fake, {"tiny": model_dir}, gate=Gate(ring), decisions=log) as c:
         key = ring.find(keys["a"]["authorization"].split()[1])
-        log.opened(RouterRequest("q", "m", (1,), Sampling(), key=key), "short")
+        log.opened(RouterRequest("q", "m", (1,), Sampling(), context=RequestContext(key=key)), "short")
         assert (await c.http.get("/v1/requests/q/explain")).status_code == 401
         seen = {t: (await c.http.get("/v1/requests/q/explain", headers=h)).status_code for t, h in keys.items()}
         assert seen == {"a": 200, "b": 404, "boss": 200}

@@ -64,8 +64,9 @@ def test_a_request_is_good_when_every_slo_is_met(ttft, tpot, slos, ok, found):
 
 def test_what_is_older_than_a_minute_is_forgotten():
     clock = Clock()
-    live = LiveStats(clock)
-    tallies = Tallies(RouterMetrics(CollectorRegistry()), live, clock)
+    metrics = RouterMetrics(CollectorRegistry())
+    live = LiveStats(clock, metrics.asked.now)
+    tallies = Tallies(metrics, live, clock)
     tallies.fold()
     tallies.ended(tallies.of("m", "short"), ended(), b"")
     assert live.state({}).classes["short"].counts == {"ended": 1, "met": 1, "in": 100, "cached": 40, "out": 10}

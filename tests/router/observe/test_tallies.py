@@ -13,11 +13,12 @@ from baton.cluster.config import RouterConfig
 from baton.cluster.prefix_index import HASH_BYTES
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
-from baton.router.answer.metering import Meter
+from baton.router.answer.metering import Meter, NoMeter, TallyMetering
+from baton.router.compose.surfaces import make_metering
 from baton.router.observe.live import SLOT_S, LiveStats, bin_of
 from baton.router.observe.tallies import MOST, Tallies
+from baton.router.request.environment import Environment
 from baton.router.request.request import ChoiceSummary
-from baton.router.server import make_frontend
 
 LABELS = {"model": "m", "context_class": "short"}
 
@@ -36,7 +37,7 @@ class Router:
     def __init__(self, enabled: bool = True) -> None:
         self.clock, self.registry = Clock(), CollectorRegistry()
         self.metrics = RouterMetrics(self.registry, enabled=enabled)
-        self.live = LiveStats(self.clock)
+        self.live = LiveStats(self.clock, self.metrics.asked.now)
         self.tallies = Tallies(self.metrics, self.live, self.clock)
 
     def meter(self, summary: ChoiceSummary | None = None, first_choice: bool = True) -> Meter:
@@ -207,10 +208,10 @@ def test_the_trace_is_told_the_prompt_with_the_blocks_that_the_routing_made() ->
 
 def test_without_telemetry_only_a_trace_makes_a_router_measure(tmp_path: Path) -> None:
     metrics = RouterMetrics(CollectorRegistry(), enabled=False)
-    assert make_frontend(RouterConfig(), None, None, metrics).tallies is None
-    traced = RouterConfig(trace_file=str(tmp_path / "t.jsonl"))
-    assert make_frontend(traced, None, None, metrics).tallies is not None
-    unmetered = make_frontend(RouterConfig(), None, None, metrics).meter(None, None)
+    environment, traced = Environment(), RouterConfig(trace_file=str(tmp_path / "t.jsonl"))
+    assert isinstance(make_metering(traced, metrics, None, environment), TallyMetering)
+    unmetered = make_metering(RouterConfig(), metrics, None, environment).meter(None, None)
+    assert isinstance(unmetered, NoMeter)
     unmetered.took(3)
     unmetered.ended("stop")
 

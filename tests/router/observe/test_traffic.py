@@ -6,6 +6,7 @@ from baton.protos.nouns import Sampling
 from baton.router.observe.decisions import DecisionLog
 from baton.router.observe.traffic import TrafficMeter
 from baton.router.policies import Option, RoutingDecision
+from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
 
@@ -18,13 +19,15 @@ class Clock:
 
 @pytest.fixture
 def bench():
-    clock, log = Clock(), DecisionLog("r", lambda: 0.0)
-    log.watcher = meter = TrafficMeter("r", log, clock)
-    return clock, log, meter
+    clock = Clock()
+    meter = TrafficMeter("r", clock)
+    return clock, DecisionLog("r", lambda: 0.0, observer=meter), meter
 
 
 def opened(log: DecisionLog, name: str, prompt: int = 100, **slos):
-    request = RouterRequest(name, "m", tuple(range(prompt)), Sampling(max_tokens=20), **slos)
+    request = RouterRequest(
+        name, "m", tuple(range(prompt)), Sampling(max_tokens=20), context=RequestContext(**slos)
+    )
     record = log.opened(request, "short")
     return record, log.trail(record, 0, ChoiceSummary(prompt_tokens=prompt, context_class="short"))
 
@@ -48,14 +51,14 @@ async def test_arrivals_count_at_once_and_answers_when_they_end(bench):
     record, trail = opened(log, "a", 100)
     opened(log, "b", 50)
     clock.now = 101.0
-    first = meter.cut()
+    first = meter.cut(log.unplaced())
     traffic = first.classes["short"]
     assert (traffic.arrived, traffic.arrived_tokens, traffic.ended, first.seconds) == (2, 150, 0, 1.0)
     assert (first.waiting, first.waiting_tokens) == (2, 150)
     placed(trail)
     await ended(log, record, trail, 11, 0.5, 1.0, cached=60)
     clock.now = 102.0
-    second = meter.cut()
+    second = meter.cut(log.unplaced())
     traffic = second.classes["short"]
     assert (traffic.arrived, traffic.ended, traffic.prompt_tokens, traffic.cached_tokens) == (0, 1, 100, 60)
     assert (traffic.output_tokens, traffic.pairs, traffic.context_tokens) == (11, 40 * 80, 11 * 105.5)
@@ -68,14 +71,14 @@ async def test_the_twin_compares_what_was_placed_once_and_answered(bench):
     record, trail = opened(log, "a")
     placed(trail)
     await ended(log, record, trail, 11, 0.5, 1.0)
-    twin = meter.cut().twins[0]
+    twin = meter.cut(log.unplaced()).twins[0]
     assert twin.predicted_ttft == pytest.approx(0.45)
     assert (twin.ttft, twin.tpot, twin.predicted_tpot) == (0.5, 0.1, 0.4 / 20)
     record, trail = opened(log, "b")
     placed(trail)
     placed(trail)  # it had to go elsewhere
     await ended(log, record, trail, 11, 0.5, 1.0)
-    assert meter.cut().twins == []
+    assert meter.cut(log.unplaced()).twins == []
 
 
 async def test_good_is_judged_by_the_requests_own_slos(bench):
@@ -87,7 +90,7 @@ async def test_good_is_judged_by_the_requests_own_slos(bench):
     record, trail = opened(log, "unasked")
     placed(trail)
     await ended(log, record, trail, 11, 0.1, 1.0)
-    traffic = meter.cut().classes["short"]
+    traffic = meter.cut(log.unplaced()).classes["short"]
     assert (traffic.judged, traffic.good, traffic.ended) == (2, 1, 3)
 
 
@@ -97,5 +100,5 @@ async def test_a_slice_is_bounded_however_much_came(bench):
         record, trail = opened(log, str(i))
         placed(trail)
         await ended(log, record, trail, 2, 0.1, 0.1)
-    found = meter.cut()
+    found = meter.cut(log.unplaced())
     assert (found.classes["short"].ended, len(found.twins) <= 64, len(found.served) <= 256) == (500, True, True)

@@ -13,7 +13,7 @@ import pytest
 
 from baton.protos.errors import LeaseUnknown, WeightsGone
 from baton.protos.nouns import Sampling
-from baton.router.dispatch.dispatcher import DispatchSettings
+from baton.router.dispatch.runner import DispatchSettings
 from baton.router.request.request import RouterRequest
 from baton.router.request.weights import WeightsPin, weights_of
 from tests.router.fake_workers import LAYOUT, FakeIndex, answer_of, cluster, collect, info, until
@@ -46,7 +46,7 @@ async def test_a_half_written_answer_is_not_continued_on_other_weights(other):
             await asyncio.wait_for(collect(stream), 20)
         assert stream.emitted == answer_of(SHORT, 3)
         assert c.d[1].admits == []
-        record = msgspec.json.decode(await c.dispatcher.decisions.find("r"))
+        record = msgspec.json.decode(await c.core.decisions.find("r"))
         assert record["choices"][0]["error"].startswith("weights_gone: ")
         assert record["choices"][0]["placements"][0]["weights"] == str(weights_of(c.d[0].info))
         c.d[0].leases.clear()
@@ -124,7 +124,7 @@ async def test_tokens_held_back_for_the_prompts_scores_are_forgotten_when_other_
         await until(lambda: c.d[1].granted, 20)
         assert list(c.d[1].admits[0].token_ids) == list(SHORT), "nothing was given out: it is read anew"
         [run] = c.dispatcher._open.values()
-        assert run._early == []
+        assert run.progress._early == []
         stream.cancel("client_gone")
         c.d[0].leases.clear()
         await c.idle()
@@ -151,11 +151,11 @@ async def test_a_worker_that_was_replaced_by_other_weights_after_the_choice_gets
     async with cluster(1, 1, settings=WAITS) as c:
         real = c.view.reserve
 
-        def replaced(decision, uncached, seated=True):
+        def replaced(decision, uncached, **how):
             for link in c.view._links:
                 if link.info.role == "prefill":
                     link.info = msgspec.structs.replace(link.info, **OTHER)
-            return real(decision, uncached, seated)
+            return real(decision, uncached, **how)
 
         c.view.reserve = replaced
         [stream] = c.open(PROMPT)

@@ -19,7 +19,7 @@ from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthen
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
 from baton.router.access.keys import ApiKey
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
 
 LEASE_S = 10.0
@@ -39,8 +39,10 @@ T = TypeVar("T")
 class BatchLane:
     """``queued``: requests that wait for a place; while there is one, the lane starts none of its own."""
 
-    def __init__(self, frontend: Frontend, store: BatchStore, owner: str, queued: Callable[[], int]) -> None:
-        self._frontend, self._store, self._owner, self._queued = frontend, store, owner, queued
+    def __init__(
+        self, service: GenerationService, store: BatchStore, owner: str, queued: Callable[[], int]
+    ) -> None:
+        self._service, self._store, self._owner, self._queued = service, store, owner, queued
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -142,7 +144,7 @@ class BatchLane:
             await self._close(job, held, NO_INPUT)
             return
         if not job.started:
-            job = msgspec.structs.replace(job, status="in_progress", started=int(self._frontend.wall_clock()))
+            job = msgspec.structs.replace(job, status="in_progress", started=self._now())
             await self._patiently(lambda: self._store.update(held.claim, job))
         answered = await self._answered_before(job, held)
         places = asyncio.Semaphore(AT_ONCE)
@@ -173,7 +175,9 @@ class BatchLane:
     def _key_now(self, job: Job) -> tuple[ApiKey | None, dict[str, Any] | None]:
         """Its owner's key with the rates of now; or why there is to be no further line."""
         try:
-            return self._frontend.gate.renewed(msgspec.json.decode(job.key, type=ApiKey) if job.key else None), None
+            return self._service.quotas.gate.renewed(
+                msgspec.json.decode(job.key, type=ApiKey) if job.key else None
+            ), None
         except Unauthenticated as error:
             return None, {"code": error.label, "line": None, "message": error.message, "param": None}
 
@@ -185,7 +189,7 @@ class BatchLane:
         """
         await places.acquire()
         loop = asyncio.get_running_loop()
-        while self._queued() or not self._frontend.serving.ready() or loop.time() > held.until:  # noqa: ASYNC110
+        while self._queued() or not self._service.serving.ready() or loop.time() > held.until:  # noqa: ASYNC110
             await asyncio.sleep(ROOM_EVERY_S)
         while not (cancelled := await self._patiently(lambda: self._store.cancel_asked(job.id))):
             if await self._patiently(lambda: self._store.has_room(held.stored + LINE_BYTES)):
@@ -206,7 +210,7 @@ class BatchLane:
         line: BatchLine,
         places: asyncio.Semaphore,
     ) -> None:
-        request_id = self._frontend.new_id()
+        request_id = self._service.environment.new_id()
         CALLER.set(Caller(request_id, f"{job.id}:{line.custom_id}"[:128], key))
         urgent = msgspec.structs.replace(line, body=line.body | {"priority": LOWEST_PRIORITY})
         try:
@@ -223,7 +227,7 @@ class BatchLane:
         attempt = 0
         while attempt < TRIES:
             try:
-                return await answer_line(self._frontend, line, request_id)
+                return await answer_line(self._service, line, request_id)
             except QuotaExceeded as error:
                 failed, pause = error, min(MOST_PAUSE_S, max(error.retry_after_s, ROOM_EVERY_S))
                 if await self._patiently(lambda: self._store.cancel_asked(job.id)):
@@ -240,7 +244,7 @@ class BatchLane:
 
     async def _close(self, job: Job, held: _ClaimState, error: dict[str, Any] | None = None) -> None:
         """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
-        now, claim = int(self._frontend.wall_clock()), held.claim
+        now, claim = self._now(), held.claim
         cancelled = await self._patiently(lambda: self._store.cancel_asked(job.id))
         counted = await self._patiently(lambda: self._store.job(job.id)) or job
         output, errors = await self._file(job, claim, True, now), await self._file(job, claim, False, now)
@@ -254,6 +258,9 @@ class BatchLane:
             error_file=errors,
         )
         await self._patiently(lambda: self._store.close(claim, done))
+
+    def _now(self) -> int:
+        return int(self._service.environment.wall_clock())
 
     async def _file(self, job: Job, claim: Claim, good: bool, now: int) -> str:
         """The answers as a file, whose id is the job's own: whoever makes it again makes the same one."""

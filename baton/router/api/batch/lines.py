@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed, require_light
 from baton.router.api.openai.prepared_call import NO_HEADERS, PreparedCall, chat_call, completion_call, whole
@@ -56,7 +56,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Jso
     return lines, errors
 
 
-async def answer_line(frontend: Frontend, line: BatchLine, request_id: str) -> tuple[Json, bool]:
+async def answer_line(service: GenerationService, line: BatchLine, request_id: str) -> tuple[Json, bool]:
     """The response of one request as a batch's output has it, and whether it is a good one.
 
     Raises what trying again later may mend (Overloaded, Unavailable, QuotaExceeded).
@@ -66,7 +66,7 @@ async def answer_line(frontend: Frontend, line: BatchLine, request_id: str) -> t
         body: Any = await parsed(kind, orjson.dumps(line.body))
         if body.stream:
             raise InvalidRequest("stream is not possible in a batch: leave it out", "stream")
-        content, _ = await whole(frontend, await prepare(frontend, NO_HEADERS, body))
+        content, _ = await whole(service, await prepare(service, NO_HEADERS, body))
         status = 200
     except BatonError as error:
         if error.retryable or isinstance(error, QuotaExceeded):

@@ -18,13 +18,13 @@ from starlette.responses import Response
 from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.access.caller import CALLER
-from baton.router.answer.generation import Frontend
 from baton.router.api.batch.lines import read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import INLINE_BYTES, aside, parsed
 from baton.router.api.limits import read_body
 from baton.router.api.request_body import RequestBody, ignored_header, refuse
+from baton.router.api.surfaces import BatchSurface
 
 DAY_S = 86_400
 LISTED, MOST_LISTED = 20, 100  # in one page
@@ -56,66 +56,66 @@ class BatchBody(RequestBody):
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
 
 
-def batch_routes(frontend: Frontend) -> APIRouter:
+def batch_routes(surface: BatchSurface) -> APIRouter:
     """``/v1/files`` and ``/v1/batches``."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra=FILE_DOCS)
     async def add_file(request: Request) -> Response:
-        return json_response(_file_json(await _add_file(frontend, request)))
+        return json_response(_file_json(await _add_file(surface, request)))
 
     @routes.get("/v1/files", openapi_extra=_listing())
     async def files(request: Request) -> Response:
-        found, more = await _store(frontend).files(_asked(request))
+        found, more = await _store(surface).files(_asked(request))
         return json_response(_list([_file_json(file) for file in found], more))
 
     @routes.get("/v1/files/{file_id}")
     async def file(file_id: str) -> Response:
-        return json_response(_file_json(await _file(frontend, file_id)))
+        return json_response(_file_json(await _file(surface, file_id)))
 
     @routes.delete("/v1/files/{file_id}")
     async def drop_file(file_id: str) -> Response:
-        await _store(frontend).drop_file(await _file(frontend, file_id))
+        await _store(surface).drop_file(await _file(surface, file_id))
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     @routes.get("/v1/files/{file_id}/content")
     async def content(file_id: str) -> Response:
-        found = await _file(frontend, file_id)
-        return Response(await _store(frontend).content(found.id), media_type="application/octet-stream")
+        found = await _file(surface, file_id)
+        return Response(await _store(surface).content(found.id), media_type="application/octet-stream")
 
     @routes.post("/v1/batches", openapi_extra=body_docs(BatchBody))
     async def add_batch(request: Request) -> Response:
-        body = await parsed(BatchBody, await read_body(request, frontend.limits.max_body_bytes))
-        return json_response(_job_json(await _add_job(frontend, body)), headers=ignored_header(body))
+        body = await parsed(BatchBody, await read_body(request, surface.max_body_bytes))
+        return json_response(_job_json(await _add_job(surface, body)), headers=ignored_header(body))
 
     @routes.get("/v1/batches", openapi_extra=_listing())
     async def batches(request: Request) -> Response:
-        found, more = await _store(frontend).jobs(_asked(request))
+        found, more = await _store(surface).jobs(_asked(request))
         return json_response(_list([_job_json(job) for job in found], more))
 
     @routes.get("/v1/batches/{job_id}")
     async def batch(job_id: str) -> Response:
-        return json_response(_job_json(await _job(frontend, job_id)))
+        return json_response(_job_json(await _job(surface, job_id)))
 
     @routes.post("/v1/batches/{job_id}/cancel")
     async def cancel(job_id: str) -> Response:
-        job = await _job(frontend, job_id)
+        job = await _job(surface, job_id)
         if not job.ended:
-            await _store(frontend).ask_cancel(job.id)
+            await _store(surface).ask_cancel(job.id)
             job = msgspec.structs.replace(job, status="cancelling")
         return json_response(_job_json(job))
 
     return routes
 
 
-def _store(frontend: Frontend) -> BatchStore:
-    if frontend.batches is None:
+def _store(surface: BatchSurface) -> BatchStore:
+    if surface.store is None:
         raise Unavailable("batches need the cluster's Redis, which this router was started without")
-    return frontend.batches
+    return surface.store
 
 
-async def _add_file(frontend: Frontend, request: Request) -> StoredFile:
-    limit = frontend.limits.max_body_bytes
+async def _add_file(surface: BatchSurface, request: Request) -> StoredFile:
+    limit = surface.max_body_bytes
     if int(request.headers.get("content-length") or limit + 1) > limit:
         raise BodyTooLarge(f"give a content-length of {limit} bytes at most, or raise router.max_body_bytes")
     try:
@@ -127,10 +127,12 @@ async def _add_file(frontend: Frontend, request: Request) -> StoredFile:
         raise InvalidRequest(f"the body should be multipart/form-data: {error.detail}", "file") from None
     except ClientDisconnect:
         raise Cancelled("the client went away while it sent its file") from None
-    now = int(frontend.wall_clock())
-    file = StoredFile(f"file-{frontend.new_id()}", CALLER.get().tenant, name[:256], "batch", len(content), now)
-    most = frontend.limits.max_stored_bytes
-    kept = await _store(frontend).add_file(file, content, most)
+    now = int(surface.environment.wall_clock())
+    file = StoredFile(
+        f"file-{surface.environment.new_id()}", CALLER.get().tenant, name[:256], "batch", len(content), now
+    )
+    most = surface.max_stored_bytes
+    kept = await _store(surface).add_file(file, content, most)
     if kept is not None:
         raise QuotaExceeded(
             f"{kept} bytes of files are kept, and {file.bytes} more would be over {most}: delete some, or raise "
@@ -148,13 +150,17 @@ async def _uploaded(upload: Any, purpose: Any) -> tuple[bytes, str]:
     return await upload.read(), upload.filename or "file"
 
 
-async def _add_job(frontend: Frontend, body: BatchBody) -> Job:
-    file, caller, now = await _file(frontend, body.input_file_id), CALLER.get(), int(frontend.wall_clock())
-    content = await _store(frontend).content(file.id)
+async def _add_job(surface: BatchSurface, body: BatchBody) -> Job:
+    file, caller, now = (
+        await _file(surface, body.input_file_id),
+        CALLER.get(),
+        int(surface.environment.wall_clock()),
+    )
+    content = await _store(surface).content(file.id)
     lines, errors = await aside(len(content) > INLINE_BYTES, read_lines, content, body.endpoint)
     key = msgspec.json.encode(msgspec.structs.replace(caller.key, hash="")).decode() if caller.key else ""
     job = Job(
-        id=f"batch_{frontend.new_id()}",
+        id=f"batch_{surface.environment.new_id()}",
         tenant=caller.tenant,
         endpoint=body.endpoint,
         input_file=file.id,
@@ -167,19 +173,19 @@ async def _add_job(frontend: Frontend, body: BatchBody) -> Job:
         ended=now if errors else 0,
         errors=tuple(errors),
     )
-    await _store(frontend).put(job, is_open=not errors)
+    await _store(surface).put(job, is_open=not errors)
     return job
 
 
-async def _file(frontend: Frontend, file_id: str) -> StoredFile:
-    found = await _store(frontend).file(file_id)
+async def _file(surface: BatchSurface, file_id: str) -> StoredFile:
+    found = await _store(surface).file(file_id)
     if found is None or not CALLER.get().may_see(found.tenant):
         raise RequestUnknown(f"there is no file {file_id!r}", "file_id")
     return found
 
 
-async def _job(frontend: Frontend, job_id: str) -> Job:
-    found = await _store(frontend).job(job_id)
+async def _job(surface: BatchSurface, job_id: str) -> Job:
+    found = await _store(surface).job(job_id)
     if found is None or not CALLER.get().may_see(found.tenant):
         raise RequestUnknown(f"there is no batch {job_id!r}", "batch_id")
     return found

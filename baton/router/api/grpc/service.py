@@ -15,22 +15,16 @@ from baton.protos.convert import logprobs_to_pb, sampling_fields
 from baton.protos.errors import InvalidRequest
 from baton.protos.v1 import inference_pb2 as pb
 from baton.protos.v1 import inference_pb2_grpc as pb_grpc
-from baton.router.answer.generation import (
-    CHARS_PER_TOKEN,
-    LEAST_DETOKENIZED,
-    Frontend,
-    Generation,
-    GenerationOptions,
-    charge_tokenizer,
-    clean_request_id,
-    clean_traceparent,
-)
+from baton.router.access.headers import clean_request_id, clean_traceparent
+from baton.router.answer.generation import Generation, GenerationOptions
+from baton.router.answer.service import CHARS_PER_TOKEN, LEAST_DETOKENIZED, GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import check_count, check_ids
 from baton.router.api.body import read_body_of
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.openai.shapes import collected
 from baton.router.api.openai.truncation import Cut, TruncatedBody, prompt_ids
+from baton.router.request.context import RequestContext
 from baton.router.text.catalog import ModelEntry
 from baton.router.text.model import TextModel
 
@@ -42,14 +36,14 @@ ROLES = ("system", "user", "assistant", "tool")
 class InferenceService(pb_grpc.InferenceServicer):
     """One method per rpc; each is validate, do, answer."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """The whole answer."""
         async with grpc_errors(context):
             generation, text = await self._prepared(request, context)
-            with open_answer(self._frontend, generation, text) as answer:
+            with open_answer(self._service, generation, text) as answer:
                 return await _whole(request, answer)
 
     async def GenerateStream(
@@ -58,38 +52,38 @@ class InferenceService(pb_grpc.InferenceServicer):
         """Pieces as they come; the last chunk has the usage."""
         async with grpc_errors(context):
             generation, text = await self._prepared(request, context)
-            with open_answer(self._frontend, generation, text) as answer:
+            with open_answer(self._service, generation, text) as answer:
                 async for chunk in _chunks(request, answer):
                     yield chunk
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Text -> ids."""
         async with grpc_errors(context):
-            entry = self._frontend.catalog.find(request.model)
-            await charge_tokenizer(self._frontend, entry, len(request.text) // CHARS_PER_TOKEN)
-            ids = await self._frontend.catalog.text(entry).encode(request.text, not request.skip_special_tokens)
+            entry = self._service.catalog.find(request.model)
+            await self._service.quotas.charge_tokenizer(entry, len(request.text) // CHARS_PER_TOKEN)
+            ids = await self._service.catalog.text(entry).encode(request.text, not request.skip_special_tokens)
             return pb.TokenizeResponse(ids=ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Ids -> text, special tokens included."""
         async with grpc_errors(context):
-            entry = self._frontend.catalog.find(request.model)
-            await charge_tokenizer(self._frontend, entry, len(request.ids))
+            entry = self._service.catalog.find(request.model)
+            await self._service.quotas.charge_tokenizer(entry, len(request.ids))
             check_count("ids", len(request.ids), max(LEAST_DETOKENIZED, entry.max_model_len))
             check_ids(request.ids, entry.vocab_size, "ids")
-            text = await self._frontend.catalog.text(entry).decode(list(request.ids), skip_special_tokens=False)
+            text = await self._service.catalog.text(entry).decode(list(request.ids), skip_special_tokens=False)
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """What is served now."""
         async with grpc_errors(context):
-            entries = self._frontend.catalog.entries()
+            entries = self._service.catalog.entries()
             cards = [pb.ModelCard(id=e.model_id, max_model_len=e.max_model_len) for e in entries]
             return pb.ListModelsResponse(models=cards)
 
     async def _prepared(self, request: pb.GenerateRequest, context: Context) -> tuple[Generation, TextModel]:
-        entry = self._frontend.catalog.find(request.model)
-        text = self._frontend.catalog.text(entry)
+        entry = self._service.catalog.find(request.model)
+        text = self._service.catalog.text(entry)
         prompt = request.WhichOneof("prompt")
         if prompt is None:
             raise InvalidRequest("give one of text, tokens and chat", "prompt")
@@ -103,20 +97,22 @@ class InferenceService(pb_grpc.InferenceServicer):
         async def prompts() -> list[Sequence[int]]:
             return [await _prompt_ids(request, prompt, text, cut)]
 
-        options = self._ask(request, context, prompt)
-        return await self._frontend.prepare(entry, options, prompts), text
+        options = self._options(request, context, prompt)
+        return await self._service.prepare(entry, options, prompts), text
 
-    def _ask(self, request: pb.GenerateRequest, context: Context, prompt: str) -> GenerationOptions:
+    def _options(self, request: pb.GenerateRequest, context: Context, prompt: str) -> GenerationOptions:
         metadata = dict(context.invocation_metadata() or ())
         return GenerationOptions(
             sampling=sampling_fields(request.sampling),
             n=request.n or 1,
             stops=tuple(request.stop),
             names={"prompt": prompt},
-            adapter_id=request.adapter,
             continues=prompt != "chat" or request.chat.continue_final_message,
-            deadline=self._frontend.deadline(context.time_remaining()),
-            traceparent=clean_traceparent(str(metadata.get("traceparent", ""))),
+            context=RequestContext(
+                adapter_id=request.adapter,
+                deadline=self._service.deadline(context.time_remaining()),
+                traceparent=clean_traceparent(str(metadata.get("traceparent", ""))),
+            ),
         )
 
 

@@ -13,7 +13,7 @@ import grpc
 from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.answer.validate import check_count
 from baton.router.api.grpc.errors import grpc_errors
@@ -33,8 +33,8 @@ _CONTENTS = {
 class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     """One method per rpc; each is read, do, answer."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        self._frontend = frontend
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         """We answer."""
@@ -42,12 +42,12 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Whether a request could be placed now."""
-        return pb.ServerReadyResponse(ready=self._frontend.serving.ready())
+        return pb.ServerReadyResponse(ready=self._service.serving.ready())
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         """Whether the model is served now; an unknown one is not."""
         is_known = request.version in ("", oip.VERSION)
-        return pb.ModelReadyResponse(ready=is_known and oip.served(self._frontend, request.name))
+        return pb.ModelReadyResponse(ready=is_known and oip.served(self._service, request.name))
 
     async def ServerMetadata(
         self, request: pb.ServerMetadataRequest, context: Context
@@ -59,13 +59,13 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """A model's tensors."""
         async with grpc_errors(context):
             oip.require_version(request.version)
-            return pb.ModelMetadataResponse(**oip.model_metadata(self._frontend.catalog.find(request.name)))
+            return pb.ModelMetadataResponse(**oip.model_metadata(self._service.catalog.find(request.name)))
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """The whole answer."""
         async with grpc_errors(context):
             call = await self._call(request, context, stream=False)
-            content, _ = await whole(self._frontend, call)
+            content, _ = await whole(self._service, call)
             return _response(request, content)
 
     async def ModelStreamInfer(
@@ -84,7 +84,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         self, request: pb.ModelInferRequest, context: Context
     ) -> AsyncIterator[pb.ModelInferResponse]:
         call = await self._call(request, context, stream=True)
-        with open_answer(self._frontend, call.generation, call.text) as answer:
+        with open_answer(self._service, call.generation, call.text) as answer:
             left = answer.count
             async for piece in answer:
                 left -= bool(piece.finish_reason)
@@ -96,7 +96,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def _call(self, request: pb.ModelInferRequest, context: Context, stream: bool) -> PreparedCall:
         parameters = {name: _parameter(value) for name, value in request.parameters.items()}
         body = oip.body_of(request.model_name, _tensors(request), parameters, stream)
-        return await oip.call_of(self._frontend, _headers(context), body, request.model_version)
+        return await oip.call_of(self._service, _headers(context), body, request.model_version)
 
 
 def _headers(context: Context) -> Headers:

@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import Body, body_docs, read_body_of
 from baton.router.api.disconnect import until_disconnect
@@ -65,7 +65,7 @@ class GenerateBody(Body):
     parameters: dict[str, Any] = {}
 
 
-def open_inference_routes(frontend: Frontend) -> APIRouter:
+def open_inference_routes(service: GenerationService) -> APIRouter:
     """``/v2/…``."""
     routes = APIRouter()
 
@@ -79,36 +79,36 @@ def open_inference_routes(frontend: Frontend) -> APIRouter:
 
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
-        return _readiness(frontend.serving.ready())
+        return _readiness(service.serving.ready())
 
     @routes.post("/v2/repository/index")
     async def index() -> Response:
-        entries = frontend.catalog.entries()
+        entries = service.catalog.entries()
         return json_response([{"name": e.model_id, "version": oip.VERSION, "state": "READY"} for e in entries])
 
     for path in ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"):
-        _model_routes(routes, frontend, path)
+        _model_routes(routes, service, path)
     return routes
 
 
-def _model_routes(routes: APIRouter, frontend: Frontend, path: str) -> None:
+def _model_routes(routes: APIRouter, service: GenerationService, path: str) -> None:
     """A model's endpoints, the longer paths first: a model's name may hold slashes."""
     kind = "" if "version" not in path else " of a version"
 
     async def infer(request: Request) -> Response:
-        return await _answered(request, _infer(frontend, request))
+        return await _answered(request, _infer(service, request))
 
     async def generate(request: Request) -> Response:
-        return await _answered(request, _generate(frontend, request, stream=False))
+        return await _answered(request, _generate(service, request, stream=False))
 
     async def generate_stream(request: Request) -> Response:
-        return await _answered(request, _generate(frontend, request, stream=True))
+        return await _answered(request, _generate(service, request, stream=True))
 
     async def ready(request: Request) -> Response:
-        return await _answered(request, _model_ready(frontend, request))
+        return await _answered(request, _model_ready(service, request))
 
     async def metadata(request: Request) -> Response:
-        return await _answered(request, _metadata(frontend, request))
+        return await _answered(request, _metadata(service, request))
 
     posts: list[tuple[str, Handler, type[Body]]] = [
         ("infer", infer, InferBody),
@@ -143,11 +143,11 @@ async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Re
         return json_response({"error": error.message}, error.http_status, retry_headers(error))
 
 
-async def _infer(frontend: Frontend, request: Request) -> Response:
-    asked, inputs = await _read_infer(await read_body(request, frontend.limits.max_body_bytes), request)
+async def _infer(service: GenerationService, request: Request) -> Response:
+    asked, inputs = await _read_infer(await read_body(request, service.limits.max_body_bytes), request)
     body = oip.body_of(request.path_params["model"], inputs, asked.parameters, stream=False)
-    call = await oip.call_of(frontend, request.headers, body, request.path_params.get("version", ""))
-    content, _ = await until_disconnect(request.receive, whole(frontend, call))
+    call = await oip.call_of(service, request.headers, body, request.path_params.get("version", ""))
+    content, _ = await until_disconnect(request.receive, whole(service, call))
     outputs = oip.outputs_of(content, [output.name for output in asked.outputs])
     binary = {o.name for o in asked.outputs if o.parameters.get("binary_data")}
     if asked.parameters.get("binary_data_output") and not asked.outputs:
@@ -208,21 +208,21 @@ def _infer_response(told: Json, outputs: list[Tensor], binary: set[str]) -> Resp
     return Response(header + b"".join(behind), 200, headers, media_type="application/octet-stream")
 
 
-async def _generate(frontend: Frontend, request: Request, stream: bool) -> Response:
-    asked = await parsed(GenerateBody, await read_body(request, frontend.limits.max_body_bytes))
+async def _generate(service: GenerationService, request: Request, stream: bool) -> Response:
+    asked = await parsed(GenerateBody, await read_body(request, service.limits.max_body_bytes))
     fields = oip.completion_fields(asked.parameters)
     model = request.path_params["model"]
     fields |= {"prompt": asked.text_input, "model": model, "stream": stream}
     call = await oip.call_of(
-        frontend,
+        service,
         request.headers,
         read_body_of(CompletionBody, fields),
         request.path_params.get("version", ""),
     )
     if stream:
         styled = msgspec.structs.replace(call, style=_GENERATED)
-        return await until_disconnect(request.receive, respond(frontend, styled))
-    content, _ = await until_disconnect(request.receive, whole(frontend, call))
+        return await until_disconnect(request.receive, respond(service, styled))
+    content, _ = await until_disconnect(request.receive, whole(service, call))
     return json_response(_generated(content))
 
 
@@ -242,15 +242,15 @@ _GENERATED = EventStyle(
 )
 
 
-async def _metadata(frontend: Frontend, request: Request) -> Response:
+async def _metadata(service: GenerationService, request: Request) -> Response:
     oip.require_version(request.path_params.get("version", ""))
-    return json_response(oip.model_metadata(frontend.catalog.find(request.path_params["model"])))
+    return json_response(oip.model_metadata(service.catalog.find(request.path_params["model"])))
 
 
-async def _model_ready(frontend: Frontend, request: Request) -> Response:
+async def _model_ready(service: GenerationService, request: Request) -> Response:
     oip.require_version(request.path_params.get("version", ""))
-    entry = frontend.catalog.find(request.path_params["model"])
-    return _readiness(oip.served(frontend, entry.model_id))
+    entry = service.catalog.find(request.path_params["model"])
+    return _readiness(oip.served(service, entry.model_id))
 
 
 def _readiness(is_ready: bool) -> Response:

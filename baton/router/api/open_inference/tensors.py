@@ -16,7 +16,7 @@ import numpy as np
 
 from baton.protos.errors import InvalidRequest, ModelNotFound
 from baton.protos.version import product_version
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import read_body_of
 from baton.router.api.large import MAX_NUMBERS
@@ -96,10 +96,10 @@ def completion_fields(parameters: Mapping[str, Any]) -> Json:
     return {name: value for name, value in parameters.items() if name not in NOT_OURS}
 
 
-async def call_of(frontend: Frontend, headers: Headers, body: CompletionBody, version: str) -> PreparedCall:
+async def call_of(service: GenerationService, headers: Headers, body: CompletionBody, version: str) -> PreparedCall:
     """The call of that body. Raises InvalidRequest, ModelNotFound."""
     require_version(version)
-    return await completion_call(frontend, headers, body)
+    return await completion_call(service, headers, body)
 
 
 def outputs_of(completion: Json, wanted: Sequence[str]) -> list[Tensor]:
@@ -147,9 +147,9 @@ def server_metadata() -> Json:
     return {"name": "baton", "version": product_version(), "extensions": list(EXTENSIONS)}
 
 
-def served(frontend: Frontend, model: str) -> bool:
+def served(service: GenerationService, model: str) -> bool:
     """Whether some worker serves ``model`` now."""
-    return frontend.serving.ready() and any(entry.model_id == model for entry in frontend.catalog.entries())
+    return service.serving.ready() and any(entry.model_id == model for entry in service.catalog.entries())
 
 
 def _prompt(given: Mapping[str, Tensor]) -> list[Any]:

@@ -18,7 +18,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
-from baton.router.answer.generation import Frontend, Generation, GenerationOptions, clean_traceparent
+from baton.router.access.headers import clean_traceparent
+from baton.router.answer.generation import Generation, GenerationOptions
+from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.api.body import body_docs
 from baton.router.api.disconnect import until_disconnect
@@ -28,6 +30,7 @@ from baton.router.api.openai.prepared_call import ROUTE_HEADER, TIMEOUT_HEADER, 
 from baton.router.api.openai.schemas import Prompts
 from baton.router.api.openai.truncation import TruncatedBody, all_ids
 from baton.router.api.request_body import ignored_header
+from baton.router.request.context import RequestContext
 from baton.router.text.model import TextModel
 
 Vector = NDArray[np.float32]
@@ -51,32 +54,32 @@ class EmbeddingsBody(TruncatedBody):
     cache_salt: str | None = Field(default=None, max_length=256)
 
 
-def embeddings_routes(frontend: Frontend) -> APIRouter:
+def embeddings_routes(service: GenerationService) -> APIRouter:
     """``/v1/embeddings``."""
     routes = APIRouter()
 
     @routes.post("/v1/embeddings", openapi_extra=body_docs(EmbeddingsBody))
     async def embeddings(request: Request) -> Response:
-        body = await parsed(EmbeddingsBody, await read_body(request, frontend.limits.max_body_bytes))
-        return await until_disconnect(request.receive, _embeddings(frontend, request, body))
+        body = await parsed(EmbeddingsBody, await read_body(request, service.limits.max_body_bytes))
+        return await until_disconnect(request.receive, _embeddings(service, request, body))
 
     return routes
 
 
-async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody) -> Response:
-    most = frontend.limits.max_prompts
+async def _embeddings(service: GenerationService, request: Request, body: EmbeddingsBody) -> Response:
+    most = service.limits.max_prompts
     if not 1 <= len(body.input) <= most:
         raise InvalidRequest(f"input has {len(body.input)} entries: give 1 to {most}", "input")
-    entry = frontend.catalog.find(body.model or "")
-    text = frontend.catalog.text(entry)
+    entry = service.catalog.find(body.model or "")
+    text = service.catalog.text(entry)
 
     cut = body.cut(entry.max_model_len)
 
     async def prompts() -> list[Sequence[int]]:
         return [ids async for ids in all_ids(text, body.input, body.add_special_tokens, cut, "input")]
 
-    generation = await frontend.prepare(entry, _ask(frontend, request, body), prompts)
-    vectors, route = await _vectors(frontend, generation, text)
+    generation = await service.prepare(entry, _ask(service, request, body), prompts)
+    vectors, route = await _vectors(service, generation, text)
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
     is_large = sum(map(len, vectors)) > INLINE_FLOATS
     written = await aside(is_large, _written, vectors, body)
@@ -86,21 +89,23 @@ async def _embeddings(frontend: Frontend, request: Request, body: EmbeddingsBody
     return Response(content, headers=headers, media_type="application/json")
 
 
-def _ask(frontend: Frontend, request: Request, body: EmbeddingsBody) -> GenerationOptions:
+def _ask(service: GenerationService, request: Request, body: EmbeddingsBody) -> GenerationOptions:
     return GenerationOptions(
         sampling={"max_tokens": 1, "temperature": 0.0, "pooling": body.pooling},
         names={"prompt": "input", "max_tokens": "input"},
         prompt_only=True,
-        tenant_salt=(body.cache_salt or "").encode(),
-        priority=body.priority or 0,
-        deadline=frontend.deadline(timeout_s({TIMEOUT_HEADER: request.headers.get(TIMEOUT_HEADER, "")})),
-        traceparent=clean_traceparent(request.headers.get("traceparent")),
+        context=RequestContext(
+            tenant_salt=(body.cache_salt or "").encode(),
+            priority=body.priority or 0,
+            deadline=service.deadline(timeout_s({TIMEOUT_HEADER: request.headers.get(TIMEOUT_HEADER, "")})),
+            traceparent=clean_traceparent(request.headers.get("traceparent")),
+        ),
     )
 
 
-async def _vectors(frontend: Frontend, generation: Generation, text: TextModel) -> tuple[list[Vector], str]:
+async def _vectors(service: GenerationService, generation: Generation, text: TextModel) -> tuple[list[Vector], str]:
     """One per prompt, as the workers gave them; and the first one's way."""
-    with open_answer(frontend, generation, text) as answer:
+    with open_answer(service, generation, text) as answer:
         async for _ in answer:
             pass
         summaries = answer.summaries

@@ -15,7 +15,9 @@ import msgspec
 from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
-from baton.router.answer.generation import Frontend, Generation, GenerationOptions, clean_traceparent
+from baton.router.access.headers import clean_traceparent
+from baton.router.answer.generation import Generation, GenerationOptions
+from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.large import INLINE_BYTES, aside, large_response
@@ -26,6 +28,7 @@ from baton.router.api.openai.shapes import ChatShape, CompletionShape, Json, Sha
 from baton.router.api.openai.truncation import all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
+from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceSummary
 from baton.router.text import reasoning_parsers, tool_parsers
 from baton.router.text.chat_reader import AnswerFormat
@@ -50,22 +53,22 @@ class PreparedCall(msgspec.Struct, frozen=True):
     told: Mapping[str, str] = {}
 
 
-async def completion_call(frontend: Frontend, headers: Headers, body: CompletionBody) -> PreparedCall:
+async def completion_call(service: GenerationService, headers: Headers, body: CompletionBody) -> PreparedCall:
     """Of ``/v1/completions``. Raises InvalidRequest, ModelNotFound."""
-    if not 1 <= len(body.prompt) <= frontend.limits.max_prompts:
+    if not 1 <= len(body.prompt) <= service.limits.max_prompts:
         raise InvalidRequest(
-            f"prompt has {len(body.prompt)} entries: give 1 to {frontend.limits.max_prompts}", "prompt"
+            f"prompt has {len(body.prompt)} entries: give 1 to {service.limits.max_prompts}", "prompt"
         )
-    entry = frontend.catalog.find(body.model or "")
-    text = frontend.catalog.text(entry)
+    entry = service.catalog.find(body.model or "")
+    text = service.catalog.text(entry)
 
     cut = body.cut(entry.max_model_len, body.answer_tokens)
 
     async def prompts() -> list[Sequence[int]]:
         return [ids async for ids in all_ids(text, body.prompt, body.add_special_tokens, cut)]
 
-    options = _ask(frontend, headers, body, COMPLETION_TOKENS, continues=True, names={})
-    generation = await frontend.prepare(entry, options, prompts)
+    options = _ask(service, headers, body, COMPLETION_TOKENS, continues=True, names={})
+    generation = await service.prepare(entry, options, prompts)
     echoes = None
     if body.echo:
         used = body.prompt if cut is None else generation.prompts
@@ -73,7 +76,7 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
     shape = CompletionShape(
         generation,
         text.tokenizer,
-        int(frontend.wall_clock()),
+        int(service.environment.wall_clock()),
         body.include_usage,
         bool(body.return_token_ids),
         echoes,
@@ -85,23 +88,23 @@ async def completion_call(frontend: Frontend, headers: Headers, body: Completion
     return PreparedCall(generation, text, shape, body, told=ignored_header(body))
 
 
-async def chat_call(frontend: Frontend, headers: Headers, body: ChatBody) -> PreparedCall:
+async def chat_call(service: GenerationService, headers: Headers, body: ChatBody) -> PreparedCall:
     """Of ``/v1/chat/completions``. Raises InvalidRequest, ModelNotFound."""
     names = dict(CHAT_NAMES)
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    generation, text, reading = await chat_generation(frontend, headers, body, names)
-    created, with_ids = int(frontend.wall_clock()), bool(body.return_token_ids)
-    shape = ChatShape(generation, text.tokenizer, created, body.include_usage, with_ids, reading)
+    generation, text, form = await chat_generation(service, headers, body, names)
+    created, with_ids = int(service.environment.wall_clock()), bool(body.return_token_ids)
+    shape = ChatShape(generation, text.tokenizer, created, body.include_usage, with_ids, form)
     return PreparedCall(generation, text, shape, body, told=ignored_header(body))
 
 
 async def chat_generation(
-    frontend: Frontend, headers: Headers, body: ChatBody, names: dict[str, str]
+    service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str]
 ) -> tuple[Generation, TextModel, AnswerFormat]:
     """A conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
-    entry = frontend.catalog.find(body.model or "")
-    text = frontend.catalog.text(entry)
+    entry = service.catalog.find(body.model or "")
+    text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
     is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES
     rendered = await aside(is_large, body.render, text, body.messages, effort)
@@ -111,31 +114,33 @@ async def chat_generation(
         ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))
         return [ids if cut is None else cut.of(ids)]
 
-    reading, needs_special = _reading(frontend, text, body, rendered)
-    options = _ask(frontend, headers, body, None, continues=bool(body.continue_final_message), names=names)
+    form, needs_special = _answer_format(service, text, body, rendered)
+    options = _ask(service, headers, body, None, continues=bool(body.continue_final_message), names=names)
     if needs_special:
         options = msgspec.structs.replace(options, skip_special=False)
-    return await frontend.prepare(entry, options, prompts), text, reading
+    return await service.prepare(entry, options, prompts), text, form
 
 
-def _reading(frontend: Frontend, text: TextModel, body: ChatBody, rendered: str) -> tuple[AnswerFormat, bool]:
+def _answer_format(
+    service: GenerationService, text: TextModel, body: ChatBody, rendered: str
+) -> tuple[AnswerFormat, bool]:
     """How the answer is read, and whether its special tokens must stay in the text for that."""
-    formats = frontend.formats
-    reasoning = None if body.grammar() else reasoning_parsers.load(formats.reasoning, text.template_source)
-    tools = tool_parsers.load(formats.tools, text.template_source) if body.offered else None
+    names = service.parsers
+    reasoning = None if body.grammar() else reasoning_parsers.load(names.reasoning, text.template_source)
+    tools = tool_parsers.load(names.tools, text.template_source) if body.offered else None
     marks = [*(tools.MARKS if tools else ()), *(reasoning.MARKS if reasoning else ())]
     make_tools: Callable[[], ToolParser] | None = tools.make if tools else None
     if body.demanded() is not None:
         make_tools = body.demanded_parser
-    reading = AnswerFormat(
+    form = AnswerFormat(
         tools=make_tools,
         reasoning=partial(reasoning.make, _thinking(body, rendered, reasoning)) if reasoning else None,
-        call_id=partial(_call_id, frontend),
+        call_id=partial(_call_id, service),
         parallel=body.parallel_tool_calls is not False,
         shows_reasoning=body.include_reasoning is not False,
         marks=tuple(marks),
     )
-    return reading, any(map(text.hides, marks))
+    return form, any(map(text.hides, marks))
 
 
 def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:
@@ -146,14 +151,14 @@ def _thinking(body: ChatBody, rendered: str, reasoning: ModuleType) -> bool:
     return said.rfind(reasoning.BEGIN) > said.rfind(reasoning.END)
 
 
-def _call_id(frontend: Frontend) -> str:
+def _call_id(service: GenerationService) -> str:
     """Nine letters and digits, the most that some chat templates take."""
-    return frontend.new_id()[:9]
+    return service.environment.new_id()[:9]
 
 
-def _choices(frontend: Frontend, body: GenerationBody) -> int:
+def _choices(service: GenerationService, body: GenerationBody) -> int:
     """Answers to write for each prompt."""
-    n, most = 1 if body.n is None else body.n, frontend.limits.max_n
+    n, most = 1 if body.n is None else body.n, service.limits.max_n
     if not isinstance(body, CompletionBody) or body.best_of is None:
         return n
     if body.best_of > most:
@@ -162,7 +167,7 @@ def _choices(frontend: Frontend, body: GenerationBody) -> int:
 
 
 def _ask(
-    frontend: Frontend,
+    service: GenerationService,
     headers: Headers,
     body: GenerationBody,
     default_max_tokens: int | None,
@@ -171,7 +176,7 @@ def _ask(
 ) -> GenerationOptions:
     return GenerationOptions(
         sampling=body.sampling(),
-        n=_choices(frontend, body),
+        n=_choices(service, body),
         stops=tuple(body.stop),
         default_max_tokens=default_max_tokens,
         names=names | {name: names.get(theirs, theirs) for name, theirs in body.names().items()},
@@ -180,11 +185,13 @@ def _ask(
         include_stop=bool(body.include_stop_str_in_output),
         skip_special=body.skip_special_tokens is not False,
         continues=continues,
-        tenant_salt=(body.cache_salt or "").encode(),
-        priority=body.priority or 0,
-        deadline=frontend.deadline(timeout_s(headers)),
-        traceparent=clean_traceparent(headers.get("traceparent")),
-        session=body.session,
+        context=RequestContext(
+            tenant_salt=(body.cache_salt or "").encode(),
+            priority=body.priority or 0,
+            deadline=service.deadline(timeout_s(headers)),
+            traceparent=clean_traceparent(headers.get("traceparent")),
+            session=body.session,
+        ),
         prediction="" if body.prediction is None else body.prediction.text,
     )
 
@@ -201,13 +208,13 @@ def timeout_s(headers: Headers) -> float | None:
     return seconds
 
 
-async def respond(frontend: Frontend, call: PreparedCall) -> Response:
+async def respond(service: GenerationService, call: PreparedCall) -> Response:
     """The answer whole, or a stream whose first piece is already there: an error before it keeps its status."""
     if not call.body.stream:
-        content, summary = await whole(frontend, call)
+        content, summary = await whole(service, call)
         return await large_response(content, {ROUTE_HEADER: route_header(summary), **call.told}, is_scored(call))
     with ExitStack() as scope:
-        answer = scope.enter_context(open_answer(frontend, call.generation, call.text))
+        answer = scope.enter_context(open_answer(service, call.generation, call.text))
         await answer.begun()
         scope.pop_all()  # from here on it is the stream's to close
     headers = {ROUTE_HEADER: route_header(answer.summaries[0]), **call.told}
@@ -215,9 +222,9 @@ async def respond(frontend: Frontend, call: PreparedCall) -> Response:
     return EventStream(events, lambda: answer.close("client_gone"), headers, call.style)
 
 
-async def whole(frontend: Frontend, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
+async def whole(service: GenerationService, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
     """The answer as one object, and how its first choice went."""
-    with open_answer(frontend, call.generation, call.text) as answer:
+    with open_answer(service, call.generation, call.text) as answer:
         parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
         async for piece in answer:
             parts[piece.index].append(piece)

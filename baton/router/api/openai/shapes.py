@@ -179,9 +179,9 @@ class ChatShape:
         created: int,
         include_usage: bool = False,
         return_ids: bool = False,
-        reading: AnswerFormat = AnswerFormat(),
+        form: AnswerFormat = AnswerFormat(),
     ) -> None:
-        self._reading = reading
+        self._form = form
         self._readers: dict[int, ChatReader] = {}
         self._frame = _Frame(generation, "chat.completion.chunk", "chatcmpl", created, include_usage)
         self._generation = generation
@@ -197,7 +197,7 @@ class ChatShape:
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
         """Content, thought and calls, then the end."""
-        reader = self._readers.setdefault(piece.index, self._reading.reader())
+        reader = self._readers.setdefault(piece.index, self._form.reader())
         deltas = reader.push(piece.text) + (reader.flush() if piece.finish_reason else [])
         rest = self._rest(piece, None)
         if not deltas and (piece.logprobs or (self._return_ids and piece.token_ids)):
@@ -221,7 +221,7 @@ class ChatShape:
         return self._frame.closing(usage)
 
     def _choice(self, piece: TextDelta) -> Json:
-        reader = self._reading.reader()
+        reader = self._form.reader()
         message = reader.message(piece.text)
         return {"index": piece.index, "message": message} | self._rest(
             piece, reader.finish_reason(piece.finish_reason)

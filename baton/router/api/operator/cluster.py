@@ -21,11 +21,11 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from baton.cluster.holds import Hold
 from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
 from baton.router.access.caller import CALLER
-from baton.router.answer.generation import Frontend
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
+from baton.router.api.surfaces import ClusterSurface
 from baton.router.observe.overview import Overview
 
 STREAM_S = 1.0
@@ -48,19 +48,19 @@ class HoldBody(Body):
     hold: Annotated[Literal["drain", "eject", "none"], Field(description="drain, eject or none")]
 
 
-def cluster_routes(frontend: Frontend) -> APIRouter:
+def cluster_routes(surface: ClusterSurface) -> APIRouter:
     """Figures and actions."""
     routes = APIRouter()
 
     @routes.get("/v1/cluster")
     async def cluster() -> Response:
         """Everything, now."""
-        return json_response(await _overview(frontend).snapshot(), headers={"cache-control": "no-store"})
+        return json_response(await _overview(surface).snapshot(), headers={"cache-control": "no-store"})
 
     @routes.get("/v1/cluster/stream")
     async def stream() -> Response:
         """The same as server-sent events, one a second."""
-        events = _events(_overview(frontend))
+        events = _events(_overview(surface))
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     @routes.post("/v1/workers/{slot}/hold", openapi_extra=body_docs(HoldBody))
@@ -68,8 +68,8 @@ def cluster_routes(frontend: Frontend) -> APIRouter:
         """Take a worker out of the rotation, or put it back; every router heeds it within a second."""
         require_admin()
         require_same_site(request)
-        body = await parsed(HoldBody, await read_body(request, frontend.limits.max_body_bytes))
-        return json_response(await _hold(frontend, slot, body.hold))
+        body = await parsed(HoldBody, await read_body(request, surface.max_body_bytes))
+        return json_response(await _hold(surface, slot, body.hold))
 
     return routes
 
@@ -103,24 +103,23 @@ async def _events(overview: Overview) -> AsyncIterator[bytes]:
         await asyncio.sleep(STREAM_S)
 
 
-async def _hold(frontend: Frontend, slot: str, how: str) -> dict[str, Any]:
-    if frontend.holds is None:
+async def _hold(surface: ClusterSurface, slot: str, how: str) -> dict[str, Any]:
+    if surface.roster is None:
         raise Unavailable("this router is not part of a cluster whose workers can be held")
-    workers = frontend.holds.snapshot()
-    if slot not in workers and slot not in frontend.holds.holds:
+    roster = surface.roster
+    workers = roster.snapshot()
+    if slot not in workers and slot not in roster.holds:
         names = ", ".join(sorted(workers)) or "none"
         raise WorkerUnknown(f"no worker {slot!r} here; there is {names}", "worker")
     if how == "none":
-        await frontend.holds.store.put(slot, None)
+        await roster.store.put(slot, None)
     else:
         _require_another(workers, slot)
         by = CALLER.get().tenant or "operator"
-        await frontend.holds.store.put(
-            slot, Hold("drain" if how == "drain" else "eject", by, frontend.wall_clock())
-        )
-    after = (await frontend.holds.refresh()).get(slot)
-    if frontend.overview is not None:
-        frontend.overview.outdated()
+        await roster.store.put(slot, Hold("drain" if how == "drain" else "eject", by, surface.wall_clock()))
+    after = (await roster.refresh()).get(slot)
+    if surface.overview is not None:
+        surface.overview.outdated()
     return {"worker": slot, "hold": how, "state": after.info.state if after else "absent"}
 
 
@@ -136,11 +135,11 @@ def _require_another(workers: Any, slot: str) -> None:
         )
 
 
-def _overview(frontend: Frontend) -> Overview:
+def _overview(surface: ClusterSurface) -> Overview:
     require_admin()
-    if frontend.overview is None:
+    if surface.overview is None:
         raise Unavailable("this router shows no cluster: telemetry is off (telemetry.enabled)")
-    return frontend.overview
+    return surface.overview
 
 
 def require_admin() -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from baton.protos.errors import RequestUnknown
 from baton.router.access.caller import CALLER
-from baton.router.answer.generation import Frontend
+from baton.router.observe.decisions import DecisionLog
 
 MAX_ID = 160
 
@@ -20,14 +20,14 @@ class _Owner(msgspec.Struct):
     tenant: str = ""
 
 
-def explain_routes(frontend: Frontend) -> APIRouter:
+def explain_routes(decisions: DecisionLog) -> APIRouter:
     """The one route."""
     routes = APIRouter()
 
     @routes.get("/v1/requests/{request_id}/explain")
     async def explain(request_id: str) -> Response:
         """The record of a request of the last hour; of one's own tenant, where keys are asked for."""
-        record = await _record(frontend, request_id)
+        record = await _record(decisions, request_id)
         if record is None or not CALLER.get().may_see(msgspec.json.decode(record, type=_Owner).tenant):
             raise RequestUnknown(
                 f"no record of request {request_id[:MAX_ID]!r}: it is kept for a while, under the answer's id "
@@ -39,7 +39,7 @@ def explain_routes(frontend: Frontend) -> APIRouter:
     return routes
 
 
-async def _record(frontend: Frontend, request_id: str) -> bytes | None:
-    if frontend.decisions is None or len(request_id) > MAX_ID:
+async def _record(decisions: DecisionLog, request_id: str) -> bytes | None:
+    if len(request_id) > MAX_ID:
         return None
-    return await frontend.decisions.find(request_id, CALLER.get().tenant)
+    return await decisions.find(request_id, CALLER.get().tenant)

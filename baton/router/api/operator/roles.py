@@ -17,12 +17,12 @@ from starlette.responses import Response
 from baton.cluster.advice import AdviceStore, Change, Pin
 from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
 from baton.router.access.caller import CALLER
-from baton.router.answer.generation import Frontend
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.operator.cluster import require_same_site
+from baton.router.api.surfaces import RoleSurface
 from baton.router.dispatch.role_control import GRACE_S, RoleChange, RoleControl, parse_ratio
 
 TIMELINE_SHOWN = 50
@@ -47,7 +47,7 @@ class RatioBody(Body):
     force: bool = False
 
 
-def roles_routes(frontend: Frontend) -> APIRouter:
+def roles_routes(surface: RoleSurface | None) -> APIRouter:
     """All of them."""
     routes = APIRouter()
 
@@ -56,44 +56,49 @@ def roles_routes(frontend: Frontend) -> APIRouter:
         """Answered when the worker serves its new role. No request fails by it; the new ratio is pinned."""
         _require_admin()
         require_same_site(request)
-        body = await parsed(RoleBody, await read_body(request, frontend.limits.max_body_bytes))
-        control, store = _parts(frontend)
-        before = control.ratio()
-        change = await control.set_role(slot, body.role, body.grace_s, body.force)
-        await _noted(frontend, store, before, control.ratio(), [change])
+        given = _required(surface)
+        body = await parsed(RoleBody, await read_body(request, given.max_body_bytes))
+        before = given.control.ratio()
+        change = await given.control.set_role(slot, body.role, body.grace_s, body.force)
+        await _noted(given, before, [change])
         return json_response(msgspec.to_builtins(change))
 
     @routes.get("/v1/ratio")
     async def ratio() -> Response:
         """Where the cluster is, what is pinned, what the controller says, and what changed lately."""
         _require_admin()
-        control, store = _parts(frontend)
-        return json_response(await shown(control, store))
+        given = _required(surface)
+        return json_response(await shown(given.control, given.store))
 
     @routes.post("/v1/ratio", openapi_extra=body_docs(RatioBody))
     async def set_ratio(request: Request) -> Response:
         """Form a ratio and pin it, or give the dial back to the controller."""
         _require_admin()
         require_same_site(request)
-        body = await parsed(RatioBody, await read_body(request, frontend.limits.max_body_bytes))
-        control, store = _parts(frontend)
-        before = control.ratio()
-        if body.ratio == "auto":
-            await _unpin(frontend, store, before)
-            return json_response(await shown(control, store))
-        prefill, decode = parse_ratio(body.ratio, sum(before))
-        earlier = await _pinned(store)
-        if not await store.pin(Pin(prefill, decode, frontend.wall_clock(), _who())):
-            raise Unavailable("Redis is away: the ratio could not be pinned", retry_after_s=1.0)
-        try:
-            changes = await control.set_ratio(prefill, decode, body.grace_s, body.force)
-        except BatonError:
-            await store.pin(earlier)  # what could not be formed is not what the cluster is held to
-            raise
-        await _noted(frontend, store, before, control.ratio(), changes)
-        return json_response(await shown(control, store) | {"changes": msgspec.to_builtins(changes)})
+        given = _required(surface)
+        body = await parsed(RatioBody, await read_body(request, given.max_body_bytes))
+        return json_response(await _set_ratio(given, body))
 
     return routes
+
+
+async def _set_ratio(given: RoleSurface, body: RatioBody) -> dict[str, Any]:
+    control, store = given.control, given.store
+    before = control.ratio()
+    if body.ratio == "auto":
+        await _unpin(given, before)
+        return await shown(control, store)
+    prefill, decode = parse_ratio(body.ratio, sum(before))
+    earlier = await _pinned(store)
+    if not await store.pin(Pin(prefill, decode, given.wall_clock(), _who())):
+        raise Unavailable("Redis is away: the ratio could not be pinned", retry_after_s=1.0)
+    try:
+        changes = await control.set_ratio(prefill, decode, body.grace_s, body.force)
+    except BatonError:
+        await store.pin(earlier)  # what could not be formed is not what the cluster is held to
+        raise
+    await _noted(given, before, changes)
+    return await shown(control, store) | {"changes": msgspec.to_builtins(changes)}
 
 
 async def shown(control: RoleControl, store: AdviceStore) -> dict[str, Any]:
@@ -118,34 +123,29 @@ async def _pinned(store: AdviceStore) -> Pin | None:
         return None
 
 
-async def _noted(
-    frontend: Frontend,
-    store: AdviceStore,
-    before: tuple[int, int],
-    after: tuple[int, int],
-    changes: list[RoleChange],
-) -> None:
+async def _noted(given: RoleSurface, before: tuple[int, int], changes: list[RoleChange]) -> None:
     """An operator's change: pinned, and in the timeline."""
-    now = frontend.wall_clock()
-    await store.pin(Pin(*after, now, _who()))
+    now, after = given.wall_clock(), given.control.ratio()
+    await given.store.pin(Pin(*after, now, _who()))
     moved = tuple(c.worker for c in changes if c.before != c.after)
     seconds = max((c.seconds for c in changes), default=0.0)
     kind, reason = ("rerole", "an operator asked") if moved else ("pin", "an operator pinned the ratio as it is")
-    await store.note(Change(now, kind, before, after, reason, moved, seconds, _who()))
+    await given.store.note(Change(now, kind, before, after, reason, moved, seconds, _who()))
 
 
-async def _unpin(frontend: Frontend, store: AdviceStore, now: tuple[int, int]) -> None:
+async def _unpin(given: RoleSurface, now: tuple[int, int]) -> None:
+    store = given.store
     if not store.controlled:
         raise InvalidRequest("there is no controller: controller.mode is off; start with advise or auto", "ratio")
     if not (await store.set_mode("auto") and await store.pin(None)):
         raise Unavailable("Redis is away: the pin could not be taken back", retry_after_s=1.0)
-    await store.note(Change(frontend.wall_clock(), "unpin", now, now, "an operator gave the dial back", by=_who()))
+    await store.note(Change(given.wall_clock(), "unpin", now, now, "an operator gave the dial back", by=_who()))
 
 
-def _parts(frontend: Frontend) -> tuple[RoleControl, AdviceStore]:
-    if frontend.roles is None or frontend.advice is None:
+def _required(surface: RoleSurface | None) -> RoleSurface:
+    if surface is None:
         raise Unavailable("this router is not part of a cluster whose roles can be changed")
-    return frontend.roles, frontend.advice
+    return surface
 
 
 def _who() -> str:

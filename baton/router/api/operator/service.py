@@ -6,13 +6,11 @@ Knows nothing of sampling or streams.
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest, NoWorker
 from baton.protos.version import product_version
-from baton.router.answer.generation import CHARS_PER_TOKEN, LEAST_DETOKENIZED, Frontend, charge_tokenizer
+from baton.router.answer.service import CHARS_PER_TOKEN, LEAST_DETOKENIZED, GenerationService
 from baton.router.answer.validate import check_count, check_ids
 from baton.router.api.errors import json_response
 from baton.router.api.large import INLINE_BYTES, SLICE_ITEMS, aside, large_response, parsed
@@ -20,13 +18,15 @@ from baton.router.api.limits import read_body
 from baton.router.api.openai.messages import size_of
 from baton.router.api.openai.schemas import DetokenizeBody, TokenizeBody, body_docs
 from baton.router.api.request_body import ignored_header
-from baton.router.text.catalog import ModelEntry
+from baton.router.api.surfaces import Exposition
+from baton.router.request.request import ServingBackend
+from baton.router.text.catalog import ModelCatalog, ModelEntry
 
 LEAST_TOKENIZED = 1 << 20  # characters in one call, or
 CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
 
 
-def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
+def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Exposition) -> APIRouter:
     """Health, metrics and version."""
     routes = APIRouter()
 
@@ -36,19 +36,14 @@ def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> Response:
-        if not frontend.serving.ready():
+        if not serving.ready():
             raise NoWorker("not ready: a request could not be placed now", retry_after_s=1.0)
-        return json_response({"status": "ready", "models": [e.model_id for e in frontend.catalog.entries()]})
+        return json_response({"status": "ready", "models": [e.model_id for e in catalog.entries()]})
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Prometheus' text; OpenMetrics, with exemplars, for those who accept it."""
-        accept = request.headers.get("accept", "")
-        if frontend.exposition is not None:
-            shown, media_type = await frontend.exposition(accept)
-        else:
-            encode, media_type = choose_encoder(accept)
-            shown = encode(registry)
+        shown, media_type = await exposition(request.headers.get("accept", ""))
         return Response(shown, headers={"content-type": media_type})
 
     @routes.get("/version")
@@ -58,31 +53,31 @@ def ops_routes(frontend: Frontend, registry: CollectorRegistry) -> APIRouter:
     return routes
 
 
-def model_routes(frontend: Frontend) -> APIRouter:
+def model_routes(service: GenerationService) -> APIRouter:
     """Models and their tokenizers."""
     routes = APIRouter()
 
     @routes.get("/v1/models")
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model(entry) for entry in frontend.catalog.entries()]})
+        return json_response({"object": "list", "data": [_model(entry) for entry in service.catalog.entries()]})
 
     @routes.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        return json_response(_model(frontend.catalog.find(model_id)))
+        return json_response(_model(service.catalog.find(model_id)))
 
     @routes.post("/tokenize", openapi_extra=body_docs(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        body = await parsed(TokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
-        return await _tokenize(frontend, body)
+        body = await parsed(TokenizeBody, await read_body(request, service.limits.max_body_bytes))
+        return await _tokenize(service, body)
 
     @routes.post("/detokenize", openapi_extra=body_docs(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        body = await parsed(DetokenizeBody, await read_body(request, frontend.limits.max_body_bytes))
-        entry = frontend.catalog.find(body.model or "")
-        await charge_tokenizer(frontend, entry, len(body.tokens))
+        body = await parsed(DetokenizeBody, await read_body(request, service.limits.max_body_bytes))
+        entry = service.catalog.find(body.model or "")
+        await service.quotas.charge_tokenizer(entry, len(body.tokens))
         check_count("tokens", len(body.tokens), max(LEAST_DETOKENIZED, entry.max_model_len))
         check_ids(body.tokens, entry.vocab_size, "tokens")
-        text = await frontend.catalog.text(entry).decode(body.tokens, body.skip_special_tokens)
+        text = await service.catalog.text(entry).decode(body.tokens, body.skip_special_tokens)
         return json_response({"prompt": text}, headers=ignored_header(body))
 
     return routes
@@ -99,14 +94,14 @@ def _model(entry: ModelEntry) -> dict[str, object]:
     }
 
 
-async def _tokenize(frontend: Frontend, body: TokenizeBody) -> Response:
-    entry = frontend.catalog.find(body.model or "")
-    text = frontend.catalog.text(entry)
+async def _tokenize(service: GenerationService, body: TokenizeBody) -> Response:
+    entry = service.catalog.find(body.model or "")
+    text = service.catalog.text(entry)
     size = size_of(body.messages) if body.messages else len(body.prompt or "")
     most = max(LEAST_TOKENIZED, CHARS_OF_CONTEXT * entry.max_model_len)
     if size > most:
         raise InvalidRequest(f"the text has {size} characters: at most {most} are tokenized in one call", "prompt")
-    await charge_tokenizer(frontend, entry, size // CHARS_PER_TOKEN)
+    await service.quotas.charge_tokenizer(entry, size // CHARS_PER_TOKEN)
     if body.messages:
         rendered = await aside(size > INLINE_BYTES, body.render, text, body.messages)
         ids = await text.encode(rendered, add_special_tokens=bool(body.add_special_tokens))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from baton.router.answer.generation import Frontend
+from baton.router.answer.service import GenerationService
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed
@@ -28,27 +28,27 @@ NAMES = CHAT_NAMES | {
 }
 
 
-def responses_routes(frontend: Frontend) -> APIRouter:
+def responses_routes(service: GenerationService) -> APIRouter:
     """``/v1/responses``."""
     routes = APIRouter()
 
     @routes.post("/v1/responses", openapi_extra=body_docs(ResponsesBody))
     async def responses(request: Request) -> Response:
-        body = await parsed(ResponsesBody, await read_body(request, frontend.limits.max_body_bytes))
-        return await until_disconnect(request.receive, _respond(frontend, request, body))
+        body = await parsed(ResponsesBody, await read_body(request, service.limits.max_body_bytes))
+        return await until_disconnect(request.receive, _respond(service, request, body))
 
     return routes
 
 
-async def _respond(frontend: Frontend, request: Request, body: ResponsesBody) -> Response:
-    return await respond(frontend, await responses_call(frontend, request.headers, body))
+async def _respond(service: GenerationService, request: Request, body: ResponsesBody) -> Response:
+    return await respond(service, await responses_call(service, request.headers, body))
 
 
-async def responses_call(frontend: Frontend, headers: Headers, body: ResponsesBody) -> PreparedCall:
+async def responses_call(service: GenerationService, headers: Headers, body: ResponsesBody) -> PreparedCall:
     """Of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
     chat = body.chat()
-    generation, text, reading = await chat_generation(frontend, headers, chat, NAMES)
-    shape = ResponsesShape(generation, text.tokenizer, int(frontend.wall_clock()), body, reading)
+    generation, text, form = await chat_generation(service, headers, chat, NAMES)
+    shape = ResponsesShape(generation, text.tokenizer, int(service.environment.wall_clock()), body, form)
     return PreparedCall(generation, text, shape, chat, STYLE, ignored_header(body))
 
 

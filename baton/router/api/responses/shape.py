@@ -1,6 +1,7 @@
 """Pieces of an answer -> the objects and events of OpenAI's Responses API.
 
-Knows nothing of HTTP or of where the pieces come from. https://platform.openai.com/docs/api-reference/responses-streaming
+Knows nothing of HTTP or of where the pieces come from.
+https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class ResponsesShape:
     always_closes = True
 
     def __init__(
-        self, generation: Generation, tokenizer: Tokenizer, created: int, body: ResponsesBody, reading: AnswerFormat
+        self, generation: Generation, tokenizer: Tokenizer, created: int, body: ResponsesBody, form: AnswerFormat
     ) -> None:
         self._id, self._model, self._created = generation.request_id, generation.entry.model_id, created
         self._max_tokens = generation.samplings[0].max_tokens
-        self._tokenizer, self._body, self._reader = tokenizer, body, reading.reader()
+        self._tokenizer, self._body, self._reader = tokenizer, body, form.reader()
         self._skip_special = generation.options.skip_special
-        undivided = reading.tools is None and reading.reasoning is None
-        self._spans = TokenSpans(self._bytes, reading.marks, undivided)
+        undivided = form.tools is None and form.reasoning is None
+        self._spans = TokenSpans(self._bytes, form.marks, undivided)
         self._items: list[Json] = []
         self._open: Json | None = None
         self._sequence = -1

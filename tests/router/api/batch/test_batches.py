@@ -20,9 +20,10 @@ from baton.router.access.gate import Gate
 from baton.router.access.keys import KeyRing, add_key, revoke_key
 from baton.router.api.batch.lane import BatchLane
 from baton.router.api.batch.lines import answer_line
-from baton.router.server import make_frontend, running_router
+from baton.router.server import running_router
 from baton.router.text.catalog import ModelCatalog
 from tests.router.conftest import SAID, Clients
+from tests.router.parts import generation_of, surfaces_of
 
 ENDS = ("completed", "cancelled", "failed")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
@@ -31,12 +32,12 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "te
 class Bench:
     """A router with a store; lanes are started by the tests."""
 
-    def __init__(self, clients: Clients, frontend, store: BatchStore) -> None:
-        self.openai, self.http, self.frontend, self.store = clients.openai, clients.http, frontend, store
+    def __init__(self, clients: Clients, service, store: BatchStore) -> None:
+        self.openai, self.http, self.service, self.store = clients.openai, clients.http, service, store
         self.queued = 0
 
     def lane(self, owner: str = "one") -> BatchLane:
-        return BatchLane(self.frontend, self.store, owner, lambda: self.queued)
+        return BatchLane(self.service, self.store, owner, lambda: self.queued)
 
     async def submit(self, *bodies: dict, endpoint: str = "/v1/chat/completions"):
         lines = [
@@ -74,10 +75,10 @@ class Full(Gate):
 async def bench(fake, model_dir, redis) -> AsyncIterator[Bench]:
     config = RouterConfig(port=0, grpc_port=0, shutdown_grace_s=0.0, max_stored_bytes=100_000)
     store = BatchStore(redis, "t")
-    frontend = make_frontend(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}), batches=store)
-    async with running_router(config, frontend) as address:
+    service = generation_of(config, fake, ModelCatalog(fake.models, {"tiny": model_dir}))
+    async with running_router(config, surfaces_of(config, service, store)) as address:
         clients = Clients(address)
-        yield Bench(clients, frontend, store)
+        yield Bench(clients, service, store)
         await clients.close()
 
 
@@ -93,7 +94,7 @@ async def test_a_batch_is_answered_line_by_line_good_and_bad_apart(bench, fake) 
     assert good[0]["response"]["body"]["choices"][0]["message"]["content"] == SAID
     assert (bad[0]["custom_id"], bad[0]["response"]["status_code"]) == ("r1", 400)
     assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
-    assert {request.priority for request in fake.requests} == {1000}
+    assert {request.context.priority for request in fake.requests} == {1000}
     assert [b.id async for b in bench.openai.batches.list()] == [batch.id]
     assert {f.purpose async for f in bench.openai.files.list()} == {"batch", "batch_output"}
 
@@ -229,10 +230,10 @@ async def test_a_job_that_fails_again_and_again_holds_up_none_behind_it(bench) -
 
 
 async def test_a_line_that_the_router_stumbles_over_fails_alone(bench, monkeypatch) -> None:
-    async def answer(frontend, line, request_id):
+    async def answer(service, line, request_id):
         if line.custom_id == "r0":
             raise ZeroDivisionError
-        return await answer_line(frontend, line, request_id)
+        return await answer_line(service, line, request_id)
 
     monkeypatch.setattr("baton.router.api.batch.lane.answer_line", answer)
     batch = await bench.submit(CHAT, CHAT)
@@ -243,7 +244,8 @@ async def test_a_line_that_the_router_stumbles_over_fails_alone(bench, monkeypat
 
 
 async def test_a_rate_that_is_used_up_is_waited_for(bench) -> None:
-    bench.frontend = msgspec.structs.replace(bench.frontend, gate=Full())
+    quotas = msgspec.structs.replace(bench.service.quotas, gate=Full())
+    bench.service = msgspec.structs.replace(bench.service, quotas=quotas)
     batch = await bench.submit(CHAT)
     async with bench.lane().running():
         done = await bench.ended(batch.id)
@@ -258,12 +260,12 @@ async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, red
     lines = [line | {"custom_id": f"r{n}"} for n in range(20)]
     content = b"\n".join(msgspec.json.encode(line) for line in lines)
     store = BatchStore(redis, "t")
-    frontend = make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate=gate)
+    service = generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate)
     await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
     job = Job("batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(key).decode())
     await store.put(job, is_open=True)
     valid = True
-    lane = BatchLane(frontend, store, "one", lambda: int(valid and len(fake.requests) > 2))
+    lane = BatchLane(service, store, "one", lambda: int(valid and len(fake.requests) > 2))
     working = asyncio.create_task(lane.work("batch_1"))
     while len(fake.requests) < 3:
         await asyncio.sleep(0.01)

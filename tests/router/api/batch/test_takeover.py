@@ -19,8 +19,8 @@ from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.router.api.batch import lane as batch_lane
 from baton.router.api.batch.lane import AT_ONCE, BatchLane
-from baton.router.server import make_frontend
 from baton.router.text.catalog import ModelCatalog
+from tests.router.parts import generation_of
 
 LINES = 1200
 LEASE_S = 1.0
@@ -38,7 +38,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each line was answered by a worker."""
     counts: Counter[str] = Counter()
 
-    async def answer(frontend, line, request_id):
+    async def answer(service, line, request_id):
         await asyncio.sleep(0.004)
         counts[line.custom_id] += 1
         return {"custom_id": line.custom_id}, True
@@ -49,14 +49,14 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 async def bench(fake, model_dir, server, redis):
-    bench = Bench(make_frontend(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir})), server.url)
+    bench = Bench(generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir})), server.url)
     yield bench
     await bench.close()
 
 
 class Bench:
-    def __init__(self, frontend, url: str) -> None:
-        self.frontend, self._url = frontend, url
+    def __init__(self, service, url: str) -> None:
+        self.service, self._url = service, url
         self.clients: list = []
         self.store = self.store_that()
 
@@ -75,7 +75,7 @@ class Bench:
         return BatchStore(client, "t")
 
     def lane(self, owner: str, store: BatchStore | None = None) -> BatchLane:
-        return BatchLane(self.frontend, store or self.store, owner, lambda: 0)
+        return BatchLane(self.service, store or self.store, owner, lambda: 0)
 
     async def submit(self, lines: int = LINES) -> Job:
         asked = {"method": "POST", "url": JOB.endpoint, "body": {"prompt": "x"}}

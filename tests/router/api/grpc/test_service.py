@@ -163,7 +163,7 @@ async def test_the_callers_deadline_reaches_dispatch_and_frees_the_request(stub,
     assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await fake.idle()
     loop_now = asyncio.get_running_loop().time()
-    assert fake.requests[0].deadline < loop_now + 0.6
+    assert fake.requests[0].context.deadline < loop_now + 0.6
     assert fake.cancelled == ["client_gone"]
 
 

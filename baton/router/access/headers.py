@@ -1,0 +1,18 @@
+"""Callers' header values that are passed on only where they are well formed. Knows nothing of REST or gRPC."""
+
+from __future__ import annotations
+
+import re
+
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def clean_traceparent(text: str | None) -> str:
+    """Returns a W3C traceparent that can be passed on; empty for none or a malformed one."""
+    return text if text and _TRACEPARENT.fullmatch(text) else ""
+
+
+def clean_request_id(text: str | None) -> str:
+    """Returns a caller's id that can be logged and echoed; empty for none, or one with odd characters."""
+    return text if text and _REQUEST_ID.fullmatch(text) else ""

@@ -1,0 +1,7 @@
+"""The type of JSON that clients send and receive. Knows nothing of what any of it means."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]  # an object whose values are whatever JSON holds: the one place where Any is true

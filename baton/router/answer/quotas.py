@@ -1,0 +1,41 @@
+"""What a call costs its caller's key. Knows nothing of how keys are kept or how a call is answered."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.cluster.telemetry import RouterMetrics
+from baton.protos.errors import BatonError
+from baton.router.access.caller import CALLER
+from baton.router.access.gate import Gate
+from baton.router.answer.generation import Generation
+from baton.router.observe.decisions import DecisionLog
+from baton.router.request.context_class import ContextClasses
+from baton.router.text.catalog import ModelEntry
+
+# Tokens of a tokenizer call that count as one, because clients count before they ask, and it is no worker's work.
+TOKENIZER_SHARE = 16
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """Charges calls to their callers' keys; the metrics and the decision records keep what was refused, and why."""
+
+    gate: Gate
+    metrics: RouterMetrics
+    decisions: DecisionLog
+    classes: ContextClasses
+
+    async def charge(self, generation: Generation) -> None:
+        """Counts a call's requests and prompt tokens. Raises Forbidden, QuotaExceeded."""
+        context, requests = generation.context, len(generation.prompts) * generation.options.n
+        try:
+            await self.gate.charge(context.key, generation.entry.model_id, requests, generation.prompt_tokens)
+        except BatonError as error:
+            self.metrics.refused.labels(error.label).inc()
+            for request in generation.requests():
+                self.decisions.refused(request, self.classes.tag(len(request.token_ids)), error)
+            raise
+
+    async def charge_tokenizer(self, entry: ModelEntry, tokens: int) -> None:
+        """Counts a call of the tokenizer against the caller's rates. Raises Forbidden, QuotaExceeded."""
+        await self.gate.charge(CALLER.get().key, entry.model_id, 1, tokens // TOKENIZER_SHARE)

@@ -1,0 +1,135 @@
+"""What every surface that generates text is built on: a call is checked, tokenized, charged and made a Generation.
+
+Knows nothing of REST or gRPC; the answer itself is ``stream``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import Sampling
+from baton.router.access.caller import CALLER
+from baton.router.answer.generation import Generation, GenerationOptions
+from baton.router.answer.grammar_check import GrammarCheck
+from baton.router.answer.metering import Metering
+from baton.router.answer.quotas import Quotas
+from baton.router.answer.validate import (
+    Limits,
+    check_n,
+    check_prompt,
+    check_sampling,
+    check_stops,
+    check_words,
+    resolve_sampling,
+)
+from baton.router.request.environment import Environment
+from baton.router.request.request import ServingBackend
+from baton.router.text.catalog import ModelCatalog, ModelEntry
+
+LEAST_DETOKENIZED = 32_768  # ids in one detokenize call, or as many as the model's context holds if those are more
+CHARS_PER_TOKEN = 4  # of text, to estimate a tokenizer call's cost before it is tokenized
+
+
+class ParserNames(msgspec.Struct, frozen=True):
+    """Which parsers read chat answers, by file name in ``tool_parsers`` and ``reasoning_parsers``."""
+
+    tools: str = "auto"
+    reasoning: str = "auto"
+
+
+class GenerationService(msgspec.Struct, frozen=True):
+    """What the generating surfaces share: dispatch, models, limits, and what checks, charges and meters a call."""
+
+    serving: ServingBackend
+    catalog: ModelCatalog
+    limits: Limits
+    environment: Environment
+    grammars: GrammarCheck
+    quotas: Quotas
+    metering: Metering
+    parsers: ParserNames = ParserNames()
+
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """Returns a deadline on the monotonic clock: after the caller's timeout, the configured one at most."""
+        most = self.limits.request_timeout_s
+        return self.environment.clock() + (most if timeout_s is None else max(0.0, min(timeout_s, most)))
+
+    async def prepare(
+        self,
+        entry: ModelEntry,
+        options: GenerationOptions,
+        read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]],
+    ) -> Generation:
+        """Checks the cheap things, then tokenizes and checks the prompts, then charges the caller's key.
+
+        Raises InvalidRequest, ModelNotFound, ContextTooLong, Forbidden, QuotaExceeded.
+        """
+        arrived = self.environment.clock()
+        entry.require_adapter(options.context.adapter_id)
+        check_n(options.n, self.limits)
+        check_stops(options.stops, self.limits)
+        check_sampling(options.sampling, entry, options.names)
+        options = await self._with_words(entry, options)
+        await self._check_grammar(options)
+        prompts = await self._prompts(entry, options, read_prompts)
+        caller = CALLER.get()
+        request_id, samplings = (
+            caller.request_id or self.environment.new_id(),
+            self._samplings(entry, options, prompts),
+        )
+        context = options.context.of_caller(caller)
+        prediction = await self._prediction(entry, options)
+        generation = Generation(request_id, entry, options, prompts, samplings, arrived, context, prediction)
+        await self.quotas.charge(generation)
+        return generation
+
+    async def _check_grammar(self, options: GenerationOptions) -> None:
+        if "grammar" in options.sampling:
+            caller, param = CALLER.get(), options.names.get("grammar", "grammar")
+            salt = caller.salted(options.context.tenant_salt)
+            await self.grammars.check(options.sampling["grammar"], param, caller.tenant, salt)
+
+    async def _prompts(
+        self,
+        entry: ModelEntry,
+        options: GenerationOptions,
+        read_prompts: Callable[[], Awaitable[Sequence[Sequence[int]]]],
+    ) -> tuple[tuple[int, ...], ...]:
+        read = await read_prompts()
+        most = max(self.limits.max_prompts, self.limits.max_n)
+        if len(read) * options.n > most:
+            text = f"{len(read)} prompts of n {options.n} are over {most} choices: send fewer"
+            raise InvalidRequest(text, "n")
+        for ids in read:
+            check_prompt(ids, entry, options.names.get("prompt", "prompt"))
+        return tuple(map(tuple, read))
+
+    def _samplings(
+        self, entry: ModelEntry, options: GenerationOptions, prompts: Sequence[Sequence[int]]
+    ) -> tuple[Sampling, ...]:
+        """Without a seed of the client's, each prompt gets its own: equal prompts of a batch then differ."""
+        given, most, names = options.sampling, options.default_max_tokens, options.names
+        return tuple(
+            resolve_sampling(given, entry, len(ids), most, self.environment.new_seed(), names) for ids in prompts
+        )
+
+    async def _prediction(self, entry: ModelEntry, options: GenerationOptions) -> tuple[int, ...]:
+        """The expected answer as tokens: no more than the model's context holds."""
+        if not options.prediction:
+            return ()
+        ids = await self.catalog.text(entry).encode(options.prediction, add_special_tokens=False)
+        return tuple(ids[: entry.max_model_len])
+
+    async def _with_words(self, entry: ModelEntry, options: GenerationOptions) -> GenerationOptions:
+        """``options`` with its bad words as tokens, each as it reads at the start of a text and after a space."""
+        if not options.bad_words:
+            return options
+        check_words(options.bad_words)
+        text = self.catalog.text(entry)
+        forms = [form for word in options.bad_words for form in (word, f" {word.lstrip()}")]
+        words = {tuple(await text.encode(form, add_special_tokens=False)) for form in forms}
+        sampling = options.sampling | {"bad_words": tuple(sorted(words - {()}))}
+        return msgspec.structs.replace(options, sampling=sampling)

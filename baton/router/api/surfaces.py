@@ -1,0 +1,88 @@
+"""What the router's surfaces are given, each its own part. Knows nothing of sockets or how the parts are made."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from baton.cluster.advice import AdviceStore
+from baton.cluster.batch_store import BatchStore
+from baton.cluster.holds import HeldRoster
+from baton.cluster.telemetry import RouterMetrics
+from baton.router.access.gate import Gate
+from baton.router.answer.service import GenerationService
+from baton.router.dispatch.role_control import RoleControl
+from baton.router.observe.overview import Overview
+from baton.router.request.environment import Environment
+
+Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept header: the metrics, and their media type
+
+
+class Door(msgspec.Struct, frozen=True):
+    """What a border needs to let callers in: the gate that knows their keys, and where refusals are counted."""
+
+    gate: Gate
+    metrics: RouterMetrics
+    environment: Environment
+
+
+class BatchSurface(msgspec.Struct, frozen=True):
+    """What ``/v1/files`` and ``/v1/batches`` need.
+
+    ``store`` is None where the router has no Redis. Limits in bytes.
+    """
+
+    store: BatchStore | None
+    environment: Environment
+    max_body_bytes: int
+    max_stored_bytes: int
+
+
+class RoleSurface(msgspec.Struct, frozen=True):
+    """What roles and the ratio need: who changes workers, and where an operator's pin is kept."""
+
+    control: RoleControl
+    store: AdviceStore
+    wall_clock: Callable[[], float]
+    max_body_bytes: int
+
+
+class ClusterSurface(msgspec.Struct, frozen=True):
+    """What the operator's view needs. ``overview`` is None without telemetry.
+
+    ``roster`` is None for a router that is not part of a cluster whose workers can be held.
+    """
+
+    overview: Overview | None
+    roster: HeldRoster | None
+    wall_clock: Callable[[], float]
+    max_body_bytes: int
+
+
+class Surfaces(msgspec.Struct, frozen=True):
+    """Every surface of a router. ``roles`` is None for one that is not part of a cluster."""
+
+    generation: GenerationService
+    exposition: Exposition
+    batch: BatchSurface
+    cluster: ClusterSurface
+    roles: RoleSurface | None = None
+
+    @property
+    def door(self) -> Door:
+        """Returns what both borders need."""
+        quotas = self.generation.quotas
+        return Door(quotas.gate, quotas.metrics, self.generation.environment)
+
+
+def registry_exposition(registry: CollectorRegistry) -> Exposition:
+    """Returns what shows ``registry`` alone: Prometheus' text, or OpenMetrics for those who accept it."""
+
+    async def exposition(accept: str) -> tuple[bytes, str]:
+        encode, media_type = choose_encoder(accept)
+        return encode(registry), media_type
+
+    return exposition

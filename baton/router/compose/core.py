@@ -1,0 +1,161 @@
+"""Puts the router's core together and runs it: links, view, queue, dispatcher. Knows nothing of REST or text.
+
+roster ─┐                        ┌─ admission ◀─ throttle
+        ├─▶ view ◀─ revision ──▶─┘       ▲
+links ──┘     ▲                          │
+              └── placer ◀── runner ◀── dispatcher ──▶ observers, decisions
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from baton.cluster.telemetry import RouterMetrics
+from baton.router.dispatch.admission import Admission
+from baton.router.dispatch.affinity import SessionHomes
+from baton.router.dispatch.blame import Blame
+from baton.router.dispatch.dispatcher import Dispatcher, DispatchObservers, EndObserver
+from baton.router.dispatch.placing import Placer
+from baton.router.dispatch.prefix_hints import PrefixHints, PrefixLookup
+from baton.router.dispatch.revision import ClusterRevision
+from baton.router.dispatch.role_control import RoleControl
+from baton.router.dispatch.runner import ChoiceRunner, DispatchSettings
+from baton.router.dispatch.throttle import Throttle
+from baton.router.dispatch.view import ClusterView, ViewSettings
+from baton.router.observe.decisions import DecisionLog, DecisionStore, RecordObserver
+from baton.router.policies import load_policy
+from baton.router.request.context_class import ContextClasses, ContextClassLike
+from baton.router.request.request import ChoiceSummary, RouterRequest
+from baton.router.workers.link_table import LinkTable
+from baton.router.workers.roster import RosterReader
+from baton.tls.rpc import PLAIN, Dialer
+
+
+class CoreConfig(Protocol):
+    """What the core reads of the router's config; cluster.config.RouterConfig has it."""
+
+    @property
+    def policy(self) -> str:
+        """Returns the routing policy: a file's name in router/policies."""
+
+    @property
+    def context_classes(self) -> Iterable[ContextClassLike]:
+        """Returns the context classes in rising order of prompt length."""
+
+    @property
+    def max_queue(self) -> int:
+        """Returns how many requests may wait, per class."""
+
+    @property
+    def max_inflight_bytes(self) -> int:
+        """Returns how many bytes of prompts and answers may be held at once."""
+
+    @property
+    def local_prefill_max_tokens(self) -> int:
+        """Returns the uncached tokens up to which a decode worker reads a prompt itself."""
+
+
+@runtime_checkable
+class Refreshable(Protocol):
+    """A roster that can be asked to look now; cluster.membership.Roster can."""
+
+    async def refresh(self) -> object:
+        """Reads the membership now, instead of at the next poll."""
+
+
+class CoreDependencies(msgspec.Struct, frozen=True):
+    """What the core is given by its process.
+
+    ``index`` None: prefix hints are not asked for. ``store`` None: decision records stay in this process.
+    ``record_observer`` is told of decision records as requests come and end.
+    """
+
+    roster: RosterReader
+    metrics: RouterMetrics
+    router_id: str
+    index: PrefixLookup | None = None
+    store: DecisionStore | None = None
+    observers: DispatchObservers = DispatchObservers()
+    record_observer: RecordObserver | None = None
+    clock: Callable[[], float] = time.monotonic
+    rng: random.Random = msgspec.field(default_factory=random.Random)
+    dialer: Dialer = PLAIN
+
+
+class RouterCore(msgspec.Struct, frozen=True):
+    """A running core.
+
+    ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` why requests went.
+    """
+
+    dispatcher: Dispatcher
+    view: ClusterView
+    roles: RoleControl
+    decisions: DecisionLog
+
+
+@asynccontextmanager
+async def running_core(
+    config: CoreConfig, given: CoreDependencies, settings: DispatchSettings = DispatchSettings()
+) -> AsyncIterator[RouterCore]:
+    """Runs a core while the block runs; then what runs is cancelled and every link is closed.
+
+    Raises ConfigError.
+    """
+    clock, metrics = given.clock, given.metrics
+    policy, classes = load_policy(config.policy), ContextClasses(config.context_classes)
+    throttle, sessions = Throttle(clock), SessionHomes()
+    admission = Admission(config.max_queue, clock, throttle, config.max_inflight_bytes)
+    revision = ClusterRevision(admission.wake)
+    links = LinkTable(given.router_id, revision.advance, given.rng, settings.stall_s, given.dialer)
+    view_settings = ViewSettings(local_max_tokens=config.local_prefill_max_tokens)
+    view = ClusterView(given.roster, links, revision, clock, view_settings, throttle)
+    decisions = DecisionLog(given.router_id, clock, given.store, observer=given.record_observer)
+    hints = PrefixHints(given.index, keeps=metrics.enabled)
+    placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions)
+    blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)
+    runner = ChoiceRunner(links, placer, blame, metrics, clock, settings)
+    ended: tuple[EndObserver, ...] = (partial(_measure, throttle, view), sessions.served, *given.observers.ended)
+    observers = DispatchObservers(ended, given.observers.refused)
+    dispatcher = Dispatcher(view, admission, classes, decisions, runner, observers)
+    roles = RoleControl(links, view, clock, partial(_look, given.roster, view))
+    for role in ("prefill", "decode"):
+        metrics.workers.labels(role).set_function(partial(view.reachable, role))
+    following = [
+        asyncio.create_task(view.run(), name="cluster view"),
+        asyncio.create_task(decisions.run(), name="cluster decisions"),
+    ]
+    try:
+        yield RouterCore(dispatcher, view, roles, decisions)
+    finally:
+        await dispatcher.close()
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+        await decisions.flush()
+        await links.close()
+
+
+async def _look(roster: RosterReader, view: ClusterView) -> None:
+    """Takes the membership as it is now."""
+    if isinstance(roster, Refreshable):
+        await roster.refresh()
+    view.refresh()
+
+
+def _measure(throttle: Throttle, view: ClusterView, request: RouterRequest, summary: ChoiceSummary) -> None:
+    """Tells the throttle an answer's figures."""
+    stations = summary.stations
+    if "ttft" in stations and summary.finish_reason:
+        tpot = stations.get("decode", 0.0) / max(1, summary.completion_tokens - 1)
+        most = view.sequences(summary.decode_worker)
+        service = stations["ttft"] - stations.get("queue", 0.0)
+        throttle.answered(summary.context_class, service, tpot, request.context.slo_tpot_s, most)

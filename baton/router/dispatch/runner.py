@@ -1,0 +1,197 @@
+"""A choice's way through the cluster: queue, admit, prefill, decode; and elsewhere again when a worker is lost.
+
+Knows nothing of text, HTTP, or how a policy chooses. It runs in the choice's own task, whose end gives back all
+that the choice holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from baton.cluster.telemetry import RouterMetrics, current_traceparent, span, trace_id_of
+from baton.protos.errors import AlreadyCommitted, BatonError, DeadlineExceeded, WorkerLost
+from baton.protos.nouns import WorkerInfo
+from baton.protos.rpc import heed_cancel, settled
+from baton.protos.v1 import worker_pb2 as w
+from baton.router.dispatch.blame import Blame, Overdue
+from baton.router.dispatch.choice_run import ChoiceRun
+from baton.router.dispatch.messages import Attempt, admit_message, prefill_message
+from baton.router.dispatch.placing import Placer
+from baton.router.dispatch.view import Reservation
+from baton.router.workers.call_errors import first_of
+from baton.router.workers.decode_session import DecodeLease
+from baton.router.workers.link import STALL_S
+from baton.router.workers.link_table import LinkTable
+
+log = logging.getLogger("baton.router")
+
+
+class DispatchSettings(msgspec.Struct, frozen=True):
+    """Tries per choice; seconds to wait for a worker to appear, for a full one to empty, for a late reply.
+
+    ``hedge_factor`` times the predicted seconds, ``hedge_least_s`` at least, after which a prefill that hasn't
+    answered is taken over by another worker, once per request; 0: never. ``stall_s`` without any progress of a
+    worker's engine, and its requests go elsewhere.
+    """
+
+    max_attempts: int = 3
+    worker_wait_s: float = 3.0
+    full_wait_s: float = 0.25
+    late_reply_s: float = 1.0
+    hedge_factor: float = 0.0
+    hedge_least_s: float = 0.25
+    stall_s: float = STALL_S
+
+
+class ChoiceRunner:
+    """Takes choices through the cluster, each in a task of its caller's."""
+
+    def __init__(
+        self,
+        links: LinkTable,
+        placer: Placer,
+        blame: Blame,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        settings: DispatchSettings = DispatchSettings(),
+    ) -> None:
+        self.clock = clock
+        self._links, self._placer, self._blame = links, placer, blame
+        self._metrics, self._settings = metrics, settings
+        self._serial = itertools.count(1)
+
+    async def run(self, run: ChoiceRun) -> None:
+        """Takes ``run`` the whole way; whatever ends it ends its stream."""
+        attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
+        try:
+            with span("route", run.request.context.traceparent, attributes) as route:
+                run.summary.trace_id = trace_id_of(route)
+                async with asyncio.timeout(self._remaining(run)) as run.timer:
+                    await self._serve(run)
+            run.progress.complete()
+        except TimeoutError:
+            run.stream.fail(DeadlineExceeded("the request's deadline passed before its answer was complete"))
+        except BatonError as error:
+            run.stream.fail(error)
+        except Exception as error:
+            log.exception("%s failed in the router", run.request.request_id)
+            run.stream.fail(BatonError(f"the router failed on this request: {error}"))
+
+    # ---- the way -------------------------------------------------------------------------------------
+
+    async def _serve(self, run: ChoiceRun) -> None:
+        """Queue, then attempt; again while workers are lost. Its place in the queue stays its own."""
+        if run.choice > 0:
+            await asyncio.shield(run.home)
+        running = (run.request.model_id, run.summary.context_class)
+        while not run.progress.answered:
+            with await self._place(run) as placed, self._metrics.sum("running", *running):
+                try:
+                    await self._attempt(run, placed)
+                except BatonError as error:
+                    if not run.progress.answered:
+                        placed.close()
+                        self._blame(run, placed.taken.decode, error, refused=not run.retries.admitted)
+
+    async def _place(self, run: ChoiceRun, lease_on: str = "") -> Reservation:
+        """Wait until the policy finds workers with room; for a leased request, a prefill worker alone."""
+        since = self.clock()
+        attempt = await self._placer.attempt(run, lease_on)
+        queued = self._metrics.sum("queued", run.request.model_id, run.summary.context_class)
+        with span("queue"), queued:
+            placed = await run.ticket.wait(attempt)
+        try:
+            run.place(placed, self.clock() - since)
+            self._metrics.sum("decisions", placed.taken.way, placed.taken.reader).added += 1
+        except BaseException:
+            placed.close()
+            raise
+        return placed
+
+    async def _attempt(self, run: ChoiceRun, placed: Reservation) -> None:
+        """Two children of one scope: the lease on the decode worker, and the prefill that fills it."""
+        wire_id = f"{run.request.request_id}:{run.choice}:{next(self._serial)}"
+        attempt = run.begin(wire_id, current_traceparent())
+        link = self._links.decode(placed.taken.decode)
+        if not run.request.pin.allows(link.info):
+            raise WorkerLost(f"{placed.taken.decode} was replaced by one of other weights")
+        admit = admit_message(attempt, local=placed.taken.way == "local")
+        async with link.admit(admit, partial(run.take_decode, placed), run.cancel_reason) as lease:
+            run.retries.admitted = True
+            placed.answered()
+            try:
+                async with asyncio.TaskGroup() as scope:
+                    reading = scope.create_task(self._read(run, attempt, lease, placed, link.info))
+                    await lease.ended
+                    await self._let_finish(reading)
+            except BaseExceptionGroup as group:
+                heed_cancel()  # a group that holds an error drops the cancellation that came with it
+                raise first_of(group) from None
+
+    async def _read(
+        self, run: ChoiceRun, attempt: Attempt, lease: DecodeLease, placed: Reservation, to: WorkerInfo
+    ) -> None:
+        """Prefill; on a failure Rearm (received blocks are kept) and elsewhere. Local way: nothing to do."""
+        received: tuple[int, ...] = ()
+        while placed.taken.way == "prefill":
+            try:
+                message = prefill_message(attempt, lease, to, received, placed.taken, self._links.router_id)
+                run.progress.take_prefill(await self._prefill(run, placed, message))
+                break
+            except BatonError as error:
+                if run.progress.answered:
+                    break
+                placed.has_read()
+                self._blame(run, placed.taken.prefill, error, refused=True)
+            finally:
+                placed.has_read()
+            try:
+                received = await lease.rearm()
+            except AlreadyCommitted:
+                break  # every block was in: only the answer to us was lost
+            placed = await self._place(run, lease_on=placed.taken.decode)
+        if run.progress.answered:
+            run.progress.complete()
+
+    async def _prefill(self, run: ChoiceRun, placed: Reservation, message: w.PrefillRequest) -> w.PrefillResponse:
+        """The call itself. Raises Overdue when it takes too long and somebody else could do it."""
+        link, pinned = self._links.prefill(placed.taken.prefill), run.request.pin.weights
+        if pinned is not None and link.info.fingerprint != pinned.fingerprint:
+            raise WorkerLost(f"{placed.taken.prefill} was replaced by one of other weights")
+        try:
+            async with asyncio.timeout(self._hedge_after(run, placed)):
+                return await link.prefill(message, self._call_limit(run))
+        except TimeoutError:
+            run.retries.hedged = True
+            raise Overdue(f"{placed.taken.prefill} took much longer than predicted") from None
+
+    def _hedge_after(self, run: ChoiceRun, placed: Reservation) -> float | None:
+        """Seconds to give a prefill before somebody else gets it; None: as long as it takes."""
+        settings, taken = self._settings, placed.taken
+        if not settings.hedge_factor or run.retries.hedged or not self._placer.others(run, taken):
+            return None
+        predicted = sum(taken.terms.get(t, 0.0) for t in ("queue", "read", "ship"))
+        return max(settings.hedge_least_s, settings.hedge_factor * predicted)
+
+    async def _let_finish(self, reading: asyncio.Task[None]) -> None:
+        """The answer is complete; the prefill's own reply, with its times, may be a moment behind."""
+        await asyncio.wait([reading], timeout=self._settings.late_reply_s)
+        reading.cancel()
+        await settled([reading])
+
+    # ---- time ----------------------------------------------------------------------------------------
+
+    def _remaining(self, run: ChoiceRun) -> float | None:
+        deadline = run.request.context.deadline
+        return None if deadline is None else max(0.0, deadline - self.clock())
+
+    def _call_limit(self, run: ChoiceRun) -> float | None:
+        """For a worker's sake alone: our own timer goes off first."""
+        remaining = self._remaining(run)
+        return None if remaining is None else remaining + 1.0

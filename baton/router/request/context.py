@@ -1,0 +1,60 @@
+"""What a request carries beside its tokens and sampling: whose it is, how urgent, until when, on which adapter.
+
+Knows nothing of prompts, workers or HTTP. It is made once, of a call's body and its caller, and handed on whole.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.router.access.caller import Caller
+from baton.router.access.keys import ApiKey
+
+
+class RequestContext(msgspec.Struct, frozen=True):
+    """The context of one call, shared by all of its prompts and choices.
+
+    ``deadline`` is on the router's monotonic clock; SLOs are in seconds, 0 for none. ``asked_id`` is the caller's
+    own name for the call and not unique. ``session`` names the conversation that this is a turn of, or is "".
+    """
+
+    adapter_id: str = ""
+    tenant_salt: bytes = b""
+    priority: int = 0
+    deadline: float | None = None
+    traceparent: str = ""
+    session: str = ""
+    asked_id: str = ""
+    key: ApiKey | None = None
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
+
+    @property
+    def tenant(self) -> str:
+        """Returns the tenant whose key was used; empty where keys are not asked for."""
+        return self.key.tenant if self.key else ""
+
+    @property
+    def has_slo(self) -> bool:
+        """Returns whether the request or its class asks for a time to first token or a time per token."""
+        return bool(self.slo_ttft_s or self.slo_tpot_s)
+
+    def of_caller(self, caller: Caller) -> RequestContext:
+        """Returns this context with the caller's identity, rights and headers laid over the body's wishes."""
+        return msgspec.structs.replace(
+            self,
+            tenant_salt=caller.salted(self.tenant_salt),
+            priority=caller.priority(self.priority),
+            session=caller.session or self.session,
+            asked_id=caller.asked_id,
+            key=caller.key,
+            slo_ttft_s=caller.slo_ttft_s,
+            slo_tpot_s=caller.slo_tpot_s,
+        )
+
+    def with_slos(self, ttft_s: float, tpot_s: float) -> RequestContext:
+        """Returns this context with these SLOs in seconds where it names none of its own."""
+        ttft, tpot = self.slo_ttft_s or ttft_s, self.slo_tpot_s or tpot_s
+        if (ttft, tpot) == (self.slo_ttft_s, self.slo_tpot_s):
+            return self
+        return msgspec.structs.replace(self, slo_ttft_s=ttft, slo_tpot_s=tpot)

@@ -1,0 +1,181 @@
+"""Puts one router process together: who is here, dispatch, models and what the surfaces need; and runs it.
+
+Knows nothing of sockets or signals.
+
+    Redis ──▶ roster ──▶ core (dispatch) ──▶ surfaces (REST, gRPC)
+                │          │ decisions          ▲
+                │          └──▶ traffic, controller, batch lane
+                └──▶ overview ◀── live figures ◀── metering
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+
+from baton.cluster.advice import AdviceStore
+from baton.cluster.batch_store import BatchStore
+from baton.cluster.buckets import Buckets
+from baton.cluster.config import BatonConfig
+from baton.cluster.departures import Departures
+from baton.cluster.holds import HeldRoster, Holds
+from baton.cluster.membership import Roster
+from baton.cluster.prefix_index import PrefixIndex
+from baton.cluster.records import RecordStore
+from baton.cluster.served_model import is_paced, model_name, text_directory
+from baton.cluster.telemetry import RouterMetrics
+from baton.cluster.traffic import TrafficStore
+from baton.controller.loop import controlling
+from baton.process.security import router_dialer
+from baton.router.access.gate import Gate
+from baton.router.access.keys import KeyRing
+from baton.router.answer.quotas import Quotas
+from baton.router.api.batch.lane import BatchLane
+from baton.router.api.surfaces import BatchSurface, ClusterSurface, RoleSurface, Surfaces, registry_exposition
+from baton.router.compose.core import CoreDependencies, RouterCore, running_core
+from baton.router.compose.surfaces import make_generation, make_metering
+from baton.router.dispatch.dispatcher import DispatchObservers
+from baton.router.dispatch.runner import DispatchSettings
+from baton.router.observe.decisions import DecisionLog
+from baton.router.observe.live import LiveStats
+from baton.router.observe.traffic import TrafficMeter
+from baton.router.request.context_class import ContextClasses
+from baton.router.request.environment import Environment
+from baton.router.request.request import ChoiceSummary, RouterRequest
+from baton.router.text.catalog import ModelCatalog
+from baton.router_host.metrics import SharedMetrics
+from baton.router_host.overview import make_overview
+
+
+class RouterIdentity(msgspec.Struct, frozen=True):
+    """Which router this is: its id in the cluster, and its place in a pool whose files lie in ``folder``.
+
+    ``index`` -1: it is the only process of its router.
+    """
+
+    router_id: str
+    folder: Path
+    index: int = -1
+
+
+@asynccontextmanager
+async def running_parts(
+    config: BatonConfig, identity: RouterIdentity, redis: Redis, registry: CollectorRegistry, metrics: RouterMetrics
+) -> AsyncIterator[Surfaces]:
+    """Runs everything but the listeners while the block runs, and gives what they serve. Raises ConfigError."""
+    seed, namespace = config.worker.seed, config.cluster.namespace
+    rng = random.Random(f"{seed}/{identity.index}") if seed else random.SystemRandom()
+    environment = Environment(entropy=rng.randbytes)
+    live = LiveStats(environment.clock, metrics.asked.now) if config.telemetry.enabled else None
+    gate = make_gate(config, redis, environment)
+    meter = None if config.controller.mode == "off" else TrafficMeter(identity.router_id, environment.wall_clock)
+    advice = AdviceStore(redis, namespace, config.controller.mode != "off")
+    batches = BatchStore(redis, namespace)
+    async with AsyncExitStack() as parts:
+        joined = await parts.enter_async_context(Roster(redis, namespace))
+        held = HeldRoster(joined, Holds(redis, namespace), departures=Departures(redis, namespace))
+        roster = await parts.enter_async_context(held)
+        given = CoreDependencies(
+            roster=roster,
+            metrics=metrics,
+            router_id=identity.router_id,
+            index=PrefixIndex(redis, namespace),
+            store=RecordStore(redis, namespace),
+            observers=DispatchObservers((partial(_spend, gate),), (partial(_count_refusal, metrics, live),)),
+            record_observer=meter,
+            clock=environment.clock,
+            rng=rng,
+            dialer=router_dialer(config),
+        )
+        settings = DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s)
+        core = await parts.enter_async_context(running_core(config.router, given, settings))
+        await parts.enter_async_context(gate.settling())
+        shared = make_shared(config, identity, registry, live, core)
+        await parts.enter_async_context(shared.serving() if shared else nullcontext())
+        overview = None
+        if live is not None:
+            overview = make_overview(config, identity.router_id, roster, live, core, advice, metrics, shared)
+        quotas = Quotas(gate, metrics, core.decisions, ContextClasses(config.router.context_classes))
+        metering = make_metering(config.router, metrics, live, environment)
+        catalog = make_catalog(config, core, environment)
+        generation = make_generation(config.router, core.dispatcher, catalog, quotas, metering, environment)
+        generation.grammars.warm()
+        lane = BatchLane(generation, batches, identity.router_id, core.dispatcher.queued)
+        await parts.enter_async_context(lane.running())
+        await parts.enter_async_context(pushing_traffic(meter, TrafficStore(redis, namespace), core.decisions))
+        await parts.enter_async_context(
+            controlling(config, redis, identity.router_id, core.roles, roster, advice, metrics)
+        )
+        most = config.router.max_body_bytes
+        yield Surfaces(
+            generation,
+            shared.exposition if shared else registry_exposition(registry),
+            BatchSurface(batches, environment, most, config.router.max_stored_bytes),
+            ClusterSurface(overview, roster, environment.wall_clock, most),
+            RoleSurface(core.roles, advice, environment.wall_clock, most),
+        )
+
+
+def make_gate(config: BatonConfig, redis: Redis, environment: Environment) -> Gate:
+    """Returns a gate that asks for keys when there is a file of them. Raises ConfigError."""
+    if not config.router.keys_file:
+        return Gate()
+    keys = KeyRing(Path(config.router.keys_file), environment.clock)
+    return Gate(keys, environment.clock, Buckets(redis, config.cluster.namespace))
+
+
+def make_shared(
+    config: BatonConfig,
+    identity: RouterIdentity,
+    registry: CollectorRegistry,
+    live: LiveStats | None,
+    core: RouterCore,
+) -> SharedMetrics | None:
+    """Returns what joins the metrics of a pool's processes; None for a router of one process."""
+    if identity.index < 0:
+        return None
+    state = None if live is None else lambda: live.state(core.dispatcher.waiting())
+    return SharedMetrics(registry, identity.folder, identity.index, config.router.processes, state)
+
+
+def make_catalog(config: BatonConfig, core: RouterCore, environment: Environment) -> ModelCatalog:
+    """Returns the catalog of what workers serve; the configured model's text comes from its own directory."""
+    name = model_name(config, config.worker.model)
+    files = text_directory(config.worker.model, is_paced(config))
+    return ModelCatalog(core.dispatcher.models, {name: files}, environment.wall_clock)
+
+
+@asynccontextmanager
+async def pushing_traffic(meter: TrafficMeter | None, store: TrafficStore, log: DecisionLog) -> AsyncIterator[None]:
+    """Pushes this router's traffic to ``store`` every second while the block runs; nothing without a meter."""
+    if meter is None:
+        yield
+        return
+    task = asyncio.create_task(meter.run(store.push, log), name="traffic")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _spend(gate: Gate, request: RouterRequest, summary: ChoiceSummary) -> None:
+    gate.spent(request.context.key, summary.completion_tokens)
+
+
+def _count_refusal(
+    metrics: RouterMetrics, live: LiveStats | None, request: RouterRequest, context_class: str
+) -> None:
+    """Counts a request that was turned away: it missed its SLOs."""
+    if request.context.has_slo:
+        metrics.slo.labels(request.model_id, context_class, "all", "missed").inc()
+    if live is not None:
+        live.refused(context_class, request.context.has_slo)
