@@ -25,16 +25,17 @@ from typing import Any, TypeVar
 
 import msgspec
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from baton.cluster.membership import Member
-from baton.cluster.telemetry import setup_tracing
+from baton.cluster.telemetry import WorkerMetrics, setup_tracing
 from baton.engine.backends.cuda.gpu import settled
 from baton.kv.exchange.filling import FillReport
 from baton.kv.memory import copying
 from baton.process.heap import settle_heap
 from baton.process.liveness import alive_file, beat
 from baton.process.loop_watch import watching
-from baton.process.security import identity_of
+from baton.process.security import identity_of, show_end
 from baton.process.time_limit import end_unless_turning, end_with, end_within
 from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
@@ -43,7 +44,7 @@ from baton.worker.block_exchange import WorkerBlocks
 from baton.worker.control import RoleChange
 from baton.worker.engine_process import EngineProcess
 from baton.worker.membership import join, present_role
-from baton.worker.report import WorkerReport
+from baton.worker.report import Machine, WorkerReport
 from baton.worker.server import CurrentRegistry, RoleRuntime, serve_grpc, serve_metrics
 from baton.worker.slot_guard import SlotGuard
 from baton.worker.slots import SlotRecord, WorkerSlot
@@ -133,21 +134,21 @@ class WorkerHost:
             stack.push_async_callback(core.blocks.close)
             self._say(
                 engine_pid=engine.process.pid,
-                metrics_address=serve_metrics(self.spec.slot, self.spec.server, core.shown, stack),
+                metrics_address=serve_metrics(self.spec.slot, self.spec.server, core.registry, stack),
             )
             await self._unless_stopped(asyncio.to_thread(copying.prepare))  # compiles where nobody has yet
             log.info("%s keeps its KV on %s", self.spec.slot, engine.memory.backing)
             self.prepared()
             stack.enter_context(watching(self.spec.observe.loop_stall_s))
             while (status := await self._play(engine, core)) is None:
-                self.spec = msgspec.structs.replace(self.spec, role=core.ask.role)
-                self._say(incarnation=core.ask.incarnation)
+                self.spec = msgspec.structs.replace(self.spec, role=core.change.role)
+                self._say(incarnation=core.change.incarnation)
         return status
 
     async def _play(self, engine: EngineProcess, core: WorkerCore) -> int | None:
-        """One role, from ready to gone; the exit status, or None when ``kept.ask`` says what comes next."""
+        """One role, from ready to gone; the exit status, or None when ``core.change`` says what comes next."""
         info = self._info(engine.ready)
-        report = core.reports(info)
+        report = core.begin(info)
         end_within(OPEN_S)
         async with AsyncExitStack() as stack:
             worker = RoleRuntime(self.spec, engine, report, info, core.blocks, core.keys)
@@ -216,15 +217,15 @@ class WorkerHost:
 
         An engine that doesn't get there is ended: whoever starts it again gets the new role that way.
         """
-        core.ask = await worker.control.role_asked()
-        log.info("%s becomes a %s worker", self.spec.slot, core.ask.role)
+        core.change = await worker.control.role_asked()
+        log.info("%s becomes a %s worker", self.spec.slot, core.change.role)
         try:
-            await worker.control.leave_role(core.ask)
-            engine.channel.send(SetRole(core.ask.role))
+            await worker.control.leave_role(core.change)
+            engine.channel.send(SetRole(core.change.role))
             await asyncio.sleep(CHANGE_S)
         except Exception:
             log.exception("the change of role failed")
-        log.error("the engine did not become a %s worker within %g s: it is ended", core.ask.role, CHANGE_S)
+        log.error("the engine did not become a %s worker within %g s: it is ended", core.change.role, CHANGE_S)
         engine.process.kill()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
@@ -248,25 +249,38 @@ class WorkerHost:
 
 
 class WorkerCore:
-    """What outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine's speed."""
+    """What outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine's speed.
 
-    ask: RoleChange
+    ``keys`` number requests on the engine's channel; ``held`` are the cached blocks that the role before knew of.
+    """
+
+    change: RoleChange  # what ended the last role
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self.keys = itertools.count(1)
         self.blocks = WorkerBlocks(spec, engine, info, self._fetched)
         self.held: tuple[bytes, ...] = ()
-        self._report = WorkerReport(info, spec=spec, work=engine.ready.work)
-        self.shown = CurrentRegistry(self._report.registry)
+        self._spec, self._machine = spec, Machine.unknown(engine.ready.work)
+        self._report = self._made(info)
+        self.registry = CurrentRegistry(self._report.metrics.registry)
 
-    def reports(self, info: WorkerInfo) -> WorkerReport:
-        """The report of the role that begins."""
-        self._report = WorkerReport(info, self._report)
-        self.shown.registry = self._report.registry
+    def begin(self, info: WorkerInfo) -> WorkerReport:
+        """Returns the report of the role that begins; /metrics shows it from now on."""
+        self._report = self._made(info)
+        self.registry.present = self._report.metrics.registry
         return self._report
 
     def _fetched(self, report: FillReport) -> None:
         self._report.fetched(report)
+
+    def _made(self, info: WorkerInfo) -> WorkerReport:
+        own, tls = self._spec.observe, self._spec.server.tls
+        metrics = WorkerMetrics(
+            CollectorRegistry(), info.role, info.worker_id, info.model_id, own.vllm_names, own.telemetry
+        )
+        if tls is not None:
+            show_end(tls, metrics.optional("certificate"))
+        return WorkerReport(info, metrics, self._machine)
 
 
 def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, RestrictedRegistry
 
 from baton.cluster.membership import Member
 from baton.decode_worker.io.intake import Intake
@@ -70,7 +70,7 @@ class RoleRuntime:
         send = engine.channel.send
         self.identity = identity_of(spec.server.tls, f"the gRPC port of {spec.slot}")
         self.transport = AutoTransport(
-            engine.memory, time.monotonic, spec.server.kv_transport, report.link, identity=self.identity
+            engine.memory, time.monotonic, spec.server.kv_transport, report.transfers.link, identity=self.identity
         )
         self.health, self.names = health_aio.HealthServicer(), [""]
         self.blocks, self._keys = blocks, keys
@@ -141,9 +141,9 @@ class RoleRuntime:
             case ch.Admitted() | ch.Committed() | ch.Rearmed() | ch.Refused() | ch.Ended():
                 self.service.take(message)
             case ch.Stats():
-                self._report.stats(message)
+                self._report.engine.observe(message)
                 self.blocks.running(message.running)
-                self._report.refusals(self.intake.refusals)
+                self._report.transfers.refusals(self.intake.refusals)
             case ch.SnapshotIs():
                 self.control.answered(message)
             case ch.Pinned() | ch.Kept() | ch.Filling() | ch.CacheChanged() | ch.CacheIdle():
@@ -165,13 +165,12 @@ class RoleRuntime:
             self.blocks.warmer,
             self.transport.layout,
             self._keys,
-            lambda address, error: self._report.failed(self.transport.peer(address), error.label),
+            lambda address, error: self._report.transfers.failed(self.transport.peer(address), error.label),
             self.transport.expect,
         )
 
     def _shipped(self, report: HandoffReport) -> None:
-        self._report.handoff(report)
-        self._report.shipped(self.transport.peer(report.address), report.shipped_bytes)
+        self._report.transfers.completed(self.transport.peer(report.address), report)
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
         send, warmer = self._engine.channel.send, self.blocks.warmer
@@ -210,25 +209,25 @@ async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStac
 class CurrentRegistry(Collector):
     """What /metrics shows: the present role's registry, behind one port for the process's life."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+    def __init__(self, present: CollectorRegistry) -> None:
+        self.present = present
 
     def collect(self) -> Iterable[Metric]:
-        """Now."""
-        return self.registry.collect()
+        """Returns the metrics of the present role."""
+        return self.present.collect()
 
-    def restricted_registry(self, names: Iterable[str]) -> Any:
-        """The same, of some metrics alone."""
-        return self.registry.restricted_registry(names)
+    def restricted_registry(self, names: Iterable[str]) -> RestrictedRegistry:
+        """Returns the metrics of the present role that are named in ``names``."""
+        return self.present.restricted_registry(names)
 
 
-def serve_metrics(slot: str, own: ServerSpec, shown: CurrentRegistry, stack: AsyncExitStack) -> str:
+def serve_metrics(slot: str, own: ServerSpec, registry: CurrentRegistry, stack: AsyncExitStack) -> str:
     """GET /metrics on a port of its own; its address, empty when off."""
     if not own.metrics:
         return ""
     try:
         identity = identity_of(own.tls, f"the metrics port of {slot}")
-        server, thread = start_metrics(own.metrics_port, own.host, shown, identity)
+        server, thread = start_metrics(own.metrics_port, own.host, registry, identity)
     except OSError as error:
         where = f"{own.host}:{own.metrics_port}"
         text = f"/metrics can't be had at {where} ({error.strerror}): choose another worker.metrics_port"

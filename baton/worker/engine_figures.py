@@ -1,0 +1,127 @@
+"""What an engine's Stats say of its load: for /metrics, and for the worker's membership entry.
+
+Knows nothing of handoffs, tiers or the machine's energy. Stats are totals since the engine's start; Prometheus
+counters take the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from baton.cluster.telemetry import WorkerMetrics
+from baton.cost.fit import StepFit
+from baton.protos.channel import Stats
+from baton.protos.nouns import EngineWork, WorkerInfo, WorkerLoad
+from baton.worker.rates import Rates, bytes_read, done, flops
+
+TOTALS = {
+    "step": "steps",
+    "tokens_prefilled": "prefill_tokens",
+    "tokens_decoded": "decode_tokens",
+    "prefix_hit_tokens": "prefix_hits",
+    "prefix_asked_tokens": "prefix_queries",
+    "preemptions": "preemptions",
+    "leases_swept": "leases_swept",
+    "busy_seconds": "busy_seconds",
+    "drafts": "drafts",
+    "draft_tokens": "draft_tokens",
+    "draft_tokens_accepted": "draft_tokens_accepted",
+    "draft_seconds": "draft_seconds",
+}
+
+
+class EngineFigures:
+    """The latest Stats of one role, and rates over the last seconds.
+
+    ``work`` is what a step costs and what the machine can do, None where that wasn't measured; ``fit`` learns what
+    steps take, and outlives the role.
+    """
+
+    def __init__(
+        self,
+        metrics: WorkerMetrics,
+        info: WorkerInfo,
+        work: EngineWork | None,
+        fit: StepFit,
+        clock: Callable[[], float],
+    ) -> None:
+        self.pages = info.pages
+        self._metrics, self._work, self._fit = metrics, work, fit
+        self._max_batch = max(1, info.max_batch)
+        self._rates = Rates(clock)
+        self._rates.now({})
+        self._last: Stats | None = None
+        self._show_ceilings()
+
+    def observe(self, now: Stats) -> None:
+        """Takes the engine's figures, which come up to ten times a second."""
+        for field, name in TOTALS.items():
+            before = 0 if self._last is None else getattr(self._last, field)
+            getattr(self._metrics, name).inc(getattr(now, field) - before)
+        self._count_work(now)
+        self._rates.now(done(now, self._work))
+        self._show_gauges(now)
+        for sample in now.samples:
+            self._fit.observe(sample)
+        self._last = now
+
+    def load(self) -> WorkerLoad | None:
+        """Returns the engine's part of the worker's load; None before its first Stats."""
+        last = self._last
+        if last is None:
+            return None
+        rates = self._rates.per_second()
+        mfu, mbu = self._utilisation(rates)
+        return WorkerLoad(
+            running=last.running,
+            waiting=last.waiting,
+            waiting_tokens=last.waiting_tokens,
+            free_pages=last.free_pages,
+            cached_pages=last.cached_pages,
+            leased_pages=last.leased_pages,
+            steps=last.step,
+            step_curve=self._fit.curve,
+            prefill_tokens_per_s=rates.get("prefill_tokens", 0.0),
+            decode_tokens_per_s=rates.get("decode_tokens", 0.0),
+            busy=min(1.0, rates.get("busy", 0.0)),
+            prefix_hits=last.prefix_hit_tokens,
+            prefix_queries=last.prefix_asked_tokens,
+            preemptions=last.preemptions,
+            mfu=mfu,
+            mbu=mbu,
+        )
+
+    def _utilisation(self, rates: Mapping[str, float]) -> tuple[float | None, float | None]:
+        """MFU and MBU of the last seconds, shown too; None where no ceiling was measured."""
+        work = self._work
+        if work is None or not work.peak_flops or not work.peak_bytes:
+            return None, None
+        mfu, mbu = rates.get("flops", 0.0) / work.peak_flops, rates.get("bytes", 0.0) / work.peak_bytes
+        self._metrics.optional("mfu").set(mfu)
+        self._metrics.optional("mbu").set(mbu)
+        return mfu, mbu
+
+    def _show_ceilings(self) -> None:
+        if self._work is not None:
+            self._metrics.optional("peak_flops").set(self._work.peak_flops)
+            self._metrics.optional("peak_bytes").set(self._work.peak_bytes)
+
+    def _count_work(self, now: Stats) -> None:
+        work, last = self._work, self._last
+        if work is not None:
+            before = (flops(last, work), bytes_read(last, work)) if last else (0.0, 0.0)
+            self._metrics.optional("flops").inc(max(0.0, flops(now, work) - before[0]))
+            self._metrics.optional("bytes_read").inc(max(0.0, bytes_read(now, work) - before[1]))
+
+    def _show_gauges(self, now: Stats) -> None:
+        m, unused = self._metrics, now.free_pages + now.cached_pages
+        m.running.set(now.running)
+        m.batch_fill.set(now.running / self._max_batch)
+        m.waiting.set(now.waiting)
+        m.waiting_tokens.set(now.waiting_tokens)
+        m.step_seconds.set(now.step_seconds_p50)
+        m.cache_usage.set((self.pages - unused) / self.pages)
+        quarantined = self.pages - unused - now.leased_pages
+        states = {"free": now.free_pages, "cached": now.cached_pages, "leased": now.leased_pages}
+        for state, pages in {**states, "quarantined": quarantined}.items():
+            m.pages(state).set(pages)

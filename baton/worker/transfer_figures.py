@@ -1,0 +1,74 @@
+"""What a worker's handoffs carried, between which workers, and what was refused: for /metrics and its load.
+
+Knows nothing of engines or of how a handoff works.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from baton.cluster.telemetry import WorkerMetrics
+from baton.cost.fit import TransferFit
+from baton.prefill_worker.io.handoff import HandoffReport
+from baton.protos.nouns import KvLink, KvPair
+from baton.worker.rates import Rates
+
+UNKNOWN = "unknown"  # the peer of a handoff that reached nobody
+
+
+class TransferFigures:
+    """The handoffs of one role; ``fit`` learns what bytes take, and outlives the role."""
+
+    def __init__(self, metrics: WorkerMetrics, fit: TransferFit, clock: Callable[[], float]) -> None:
+        self._metrics, self._fit = metrics, fit
+        self._rates = Rates(clock)
+        self._rates.now({})
+        self._pairs: dict[str, KvPair] = {}
+        self._links: dict[str, KvLink] = {}
+        self._refused: Counter[str] = Counter()
+
+    def completed(self, peer: str, report: HandoffReport) -> None:
+        """Counts one handoff to ``peer`` that is complete."""
+        self._metrics.transfer_blocks.inc(report.shipped_blocks)
+        self._metrics.transfer_bytes.inc(report.shipped_bytes)
+        self._metrics.transfer_seconds.observe(report.exposed_s)
+        if report.shipped_bytes:
+            self._fit.observe(report.shipped_bytes, report.busy_s)
+        peer = peer or UNKNOWN
+        self._metrics.transferred(peer, "ok", report.shipped_bytes)
+        old = self._pairs.get(peer, KvPair(peer))
+        self._pairs[peer] = KvPair(peer, old.transfers + 1, old.failures, old.bytes + report.shipped_bytes)
+        self._rates.now({pair.peer: pair.bytes for pair in self._pairs.values()})
+
+    def failed(self, peer: str, error_label: str) -> None:
+        """Counts one handoff to ``peer`` that came to nothing."""
+        peer = peer or UNKNOWN
+        self._metrics.transferred(peer, error_label)
+        old = self._pairs.get(peer, KvPair(peer))
+        self._pairs[peer] = KvPair(peer, old.transfers, old.failures + 1, old.bytes)
+
+    def link(self, link: KvLink, reason: str) -> None:
+        """Remembers how KV gets to a decode worker; ``reason`` tells why not the best way, or is empty."""
+        self._metrics.linked(link.peer, link.transport, link.bytes_per_s, reason)
+        self._links[link.peer] = link
+
+    def refusals(self, totals: Counter[str]) -> None:
+        """Counts the handoff frames that were refused; ``totals`` are those since start, by error label."""
+        for label, count in (totals - self._refused).items():
+            for _ in range(count):
+                self._metrics.refused(label)
+        self._refused = Counter(totals)
+
+    @property
+    def links(self) -> tuple[KvLink, ...]:
+        """The way to each decode worker that was measured."""
+        return tuple(self._links.values())
+
+    @property
+    def pairs(self) -> tuple[KvPair, ...]:
+        """What went to each decode worker, with bytes per second of the last seconds."""
+        rates = self._rates.per_second()
+        return tuple(
+            KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0)) for p in self._pairs.values()
+        )
