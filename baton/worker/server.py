@@ -27,7 +27,8 @@ from baton.decode_worker.io.service import DecodeService
 from baton.decode_worker.io.shell import DecodeShell
 from baton.kv.transport.auto import AutoTransport, this_host
 from baton.kv.transport.grpc import handoff_handler, server_options
-from baton.prefill_worker.io.handoff import HandoffReport, Sender
+from baton.prefill_worker.io.handoff import HandoffReport
+from baton.prefill_worker.io.handoff_frames import Sender
 from baton.prefill_worker.io.service import PrefillService
 from baton.prefill_worker.io.shell import PrefillShell
 from baton.process.metrics_server import start_metrics

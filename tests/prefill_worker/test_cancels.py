@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from baton.prefill_worker.io.handoff import Sender
+from baton.prefill_worker.io.handoff_frames import Sender
 from baton.prefill_worker.io.service import PrefillCall, PrefillService
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling

@@ -22,7 +22,8 @@ from baton.kv.transport.grpc import SERVER_OPTIONS, GrpcTransport, handoff_handl
 from baton.kv.wire import frames
 from baton.kv.wire.base import ReplyStream, Sink, Transport
 from baton.kv.wire.frames import Frame
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError, PoolExhausted
 from baton.protos.nouns import TokenRun

@@ -36,7 +36,7 @@ from baton.kv.pages.pool import PagePool
 from baton.kv.transport.loopback import LoopbackTransport
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.prefill_worker.io import service as prefill_service
-from baton.prefill_worker.io.handoff import Sender
+from baton.prefill_worker.io.handoff_frames import Sender
 from baton.prefill_worker.io.service import PrefillCall, PrefillService
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, StaleEpoch, WorkerLost

@@ -27,7 +27,8 @@ from baton.kv.transport import sender as transport_named
 from baton.kv.transport.auto import AUTO, AutoTransport
 from baton.kv.transport.grpc import CHANNEL_OPTIONS, keep_freed_buffers
 from baton.kv.wire.base import Transport
-from baton.prefill_worker.io.handoff import FRAME_BYTES, Destination, Handoff, Sender
+from baton.prefill_worker.io.handoff import FRAME_BYTES, Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import ShipBlock
 from baton.protos.nouns import KvLink, TokenRun, WorkerInfo
 

@@ -10,7 +10,6 @@ is read until it is acknowledged, and never after ``run`` has returned or been c
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import msgspec
@@ -19,47 +18,29 @@ from baton.kv.layout.repaging import ReceiverBlock
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import HandoffStream, Transport, resident_bytes
-from baton.kv.wire.frames import Block, Frame, Kind
+from baton.kv.wire.frames import Frame, Kind
+from baton.prefill_worker.io.handoff_frames import Destination, HandoffFrames, Sender
+from baton.prefill_worker.io.send_queue import SendQueue
+from baton.prefill_worker.io.send_window import SendWindow
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import ShipBlock
 from baton.protos.errors import BatonError, CorruptFrame, WorkerLost
-from baton.protos.nouns import KvLayout, TokenRun
+from baton.protos.nouns import TokenRun
 from baton.protos.rpc import settled
 
+# Bytes that may be unacknowledged: enough for a fast link's round trip, little enough for a slow receiver's memory.
 WINDOW_BYTES = 64 << 20
-LAST_WORDS_S = 2.0  # after a send failed: a stream may be broken at our end alone, and then nobody says anything
-FRAME_BYTES = 1 << 20  # in one frame: with less the cost per frame shows, with more the first bytes leave late
-
-
-HandoffItem = ShipBlock | control.Closing | BatonError
-
-
-class Sender(msgspec.Struct, frozen=True):
-    """Who sends: the same for every handoff of a worker."""
-
-    worker_id: str
-    model_id: str
-    fingerprint: str
-    layout: KvLayout
-
-
-class Destination(msgspec.Struct, frozen=True):
-    """Where one request's blocks go: ``total_blocks`` of the prompt, the last with ``tail_tokens`` (1..16)."""
-
-    address: str
-    lease: bytes
-    epoch: int
-    request_id: str
-    total_blocks: int
-    tail_tokens: int
-    adapter_id: str = ""
+# Seconds for the receiver's reason after a send failed: where the stream broke at our end alone, none ever comes.
+LAST_WORDS_S = 2.0
+# Bytes in a frame: with less the cost per frame shows, with more the first bytes leave late.
+FRAME_BYTES = 1 << 20
 
 
 class HandoffReport(msgspec.Struct, frozen=True):
     """What a handoff took, on the sender's clock.
 
-    ``exposed_s`` ran after the first token was known, by the engine's own word; ``busy_s`` is time with bytes
-    unacknowledged.
+    ``exposed_s`` are the seconds after the first token was known, by the engine's own word; ``busy_s`` those with
+    bytes unacknowledged.
     """
 
     shipped_blocks: int
@@ -70,7 +51,10 @@ class HandoffReport(msgspec.Struct, frozen=True):
 
 
 class Handoff:
-    """One request's way out. Feed it with ``ship`` and ``commit`` (or ``fail``) while ``run`` runs."""
+    """Sends one request's blocks. Feed it with ``ship`` and ``commit`` (or ``fail``) while ``run`` runs.
+
+    ``plan`` says how the blocks go to this receiver, None: as they are. ``clock`` is in monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -84,59 +68,46 @@ class Handoff:
     ) -> None:
         self.shipped_blocks = 0
         self.shipped_bytes = 0
-        self._transport = transport
-        self._memory = memory
-        self._sender = sender
-        self._to = destination
-        self._clock = clock
-        self._window = window_bytes
-        self._plan = plan
-        self._wire = WirePlan(sender.layout)
-        self._frame_bytes, self._from_card = FRAME_BYTES, False
-        self._todo: asyncio.Queue[HandoffItem] = asyncio.Queue()
-        self._ahead: HandoffItem | None = None  # taken out of the queue, but not a block
-        self._ready: deque[ShipBlock | ReceiverBlock] = deque()  # of what was taken out of the queue, not sent yet
-        self._unacked: set[int] = set()
-        self._unflagged = 0
-        self._room = asyncio.Event()
+        self._transport, self._memory, self._sender, self._to = transport, memory, sender, destination
+        self._clock, self._plan = clock, plan
+        self._frame_bytes = FRAME_BYTES
+        self._queue, self._window = SendQueue(), SendWindow(window_bytes, clock)
         self._committed_at: float | None = None
         self._taken_over_at: float | None = None
-        self._busy_since = 0.0
-        self._busy_s = 0.0
 
     # ---- what the engine says --------------------------------------------------------------------------
 
     def ship(self, blocks: Iterable[ShipBlock]) -> None:
-        """These pages are finished and pinned until ``run`` ends."""
+        """Queues ``blocks``, whose pages are finished and pinned until ``run`` ends."""
         for block in blocks:
-            self._todo.put_nowait(block)
+            self._queue.put(block)
 
     def commit(self, first: TokenRun, cached_tokens: int, at: float | None = None) -> None:
-        """Every block was announced; ``first`` goes with the last frame. It is known since ``at`` (None: now)."""
+        """Queues the end, once every block was announced: ``first`` goes with the last frame.
+
+        ``at`` is when the first token was known, None: now.
+        """
         now = self._clock()
         self._committed_at = now if at is None else min(at, now)
-        self._todo.put_nowait(control.Closing(first, cached_tokens))
+        self._queue.put(control.Closing(first, cached_tokens))
 
     def fail(self, error: BatonError) -> None:
-        """The prompt won't be computed: ``run`` raises ``error`` and the stream closes without a commit."""
-        self._todo.put_nowait(error)
+        """Ends the handoff without a commit, because the prompt won't be computed: ``run`` raises ``error``."""
+        self._queue.put(error)
 
     # ---- the stream ------------------------------------------------------------------------------------
 
     async def run(self) -> HandoffReport:
-        """Send everything and wait until the decode worker has taken it over.
+        """Sends everything and waits until the decode worker has taken it over.
 
         Raises the decode worker's typed refusal, WorkerLost when the stream broke, or what ``fail`` was given.
         However it ends (cancellation included), the stream is closed and no page is read any more.
         """
-        if self._plan is not None:
-            self._wire = await self._plan()
+        wire = WirePlan(self._sender.layout) if self._plan is None else await self._plan()
         stream = await self._transport.connect(self._to.address)
-        if from_card := resident_bytes(stream):
-            self._frame_bytes, self._from_card = from_card, True
         try:
             async with asyncio.TaskGroup() as group:
-                sending = group.create_task(self._send_all(stream))
+                sending = group.create_task(self._send_all(stream, wire))
                 await self._collect(stream)
                 sending.cancel()  # everything is there: a lane that broke since is of no interest
                 await settled([sending])
@@ -146,22 +117,35 @@ class Handoff:
             await stream.close()
         return self._report()
 
-    async def _send_all(self, stream: HandoffStream) -> None:
-        async for frame, payload in self._outgoing():
+    async def _send_all(self, stream: HandoffStream, wire: WirePlan) -> None:
+        from_card = resident_bytes(stream)
+        made = HandoffFrames(self._memory, self._sender, self._to, wire, bool(from_card))
+        async for frame, payload in self._outgoing(made, wire, from_card or self._frame_bytes):
             try:
                 await stream.send(frame, payload)
             except WorkerLost:
                 await asyncio.sleep(LAST_WORDS_S)  # the collector reads why, if the receiver has said it
                 raise
 
-    async def _outgoing(self) -> AsyncIterator[tuple[Frame, list[memoryview]]]:
-        yield self._frame(Kind.OPEN, control.encode_opening(self._opening())), []
-        while isinstance(item := await self._next(), (ShipBlock, ReceiverBlock)):
-            room = await self._has_room()
-            yield self._blocks([item, *self._more(room)])
+    async def _outgoing(
+        self, made: HandoffFrames, wire: WirePlan, frame_bytes: int
+    ) -> AsyncIterator[tuple[Frame, list[memoryview]]]:
+        yield made.opening(), []
+        most = min(max(1, frame_bytes // wire.unit), frames.MAX_BLOCKS)
+        while isinstance(item := await self._queue.next(wire), (ShipBlock, ReceiverBlock)):
+            room = min(await self._window.room(wire.unit), most)
+            batch = [item, *self._queue.more(wire, room - 1)]
+            yield made.blocks(batch, self._count(batch, wire.unit))
         if isinstance(item, BatonError):
             raise item
-        yield self._frame(Kind.COMMIT, control.encode_closing(item)), []
+        yield made.commit(item), []
+
+    def _count(self, batch: list[ShipBlock | ReceiverBlock], unit: int) -> bool:
+        """Counts ``batch`` as on its way; whether its frame is to ask for an acknowledgement."""
+        self._window.sent([block.index for block in batch])
+        self.shipped_blocks += len(batch)
+        self.shipped_bytes += len(batch) * unit
+        return self._window.wants_ack(len(batch) * unit, self._queue.has_more)
 
     async def _collect(self, stream: HandoffStream) -> None:
         while (raw := await stream.receive()) is not None:
@@ -172,104 +156,16 @@ class Handoff:
                 raise CorruptFrame(f"a {frame.kind.name} frame that answers nothing of this handoff", "frame")
             if frame.subject == Kind.COMMIT:
                 self._taken_over_at = self._clock()
-                self._acknowledged(tuple(self._unacked))
+                self._window.all_acknowledged()
                 return
-            self._acknowledged(frames.acked_blocks(frame))
+            self._window.acknowledged(frames.acked_blocks(frame))
         raise WorkerLost(f"the decode worker at {self._to.address} ended the handoff early", "decode_address")
-
-    async def _next(self) -> HandoffItem | ReceiverBlock:
-        while not self._ready:
-            ahead, self._ahead = self._ahead, None
-            item = await self._todo.get() if ahead is None else ahead
-            if not isinstance(item, ShipBlock):
-                return item
-            self._ready.extend(self._wire.take(item))
-        return self._ready.popleft()
-
-    async def _has_room(self) -> int:
-        """Wait until a block may go; how many may go in its frame besides it."""
-        unit = self._wire.unit
-        while self._unacked and (len(self._unacked) + 1) * unit > self._window:
-            self._room.clear()
-            await self._room.wait()
-        window = self._window // unit - len(self._unacked)
-        return min(window, max(1, self._frame_bytes // unit), frames.MAX_BLOCKS) - 1
-
-    def _more(self, room: int) -> list[ShipBlock | ReceiverBlock]:
-        """Blocks that are ready by now, at most ``room``; what isn't a block stays queued behind them."""
-        found: list[ShipBlock | ReceiverBlock] = []
-        while len(found) < room and (self._ready or (self._ahead is None and not self._todo.empty())):
-            if self._ready:
-                found.append(self._ready.popleft())
-            elif isinstance(item := self._todo.get_nowait(), ShipBlock):
-                self._ready.extend(self._wire.take(item))
-            else:
-                self._ahead = item
-        return found
-
-    def _acknowledged(self, blocks: tuple[int, ...]) -> None:
-        if not self._unacked.issuperset(blocks):
-            raise CorruptFrame("an acknowledgement of blocks that were not sent", "index")
-        self._unacked.difference_update(blocks)
-        self._room.set()
-        if blocks and not self._unacked:
-            self._busy_s += self._clock() - self._busy_since
-
-    def _blocks(self, batch: list[ShipBlock | ReceiverBlock]) -> tuple[Frame, list[memoryview]]:
-        if not self._unacked:
-            self._busy_since = self._clock()
-        wire, size = self._wire, self._wire.unit
-        found = [wire.payload(block, self._memory) for block in batch]
-        payload, offsets = [view for view, _ in found], tuple([at for _, at in found if at is not None])
-        self._unacked.update([block.index for block in batch])
-        self.shipped_blocks += len(batch)
-        self.shipped_bytes += len(batch) * size
-        flags = frames.ACK_NOW * self._wants_ack(len(batch) * size)
-        if self._from_card and len(offsets) == len(batch) and all(map(_is_resident, batch)):
-            flags |= frames.RESIDENT
-        frame = self._frame(Kind.BLOCK, flags=flags)
-        return msgspec.structs.replace(
-            frame,
-            unit=size,
-            blocks=tuple([Block(block.index, wire.hash(block)) for block in batch]),
-            offsets=offsets if len(offsets) == len(batch) else (),
-        ), payload
-
-    def _wants_ack(self, size: int) -> bool:
-        """Whether the sender may come to wait for it: nothing else is ready, or a quarter window went out."""
-        self._unflagged += size
-        more = self._ahead is not None or self._ready or not self._todo.empty()
-        if more and self._unflagged < self._window // 4:
-            return False
-        self._unflagged = 0
-        return True
-
-    def _frame(self, kind: Kind, body: bytes = b"", flags: int = 0) -> Frame:
-        layout, to = self._wire.layout, self._to
-        return Frame(kind, to.lease, to.epoch, body, layout.shard_rank, layout.shard_count, flags)
-
-    def _opening(self) -> control.Opening:
-        sender, to, paging = self._sender, self._to, self._wire.paging
-        return control.Opening(
-            request_id=to.request_id,
-            layout=self._wire.layout,
-            sender=sender.worker_id,
-            total_blocks=to.total_blocks if paging is None else paging.blocks,
-            tail_tokens=to.tail_tokens if paging is None else paging.tail_tokens,
-            model_id=sender.model_id,
-            fingerprint=sender.fingerprint,
-            adapter_id=to.adapter_id,
-        )
 
     def _report(self) -> HandoffReport:
         assert self._committed_at is not None, "nothing is taken over before its commit"
         assert self._taken_over_at is not None
-        exposed = self._taken_over_at - self._committed_at
-        return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, self._busy_s, self._to.address)
-
-
-def _is_resident(block: ShipBlock | ReceiverBlock) -> bool:
-    return isinstance(block, ShipBlock) and block.resident
+        exposed, busy = self._taken_over_at - self._committed_at, self._window.busy_s
+        return HandoffReport(self.shipped_blocks, self.shipped_bytes, exposed, busy, self._to.address)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

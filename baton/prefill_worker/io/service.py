@@ -22,7 +22,8 @@ from baton.kv.layout.bridge import bridge, wire_layout
 from baton.kv.layout.repaging import Repaging
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Transport
-from baton.prefill_worker.io.handoff import Destination, Handoff, HandoffReport, Sender
+from baton.prefill_worker.io.handoff import Handoff, HandoffReport
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError, Draining, InvalidRequest, ModelNotFound, from_info

@@ -22,7 +22,9 @@ from baton.kv.transport import cuda_ipc
 from baton.kv.transport.cuda_ipc import CudaIpcTransport, IpcStream
 from baton.kv.wire import frames
 from baton.kv.wire.frames import Frame
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, WirePlan
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
+from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import BlocksReceived
 from baton.protos.errors import CorruptFrame
 from tests.kv.transport.cards import Cards, known, take_card

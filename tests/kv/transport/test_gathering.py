@@ -17,7 +17,9 @@ from baton.decode_worker.io.intake import Intake
 from baton.kv.layout.bridge import bridge, shard_of, wire_layout
 from baton.kv.layout.page import layout_for
 from baton.kv.memory.host_pages import PageMemory
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, WirePlan
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, HandoffFrames, Sender
+from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import TokenRun
@@ -175,13 +177,18 @@ async def test_the_same_shard_twice_or_another_number_of_senders_is_refused_by_n
     running.cancel()
 
 
-async def test_a_stream_cannot_bring_another_shard_than_it_opened_for(gathering: Gathering) -> None:
+async def test_a_stream_cannot_bring_another_shard_than_it_opened_for(
+    gathering: Gathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = gathering.handoff(0)
     first.ship(gathering.ship(0, 0))
-    frame = first._frame
-    first._frame = lambda kind, body=b"", flags=0: (  # type: ignore[method-assign]
-        frame(kind, body, flags) if body else msgspec.structs.replace(frame(kind, body, flags), shard_rank=1)
-    )
+    blocks = HandoffFrames.blocks
+
+    def of_another_shard(self: HandoffFrames, batch: Any, wants_ack: bool) -> Any:
+        frame, payload = blocks(self, batch, wants_ack)
+        return msgspec.structs.replace(frame, shard_rank=1), payload
+
+    monkeypatch.setattr(HandoffFrames, "blocks", of_another_shard)
     error = await failure(asyncio.ensure_future(first.run()))
     assert error.label == "layout_mismatch"
     assert "is for shard" in error.message

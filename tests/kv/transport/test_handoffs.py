@@ -23,7 +23,9 @@ from baton.kv.transport.nccl import NcclTransport
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import HandoffStream, Sink
 from baton.kv.wire.frames import Block, Frame, Kind
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender, WirePlan
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
+from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError
 from baton.protos.nouns import KvLayout, TokenRun

@@ -17,7 +17,8 @@ import pytest
 
 from baton.bench.kv import setting
 from baton.kv.transport import sender as transport_named
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import ReceiveClosed, ShipBlock
 from baton.protos.errors import WorkerLost
 from tests.kv.transport.rigs import grpc_rig, shm_rig, tcp_rig

@@ -29,7 +29,7 @@ def lane_0_is_read_last(monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
     turn, deal = Inlet._turn, Inlet._frame
 
     def late(self: Inlet) -> None:
-        if self.session is None or self.session.primary is not self or seen:
+        if self.incoming is None or self.incoming.primary is not self or seen:
             turn(self)
 
     def note(self: Inlet, frame: Frame, session: Any) -> int:

@@ -16,7 +16,8 @@ from baton.kv.layout.bridge import bridge, land, run_of, runs_of, with_codec
 from baton.kv.layout.page import in_pages_of, layout_for
 from baton.kv.layout.repaging import Repaging
 from baton.kv.memory.host_pages import PageMemory
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.prefill_worker.io.wire_plan import WirePlan
 from baton.protos.channel import Commit, ShipBlock
 from baton.protos.errors import BatonError

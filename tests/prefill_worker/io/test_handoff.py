@@ -22,7 +22,8 @@ from baton.kv.transport.loopback import LoopbackTransport
 from baton.kv.wire import control, frames
 from baton.kv.wire.base import ReplyStream, Transport
 from baton.kv.wire.frames import Frame, Kind
-from baton.prefill_worker.io.handoff import Destination, Handoff, Sender
+from baton.prefill_worker.io.handoff import Handoff
+from baton.prefill_worker.io.handoff_frames import Destination, Sender
 from baton.protos.channel import BlocksReceived, Commit, ReceiveClosed, ReceiveOpened, ShipBlock
 from baton.protos.errors import BatonError, CorruptFrame, LeaseUnknown, StaleEpoch, WorkerLost
 from baton.protos.nouns import TokenRun
