@@ -5,6 +5,8 @@ Knows nothing of clusters. Runs with and without drafts go turn about, and ratio
 
     python -m bench.speculation [--size 150M] [--scheme int8] [--batches 1,4,8,32] [--rounds 5] [--json FILE]
 
+``--cpu`` computes on one thread and counts its CPU time: for a machine with other work, where no core is ours.
+
 Parts: ``oracle`` knows the script and is right by a set chance per token: tokens per second over none, and the
 share of what the best fixed depth would bring by this run's own step times. ``real``: the drafts of
 ``--speculation auto``, where the script repeats its prompt with some edits, as summaries with quotes and code edits
@@ -28,11 +30,13 @@ from baton.bench.engine.models import SIZES, random_runner
 from baton.bench.engine.report import SCHEMES
 from baton.bench.rows import Row, interval, median, spread, table, to_json
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.speculate.draft import Draft, Text
 from baton.engine.speculate.drafter import Drafter, Writer
 from baton.engine.speculate.names import AUTO, speculators
 from baton.engine.step_loop import EngineParts
+from baton.kernels.abi import native
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
@@ -122,7 +126,11 @@ class Timed(msgspec.Struct):
 class Bench:
     """One model; ``run`` decodes ``batch`` sequences until each got TOKENS on the average."""
 
-    def __init__(self, runner: Runner, most: int) -> None:
+    def __init__(self, runner: NativeRunner, most: int, cpu: bool = False) -> None:
+        self.clock = time.thread_time if cpu else time.perf_counter
+        if cpu:
+            native.set_threads(1)
+            runner._clock = self.clock
         self.runner, self.pages = Scripted(runner), most * (PROMPT + 3 * TOKENS) // 16 + 64
         self._buffer = bytearray(self.pages * runner.spec.layout.page_bytes)
         self.runner.bind(memoryview(self._buffer), self.pages)
@@ -146,11 +154,11 @@ class Bench:
 
     def _timed(self, loop: DecodeLoop, tape: Tape, count: int) -> Timed:
         before, at = sum(tape.tokens.values()), len(self.runner.took)
-        ends, began = [time.perf_counter()], time.perf_counter()
+        ends, began = [self.clock()], self.clock()
         while sum(tape.tokens.values()) - before < count * TOKENS:
             loop.turn([])
-            ends.append(time.perf_counter())
-        rate = (sum(tape.tokens.values()) - before) / (time.perf_counter() - began)
+            ends.append(self.clock())
+        rate = (sum(tape.tokens.values()) - before) / (self.clock() - began)
         assert len(self.runner.took) > at
         return Timed(rate, [b - a for a, b in itertools.pairwise(ends)])
 
@@ -210,7 +218,7 @@ def perfect(none: float, batch: int, fixed: dict[int, float], chance: float) -> 
 
 def oracle(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
     """Set chances of acceptance."""
-    drafters = {chance: Drafter([Oracle({}, chance)]) for chance in CHANCES}
+    drafters = {chance: Drafter([Oracle({}, chance)], bench.clock) for chance in CHANCES}
     pairs: dict[float, list[tuple[float, float]]] = {chance: [] for chance in CHANCES}
     shares: dict[float, list[float]] = {chance: [] for chance in CHANCES if chance}
     late: tuple[list[float], list[float]] = [], []
@@ -248,7 +256,7 @@ def oracle(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
 def real(bench: Bench, batch: int, rounds: int) -> Iterator[Row]:
     """The drafts of ``--speculation auto`` over three kinds of text."""
     for kind, target in ((copied, COPY_TARGETS.get(batch, 0.0)), (new, NEVER_WORSE), (misleading, NEVER_WORSE)):
-        drafter, found = Drafter(speculators(AUTO)), list[tuple[float, float]]()
+        drafter, found = Drafter(speculators(AUTO), bench.clock), list[tuple[float, float]]()
         late: tuple[list[float], list[float]] = [], []
         for at in range(rounds + 1):
             prompts, scripts = texts(batch, 1000 + at, kind)
@@ -275,15 +283,20 @@ def main() -> None:
     parser.add_argument("--batches", default="1,4,8,32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     batches = [int(batch) for batch in args.batches.split(",")]
-    bench, console = Bench(random_runner(args.size, args.scheme, "bf16")[0], max(batches)), Console(width=150)
+    bench, console = (
+        Bench(random_runner(args.size, args.scheme, "bf16")[0], max(batches), args.cpu),
+        Console(width=150),
+    )
     rows = list[Row]()
     for batch in batches:
         for part in args.part or PARTS:
-            rows += PARTS[part](bench, batch, args.rounds)
-    console.print(table(rows))
+            found = list(PARTS[part](bench, batch, args.rounds))
+            console.print(table(found))
+            rows += found
     if args.json:
         args.json.write_text(to_json(rows) + "\n")
 
