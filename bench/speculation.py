@@ -32,7 +32,7 @@ from baton.bench.rows import Row, interval, median, spread, table, to_json
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
-from baton.engine.speculate.draft import Draft, Text
+from baton.engine.speculate.draft import Draft, Speculator, Text
 from baton.engine.speculate.drafter import Drafter, Writer
 from baton.engine.speculate.names import AUTO, speculators
 from baton.engine.step_loop import EngineParts
@@ -70,7 +70,7 @@ class Scripted:
         return [script[spec.position - PROMPT] for spec in item.asks]
 
 
-class Oracle:
+class Oracle(Speculator):
     """Proposes the script, each token right by ``chance``."""
 
     def __init__(self, scripts: Scripts, chance: float, seed: int = 0) -> None:

@@ -26,8 +26,6 @@ from baton.engine.checkpoints.hub import locate
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, mirror_of
-from baton.engine.speculate.drafter import Drafter
-from baton.engine.speculate.names import speculators
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import with_codec
@@ -39,6 +37,7 @@ from baton.protos.channel import EngineFailed, EngineReady
 from baton.protos.errors import ConfigError, to_info
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.channel import EngineChannel
+from baton.worker.drafts import make_drafter
 from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec, load_spec
 
 PR_SET_PDEATHSIG = 1
@@ -66,7 +65,7 @@ def main() -> int:
     settle_heap()
     loop.run()
     while loop.next_role:
-        loop = successor(spec.steps, loop)
+        loop = successor(spec.steps, spec.engine, loop)
         loop.run()
     return _leave(channel, 0)
 
@@ -117,12 +116,12 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     grammars = Grammars(model, tokenizer_of(spec.engine), GRACE_S)
     grammars.warm()
     parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view())
-    return make_loop(spec.role, spec.steps, parts)
+    return make_loop(spec.role, spec.steps, spec.engine, parts)
 
 
-def successor(steps: StepSpec, loop: StepLoop) -> StepLoop:
+def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:
     """Returns the loop of the role that ``loop`` was told to leave to, with its runner, pages and cached blocks."""
-    after = make_loop(loop.next_role, steps, loop.parts)
+    after = make_loop(loop.next_role, steps, engine, loop.parts)
     after.succeed(loop)
     return after
 
@@ -169,19 +168,14 @@ def tokenizer_of(spec: EngineSpec) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def make_loop(role: str, steps: StepSpec, parts: EngineParts) -> StepLoop:
-    """Returns the loop of ``role``."""
+def make_loop(role: str, steps: StepSpec, engine: EngineSpec, parts: EngineParts) -> StepLoop:
+    """Returns the loop of ``role``. Raises ConfigError and CheckpointError for what drafts tokens."""
     if role == "prefill":
         return PrefillLoop(parts, steps.prefill_chunk_tokens, steps.max_batch)
     limits = DecodeLimits(steps.max_batch, steps.prefill_chunk_tokens, steps.lease_ttl_s, steps.itl_target_s)
     # entropy is never seeded: a lease of an earlier incarnation must not be valid again
-    return DecodeLoop(parts, limits, entropy=os.urandom, drafter=make_drafter(steps.speculation))
-
-
-def make_drafter(names: str) -> Drafter | None:
-    """Returns what drafts tokens by the speculators ``names``, None for none. Raises ConfigError."""
-    found = speculators(names)
-    return Drafter(found) if found else None
+    drafter = make_drafter(steps.speculation, engine, parts.runner.spec, parts.pool.pages)
+    return DecodeLoop(parts, limits, entropy=os.urandom, drafter=drafter)
 
 
 def _leave(channel: EngineChannel, status: int) -> int:

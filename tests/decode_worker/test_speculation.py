@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.speculate.draft_model import DraftModel
 from baton.engine.speculate.drafter import Tally
 from tests.decode_worker.test_preemption import (
+    DEMO,
     VOCAB,
     Engine,
     Run,
@@ -63,3 +66,11 @@ def test_what_was_handed_over_goes_on_with_drafts() -> None:
     (whole := Run(engine)).handed_over(handed)
     (run := Run(engine, drafter=drafted(engine, 0.7))).handed_over(handed)
     exactly(run.told(), whole.told())
+
+
+def test_a_draft_models_drafts_change_no_bit_and_its_own_twin_accepts_them() -> None:
+    engine = real()
+    drafter = Eager(DraftModel(load_runner(EngineConfig(str(DEMO), threads=1)), 256), most=3)
+    (run := Run(engine, drafter=drafter)).local()
+    exactly(run.told(), undisturbed(engine)[0])
+    assert drafter.tally.accepted > 0.7 * drafter.tally.verified > 0

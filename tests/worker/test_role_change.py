@@ -21,7 +21,7 @@ from baton.worker.control import WorkerControl
 from baton.worker.engine_main import build, successor
 from baton.worker.membership import present_role
 from baton.worker.slots import SlotRecord
-from baton.worker.spec import StepSpec, WorkerSpec
+from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec
 from tests.worker.test_host import Host
 
 PROMPT = tuple(range(2, 100))
@@ -75,7 +75,7 @@ def test_a_loop_hands_over_when_nothing_is_left_and_its_cache_is_the_successors(
     turns(reader, ch.SendClosed(1))
     assert reader.empty
     reader.run()  # comes back at once: there is a next role, and nothing is left
-    writer = successor(StepSpec(), reader)
+    writer = successor(StepSpec(), EngineSpec(), reader)
     assert isinstance(writer, DecodeLoop)
     assert writer.parts is reader.parts
     assert wire.sent[-1] == ch.RoleIs("decode")
@@ -94,7 +94,7 @@ def test_a_decode_loop_waits_for_its_answers_and_for_streams_that_may_write() ->
     assert not writer.empty, "a stream may still write its pages"
     turns(writer, ch.ReceiveClosed(1, 1))
     assert writer.empty
-    assert isinstance(successor(StepSpec(), writer), PrefillLoop)
+    assert isinstance(successor(StepSpec(), EngineSpec(), writer), PrefillLoop)
     assert writer.pool.snapshot_counts().leased == 0
 
 
@@ -111,7 +111,7 @@ def test_a_share_that_is_open_outlives_the_role() -> None:
     turns(reader, ch.SendClosed(1))
     hashes = reader.pool.findable()
     turns(reader, ch.Pin(-2, hashes[:1]), ch.SetRole("decode"))
-    writer = successor(StepSpec(), reader)
+    writer = successor(StepSpec(), EngineSpec(), reader)
     assert writer.pool.snapshot_counts().leased == 1
     turns(writer, ch.Unpin(-2))
     assert writer.pool.snapshot_counts().leased == 0

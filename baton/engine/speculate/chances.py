@@ -6,6 +6,7 @@ judgements fade. A kind is a source and a grade; what is known of the worker's s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from baton.engine.speculate.draft import Draft
@@ -13,6 +14,7 @@ from baton.engine.speculate.draft import Draft
 FIRST_GUESS = 0.5
 WORKER_KEEP, OWN_KEEP = 1 - 1 / 64, 1 - 1 / 16  # a judgement's weight after one more
 OWN_WEIGHT = 2.0  # judgements of a sequence's own that weigh as much as the worker's estimate
+CAUTION = 0.5  # standard errors that an estimate is lowered by: what is unsure is left to probes
 LEAST = 0.005  # drafts whose chance is below this aren't weighed up at all
 
 Kind = tuple[str, int]
@@ -25,6 +27,11 @@ class _Counts:
         self._keep = keep
         self._stood: list[float] = []
         self._tried: list[float] = []
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything was."""
+        return bool(self._tried)
 
     def judge(self, drafted: int, accepted: int) -> None:
         looked_at = min(drafted, accepted + 1)
@@ -41,6 +48,11 @@ class _Counts:
             return guess
         return (self._stood[at] + weight * guess) / (self._tried[at] + weight)
 
+    def doubt(self, at: int, chance: float, weight: float) -> float:
+        """The standard error of that estimate."""
+        tried = self._tried[at] if at < len(self._tried) else 0.0
+        return math.sqrt(chance * (1.0 - chance) / (tried + weight))
+
 
 class Chances:
     """Judgements of all drafts of one worker."""
@@ -54,9 +66,10 @@ class Chances:
         kind = draft.source, draft.grade
         worker = self._worker.setdefault(kind, _Counts(WORKER_KEEP))
         own = self._own.get(seq, {}).get(kind)
-        found, before, all_stand = list[float](), FIRST_GUESS, 1.0
+        found, before, all_stand = list[float](), self._guess(draft), 1.0
         for at in range(len(draft.tokens)):
-            chance = before = worker.chance(at, before, 1.0)
+            before = worker.chance(at, before, 1.0)
+            chance = before - CAUTION * worker.doubt(at, before, 1.0)
             if own is not None:
                 chance = own.chance(at, chance, OWN_WEIGHT)
             all_stand *= chance
@@ -64,6 +77,13 @@ class Chances:
                 break
             found.append(all_stand)
         return found
+
+    def _guess(self, draft: Draft) -> float:
+        """Where a kind begins: as the next worse one that was judged."""
+        for grade in range(draft.grade - 1, -1, -1):
+            if (worse := self._worker.get((draft.source, grade))) is not None and worse.judged:
+                return worse.chance(0, FIRST_GUESS, 1.0)
+        return FIRST_GUESS
 
     def judge(self, seq: int, draft: Draft, accepted: int) -> None:
         """The target accepted the first ``accepted`` tokens of what was verified of ``draft``."""

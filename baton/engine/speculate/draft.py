@@ -6,6 +6,7 @@ word on each of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -47,14 +48,31 @@ class Draft(NamedTuple):
     grade: int
 
 
-class Speculator(Protocol):
-    """Proposes drafts. Whatever it remembers of a sequence it can rebuild from the sequence's tokens."""
+class Speculator(ABC):
+    """Proposes drafts. Whatever it remembers of a sequence it can rebuild from the sequence's tokens.
 
+    ``name`` is its drafts' source.
+    """
+
+    name = ""
+
+    @abstractmethod
     def propose(self, text: Text, budget: int) -> Draft | None:
         """Returns at most ``budget`` tokens that may follow, or None where it has no guess."""
 
+    @abstractmethod
     def end(self, text: Text) -> None:
         """Forgets a sequence that ended, or learns from it."""
+
+
+class BatchSpeculator(Speculator):
+    """Works on all sequences at once. ``round_s``: seconds that one more token of each takes, so far."""
+
+    round_s = 0.0
+
+    @abstractmethod
+    def prepare(self, texts: Sequence[Text], budget: int) -> None:
+        """Says whom ``propose`` will be asked for next, and for how many tokens."""
 
 
 def graded(length: int) -> int:

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 from baton.engine.speculate.asking import Asking
 from baton.engine.speculate.chances import Chances, expected
 from baton.engine.speculate.depth import best_depths
-from baton.engine.speculate.draft import MOST_DRAFTS, Draft, Speculator, Text
+from baton.engine.speculate.draft import MOST_DRAFTS, BatchSpeculator, Draft, Speculator, Text
 from baton.engine.speculate.probe import Probe
-from baton.engine.speculate.row_cost import RowCost
+from baton.engine.speculate.row_cost import RowCost, Vector
 
 MOST_ROWS = 256  # drafts of one step
 PROMPT_NEW = 0.1  # weight of a step's time per prompt token
@@ -65,7 +65,7 @@ class Drafter:
             return {}
         seconds = self._costs.seconds(len(writers), MOST_ROWS) + prompt_tokens * self._prompt_token_s
         asked = self._asking.chosen(able, float(seconds[0]))
-        weighed = self._weighed(asked)
+        weighed = self._weighed(asked, seconds, len(writers))
         depths = best_depths([one.chances for one in weighed], len(writers), seconds, limit_s) if weighed else []
         self._add_probe(weighed, depths)
         chosen = {
@@ -106,17 +106,33 @@ class Drafter:
         for speculator in self._speculators:
             speculator.end(text)
 
-    def _weighed(self, asked: Sequence[Writer]) -> list[_Weighed]:
+    def _weighed(self, asked: Sequence[Writer], seconds: Vector, sequences: int) -> list[_Weighed]:
         """Each sequence's most promising draft."""
         if not asked:
             return []
         began = self._clock()
+        for speculator in self._speculators:
+            if isinstance(speculator, BatchSpeculator):
+                speculator.prepare(asked, self._rounds(speculator, asked, seconds, sequences))
         found = [best for text in asked if (best := self._best(text)) is not None]
         took = self._clock() - began
         self._asking.took(len(asked), took)
         t = self.tally
         self.tally = t._replace(proposed=t.proposed + len(found), seconds=t.seconds + took)
         return found
+
+    def _rounds(self, speculator: BatchSpeculator, asked: Sequence[Writer], seconds: Vector, sequences: int) -> int:
+        """Tokens that are worth what making and verifying them costs: one at least, else nothing is learned."""
+        guess = Draft([0] * MOST_DRAFTS, speculator.name, 0)
+        room = min(MOST_DRAFTS, max(text.draft_room for text in asked))
+        chances = [self._chances.cumulative(text.seq, guess) for text in asked]
+        brought, best, rounds = float(sequences), 0.0, 1
+        for count in range(1, room + 1):
+            brought += sum(one[count - 1] for one in chances if count <= len(one))
+            took = float(seconds[min(count * len(asked), MOST_ROWS)]) + count * speculator.round_s
+            if brought / took > best:
+                best, rounds = brought / took, count
+        return rounds
 
     def _best(self, text: Writer) -> _Weighed | None:
         most = min(MOST_DRAFTS, text.draft_room)

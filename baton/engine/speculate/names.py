@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.engine.speculate import prompt_lookup, suffix
+from baton.engine.speculate import draft_model, prompt_lookup, suffix
 from baton.engine.speculate.draft import Speculator
 from baton.protos.errors import ConfigError
 
@@ -17,6 +17,7 @@ SPECULATORS: dict[str, Callable[[tuple[str, ...]], Speculator]] = {
     prompt_lookup.NAME: lambda beside: prompt_lookup.PromptLookup(),
     suffix.NAME: lambda beside: suffix.Suffix(own=prompt_lookup.NAME not in beside),
 }
+DRAFT = f"{draft_model.NAME}:"  # a model's directory or hub id follows
 AUTO_NAMES = (prompt_lookup.NAME, suffix.NAME)  # what needs no second model
 
 
@@ -28,14 +29,22 @@ def speculator_names(asked: str) -> tuple[str, ...]:
         return AUTO_NAMES
     names = tuple(asked.split("+"))
     for name in names:
-        if name not in SPECULATORS:
-            choices = ", ".join((NONE, AUTO, *SPECULATORS))
+        if name not in SPECULATORS and (not name.startswith(DRAFT) or name == DRAFT):
+            choices = ", ".join((NONE, AUTO, *SPECULATORS, f"{DRAFT}MODEL"))
             text = f"speculation {name!r} isn't known; choose from {choices}, or join several by +"
             raise ConfigError(text, "speculation")
     return tuple(dict.fromkeys(names))
 
 
-def speculators(asked: str) -> tuple[Speculator, ...]:
-    """Makes the speculators that ``asked`` names; none for "none"."""
+def speculators(asked: str, load: Callable[[str], Speculator] | None = None) -> tuple[Speculator, ...]:
+    """Makes the speculators that ``asked`` names; none for "none". ``load`` makes that of a draft model's name."""
     names = speculator_names(asked)
-    return tuple(SPECULATORS[name](names) for name in names)
+    return tuple(_made(name, names, load) for name in names)
+
+
+def _made(name: str, names: tuple[str, ...], load: Callable[[str], Speculator] | None) -> Speculator:
+    if not name.startswith(DRAFT):
+        return SPECULATORS[name](names)
+    if load is None:
+        raise ConfigError(f"speculation {name}: no draft model can be loaded here", "speculation")
+    return load(name.removeprefix(DRAFT))

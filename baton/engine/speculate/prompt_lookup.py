@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.engine.speculate.draft import GRADES, Draft, Text, graded
+from baton.engine.speculate.draft import GRADES, Draft, Speculator, Text, graded
 from baton.engine.speculate.pairs import PairIndex, following
 
 NAME = "prompt_lookup"
@@ -16,8 +16,10 @@ CATCH_UP = 512  # tokens indexed by one call: a long prompt is read in over some
 NOTHING = -1  # stands between a prediction and the prompt, and is no token
 
 
-class PromptLookup:
+class PromptLookup(Speculator):
     """Implements ``Speculator``."""
+
+    name = NAME
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}

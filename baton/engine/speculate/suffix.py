@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from baton.engine.speculate.automaton import SuffixAutomaton
 from baton.engine.speculate.corpus import GAP, Corpus
-from baton.engine.speculate.draft import Draft, Text, graded
+from baton.engine.speculate.draft import Draft, Speculator, Text, graded
 from baton.engine.speculate.pairs import following
 
 NAME = "suffix"
@@ -18,8 +18,10 @@ LEAST = 2  # tokens of a match that counts
 LOOK_BACK = 32  # tokens of a text by which its place in the corpus is found again
 
 
-class Suffix:
+class Suffix(Speculator):
     """Implements ``Speculator``. ``own`` False: each text's own past is left to another (``prompt_lookup``)."""
+
+    name = NAME
 
     def __init__(self, own: bool = True, corpus: Corpus | None = None) -> None:
         self.corpus = corpus or Corpus()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from baton.engine.speculate.draft import Draft, Text
+from baton.engine.speculate.draft import BatchSpeculator, Draft, Speculator, Text
 from baton.engine.speculate.drafter import Drafter, Writer
 
 
-class Oracle:
+class Oracle(Speculator):
     """Proposes what the answers will be, each token right by ``chance``; of unknown requests nothing."""
 
     def __init__(self, answers: Mapping[str, Sequence[int]], chance: float, vocab_size: int, seed: int = 0) -> None:
@@ -29,12 +29,14 @@ class Oracle:
 class Eager(Drafter):
     """Verifies drafts of random length at each step, whatever that costs."""
 
-    def __init__(self, speculator: Oracle, most: int = 8, seed: int = 0) -> None:
+    def __init__(self, speculator: Speculator, most: int = 8, seed: int = 0) -> None:
         super().__init__([speculator])
         self._speculator, self._most, self._lengths = speculator, most, random.Random(seed)
 
     def plan(self, writers: Sequence[Writer], prompt_tokens: int = 0, limit_s: float = 0.0) -> dict[int, Draft]:
         found = dict[int, Draft]()
+        if isinstance(self._speculator, BatchSpeculator):
+            self._speculator.prepare([writer for writer in writers if writer.draft_room], self._most)
         for writer in writers:
             budget = min(writer.draft_room, self._lengths.randint(0, self._most))
             if budget and (draft := self._speculator.propose(writer, budget)) is not None:

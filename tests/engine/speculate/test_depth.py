@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.engine.speculate.asking import Asking
 from baton.engine.speculate.chances import Chances, expected
 from baton.engine.speculate.depth import best_depths
-from baton.engine.speculate.draft import Draft, Text
+from baton.engine.speculate.draft import Draft, Speculator, Text
 from baton.engine.speculate.drafter import Drafter
 from baton.engine.speculate.probe import LAST, Probe
 from baton.engine.speculate.row_cost import RowCost
@@ -141,7 +141,7 @@ def test_asking_those_who_bring_nothing_costs_next_to_nothing() -> None:
     assert Written(99, [1], prediction=(3,)) in asking.chosen([*texts, Written(99, [1], prediction=(3,))], 10e-3)
 
 
-class Right:
+class Right(Speculator):
     """Proposes ones; the model of these tests writes ones where ``right``."""
 
     def propose(self, text: Text, budget: int) -> Draft | None:
