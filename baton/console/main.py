@@ -48,7 +48,8 @@ def serve(
     kv_cache_dtype: Annotated[str | None, _flag("auto, float32, bf16, int8 or fp8 (auto: as dtype)")] = None,
     quantization: Annotated[str | None, _flag("Round the weights on load: none, int8 or int4 (none)")] = None,
     speculation: Annotated[
-        str | None, _flag("Draft tokens: none, auto, prompt_lookup, suffix, or several joined by + (none)")
+        str | None,
+        _flag("Draft tokens: none, auto, prompt_lookup, suffix, draft:MODEL, or several joined by + (none)"),
     ] = None,
     device: Annotated[str | None, _flag("cpu, cuda, auto or paced:PROFILE (cpu)")] = None,
     seed: Annotated[int | None, _flag("Seeds what is random; 0 takes the system's entropy")] = None,

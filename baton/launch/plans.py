@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from baton.cluster.config import BatonConfig, Pool, pool_worker
-from baton.engine.speculate.names import speculator_names
+from baton.engine.speculate.names import placed
 from baton.kv.transport import check_name, check_secured
 from baton.launch.supervise import HostPlan
 from baton.process.security import files_of
@@ -70,8 +70,8 @@ def worker_spec(
     """What the config says, for one slot. ``owner_pid``: the process that it ends with; 0: none."""
     tls = files_of(config.tls, "worker")
     check_secured(check_name(config.worker.kv_transport), tls)
-    speculator_names(config.worker.speculation)
     settings = config.worker.model_dump(exclude={"model", "threads"})
+    settings["speculation"] = placed(config.worker.speculation)
     return WorkerSpec.of(
         slot,
         "prefill" if role == "prefill" else "decode",

@@ -42,7 +42,10 @@ async def asked(client: httpx.AsyncClient, url: str, **fields: Any) -> tuple[lis
 
 async def test_answers_are_the_same_with_drafts_and_usage_tells_of_them() -> None:
     with Fleet(
-        1, 1, worker={"model": str(DEMO), "speculation": "auto"}, router={"local_prefill_max_tokens": 0}
+        1,
+        1,
+        worker={"model": str(DEMO), "speculation": f"auto+draft:{DEMO}"},
+        router={"local_prefill_max_tokens": 0},
     ) as f:
         async with httpx.AsyncClient(timeout=100) as client:
             off = {"speculative.n_max": 0}

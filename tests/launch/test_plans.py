@@ -123,7 +123,8 @@ def test_fixed_ports_are_for_one_worker_per_machine(tmp_path: Path) -> None:
 
 
 def test_an_unknown_speculation_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    for name, known in (("suffix+prompt_lookup", True), ("magic", False)):
+    draft = f"draft:{tmp_path}"
+    for name, known in (("suffix+prompt_lookup", True), (f"suffix+{draft}", True), ("magic", False)):
         settings = config(worker={"device": "paced:zero", "speculation": name})
         if known:
             plans = worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)

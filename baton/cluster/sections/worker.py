@@ -48,7 +48,7 @@ class WorkerConfig(Section):
     )
     speculation: str = Field(
         default="none",
-        description="how tokens are drafted: none, auto, prompt_lookup, suffix, or several joined by +",
+        description="drafts of tokens: none, auto, prompt_lookup, suffix, draft:MODEL, or several joined by +",
     )
     stall_s: float = Field(
         default=10.0,

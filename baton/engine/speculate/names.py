@@ -6,6 +6,7 @@ A new one is a file here with a class that implements ``Speculator``, and a line
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from baton.engine.speculate import draft_model, prompt_lookup, suffix
 from baton.engine.speculate.draft import Speculator
@@ -25,15 +26,24 @@ def speculator_names(asked: str) -> tuple[str, ...]:
     """Returns the speculators that ``asked`` names, joined by "+". Raises ConfigError for one that isn't known."""
     if asked == NONE:
         return ()
-    if asked == AUTO:
-        return AUTO_NAMES
-    names = tuple(asked.split("+"))
+    parts = asked.split("+")
+    names = [name for part in parts for name in (AUTO_NAMES if part == AUTO else (part,))]
     for name in names:
         if name not in SPECULATORS and (not name.startswith(DRAFT) or name == DRAFT):
             choices = ", ".join((NONE, AUTO, *SPECULATORS, f"{DRAFT}MODEL"))
             text = f"speculation {name!r} isn't known; choose from {choices}, or join several by +"
             raise ConfigError(text, "speculation")
     return tuple(dict.fromkeys(names))
+
+
+def placed(asked: str) -> str:
+    """Returns ``asked`` with draft models' directories whole, as a process elsewhere needs them."""
+    return "+".join(_placed(name) for name in speculator_names(asked)) or NONE
+
+
+def _placed(name: str) -> str:
+    path = Path(name.removeprefix(DRAFT)).expanduser()
+    return f"{DRAFT}{path.resolve()}" if name.startswith(DRAFT) and path.is_dir() else name
 
 
 def speculators(asked: str, load: Callable[[str], Speculator] | None = None) -> tuple[Speculator, ...]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.engine.speculate.corpus import Corpus
 from baton.engine.speculate.draft import GRADES, Speculator, accepted, graded
-from baton.engine.speculate.names import AUTO, NONE, SPECULATORS, speculators
+from baton.engine.speculate.names import AUTO, NONE, SPECULATORS, speculator_names, speculators
 from baton.engine.speculate.pairs import PairIndex
 from baton.engine.speculate.prompt_lookup import PromptLookup
 from baton.engine.speculate.suffix import Suffix
@@ -136,7 +136,11 @@ def test_drafts_stand_up_to_the_first_that_is_wrong() -> None:
 def test_names_are_joined_and_unknown_ones_list_the_choices() -> None:
     assert speculators(NONE) == ()
     assert len(speculators(AUTO)) == 2
-    assert len(speculators("suffix+prompt_lookup+suffix")) == 2
-    with pytest.raises(ConfigError, match="none, auto, prompt_lookup, suffix") as found:
+    assert len(speculators("suffix+prompt_lookup+suffix")) == len(speculators("auto+suffix")) == 2
+    assert speculator_names("auto+draft:some/model") == (*speculator_names(AUTO), "draft:some/model")
+    with pytest.raises(ConfigError, match="none, auto, prompt_lookup, suffix, draft:MODEL") as found:
         speculators("suffix+magic")
     assert found.value.param == "speculation"
+    for wrong in ("draft:", "none+suffix", ""):
+        with pytest.raises(ConfigError, match="choose from"):
+            speculator_names(wrong)
