@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: conformance dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
+.PHONY: drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
 
 $(STAMP): pyproject.toml
@@ -34,6 +34,9 @@ soak-ray: $(STAMP)  ## several Ray nodes on this machine: placement, gangs, a no
 check: $(STAMP) proto-check
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m baton.dashboards --check
 	@$(BIN)/python -m baton.kernels.cuda.table --check  # no nvcc: what is recorded is of these sources
+
+drill: $(STAMP)  ## the planted bugs, then ARGS="--minutes 60" or "--seeds 100000" of new clusters
+	@$(BIN)/pytest -m thorough tests/drill && $(BIN)/baton drill $(if $(ARGS),$(ARGS),--minutes 10)
 
 fuzz: $(STAMP)  ## 10^5 odd inputs to a whole cluster beside clients that hang on every port; make soak sends 10^6
 	@BATON_FUZZ=$${BATON_FUZZ:-100000} $(BIN)/pytest -m soak -s tests/e2e/test_fuzz.py $(ARGS)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from baton.console.checkpoints import register as checkpoints
 from baton.console.cluster import ratio, scale
+from baton.console.drill import drill_command
 from baton.console.planning import register as planning
 from baton.console.run import single
 from baton.console.setup import certs, diagnosis
@@ -231,6 +232,7 @@ def bench_engine(
 
 planning.register(app)
 checkpoints.register(app)
+app.command("drill")(drill_command)
 
 
 @app.command("version")

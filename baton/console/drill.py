@@ -1,0 +1,149 @@
+"""``baton drill``: simulated clusters with faults, one per seed. A failing one is made small and printed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from baton.console.output import guarded
+from baton.drill.many import drill
+from baton.drill.run import Verdict, play, shrink
+from baton.drill.scenario import FAULTS, FaultKind, Scenario, Size, draw
+from baton.protos.errors import ConfigError
+
+SHOWN_EVERY = 200  # seeds between two lines of progress
+MOST_STORIES = 3  # failing seeds that are made small, because each takes up to 300 runs
+
+
+def drill_command(
+    seeds: Annotated[int | None, typer.Option(help="How many seeds to run", min=1)] = None,
+    first: Annotated[int, typer.Option(help="The first seed")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Run this seed alone")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print the story of the seed")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Run seeds for so long", min=0.0)] = None,
+    faults: Annotated[str, typer.Option(help=f"Kinds of faults, of {', '.join(FAULTS)}")] = ",".join(FAULTS),
+    most_faults: Annotated[int, typer.Option(help="Faults per run at most", min=0)] = 6,
+    requests: Annotated[int, typer.Option(help="Requests per run at most", min=1)] = 40,
+    workers: Annotated[int, typer.Option(help="Workers per role at most", min=1)] = 4,
+    cores: Annotated[int, typer.Option(help="Processes; 0: one per core", min=0)] = 0,
+    scenario: Annotated[Path | None, typer.Option(help="Replay a scenario that was printed (JSON)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+) -> None:
+    """Plays simulated clusters with faults and holds every answer and every resource against what must be."""
+
+    def run() -> int:
+        size = Size(workers, requests, most_faults, kinds=_kinds(faults))
+        if seed is not None or scenario is not None:
+            return _one(draw(seed or 0, size) if scenario is None else _read(scenario), trace, as_json)
+        count = None if minutes is not None and seeds is None else seeds or 1000
+        limit = None if minutes is None else minutes * 60
+        return _many(first, count, limit, size, cores or os.cpu_count() or 1, as_json)
+
+    raise typer.Exit(guarded(run))
+
+
+def _many(first: int, count: int | None, limit_s: float | None, size: Size, cores: int, as_json: bool) -> int:
+    found = _Sum(as_json)
+    for verdict in drill(first, count, limit_s, size, cores):
+        found.add(verdict)
+    found.end()
+    for failed in found.failed[:MOST_STORIES]:
+        _make_small(draw(failed.seed, size), as_json)
+    return 1 if found.failed else 0
+
+
+class _Sum:
+    """What many runs came to."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.failed: list[Verdict] = []
+        self._as_json, self._console = as_json, Console(stderr=True, highlight=False)
+        self._runs = self._answered = self._refused = self._cancelled = 0
+        self._virtual_s = self._took_s = 0.0
+
+    def add(self, verdict: Verdict) -> None:
+        """Counts a run; a failed one is told at once."""
+        self._runs += 1
+        self._answered += verdict.answered
+        self._refused += verdict.failed
+        self._cancelled += verdict.cancelled
+        self._virtual_s += verdict.virtual_s
+        self._took_s += verdict.took_s
+        if not verdict.held:
+            self.failed.append(verdict)
+            self._console.print(f"seed {verdict.seed}: {'; '.join(verdict.violations[:3])}", markup=False)
+        elif self._runs % SHOWN_EVERY == 0:
+            self._console.print(f"{self._runs} seeds, {len(self.failed)} failed")
+
+    def end(self) -> None:
+        """Prints the sum."""
+        speed = self._virtual_s / self._took_s if self._took_s else 0.0
+        sums = {
+            "seeds": self._runs,
+            "failed": [verdict.seed for verdict in self.failed],
+            "answers": self._answered,
+            "typed_errors": self._refused,
+            "cancelled": self._cancelled,
+            "simulated_seconds": round(self._virtual_s, 1),
+            "times_real_time": round(speed, 1),
+        }
+        if self._as_json:
+            print(msgspec.json.encode(sums).decode())
+            return
+        failed = f"{len(self.failed)} failed" if self.failed else "every invariant held"
+        print(
+            f"{self._runs} seeds: {failed}. {self._answered} answers as the oracle's, "
+            f"{self._refused} typed errors, {self._cancelled} cancelled; "
+            f"{self._virtual_s:.0f} simulated seconds, {speed:.0f} times real time"
+        )
+
+
+def _one(chosen: Scenario, trace: bool, as_json: bool) -> int:
+    verdict = play(chosen, keep_story=trace)
+    if as_json:
+        print(msgspec.json.encode(verdict).decode())
+    else:
+        for line in verdict.lines:
+            print(line)
+        print(f"seed {verdict.seed}: {'; '.join(verdict.violations) or 'every invariant held'} ({verdict.digest})")
+    if not verdict.held and not as_json:
+        _make_small(chosen, as_json)
+    return 0 if verdict.held else 1
+
+
+def _make_small(chosen: Scenario, as_json: bool) -> None:
+    """Prints the least scenario that still fails, as a regression test takes it."""
+    small = shrink(chosen, lambda tried: not play(tried).held)
+    verdict, console = play(small, keep_story=True), Console(stderr=True, highlight=False)
+    console.print(
+        f"\nseed {chosen.seed}, made small: {len(small.requests)} of {len(chosen.requests)} requests, "
+        f"{len(small.faults)} of {len(chosen.faults)} faults. {'; '.join(verdict.violations)}",
+        markup=False,
+    )
+    if not as_json:
+        for line in verdict.lines:
+            console.print(line, markup=False)
+    console.print("replay it with `baton drill --trace --scenario FILE`, FILE being:")
+    print(msgspec.json.encode(small).decode())
+
+
+def _kinds(text: str) -> tuple[FaultKind, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in FAULTS:
+            raise ConfigError(f"--faults {name!r} is unknown; choose of {', '.join(FAULTS)}", "faults")
+    return tuple(kind for kind in FAULTS if kind in names)
+
+
+def _read(path: Path) -> Scenario:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Scenario)
+    except OSError as error:
+        raise ConfigError(f"--scenario {path}: {error.strerror}", "scenario") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--scenario {path} is no scenario of this build: {error}", "scenario") from None

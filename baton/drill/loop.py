@@ -1,0 +1,91 @@
+"""An event loop with virtual time, whose order among ready tasks is drawn from a seed.
+
+Time passes only when nothing is ready: it jumps to the next timer. Of the tasks that are ready in one turn, the
+next to run is drawn; callbacks that are not tasks keep their order, because asyncio promises it. Knows nothing of
+what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from asyncio import base_events
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+RESOLUTION_S = 1e-9
+TASK_STEPS = {"TaskStepMethWrapper", "TaskWakeupMethWrapper"}  # callbacks by which C's tasks go on
+
+
+class NothingLeft(RuntimeError):
+    """Raised when no callback is ready and no timer is set: whatever is still awaited never comes."""
+
+
+class SeededLoop(base_events.BaseEventLoop):
+    """An event loop for one simulated run. It owns no socket and no thread; an executor's work runs in its turn.
+
+    ``reorder`` is the probability with which the tasks that are ready in one turn are shuffled.
+    """
+
+    def __init__(self, rng: random.Random, reorder: float = 0.5) -> None:
+        super().__init__()
+        self._rng, self._reorder, self._now = rng, reorder, 0.0
+        self._clock_resolution = RESOLUTION_S
+        self._selector = self  # asked by the base class for what is ready outside
+        self.turns = 0
+
+    def time(self) -> float:
+        """Returns the virtual time, in seconds since the loop was made."""
+        return self._now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Passes ``timeout`` seconds of virtual time. Raises NothingLeft where nothing would ever end the wait."""
+        if timeout is None:
+            raise NothingLeft("no callback is ready and no timer is set")
+        self._now += max(0.0, timeout)
+        self.turns += 1
+        return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        if len(ready) > 1 and self._rng.random() < self._reorder:
+            _shuffle_tasks(ready, self._rng)
+
+    def _write_to_self(self) -> None:
+        """Does nothing: no thread has to wake this loop."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Runs ``func`` on the loop after a drawn delay, because a thread's result comes at an unknown time."""
+        done: asyncio.Future[Any] = self.create_future()
+
+        def run() -> None:
+            if done.cancelled():
+                return  # a thread that has not begun is never started
+            try:
+                result = func(*args)
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        self.call_later(self._rng.uniform(0.0, 0.002), run)
+        return done
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Returns at once: there are no threads."""
+
+
+def _shuffle_tasks(ready: deque[asyncio.Handle], rng: random.Random) -> None:
+    places = [i for i, handle in enumerate(ready) if _is_task_step(handle)]
+    if len(places) < 2:
+        return
+    moved = [ready[i] for i in places]
+    rng.shuffle(moved)
+    for place, handle in zip(places, moved, strict=True):
+        ready[place] = handle
+
+
+def _is_task_step(handle: asyncio.Handle) -> bool:
+    callback = handle._callback  # type: ignore[attr-defined]
+    return type(callback).__name__ in TASK_STEPS or getattr(callback, "__qualname__", "") == "Task.task_wakeup"

@@ -1,0 +1,41 @@
+"""Many seeds on several cores, until there are enough of them or the time is up. Knows nothing of terminals."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+from baton.drill.run import Verdict, play
+from baton.drill.scenario import Size, draw
+
+AHEAD = 4  # seeds per core that are handed out before the first of them is done
+
+
+def drill(first: int, count: int | None, seconds: float | None, size: Size, cores: int) -> Iterator[Verdict]:
+    """Yields verdicts as they come, of seeds from ``first`` on: ``count``, or as many as ``seconds`` allow."""
+    until = None if seconds is None else time.monotonic() + seconds
+    seeds = itertools.count(first) if count is None else iter(range(first, first + count))
+    if cores == 1:
+        for seed in seeds:
+            if until is not None and time.monotonic() >= until:
+                return
+            yield play(draw(seed, size))
+        return
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+        running: set[Future[Verdict]] = set()
+        while True:
+            open_now = until is None or time.monotonic() < until
+            for seed in itertools.islice(seeds, AHEAD * cores - len(running) if open_now else 0):
+                running.add(pool.submit(_one, seed, size))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+
+
+def _one(seed: int, size: Size) -> Verdict:
+    return play(draw(seed, size))

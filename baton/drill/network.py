@@ -1,0 +1,145 @@
+"""A network of in-memory connections between named processes, with delay, bandwidth, partitions and broken links.
+
+A connection keeps the order of what is sent in one direction, as TCP does; two connections know nothing of each
+other. While a direction is cut its messages wait, as TCP would send them again; a connection that was cut for
+``KEEPALIVE_S`` breaks. Knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+KEEPALIVE_S = 15.0  # seconds without a way through after which both ends of a connection see it broken
+STEP_S = 1e-7  # seconds between two deliveries of one direction at least, so that timers keep their order
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """How the network is: one-way delay in seconds, its spread, and bytes per second of each connection."""
+
+    delay_s: float = 0.0003
+    jitter_s: float = 0.0005
+    bytes_per_s: float = 1e9
+
+
+class Direction:
+    """One way of a connection: messages in order, each delivered when it has travelled."""
+
+    def __init__(self, network: Network, source: str, target: str) -> None:
+        self._network, self.source, self.target = network, source, target
+        self._last = 0.0
+        self._held: deque[tuple[Callable[[], None], int]] = deque()
+        self.broken = False
+
+    def send(self, deliver: Callable[[], None], size: int) -> None:
+        """Calls ``deliver`` once ``size`` bytes have travelled, unless the connection breaks before."""
+        if self.broken:
+            return
+        if self._network.is_cut(self.source, self.target) or self._held:
+            self._held.append((deliver, size))
+            return
+        self._travel(deliver, size)
+
+    def heal(self) -> None:
+        """Sends what waited for the cut to end."""
+        held, self._held = self._held, deque()
+        for deliver, size in held:
+            self._travel(deliver, size)
+
+    def _travel(self, deliver: Callable[[], None], size: int) -> None:
+        loop, conditions = asyncio.get_running_loop(), self._network.conditions
+        delay = conditions.delay_s + self._network.rng.uniform(0.0, conditions.jitter_s)
+        took = delay + size / conditions.bytes_per_s
+        self._last = max(self._last + STEP_S, loop.time() + took)
+        loop.call_at(self._last, self._arrive, deliver)
+
+    def _arrive(self, deliver: Callable[[], None]) -> None:
+        if not self.broken:
+            deliver()
+
+
+class Connection:
+    """A connection between process ``client`` and whoever listens at ``address``, in process ``server``."""
+
+    def __init__(self, network: Network, client: str, server: str, listener: object) -> None:
+        self.client, self.server, self.listener = client, server, listener
+        self.up, self.down = Direction(network, client, server), Direction(network, server, client)
+        self.broken = False
+        self._on_broken: list[Callable[[], None]] = []
+
+    def when_broken(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` once when the connection breaks."""
+        self._on_broken.append(callback)
+
+    def break_now(self) -> None:
+        """Breaks the connection: what is under way is lost, and both ends are told in their next turn."""
+        if self.broken:
+            return
+        self.broken = self.up.broken = self.down.broken = True
+        told, self._on_broken = self._on_broken, []
+        for callback in told:
+            asyncio.get_running_loop().call_soon(callback)
+
+
+class Network:
+    """Every process by name, every listener by address, every connection, and which directions are cut."""
+
+    def __init__(self, rng: random.Random, conditions: Conditions = Conditions()) -> None:
+        self.rng, self.conditions = rng, conditions
+        self._listeners: dict[str, tuple[str, object]] = {}
+        self._connections: list[Connection] = []
+        self._cuts: dict[tuple[str, str], int] = {}
+
+    def listen(self, address: str, process: str, listener: object) -> None:
+        """Takes connections to ``address`` for ``process``."""
+        self._listeners[address] = (process, listener)
+
+    def connect(self, client: str, address: str) -> Connection | None:
+        """Returns a new connection, or None where nobody listens or the way there is cut."""
+        found = self._listeners.get(address)
+        if found is None or self.is_cut(client, found[0]) or self.is_cut(found[0], client):
+            return None
+        process, listener = found
+        connection = Connection(self, client, process, listener)
+        self._connections = [c for c in self._connections if not c.broken]
+        self._connections.append(connection)
+        return connection
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing travels from ``source`` to ``target`` now."""
+        return (source, target) in self._cuts
+
+    def cut(self, source: str, target: str) -> None:
+        """Cuts one direction until ``heal``; connections that stay cut break after KEEPALIVE_S."""
+        self._cuts[source, target] = mark = self._cuts.get((source, target), 0) + 1
+        asyncio.get_running_loop().call_later(KEEPALIVE_S, self._expire, source, target, mark)
+
+    def heal(self, source: str, target: str) -> None:
+        """Ends a cut."""
+        self._cuts.pop((source, target), None)
+        for connection in self._connections:
+            for way in (connection.up, connection.down):
+                if (way.source, way.target) == (source, target):
+                    way.heal()
+
+    def break_between(self, a: str, b: str) -> int:
+        """Breaks every connection between two processes; returns how many those were."""
+        found = [c for c in self._connections if not c.broken and {c.client, c.server} == {a, b}]
+        for connection in found:
+            connection.break_now()
+        return len(found)
+
+    def process_died(self, process: str) -> None:
+        """Forgets what a process listened on and breaks its connections."""
+        self._listeners = {at: found for at, found in self._listeners.items() if found[0] != process}
+        for connection in self._connections:
+            if process in (connection.client, connection.server):
+                connection.break_now()
+
+    def _expire(self, source: str, target: str, mark: int) -> None:
+        if self._cuts.get((source, target)) == mark:
+            self.break_between(source, target)

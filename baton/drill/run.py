@@ -1,0 +1,101 @@
+"""Runs scenarios: one seed, many seeds, and a failing one made as small as it stays failing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from baton.drill.loop import NothingLeft, SeededLoop
+from baton.drill.scenario import Scenario
+from baton.drill.story import Story
+from baton.drill.world import Complaints, World
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What became of a run. Times in seconds; ``digest`` is the story's hash."""
+
+    seed: int
+    violations: tuple[str, ...]
+    answered: int
+    failed: int
+    cancelled: int
+    virtual_s: float
+    took_s: float
+    turns: int
+    digest: str
+    lines: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether every invariant held."""
+        return not self.violations
+
+
+def play(scenario: Scenario, keep_story: bool = False) -> Verdict:
+    """Runs a scenario to its end, on a loop of its own."""
+    began, story = time.perf_counter(), Story(keep_story)
+    loop = SeededLoop(random.Random(f"loop {scenario.seed}"))
+    asyncio.set_event_loop(loop)
+    world = World(scenario, story)
+    complaints, product = Complaints(world.judge), logging.getLogger("baton")
+    product.addHandler(complaints)
+    propagates, product.propagate = product.propagate, False
+    try:
+        loop.run_until_complete(world.run())
+    except NothingLeft as stuck:
+        world.judge.violated(f"the cluster stands still: {stuck}")
+    except AssertionError as wrong:
+        world.judge.violated(f"assertion: {wrong}")
+    finally:
+        product.removeHandler(complaints)
+        product.propagate = propagates
+        _close(loop)
+    judge = world.judge
+    return Verdict(
+        scenario.seed,
+        tuple(judge.violations),
+        judge.answered,
+        judge.failed,
+        judge.cancelled,
+        loop.time(),
+        time.perf_counter() - began,
+        loop.turns,
+        story.digest,
+        tuple(story.lines),
+    )
+
+
+def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most: int = 300) -> Scenario:
+    """Leaves out faults and requests as long as ``fails`` holds; at most ``most`` runs are tried."""
+    tries = 0
+    for field in ("faults", "requests"):
+        size = max(1, len(getattr(scenario, field)) // 2)
+        while size and tries < most:
+            at, parts = 0, list(getattr(scenario, field))
+            while at < len(parts) and tries < most:
+                smaller = msgspec.structs.replace(scenario, **{field: tuple(parts[:at] + parts[at + size :])})
+                tries += 1
+                if fails(smaller):
+                    scenario, parts = smaller, list(getattr(smaller, field))
+                else:
+                    at += size
+            size = min(size // 2, max(0, len(parts) // 2)) if size > 1 else 0
+    return scenario
+
+
+def _close(loop: SeededLoop) -> None:
+    """Ends what is left without running it: a run's remains must not cost or disturb the next one."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.set_exception_handler(lambda loop, context: None)
+    with contextlib.suppress(NothingLeft, TimeoutError, asyncio.CancelledError):
+        loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5.0))
+    asyncio.set_event_loop(None)
+    loop.close()

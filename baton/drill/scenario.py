@@ -1,0 +1,152 @@
+"""What happens in a run: the cluster, its requests and its faults, all drawn from one seed.
+
+A scenario is data. It can be printed, replayed, and made smaller by leaving parts out.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+from baton.protos.nouns import Sampling
+
+FaultKind = Literal["kill", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent"]
+FAULTS: tuple[FaultKind, ...] = (
+    "kill", "stuck", "slow", "cut", "cut_one_way", "break", "index_lies", "roster_silent",
+)  # fmt: skip
+POLICIES = ("cost", "round_robin", "least_loaded")
+VOCABULARY = 997
+EOS = 11
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A client's request: when it comes, what it asks, and how the client behaves. Times in seconds."""
+
+    number: int
+    at: float
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    n: int = 1
+    router: int = 0
+    tenant: str = ""
+    cancel_after: float | None = None
+    read_pause: float = 0.0
+    deadline_after: float | None = None
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something that goes wrong at ``at`` and lasts for ``seconds``."""
+
+    kind: FaultKind
+    at: float
+    target: str
+    other: str = ""
+    seconds: float = 0.0
+    factor: float = 1.0
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """A run: its seed decides what isn't written here, such as delays and the order of ready tasks."""
+
+    seed: int
+    prefill: int
+    decode: int
+    routers: int
+    pages: int
+    policy: str
+    local_max: int
+    chunk_tokens: int
+    max_batch: int
+    step_s: float
+    token_s: float
+    hedge: float
+    swap: bool
+    requests: tuple[Request, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def ends_at(self) -> float:
+        """When the last request has come and the last fault is over, in seconds."""
+        times = [r.at for r in self.requests] + [f.at + f.seconds for f in self.faults]
+        return max(times, default=0.0)
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How large a run is drawn: most workers per role, requests, faults, and seconds in which they come."""
+
+    workers: int = 4
+    requests: int = 40
+    faults: int = 6
+    seconds: float = 20.0
+    kinds: tuple[FaultKind, ...] = FAULTS
+
+
+def draw(seed: int, size: Size = Size()) -> Scenario:
+    """Draws the scenario of ``seed``."""
+    rng = random.Random(f"scenario {seed}")
+    prefill, decode = rng.randint(1, size.workers), rng.randint(1, size.workers)
+    routers = rng.choice((1, 1, 1, 2))
+    span = rng.uniform(0.2, 1.0) * size.seconds
+    workers = [f"prefill-{i}" for i in range(prefill)] + [f"decode-{i}" for i in range(decode)]
+    names = workers + [f"router-{i}" for i in range(routers)]
+    heads = [_tokens(rng, rng.randint(16, 200)) for _ in range(4)]
+    requests = [_request(rng, i, span, heads, routers) for i in range(rng.randint(1, size.requests))]
+    kinds = rng.sample(size.kinds, rng.randint(0, len(size.kinds))) if size.kinds else []
+    faults = [_fault(rng, kinds, span, workers, names) for _ in range(rng.randint(0, size.faults) if kinds else 0)]
+    return Scenario(
+        seed=seed,
+        prefill=prefill,
+        decode=decode,
+        routers=routers,
+        pages=rng.choice((48, 96, 200, 400)),
+        policy=rng.choice(POLICIES),
+        local_max=rng.choice((0, 16, 64)),
+        chunk_tokens=rng.choice((32, 64, 256)),
+        max_batch=rng.choice((2, 4, 16)),
+        step_s=rng.choice((0.001, 0.005, 0.02)),
+        token_s=rng.choice((0.00001, 0.0001)),
+        hedge=rng.choice((0.0, 0.0, 3.0)),
+        swap=rng.random() < 0.5,
+        requests=tuple(sorted(requests, key=lambda r: r.at)),
+        faults=tuple(sorted(faults, key=lambda f: f.at)),
+    )
+
+
+def _request(rng: random.Random, number: int, span: float, heads: list[tuple[int, ...]], routers: int) -> Request:
+    shared = rng.choice(heads)[: rng.choice((16, 64, 200))] if rng.random() < 0.6 else ()
+    prompt = (*shared, *_tokens(rng, rng.randint(1, rng.choice((8, 60, 400)))))
+    sampled = rng.random() < 0.5
+    sampling = Sampling(
+        temperature=rng.choice((0.5, 1.0)) if sampled else 0.0,
+        seed=rng.getrandbits(63),
+        max_tokens=rng.randint(1, rng.choice((4, 30, 120))),
+        min_tokens=rng.choice((0, 0, 2)),
+        ignore_eos=rng.random() < 0.5,
+        stop_token_ids=tuple(rng.sample(range(VOCABULARY), rng.choice((0, 0, 20)))),
+        logprobs=rng.choice((None, None, 2)),
+    )
+    return Request(
+        number=number,
+        at=rng.uniform(0.0, span),
+        prompt=prompt,
+        sampling=sampling,
+        n=rng.choice((1, 1, 1, 2, 4)),
+        router=rng.randrange(routers),
+        tenant=rng.choice(("", "", "a", "b")),
+        cancel_after=rng.uniform(0.0, rng.choice((0.05, 1.0, 5.0))) if rng.random() < 0.25 else None,
+        read_pause=rng.choice((0.0, 0.0, 0.0, 0.2)),
+        deadline_after=rng.uniform(0.05, 20.0) if rng.random() < 0.1 else None,
+    )
+
+
+def _fault(rng: random.Random, kinds: list[FaultKind], span: float, workers: list[str], names: list[str]) -> Fault:
+    kind = rng.choice(kinds)
+    target, other = rng.choice(workers), rng.choice(names)
+    seconds = rng.uniform(0.05, rng.choice((1.0, 4.0, 20.0)))
+    return Fault(kind, rng.uniform(0.0, span), target, other, seconds, rng.choice((10.0, 100.0)))
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(count))

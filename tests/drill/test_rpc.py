@@ -1,0 +1,181 @@
+"""gRPC in memory means what gRPC means: statuses, metadata, deadlines, cancellation, order, broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.drill.loop import NothingLeft, SeededLoop
+from baton.drill.network import KEEPALIVE_S, Network
+from baton.drill.process import Process, owning_factory
+from baton.drill.rpc import EOF, Channel, Server
+from baton.protos.errors import PoolExhausted
+from baton.protos.rpc import abort
+from baton.router.workers.call_errors import said
+
+T = TypeVar("T")
+
+
+class Echo:
+    """Handlers of a small service."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+        self.heard: list[bytes] = []
+
+    async def one(self, request: bytes, context: Any) -> bytes:
+        if request == b"full":
+            await abort(context, PoolExhausted("no page"))
+        if request == b"slow":
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if request == b"bad":
+            raise ValueError("a bug")
+        return request.upper()
+
+    async def many(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            self.heard.append(request)
+            yield request * 2
+
+    def service(self, details: Any) -> Any:
+        if details.method == "/echo/One":
+            return grpc.unary_unary_rpc_method_handler(self.one)
+        return grpc.stream_stream_rpc_method_handler(self.many) if details.method == "/echo/Many" else None
+
+
+def simulated(work: Callable[[Network, Echo, Channel], Awaitable[T]], seed: int = 1) -> T:
+    """Runs ``work`` beside a process that serves Echo."""
+    loop = SeededLoop(random.Random(seed))
+    loop.set_task_factory(owning_factory)
+    loop.set_exception_handler(lambda loop, context: None)
+
+    async def main() -> T:
+        network, echo = Network(random.Random(seed)), Echo()
+        server = Server(Process("server").spawn)
+        server.add_generic_rpc_handlers((echo,))
+        network.listen("server:1", "server", server)
+        return await work(network, echo, Channel(network, "client", "server:1"))
+
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def test_a_unary_call_answers_and_a_typed_error_arrives_whole() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        one = channel.unary_unary("/echo/One")
+        assert await one(b"a") == b"A"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await one(b"full")
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert isinstance(said(refused.value), PoolExhausted)
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await one(b"bad")
+        assert broken.value.code() is grpc.StatusCode.UNKNOWN
+
+    simulated(work)
+
+
+def test_a_deadline_ends_the_call_at_both_ends() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await channel.unary_unary("/echo/One")(b"slow", timeout=1.0)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await asyncio.sleep(0.1)
+        assert echo.cancelled == 1
+
+    simulated(work)
+
+
+def test_cancelling_who_awaits_cancels_the_call_and_its_handler() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        async def ask() -> bytes:
+            return await channel.unary_unary("/echo/One")(b"slow")
+
+        task = asyncio.ensure_future(ask())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.1)
+        assert echo.cancelled == 1
+
+    simulated(work)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_streams_messages_keep_their_order_and_end(seed: int) -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        call = channel.stream_stream("/echo/Many")()
+        for number in range(40):
+            await call.write(b"%d" % number)
+        await call.done_writing()
+        answers = []
+        while (answer := await call.read()) is not EOF:
+            answers.append(answer)
+        assert answers == [b"%d%d" % (n, n) for n in range(40)]
+        assert await call.code() is grpc.StatusCode.OK
+
+    simulated(work, seed)
+
+
+def test_a_slow_reader_holds_its_writer_back() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        call = channel.stream_stream("/echo/Many")()
+
+        async def flood() -> None:
+            while True:
+                await call.write(b"x" * 10_000)
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flood(), 5.0)
+        assert len(echo.heard) < 30
+        assert call.cancel()
+
+    simulated(work)
+
+
+def test_a_killed_process_breaks_its_calls_at_once_and_a_cut_after_the_keepalive() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        loop = asyncio.get_running_loop()
+        call = channel.unary_unary("/echo/One")(b"slow")
+        loop.call_later(1.0, network.process_died, "server")
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await call
+        assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert loop.time() < 1.1
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/echo/One")(b"a")
+
+    async def cut(network: Network, echo: Echo, channel: Channel) -> None:
+        loop = asyncio.get_running_loop()
+        assert await channel.unary_unary("/echo/One")(b"a") == b"A"
+        network.cut("client", "server")
+        began = loop.time()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/echo/One")(b"b")
+        assert loop.time() - began < KEEPALIVE_S + 1
+        network.heal("client", "server")
+        assert await channel.unary_unary("/echo/One")(b"c") == b"C"
+
+    simulated(work)
+    simulated(cut)
+
+
+def test_what_never_comes_is_said_instead_of_awaited() -> None:
+    async def work(network: Network, echo: Echo, channel: Channel) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(NothingLeft):
+        simulated(work)
