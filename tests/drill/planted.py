@@ -1,6 +1,7 @@
 """Bugs to plant in the product's own source, one replacement each: what `baton drill` has to find.
 
-Each is of a class that serving systems have had: a late frame accepted, a page reused early, an index emitted twice.
+Each is of a class that serving systems have had: a late frame accepted, a page reused early, an index emitted
+twice.
 ``find`` runs seeds on a copy of the package with one bug in it, until an invariant breaks.
 
     python -m tests.drill.planted [NAME]      every bug (or one): whether it was found, and the CPU seconds it took
@@ -146,8 +147,8 @@ BUGS = (
     Bug(
         "a removed sequence keeps its pages",
         "decode_worker/engine/scheduler.py",
-        "                members.remove(decoding)\n        decoding.pages.close()",
-        "                members.remove(decoding)",
+        "                members.remove(job)\n        job.pages.close()",
+        "                members.remove(job)",
     ),
     Bug(
         "a prompt's pages are never given back after a failed handoff",
