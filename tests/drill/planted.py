@@ -135,7 +135,8 @@ BUGS = (
     Bug(
         "pages that were read for others stay pinned",
         "engine/sharing.py",
-        "        lease = self._pins.pop(message.key, None)\n        if lease is not None:\n            lease.close()",
+        "        lease = self._pins.pop(message.key, None)\n        if lease is not None:\n"
+        "            lease.close()",
         "        self._pins.pop(message.key, None)",
     ),
     Bug(
