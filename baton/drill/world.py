@@ -7,25 +7,27 @@ import logging
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
+from prometheus_client import CollectorRegistry
 
 from baton.cluster.prefix_index import HASH_BYTES
 from baton.cluster.sections.router import RouterConfig
+from baton.cluster.telemetry import RouterMetrics
 from baton.drill.judge import Judge
 from baton.drill.network import Network
 from baton.drill.process import Process, owning_factory
-from baton.drill.rpc import Channel
+from baton.drill.rpc import SimulatedDialer
 from baton.drill.scenario import Fault, Request, Scenario
 from baton.drill.story import Story
 from baton.drill.worker import MODEL_ID, Life, SimulatedWorker
 from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.router.access.keys import ApiKey
-from baton.router.compose import dispatching
-from baton.router.dispatch.dispatcher import Dispatcher, DispatchSettings
+from baton.router.compose.core import CoreDependencies, RouterCore, running_core
+from baton.router.dispatch.runner import DispatchSettings
+from baton.router.request.context import RequestContext
 from baton.router.request.request import ChoiceStream, RouterRequest
 
 BEAT_S = 0.5  # seconds between two heartbeats of a worker
@@ -90,7 +92,7 @@ class World:
             f"{role}-{i}": SimulatedWorker(f"{role}-{i}", role, scenario, self.network) for role, i in roles
         }
         self.directory, self.index = Directory(), Index(self.workers, self.rng)
-        self.routers: list[Dispatcher] = []
+        self.routers: list[RouterCore] = []
         self._dead: list[Life] = []
         self._clients: list[asyncio.Task[None]] = []
 
@@ -125,24 +127,29 @@ class World:
         self.tell(worker.slot, f"starts as {life.info.incarnation}")
 
     @asynccontextmanager
-    async def _router(self, number: int) -> AsyncIterator[Dispatcher]:
+    async def _router(self, number: int) -> AsyncIterator[RouterCore]:
         name, loop = f"router-{number}", asyncio.get_running_loop()
         process = Process(name)
         config = RouterConfig(
             policy=self.scenario.policy, local_prefill_max_tokens=self.scenario.local_max, max_queue=10_000
         )
         rng = random.Random(f"{self.scenario.seed} {name}")
-        connect: Any = partial(Channel, self.network, process.name)
+        given = CoreDependencies(
+            roster=self.directory,
+            metrics=RouterMetrics(CollectorRegistry()),
+            router_id=name,
+            index=self.index,
+            clock=loop.time,
+            rng=rng,
+            dialer=SimulatedDialer(self.network, process.name),
+        )
         settings = DispatchSettings(hedge_factor=self.scenario.hedge)
-        async with dispatching(
-            config, self.directory, self.index, router_id=name, clock=loop.time, rng=rng, connect=connect,
-            settings=settings,
-        ) as dispatcher:  # fmt: skip
-            yield dispatcher
+        async with running_core(config, given, settings) as core:
+            yield core
 
     async def _until_up(self) -> None:
         async with asyncio.timeout(30.0):
-            while not all(router.ready() for router in self.routers):  # noqa: ASYNC110
+            while not all(router.dispatcher.ready() for router in self.routers):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def _beat(self) -> None:
@@ -160,7 +167,7 @@ class World:
         await asyncio.sleep(began + request.at - loop.time())
         name = f"client {request.number}"
         try:
-            streams = self.routers[request.router].open(self._asked(request))
+            streams = self.routers[request.router].dispatcher.open(self._asked(request))
         except BatonError as error:
             self.tell(name, f"is refused: {error.label}")
             return
@@ -179,9 +186,11 @@ class World:
             token_ids=request.prompt,
             sampling=request.sampling,
             n=request.n,
-            tenant_salt=request.tenant.encode(),
-            deadline=None if request.deadline_after is None else now + request.deadline_after,
-            key=key,
+            context=RequestContext(
+                tenant_salt=request.tenant.encode(),
+                deadline=None if request.deadline_after is None else now + request.deadline_after,
+                key=key,
+            ),
         )
 
     async def _read(self, request: Request, stream: ChoiceStream) -> None:
@@ -293,9 +302,9 @@ class World:
             if swept and not partitioned:
                 self.judge.violated(f"{worker.slot}: {swept} leases were swept without a partition")
         for number, router in enumerate(self.routers):
-            if len(router):
-                self.judge.violated(f"at rest: router {number} has {len(router)} choices open")
-            if counts := router.reserved():
+            if len(router.dispatcher):
+                self.judge.violated(f"at rest: router {number} has {len(router.dispatcher)} choices open")
+            if counts := router.view.own_counts():
                 self.judge.violated(f"at rest: router {number} counts {counts}")
 
     def _end(self) -> None:

@@ -90,15 +90,15 @@ BUGS = (
     ),
     Bug(
         "a migration forgets what was emitted",
-        "router/dispatch/choice_run.py",
-        "return (*self.request.token_ids, *self.stream.emitted) if self.stream.emitted else self.request.token_ids",
-        "return self.request.token_ids",
+        "router/dispatch/progress.py",
+        "        emitted, prompt = self.stream.emitted, self._request.token_ids",
+        "        emitted, prompt = [], self._request.token_ids",
     ),
     Bug(
-        "a reservation is not given back on refusal",
-        "router/dispatch/dispatcher.py",
-        "                    if not run.answered:\n                        placed.close()",
-        "                    if not run.answered:\n                        placed._closed = True",
+        "a reservation is not given back when a worker refuses or is lost",
+        "router/dispatch/runner.py",
+        "                    if not run.progress.answered:\n                        placed.close()",
+        "                    if not run.progress.answered:\n                        placed.close = lambda: None",
     ),
     Bug(
         "a retry starts before Rearm is answered",

@@ -104,10 +104,6 @@ class Dispatcher:
         """Returns how many choices' tasks still run."""
         return len(self._open)
 
-    def reserved(self) -> dict[str, tuple[int, int, int]]:
-        """Returns what this router counts on each worker: sequences, unread requests, unread tokens; {} at rest."""
-        return self._view.own_counts()
-
     async def close(self) -> None:
         """Takes nothing new, cancels what runs ("shutdown"), and returns when it is gone."""
         self._admission.close()
