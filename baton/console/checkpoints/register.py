@@ -1,12 +1,13 @@
-"""The commands about checkpoints, gathered for `main`: evaluate."""
+"""The commands about checkpoints, gathered for `main`: quantize, evaluate."""
 
 from __future__ import annotations
 
 import typer
 
-from baton.console.checkpoints import evaluate
+from baton.console.checkpoints import evaluate, quantize
 
 
 def register(app: typer.Typer) -> None:
     """Adds them to the `baton` command."""
     app.command("evaluate")(evaluate.evaluate_command)
+    app.command("quantize")(quantize.quantize_command)

@@ -61,9 +61,13 @@ class Interpreter:
         if batch.begun.numel():
             kv.pages.index_fill_(0, batch.begun, 0.0)
         registers: Registers = {}
+        self.run(registers, batch, kv)
+        return registers
+
+    def run(self, registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+        """Runs every op over ``registers``, which hold what the first ones read."""
         for step in self._steps:
             step(registers, batch, kv)
-        return registers
 
     def states(self, registers: Registers, rows: slice) -> Tensor:
         """Returns the last layer's hidden states of ``rows``, normed as the head norms them."""

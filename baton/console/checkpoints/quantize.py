@@ -1,0 +1,117 @@
+"""`baton quantize`: a quantized checkpoint from a plain one, in a form that this engine and others load.
+
+Knows nothing of how weights are rounded; it reads flags and shows progress.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from baton.console.output import guarded
+from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:
+    from baton.quantize.schemes import Recipe
+    from baton.quantize.source import Source
+
+
+def quantize_command(
+    model: Annotated[str, typer.Argument(help="A plain model's folder or hub id")],
+    out: Annotated[str, typer.Option(help="A new folder; one that was left half done is gone on with")],
+    method: Annotated[str, typer.Option(help="rtn, gptq, awq, smoothquant, nf4, fp8 or mxfp4")] = "gptq",
+    bits: Annotated[int, typer.Option(help="4 or 8, of rtn, gptq and awq")] = 4,
+    group: Annotated[
+        int, typer.Option(help="Inputs that share a scale, of rtn, gptq and awq; 0: a whole row")
+    ] = 128,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Text for gptq, awq and smoothquant: .jsonl of text or messages, or documents between form feeds; "
+            "self: the model writes it",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Pieces of that text")] = 128,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each")] = 512,
+    asymmetric: Annotated[
+        bool, typer.Option("--asymmetric", help="Zeros of their own; awq always has them")
+    ] = False,
+    act_order: Annotated[bool, typer.Option(help="gptq takes inputs by falling weight")] = True,
+    regroup: Annotated[
+        bool, typer.Option("--regroup", help="gptq's groups follow that order (desc_act), else they are neighbours")
+    ] = False,
+    format: Annotated[
+        str, typer.Option(help="gptq, awq or compressed-tensors, where the method has a choice")
+    ] = "",
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: one per core")] = None,
+) -> None:
+    """Quantize a checkpoint, layer by layer; a run that was stopped goes on with the same command."""
+
+    def run() -> int:
+        import torch
+
+        from baton.quantize.schemes import Recipe
+        from baton.quantize.source import Source
+
+        symmetric = not asymmetric and method != "awq"
+        recipe = Recipe(method, bits, group, symmetric, act_order, regroup, format).checked()
+        if threads:
+            torch.set_num_threads(threads)
+        return _quantize(Source(model), recipe, calibration, samples, tokens, Path(out))
+
+    raise typer.Exit(guarded(run))
+
+
+def _quantize(source: Source, recipe: Recipe, calibration: str | None, samples: int, tokens: int, out: Path) -> int:
+    from baton.quantize.calibration import FEW
+    from baton.quantize.run import quantize, require_divisible
+
+    console = Console(stderr=True, highlight=False)
+    require_divisible(source, recipe)
+    text = _text(source, recipe, calibration, samples, tokens)
+    if 0 < len(text) < FEW:
+        console.print(
+            f"[yellow]only {len(text)} samples of {tokens} tokens:[/] give more text for a better checkpoint"
+        )
+    with _progress(console) as progress:
+        task = progress.add_task(f"{recipe.method}, layers", total=None)
+        quantize(source, recipe, text, out, lambda done, of: progress.update(task, completed=done, total=of))
+    plain, made = (_gigabytes(folder) for folder in (source.directory, out))
+    console.print(
+        f"{out}: {made:.3g} GB of {plain:.3g} GB. Judge it: baton evaluate {out} --against {source.directory}"
+    )
+    return 0
+
+
+def _text(source: Source, recipe: Recipe, calibration: str | None, samples: int, tokens: int) -> list[list[int]]:
+    from baton.quantize.calibration import read_samples
+    from baton.quantize.schemes import scheme_of
+
+    if not scheme_of(recipe).reads_text:
+        return []
+    if calibration is None:
+        text = f"{recipe.method} reads text: give --calibration FILE, or --calibration self"
+        raise ConfigError(text, "calibration")
+    return read_samples(source.directory, calibration, samples, tokens)
+
+
+def _progress(console: Console) -> Progress:
+    """A bar with the time left, which is estimated over all layers: they are alike."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *columns, console=console, speed_estimate_period=1e9)
+
+
+def _gigabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9

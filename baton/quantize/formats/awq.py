@@ -1,0 +1,45 @@
+"""AWQ's form for its GEMM, as AutoAWQ writes it. Knows nothing of models.
+
+qweight int32 (k, n / 8) and qzeros int32 (groups, n / 8), outputs in the order 0 2 4 6 1 3 5 7 from the low bits
+up; scales float16 (groups, n). Source: https://github.com/casper-hansen/AutoAWQ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.quantize.packing import words
+from baton.quantize.rounded import Rounded
+from baton.quantize.schemes import Recipe
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+    """Returns ``quantization_config``."""
+    return {
+        "quant_method": "awq",
+        "bits": recipe.bits,
+        "group_size": recipe.group or -1,
+        "zero_point": not recipe.symmetric,
+        "version": "gemm",
+        "modules_to_not_convert": ignored or None,
+    }
+
+
+def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns a layer's tensors."""
+    assert rounded.zeros is not None
+    return {
+        "qweight": _packed(rounded.q.T),
+        "qzeros": _packed(rounded.zeros.T.int()),
+        "scales": rounded.scales.T.half().contiguous(),
+    }
+
+
+def _packed(numbers: Tensor) -> Tensor:
+    turned = numbers.contiguous().view(len(numbers), -1, 8)[..., torch.tensor(ORDER)]
+    return words(turned.flatten(1), 4)

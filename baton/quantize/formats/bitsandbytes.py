@@ -1,0 +1,75 @@
+"""bitsandbytes' NF4 with double quantization, as transformers saves it. Knows nothing of models.
+
+weight uint8 (n x k / 2, 1), the first of two in the high bits; each block's largest magnitude less their mean as a
+place in a table of 256, scaled by its own block of 256; the rest as JSON in bytes. Sources:
+https://arxiv.org/abs/2305.14314, https://arxiv.org/abs/1511.04561 (the table).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.quantize.packing import nibbles
+from baton.quantize.rounded import Rounded
+from baton.quantize.schemes import Recipe
+
+NESTED = 256  # blocks whose magnitudes share a scale
+NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+
+
+def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+    """Returns ``quantization_config``."""
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "llm_int8_skip_modules": ["lm_head", *ignored],
+    }
+
+
+def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns a layer's tensors."""
+    assert rounded.codes is not None
+    flat = rounded.scales.flatten()
+    offset = flat.mean()
+    table = dynamic_table()
+    blocks = F.pad(flat - offset, (0, -len(flat) % NESTED)).view(-1, NESTED)
+    nested = blocks.abs().amax(1)
+    places = _nearest(blocks / nested.clamp_min(1e-30)[:, None], table).flatten()[: len(flat)]
+    state = {
+        "quant_type": "nf4", "blocksize": rounded.group, "dtype": NAMES[dtype], "shape": list(rounded.q.shape),
+        "nested_blocksize": NESTED, "nested_dtype": "float32", "nested_offset": float(offset),
+    }  # fmt: skip
+    return {
+        "weight": nibbles(rounded.q, True).view(-1, 1),
+        "weight.absmax": places.to(torch.uint8),
+        "weight.quant_map": rounded.codes.clone(),  # a file holds no tensor twice
+        "weight.nested_absmax": nested,
+        "weight.nested_quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": torch.frombuffer(
+            bytearray(msgspec.json.encode(state)), dtype=torch.uint8
+        ),
+    }
+
+
+def dynamic_table() -> Tensor:
+    """Returns 256 numbers from -1 to 1 whose steps grow tenfold by the leading zeros of seven bits, rising."""
+    found = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
+        means = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (exponent - 6)
+        found += [*means.tolist(), *(-means).tolist()]
+    return torch.tensor(sorted(found), dtype=torch.float32)
+
+
+def _nearest(values: Tensor, table: Tensor) -> Tensor:
+    return torch.bucketize(values, (table[1:] + table[:-1]) / 2)

@@ -1,0 +1,47 @@
+"""GPTQ's form, as AutoGPTQ and GPTQModel write it. Knows nothing of models.
+
+qweight int32 (k / per, n) from the low bits up; qzeros int32 (groups, n / per) of zero - 1; scales float16
+(groups, n); g_idx int32 (k,). Source: https://github.com/AutoGPTQ/AutoGPTQ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.quantize.methods.gptq import DAMP
+from baton.quantize.packing import words
+from baton.quantize.rounded import Rounded, group_numbers
+from baton.quantize.schemes import Recipe
+
+
+def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
+    """Returns ``quantization_config``."""
+    return {
+        "quant_method": "gptq",
+        "bits": recipe.bits,
+        "group_size": recipe.group or -1,
+        "desc_act": recipe.regroup,
+        "sym": recipe.symmetric,
+        "damp_percent": DAMP,
+        "static_groups": not recipe.regroup,
+        "true_sequential": True,
+        "checkpoint_format": "gptq",
+        "lm_head": False,
+        "modules_in_block_to_quantize": None,
+    }
+
+
+def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Returns a layer's tensors."""
+    assert rounded.zeros is not None
+    k, mask = rounded.q.shape[1], (1 << rounded.bits) - 1
+    of = rounded.groups_of if rounded.groups_of is not None else group_numbers(k, rounded.group)
+    return {
+        "qweight": words(rounded.q, rounded.bits).T.contiguous(),
+        "qzeros": words((rounded.zeros.T.int() - 1) & mask, rounded.bits),
+        "scales": rounded.scales.T.half().contiguous(),
+        "g_idx": of.int(),
+    }

@@ -1,0 +1,217 @@
+"""The numbers that a weight can be rounded to: integers, NF4, FP8 (e4m3), MXFP4.
+
+Knows nothing of models or of how errors are made up for. ``fit`` finds each group's scale, ``number`` rounds.
+Sources: NF4 https://arxiv.org/abs/2305.14314; MXFP4 is the OCP Microscaling specification 1.0; e4m3
+https://arxiv.org/abs/2209.05433.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from baton.quantize.rounded import Rounded
+
+TINY = 1e-10  # the least scale: that of a group of zeros
+SHRINKS = 40  # clipped ranges that are tried
+LEAST_RANGE = 0.5  # of them, as a share of the whole range
+# Normal quantiles with equal mass between neighbours and an exact zero, scaled to -1..1 (QLoRA, appendix E).
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1_TOP_EXPONENT = 2  # of 6.0 = 1.5 x 2²
+E4M3_TOP = 448.0
+
+
+class Fit(NamedTuple):
+    """Scales, and zeros where there are any, float32 (n, groups)."""
+
+    scales: Tensor
+    zeros: Tensor | None
+
+
+def taken(better: Tensor, tried: Fit, best: Fit) -> Fit:
+    """Returns ``tried`` where it is ``better`` (n, groups), else ``best``."""
+    scales = torch.where(better, tried.scales, best.scales)
+    if tried.zeros is None or best.zeros is None:
+        return Fit(scales, None)
+    return Fit(scales, torch.where(better, tried.zeros, best.zeros))
+
+
+class Grid(Protocol):
+    """Numbers that a weight can be rounded to. ``group`` inputs share a scale, 0 for a whole row."""
+
+    @property
+    def bits(self) -> int:
+        """How many bits a number takes."""
+
+    @property
+    def group(self) -> int:
+        """How many inputs share a scale."""
+
+    def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
+        """Returns the scales of a weight (n, k); ``importance`` (k,) weighs each input's squared error."""
+
+    def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+        """Returns the nearest number of each weight, as int32; scales and zeros are spread to its shape."""
+
+    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+        """Returns the rounded weight."""
+
+
+def to_nearest(weight: Tensor, grid: Grid, fit: Fit | None = None) -> Rounded:
+    """Returns a weight (n, k) rounded to the nearest number of its grid."""
+    fit = fit or grid.fit(weight)
+    groups = fit.scales.shape[1]
+    parts = weight.view(len(weight), groups, -1)
+    zeros = None if fit.zeros is None else fit.zeros[..., None]
+    return grid.finish(grid.number(parts, fit.scales[..., None], zeros).view_as(weight), fit)
+
+
+class IntGrid(NamedTuple):
+    """Integers of ``bits`` with a scale per group; ``symmetric``: the zero lies in the middle.
+
+    ``search``: of several clipped ranges the one of least squared error is taken, else the whole range.
+    Scales are float16 numbers, because checkpoints hold them so; ``wide`` keeps them in float32.
+    """
+
+    bits: int
+    group: int
+    symmetric: bool = True
+    search: bool = False
+    wide: bool = False
+
+    def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
+        """Returns the scales and zeros."""
+        parts = weight.view(len(weight), -1, self.group or weight.shape[1])
+        whole = self.ranged(parts, 1.0)
+        if not self.search:
+            return whole
+        weights = torch.ones(weight.shape[1]) if importance is None else importance
+        weights = weights.view(1, *parts.shape[1:])
+        best, least = whole, self._error(parts, whole, weights)
+        for step in range(1, SHRINKS):
+            tried = self.ranged(parts, 1 - (1 - LEAST_RANGE) * step / SHRINKS)
+            error = self._error(parts, tried, weights)
+            better = error < least
+            least = torch.where(better, error, least)
+            best = taken(better, tried, best)
+        return best
+
+    def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+        """Returns round(weight / scale) + zero within the bits."""
+        assert zeros is not None
+        return (torch.round(weight / scales) + zeros).clamp_(0, self.top).to(torch.int32)
+
+    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+        """Returns the rounded weight."""
+        return Rounded(q, fit.scales, self.bits, self.group, fit.zeros)
+
+    def ranged(self, parts: Tensor, share: float) -> Fit:
+        """Returns scales of ``share`` of each group's range, which always holds zero."""
+        low, high = (x * share for x in (parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)))
+        if self.symmetric:
+            high = torch.maximum(-low, high)
+            low = -high
+        scales = self._stored(((high - low) / self._steps).clamp_min(TINY))
+        middle = torch.full_like(scales, 1 << (self.bits - 1))
+        return Fit(scales, middle if self.symmetric else torch.round(-low / scales).clamp_(0, self.top))
+
+    @property
+    def top(self) -> int:
+        """The largest number."""
+        return (1 << self.bits) - 1
+
+    @property
+    def _steps(self) -> int:
+        return self.top - (self.bits == 8 and self.symmetric)  # int8's -128 has no positive twin
+
+    def _stored(self, scales: Tensor) -> Tensor:
+        return scales if self.wide else scales.half().float().clamp_min(2.0**-24)
+
+    def _error(self, parts: Tensor, fit: Fit, weights: Tensor) -> Tensor:
+        assert fit.zeros is not None
+        q = self.number(parts, fit.scales[..., None], fit.zeros[..., None])
+        off = (q - fit.zeros[..., None]) * fit.scales[..., None] - parts
+        return (off.square_() * weights).sum(-1)
+
+
+class TableGrid(NamedTuple):
+    """Numbers of a table that spans -1..1, scaled by each block's largest magnitude: NF4 in blocks of 64."""
+
+    codes: Tensor
+    group: int
+    bits: int = 4
+
+    def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
+        """Returns each block's largest magnitude."""
+        return Fit(weight.view(len(weight), -1, self.group).abs().amax(-1).clamp_min(TINY), None)
+
+    def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+        """Returns the nearest entry's place in the table, which rises."""
+        between = (self.codes[1:] + self.codes[:-1]) / 2
+        return torch.bucketize((weight / scales).contiguous(), between).to(torch.int32)
+
+    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+        """Returns the rounded weight."""
+        return Rounded(q, fit.scales, self.bits, self.group, codes=self.codes)
+
+
+class MxGrid(NamedTuple):
+    """MXFP4: e2m1 numbers, 32 of them sharing a power of two.
+
+    The specification's exponent keeps the largest magnitude within 4 to 8, clipped at 6; of that one and the next
+    the one of least squared error is taken.
+    """
+
+    group: int = 32
+    bits: int = 4
+
+    def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
+        """Returns powers of two."""
+        parts = weight.view(len(weight), -1, self.group)
+        most = parts.abs().amax(-1).clamp_min(2.0**-120)
+        low = torch.exp2(torch.floor(torch.log2(most)) - E2M1_TOP_EXPONENT)
+        errors = [self._error(parts, scale) for scale in (low, 2 * low)]
+        return Fit(torch.where(errors[0] <= errors[1], low, 2 * low), None)
+
+    def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+        """Returns the nearest e2m1 number's bits: the sign, then its place."""
+        scaled = (weight / scales).clamp(-6, 6)
+        heads = torch.tensor(E2M1[:8])
+        place = torch.bucketize(scaled.abs().contiguous(), (heads[1:] + heads[:-1]) / 2)
+        return (place + 8 * (scaled < 0)).to(torch.int32)
+
+    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+        """Returns the rounded weight."""
+        return Rounded(q, fit.scales, self.bits, self.group, codes=torch.tensor(E2M1))
+
+    def _error(self, parts: Tensor, scale: Tensor) -> Tensor:
+        levels = torch.tensor(E2M1)[self.number(parts, scale[..., None], None).long()]
+        return (levels * scale[..., None] - parts).square_().sum(-1)
+
+
+class Fp8Grid(NamedTuple):
+    """e4m3 numbers with a scale per row. ``q`` holds their bits."""
+
+    group: int = 0
+    bits: int = 8
+
+    def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
+        """Returns scales that take the largest magnitude to 448."""
+        return Fit((weight.abs().amax(1, keepdim=True) / E4M3_TOP).clamp_min(TINY), None)
+
+    def number(self, weight: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+        """Returns the nearest number's bits."""
+        scaled = (weight / scales).clamp(-E4M3_TOP, E4M3_TOP)
+        return scaled.to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int32)
+
+    def finish(self, q: Tensor, fit: Fit) -> Rounded:
+        """Returns the rounded weight."""
+        every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num_()
+        return Rounded(q, fit.scales, self.bits, self.group, codes=every)

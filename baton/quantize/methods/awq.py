@@ -1,0 +1,62 @@
+"""AWQ (https://arxiv.org/abs/2306.00978): inputs that matter are scaled up before rounding, and ranges are clipped.
+
+Knows nothing of files. Scales are the inputs' mean magnitudes to a power that is searched for, as are the ranges;
+the error that counts is that of the layer's outputs on the calibration text, which its second moments give exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from baton.quantize.grids import Fit, Grid, IntGrid, taken, to_nearest
+from baton.quantize.rounded import Rounded
+from baton.quantize.stats import Stats, output_error
+
+Tie = Callable[[Tensor], Tensor]
+POWERS = 20
+CLIPS = tuple(1 - 0.025 * step for step in range(21))  # shares of a group's range that are tried
+ROWS = 256  # rows whose ranges are searched at once
+
+
+def normalised(scales: Tensor) -> Tensor:
+    """Returns scales around 1: the largest and the smallest are inverse to each other."""
+    scales = scales.clamp_min(1e-4)
+    return scales / (scales.max() * scales.min()).sqrt()
+
+
+def best_scales(weight: Tensor, stats: Stats, grid: Grid, tie: Tie) -> Tensor:
+    """Returns the factors (k,) of a weight's inputs, evened out by ``tie`` where inputs must share theirs."""
+    hessian, best, least = stats.hessian, torch.ones(weight.shape[1]), float("inf")
+    for step in range(POWERS):
+        scales = tie(normalised(stats.mean_abs.pow(step / POWERS)))
+        off = to_nearest(weight * scales, grid).values() / scales - weight
+        if (error := output_error(off, hessian)) < least:
+            best, least = scales, error
+    return best
+
+
+def clipped(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Rounded:
+    """Returns a weight rounded within the ranges that cost its outputs least, group by group."""
+    found = [_clipped_rows(weight[at : at + ROWS], hessian, grid) for at in range(0, len(weight), ROWS)]
+    zeros = None if found[0].zeros is None else torch.cat([fit.zeros for fit in found if fit.zeros is not None])
+    return to_nearest(weight, grid, Fit(torch.cat([fit.scales for fit in found]), zeros))
+
+
+def _clipped_rows(weight: Tensor, hessian: Tensor, grid: IntGrid) -> Fit:
+    width = grid.group or weight.shape[1]
+    parts = weight.view(len(weight), -1, width)
+    blocks = torch.stack([hessian[at : at + width, at : at + width] for at in range(0, weight.shape[1], width)])
+    best, least = grid.fit(weight), torch.full(parts.shape[:2], float("inf"))
+    for share in CLIPS:
+        fit = grid.ranged(parts, share)
+        assert fit.zeros is not None
+        q = grid.number(parts, fit.scales[..., None], fit.zeros[..., None])
+        off = (q - fit.zeros[..., None]) * fit.scales[..., None] - parts
+        error = (torch.einsum("ngk,gkj->ngj", off, blocks) * off).sum(-1)
+        better = error < least
+        least = torch.where(better, error, least)
+        best = taken(better, fit, best)
+    return best

@@ -1,0 +1,92 @@
+"""The folder that a quantized checkpoint is written to: a file per layer, and where to go on after a break.
+
+Knows nothing of rounding. A layer's file appears whole or not at all; what calibration needs between layers is kept
+beside it under ``.work`` until the end, which writes index and config and drops it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from baton.engine.checkpoints.safetensors import INDEX
+from baton.protos.errors import ConfigError
+from baton.quantize.layers import States
+
+WORK, ASKED = ".work", "asked.json"
+COPIED = ("*.json", "*.jinja", "tokenizer*", "LICENSE*")
+SKIPPED = ("config.json", INDEX, "quantize_config.json")
+
+
+class Output:
+    """``parts``: the files that the checkpoint will have; the first is the stem's and the head's."""
+
+    def __init__(self, folder: Path, parts: int) -> None:
+        self.folder, self.parts = folder, parts
+        self.work = folder / WORK
+
+    def begin(self, asked: dict[str, Any]) -> bool:
+        """Makes the folder ready and says whether it was begun before. Raises ConfigError for another's folder."""
+        path = self.work / ASKED
+        if path.exists():
+            before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            if other := next((name for name in asked if before.get(name) != asked[name]), None):
+                text = f"{self.folder} was begun with another {other}: remove it, or name another --out"
+                raise ConfigError(text, "out")
+            return True
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ConfigError(f"{self.folder} isn't empty: name another --out", "out")
+        self.work.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(asked))
+        return False
+
+    def path(self, part: int) -> Path:
+        """Returns the file of one part."""
+        return self.folder / f"model-{part + 1:05d}-of-{self.parts:05d}.safetensors"
+
+    def has(self, part: int) -> bool:
+        """Returns whether a part is written."""
+        return self.path(part).exists()
+
+    def write(self, part: int, tensors: dict[str, Tensor]) -> None:
+        """Writes one part."""
+        path = self.path(part).with_suffix(".new")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+        os.replace(path, self.path(part))
+
+    def keep(self, states: States, layer: int) -> None:
+        """Keeps what ``layer`` starts from; what an earlier one started from goes."""
+        part = self.work / "next"
+        states.copy(part)
+        os.replace(part, self.kept(layer))
+        for path in self.work.glob("layer-*"):
+            if path != self.kept(layer):
+                shutil.rmtree(path)
+
+    def kept(self, layer: int) -> Path:
+        """Returns where it is kept."""
+        return self.work / f"layer-{layer:05d}"
+
+    def end(self, source: Path, config: dict[str, Any]) -> None:
+        """Writes what makes the folder a checkpoint."""
+        places: dict[str, str] = {}
+        size = 0
+        for part in range(self.parts):
+            with safe_open(str(self.path(part)), framework="pt") as file:
+                places |= dict.fromkeys(file.keys(), self.path(part).name)
+            size += self.path(part).stat().st_size
+        for pattern in COPIED:
+            for path in source.glob(pattern):
+                if path.name not in SKIPPED and path.is_file():
+                    shutil.copyfile(path, self.folder / path.name)
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (self.folder / INDEX).write_bytes(msgspec.json.format(msgspec.json.encode(index)))
+        (self.folder / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+        shutil.rmtree(self.work)

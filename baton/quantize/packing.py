@@ -1,0 +1,20 @@
+"""Small integers packed into int32 words and bytes, as checkpoint formats have them. Knows nothing of layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def words(numbers: Tensor, bits: int) -> Tensor:
+    """Returns (rows, columns) numbers of ``bits`` as (rows, columns x bits / 32) int32, from the low bits up."""
+    per = 32 // bits
+    parts = numbers.to(torch.int64).view(len(numbers), -1, per) << (torch.arange(per) * bits)
+    total = parts.sum(-1)
+    return torch.where(total >= 1 << 31, total - (1 << 32), total).to(torch.int32)
+
+
+def nibbles(numbers: Tensor, high_first: bool) -> Tensor:
+    """Returns (rows, columns) numbers of 4 bits as (rows, columns / 2) uint8."""
+    first, second = numbers.to(torch.uint8).view(len(numbers), -1, 2).unbind(-1)
+    return (first << 4) | second if high_first else first | (second << 4)

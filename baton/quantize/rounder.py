@@ -1,0 +1,153 @@
+"""One layer rounded: product by product, each on what those before it, rounded already, make of the text.
+
+Knows nothing of files' formats. Without a text each weight is rounded by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.engine.program.ops import Linear, Moe, Op, Program, Weight
+from baton.quantize.folds import Fold, fold_of, stored
+from baton.quantize.layers import LayerRun, States, pieces_of
+from baton.quantize.rounded import Rounded
+from baton.quantize.schemes import Scheme
+from baton.quantize.stats import Stats
+
+HESSIAN_BYTES = 512 << 20  # of experts that are looked at together
+
+
+class RoundedLayer(NamedTuple):
+    """Each rounded weight source by source, and the plain ones, which folds may have changed."""
+
+    rounded: dict[str, list[Rounded]]
+    plain: dict[str, Tensor]
+
+
+class Rounder:
+    """Rounds one layer. ``weights`` are float32, ``dtypes`` what the checkpoint has them in."""
+
+    def __init__(
+        self,
+        program: Program,
+        ops: tuple[Op, ...],
+        weights: dict[str, Tensor],
+        shapes: dict[str, Weight],
+        scheme: Scheme,
+        dtypes: dict[str, torch.dtype],
+    ) -> None:
+        self._program, self._ops, self._scheme, self._dtypes = program, ops, scheme, dtypes
+        self._weights, self._shapes = weights, shapes
+        self._outs = {name: len(weight) for name, weight in weights.items()}
+        self._rounded: dict[str, list[Rounded]] = {}
+        self._plain = {name: w for name, w in weights.items() if name not in rounded_names(program, ops)}
+
+    def without_text(self) -> RoundedLayer:
+        """Rounds every weight by itself."""
+        for name in rounded_names(self._program, self._ops):
+            parts = self._weights[name].split([shape[0] for shape in self._shapes[name].shapes])
+            self._rounded[name] = [self._scheme.rounded(part, None) for part in parts]
+        return RoundedLayer(self._rounded, self._plain)
+
+    def over(self, states: States, after: Callable[[int], set[str]], last: bool) -> RoundedLayer:
+        """Rounds product by product; ``states`` end as the next layer's. ``after(i)``: what is read behind op i."""
+        run = LayerRun(self._program, self._ops, self._weights, states.tokens)
+        done = 0
+        for piece, product in pieces_of(self._program, self._ops):
+            done += len(piece)
+            if product is None and last:
+                break
+            run.run(piece, states, after(done))
+            if isinstance(product, Linear):
+                self._linear(product, states)
+            elif product is not None:
+                self._experts(product, states)
+        return RoundedLayer(self._rounded, self._plain)
+
+    def _linear(self, op: Linear, states: States) -> None:
+        weight = self._weights[op.weight]
+        stats = Stats(weight.shape[1], states.samples * states.tokens)
+        for sample in range(states.samples):
+            stats.add(states.read(sample, {op.x})[op.x])
+        scales = self._fold(op, weight, stats)
+        found = self._scheme.rounded(weight * scales, stats.divided(scales))
+        self._weights[op.weight] = found.values() / scales
+        ends = torch.tensor([shape[0] for shape in self._shapes[op.weight].shapes]).cumsum(0).tolist()
+        self._rounded[op.weight] = [found.rows(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _fold(self, op: Linear, weight: Tensor, stats: Stats) -> Tensor:
+        """Finds the product's factors and lets them into what makes its inputs; ones where none may."""
+        fold = fold_of(self._program, self._ops, op, self._outs)
+        scales = None if fold is None else self._scheme.scales(weight, stats, fold.tie)
+        if fold is None or scales is None:
+            return torch.ones(weight.shape[1])
+        if fold.norm:
+            dtype = self._dtypes[fold.norm]
+            self._plain[fold.norm], scales = stored(self._weights[fold.norm], scales, dtype)
+        else:
+            self._divide_rows(fold, fold.per_row(scales))
+        return scales
+
+    def _divide_rows(self, fold: Fold, factors: Tensor) -> None:
+        """Rows of a product that is rounded already; rounding commutes with what scales a whole row."""
+        parts, at = self._rounded[fold.product], 0
+        for i, part in enumerate(parts):
+            end = at + len(part.q)
+            if fold.rows[0] <= at and end <= fold.rows[1]:
+                parts[i] = part.times(1 / factors[at - fold.rows[0] : end - fold.rows[0]])
+            at = end
+        if fold.bias:
+            self._plain[fold.bias] = self._plain[fold.bias].clone()
+            self._plain[fold.bias][fold.rows[0] : fold.rows[1]] /= factors
+
+    def _experts(self, op: Moe, states: States) -> None:
+        """Each expert on the rows that are routed to it; gates and ups first, then what they make of them."""
+        gate_up = self._weights[op.gate_up].unflatten(0, (op.experts, -1))
+        down = self._weights[op.down].unflatten(0, (op.experts, -1))
+        ups: list[Rounded] = []
+        downs: list[Rounded] = []
+        for some in _batches(op.experts, max(gate_up.shape[2], down.shape[2])):
+            ups += self._some(op, some, gate_up, states, lambda rows, _: rows)
+            wide = torch.stack([part.values() for part in ups[some.start :]])
+
+            def inner(rows: Tensor, e: int, wide: Tensor = wide, first: int = some.start) -> Tensor:
+                gate, up = (rows @ wide[e - first].T).chunk(2, -1)
+                return F.silu(gate) * up
+
+            downs += self._some(op, some, down, states, inner)
+        self._weights[op.gate_up] = torch.cat([part.values() for part in ups])
+        self._weights[op.down] = torch.cat([part.values() for part in downs])
+        half = gate_up.shape[1] // 2
+        self._rounded[op.gate_up] = [p for up in ups for p in (up.rows(0, half), up.rows(half, 2 * half))]
+        self._rounded[op.down] = downs
+
+    def _some(
+        self, op: Moe, some: range, weight: Tensor, states: States, inputs: Callable[[Tensor, int], Tensor]
+    ) -> Iterator[Rounded]:
+        """Rounds some experts' ``weight``; ``inputs`` makes of an expert's rows what its weight reads."""
+        stats = {e: Stats(weight.shape[2], states.samples * states.tokens * op.chosen // op.experts) for e in some}
+        for sample in range(states.samples):
+            registers = states.read(sample, {op.x, op.logits})
+            chosen = registers[op.logits].topk(op.chosen, -1).indices
+            for e in some:
+                rows = registers[op.x][(chosen == e).any(-1)]
+                stats[e].add(inputs(rows, e))
+        for e in some:
+            yield self._scheme.rounded(weight[e], stats[e])
+
+
+def rounded_names(program: Program, ops: tuple[Op, ...]) -> list[str]:
+    """Returns the weights of a layer that are rounded: its products', but for routers."""
+    linears = [op.weight for op in ops if isinstance(op, Linear) and op.weight not in program.routers]
+    return [*linears, *(name for op in ops if isinstance(op, Moe) for name in (op.gate_up, op.down))]
+
+
+def _batches(experts: int, width: int) -> Iterator[range]:
+    size = max(1, HESSIAN_BYTES // (4 * width * width))
+    for start in range(0, experts, size):
+        yield range(start, min(start + size, experts))

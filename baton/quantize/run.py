@@ -1,0 +1,164 @@
+"""Quantizes a checkpoint: stem, layer after layer, head; each is written before the next is read.
+
+Knows nothing of flags. Peak memory is a layer in float32 and rounded, its largest product's second moments, and one
+sample's rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from baton.engine.program.ops import Embed, Op, Program
+from baton.protos.errors import ConfigError
+from baton.quantize.formats import format_of
+from baton.quantize.layers import States, embed, layers_of, live
+from baton.quantize.output import Output
+from baton.quantize.rounder import RoundedLayer, Rounder, rounded_names
+from baton.quantize.schemes import Recipe, scheme_of
+from baton.quantize.source import Source
+
+Told = Callable[[int, int], None]  # layers that are done, of all
+PACKED = 8  # what a format's words hold of neighbouring rows: a product's rows must divide by it
+
+
+def quantize(
+    source: Source, recipe: Recipe, samples: Sequence[Sequence[int]], folder: Path, told: Told = lambda *_: None
+) -> None:
+    """Writes the checkpoint to ``folder``, or goes on where it was left. Raises ConfigError and CheckpointError.
+
+    ``recipe`` is checked; ``samples`` have one length, and are empty where the method reads no text.
+    """
+    require_divisible(source, recipe)
+    layers = layers_of(source.program)
+    output = Output(folder, len(layers) + 1)
+    output.begin(_asked(source, recipe, samples))
+    work = _Work(source, recipe, samples, output, layers)
+    work.stem()
+    for layer in range(work.first(), len(layers)):
+        told(layer, len(layers))
+        work.layer(layer)
+    told(len(layers), len(layers))
+    config = source.config.fields | {"quantization_config": format_of(recipe).settings(recipe, _routers(source))}
+    output.end(source.directory, config)
+
+
+def require_divisible(source: Source, recipe: Recipe) -> None:
+    """Raises ConfigError naming the first tensor whose inputs or rows don't divide as the format asks."""
+    group = scheme_of(recipe).group
+    for name in _products(source.program):
+        weight = source.weights[name]
+        for at, (n, k) in zip(weight.sources, weight.shapes, strict=True):
+            if k % (group or 32):
+                text = (
+                    f"tensor {at} has {k} inputs, which groups of {group or 32} don't divide: use another --group"
+                )
+                raise ConfigError(text, "group")
+            if n % PACKED:
+                raise ConfigError(f"tensor {at} has {n} rows; {recipe.format} packs {PACKED} together", "model")
+
+
+def _products(program: Program) -> list[str]:
+    return [name for ops in layers_of(program) for name in rounded_names(program, ops)]
+
+
+def _routers(source: Source) -> list[str]:
+    names = [name for router in sorted(source.program.routers) for name in source.weights[router].sources]
+    return [name.removesuffix(".weight") for name in names]
+
+
+def _asked(source: Source, recipe: Recipe, samples: Sequence[Sequence[int]]) -> dict[str, str]:
+    """What a folder that was begun must agree on."""
+    text = hashlib.sha256(repr([list(sample) for sample in samples]).encode()).hexdigest()
+    fields = {name: str(value) for name, value in msgspec.to_builtins(recipe).items()}
+    return {"model": source.fingerprint(), "calibration": text, **fields}
+
+
+class _Work:
+    """The state between layers."""
+
+    def __init__(
+        self,
+        source: Source,
+        recipe: Recipe,
+        samples: Sequence[Sequence[int]],
+        output: Output,
+        layers: list[tuple[Op, ...]],
+    ) -> None:
+        self._source, self._recipe, self._samples, self._output = source, recipe, samples, output
+        self._layers, self._scheme = layers, scheme_of(recipe)
+
+    def stem(self) -> None:
+        """Writes what no layer has, and lets the text in."""
+        program, own = self._source.program, {name for ops in self._layers for name in _weights_of(ops)}
+        if not self._output.has(0):
+            rest = [name for name in self._source.weights if name not in own]
+            self._output.write(0, {at: t for name in rest for at, t in self._plain(name).items()})
+        if self._scheme.reads_text and not any(self._output.work.glob("layer-*")):
+            first = program.ops[0]
+            assert isinstance(first, Embed)
+            states = States(self._output.work / "begin", len(self._samples), len(self._samples[0]))
+            embed(program, self._source.stored(first.weight)[0], self._samples, states)
+            self._output.keep(states, 0)
+
+    def first(self) -> int:
+        """Returns the layer to go on with."""
+        if self._scheme.reads_text:
+            return min(int(path.name.split("-")[1]) for path in self._output.work.glob("layer-*"))
+        return next(
+            (layer for layer in range(len(self._layers)) if not self._output.has(layer + 1)), len(self._layers)
+        )
+
+    def layer(self, layer: int) -> None:
+        """Rounds and writes one layer."""
+        ops = self._layers[layer]
+        names = [name for name in self._source.weights if name in _weights_of(ops)]
+        dtypes = {name: self._source.dtype(name) for name in names}
+        rounder = Rounder(
+            self._source.program, ops, self._source.wide(names), self._source.weights, self._scheme, dtypes
+        )
+        found = self._over_text(layer, rounder) if self._scheme.reads_text else rounder.without_text()
+        self._output.write(layer + 1, self._tensors(found, names))
+
+    def _over_text(self, layer: int, rounder: Rounder) -> RoundedLayer:
+        last = layer == len(self._layers) - 1
+        kept = States(self._output.kept(layer), len(self._samples), len(self._samples[0]))
+        states = kept.copy(self._output.work / "now")
+        rest = [op for ops in self._layers[layer + 1 :] for op in ops]
+
+        def after(done: int) -> set[str]:
+            return live([*self._layers[layer][done:], *rest], {"x"})
+
+        found = rounder.over(states, after, last)
+        if not last:
+            self._output.keep(states, layer + 1)
+        return found
+
+    def _tensors(self, found: RoundedLayer, names: list[str]) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            if name not in found.rounded:
+                tensors |= self._plain(name, found.plain[name])
+                continue
+            dtype, form = self._source.dtype(name), format_of(self._recipe)
+            for at, rounded in zip(self._source.weights[name].sources, found.rounded[name], strict=True):
+                base = at.removesuffix("weight")
+                tensors |= {base + part: tensor for part, tensor in form.tensors(rounded, dtype).items()}
+        return tensors
+
+    def _plain(self, name: str, value: Tensor | None = None) -> dict[str, Tensor]:
+        """A weight's tensors as the files have them; with ``value``, that in their place."""
+        stored = self._source.stored(name)
+        if value is not None:
+            parts = value.split([len(part) for part in stored])
+            stored = [part.to(old.dtype) for part, old in zip(parts, stored, strict=True)]
+        return dict(zip(self._source.weights[name].sources, stored, strict=True))
+
+
+def _weights_of(ops: Sequence[Op]) -> set[str]:
+    fields = ("weight", "bias", "q_norm", "k_norm", "gate_up", "down")
+    return {name for op in ops for field in fields if isinstance(name := getattr(op, field, None), str)}

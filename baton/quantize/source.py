@@ -1,0 +1,51 @@
+"""The plain checkpoint that is quantized: its program, and one weight after the other from its files.
+
+Knows nothing of rounding. Weights are read when asked for, so that a model larger than memory streams from disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.checkpoints.hub import locate
+from baton.engine.checkpoints.safetensors import Checkpoint
+from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
+from baton.protos.errors import ConfigError
+
+QUANTIZED = ("quantization_config", "compression_config")
+
+
+class Source:
+    """A plain checkpoint. Raises CheckpointError, and ConfigError for one that is quantized already."""
+
+    def __init__(self, model: str) -> None:
+        self.directory: Path = locate(model)
+        self.config = ModelConfig.read(self.directory)
+        if any(self.config.fields.get(field) for field in QUANTIZED):
+            text = f"{self.config.path}: the checkpoint is quantized already; start from the plain one"
+            raise ConfigError(text, "model")
+        self.program = program_for(self.config)
+        self.weights = {weight.name: weight for weight in self.program.weights}
+        self._files = Checkpoint(self.directory)
+
+    def stored(self, name: str) -> list[Tensor]:
+        """Returns the tensors of a weight as they are in the files."""
+        weight = self.weights[name]
+        return [self._files.tensor(at, shape) for at, shape in zip(weight.sources, weight.shapes, strict=True)]
+
+    def wide(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Returns weights in float32, their tensors stacked."""
+        return {name: torch.cat([part.float() for part in self.stored(name)]) for name in names}
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Returns what the files hold a weight in."""
+        return self.stored(name)[0].dtype
+
+    def fingerprint(self) -> str:
+        """Returns what tells this checkpoint from others."""
+        return self._files.fingerprint(self.config.fields)

@@ -1,0 +1,89 @@
+"""Methods beside rounding to the nearest: outputs are nearer, and what must hold exactly does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.quantize.grids import IntGrid, to_nearest
+from baton.quantize.methods import awq, smoothquant
+from baton.quantize.methods.gptq import gptq
+from baton.quantize.stats import KEPT, Stats, output_error
+
+GRID = IntGrid(4, 32)
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    """Inputs that go together and differ in size, as a model's do."""
+    mixed = torch.randn(600, 64) @ torch.randn(64, 128)
+    return mixed * torch.logspace(-1, 1, 128)[torch.randperm(128)]
+
+
+@pytest.fixture
+def stats(rows: Tensor) -> Stats:
+    found = Stats(128, len(rows))
+    for part in rows.split(100):
+        found.add(part)
+    return found
+
+
+def test_stats_are_those_of_all_rows(rows: Tensor, stats: Stats) -> None:
+    assert torch.allclose(stats.hessian, rows.T @ rows / len(rows), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(stats.mean_abs, rows.abs().mean(0), rtol=1e-4)
+    assert torch.equal(stats.most, rows.abs().amax(0))
+    assert KEPT <= len(stats.rows) <= len(rows)
+    halves = stats.divided(torch.full((128,), 2.0))
+    assert torch.allclose(halves.hessian * 4, stats.hessian)
+
+
+@pytest.mark.parametrize("settings", [{}, {"act_order": False}, {"regroup": True}], ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_gptq_leaves_a_fraction_of_the_error(stats: Stats, settings: dict[str, bool], symmetric: bool) -> None:
+    weight, grid = torch.randn(48, 128), GRID._replace(symmetric=symmetric)
+    found = gptq(weight, stats.hessian, grid, **settings).values()
+    nearest = to_nearest(weight, grid).values()
+    assert output_error(found - weight, stats.hessian) < 0.5 * output_error(nearest - weight, stats.hessian)
+
+
+def test_gptq_is_rounding_to_the_nearest_where_inputs_do_not_go_together() -> None:
+    weight = torch.randn(16, 64)
+    assert torch.equal(gptq(weight, torch.eye(64), GRID).values(), to_nearest(weight, GRID).values())
+
+
+def test_an_input_that_never_comes_costs_nothing_and_breaks_nothing(rows: Tensor) -> None:
+    rows[:, 5] = 0
+    stats = Stats(128, len(rows))
+    stats.add(rows)
+    assert bool(torch.isfinite(gptq(torch.randn(8, 128), stats.hessian, GRID).values()).all())
+
+
+def test_groups_that_follow_the_order_say_whose_each_input_is(stats: Stats) -> None:
+    found = gptq(torch.randn(8, 128), stats.hessian, GRID, regroup=True)
+    assert found.groups_of is not None
+    assert sorted(found.groups_of.tolist()) == sorted(i // 32 for i in range(128))
+    heaviest = stats.hessian.diagonal().topk(32).indices
+    assert not found.groups_of[heaviest].any()
+
+
+def test_awqs_scales_and_ranges_each_leave_less(stats: Stats) -> None:
+    weight, grid = torch.randn(48, 128), GRID._replace(symmetric=False)
+    nearest = output_error(to_nearest(weight, grid).values() - weight, stats.hessian)
+    scales = awq.best_scales(weight, stats, grid, lambda s: s)
+    scaled = to_nearest(weight * scales, grid).values() / scales
+    clipped = awq.clipped(weight * scales, stats.divided(scales).hessian, grid).values() / scales
+    errors = [output_error(off - weight, stats.hessian) for off in (scaled, clipped)]
+    assert errors[1] <= errors[0] < nearest
+
+
+def test_smoothquant_moves_outliers_into_the_weight(rows: Tensor, stats: Stats) -> None:
+    weight, grid = torch.randn(48, 128), IntGrid(8, 0, wide=True)
+    scales = smoothquant.best_scales(weight, stats, grid, lambda s: s)
+    exact = rows @ weight.T
+
+    def error(by: Tensor) -> float:
+        found = smoothquant.by_token(rows / by) @ to_nearest(weight * by, grid).values().T
+        return float((found - exact).square().sum())
+
+    assert error(scales) < 0.7 * error(torch.ones(128))

@@ -1,0 +1,206 @@
+"""Whole checkpoints: every method's is loaded and near its twin, on every architecture; a broken run goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.checkpoints.weights import load_weights
+from baton.engine.load import EngineConfig
+from baton.engine.models import program_for
+from baton.engine.program.config import ModelConfig
+from baton.kernels.linear.packed import PackedWeight
+from baton.protos.errors import ConfigError
+from baton.quantize import run as running
+from baton.quantize.grids import IntGrid, to_nearest
+from baton.quantize.rounded import Rounded
+from baton.quantize.run import quantize
+from baton.quantize.schemes import Recipe
+from baton.quantize.source import Source
+from baton.quantize.stats import Stats
+from tests.quantize.conftest import Made
+
+Samples = list[list[int]]
+READ = {  # those whose form this engine reads, and how far a weight may be off, as a share of its largest
+    "rtn": (Recipe("rtn", group=32), 0.09),
+    "rtn asymmetric": (Recipe("rtn", group=32, symmetric=False), 0.09),
+    "rtn 8 bits": (Recipe("rtn", bits=8, group=32), 0.006),
+    "rtn as gptq": (Recipe("rtn", group=64, format="gptq"), 0.09),
+    "rtn as awq": (Recipe("rtn", group=64, symmetric=False, format="awq"), 0.09),
+    "gptq": (Recipe("gptq", group=32), 0.7),
+    "gptq as compressed-tensors": (Recipe("gptq", group=32, format="compressed-tensors"), 0.7),
+    "fp8": (Recipe("fp8"), 0.04),
+}
+
+
+def loaded(folder: Path) -> dict[str, Tensor]:
+    read = ModelConfig.read(folder)
+    config = EngineConfig(str(folder), cache_dir=str(folder / "cache"))
+    found = load_weights(config, folder, read, program_for(read), torch.float32).weights
+    return {n: w.dequantized() if isinstance(w, PackedWeight) else w.float() for n, w in found.items()}
+
+
+def logits(folder: Path, weights: dict[str, Tensor], ids: list[int]) -> Tensor:
+    """What the engine's torch runner makes of weights in float32."""
+    from baton.engine.backends.torch.batch import BatchBuilder
+    from baton.engine.backends.torch.interpreter import Interpreter, KvPages
+    from baton.engine.checkpoints.weights import own_head
+    from baton.engine.plan import SequenceStep, StepPlan
+    from baton.kernels.registry import kernels
+
+    program = program_for(ModelConfig.read(folder))
+    program = own_head(program) if "head" in weights else program
+    pages = -(-len(ids) // 16)
+    flat = torch.zeros(pages * program.layers * 2 * 16 * program.kv_heads * program.head_dim)
+    rows = flat.view(-1, program.kv_heads * program.head_dim)
+    kv = KvPages(flat.view(pages, -1), rows, flat.view(-1, 16, program.kv_heads, program.head_dim))
+    step = SequenceStep(0, ids[:-1], 0, range(pages), is_prefill=True, targets=ids[1:])
+    batch = BatchBuilder(program, torch.float32, "cpu").build(StepPlan((step,)))
+    return Interpreter(program, weights, kernels()).logits(batch, kv)[: len(ids) - 1]
+
+
+@pytest.mark.parametrize("name", list(READ))
+def test_this_engine_reads_what_was_written(name: str, source: Source, samples: Samples, tmp_path: Path) -> None:
+    recipe, most = READ[name]
+    recipe = recipe.checked()
+    quantize(source, recipe, samples if recipe.method == "gptq" else (), tmp_path / "out")
+    found, plain = loaded(tmp_path / "out"), source.wide(source.weights)
+    for weight in ("0.qkv", "0.o", "1.gate_up", "1.down"):
+        off = (found[weight] - plain[weight]).abs().max() / plain[weight].abs().max()
+        assert 0 < float(off) < most, weight
+    for same in ("embed", "norm", "0.input_norm", "0.qkv_bias"):
+        assert torch.equal(found[same], plain[same])
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == recipe.format
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert not (tmp_path / "out" / ".work").exists()
+
+
+class Moved:
+    """Rounds so finely that it is hardly seen, and moves factors that are drawn from e^-reach to e^reach."""
+
+    reads_text, group = True, 32
+
+    def __init__(self, reach: float) -> None:
+        self._reach = reach
+
+    def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
+        return to_nearest(weight, IntGrid(8, 32, symmetric=False, wide=True))
+
+    def scales(self, weight: Tensor, stats: Stats, tie: Callable[[Tensor], Tensor]) -> Tensor:
+        drawn = torch.rand(weight.shape[1], generator=torch.Generator().manual_seed(3))
+        return tie(torch.exp(self._reach * (2 * drawn - 1)))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama_linear", "qwen3"])
+def test_factors_that_are_moved_leave_the_answers_alone(
+    kind: str, made: Made, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(str(made(kind)))
+    plain, errors = source.wide(source.weights), []
+    exact = logits(made(kind), plain, samples[0])
+    for reach in (0.0, 1.0):
+        monkeypatch.setattr(running, "scheme_of", lambda recipe, reach=reach: Moved(reach))
+        out = tmp_path / str(reach)
+        quantize(source, Recipe("rtn", bits=8, group=32, symmetric=False).checked(), samples, out)
+        found = loaded(out)
+        errors.append(float((logits(out, found, samples[0]) - exact).abs().mean()))
+    for moved in ("0.input_norm", "1.mlp_norm", "0.qkv", "1.o", "1.down"):
+        assert float((found[moved] / plain[moved]).abs().log().abs().nanmedian()) > 0.15, moved
+    assert errors[1] < 3 * errors[0] < 0.1 * float(exact.abs().mean())
+
+
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+def test_methods_that_move_factors_write_checkpoints_that_are_read(
+    method: str, source: Source, samples: Samples, tmp_path: Path
+) -> None:
+    quantize(source, Recipe(method, group=32, symmetric=False).checked(), samples, tmp_path / "out")
+    found, plain = loaded(tmp_path / "out"), source.wide(source.weights)
+    assert not torch.equal(found["0.input_norm"], plain["0.input_norm"])
+    folded = found["0.qkv"] * found["0.input_norm"] - plain["0.qkv"] * plain["0.input_norm"]
+    assert float(folded.abs().max()) < 0.3 * float(plain["0.qkv"].abs().max())
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_are_rounded_each_on_the_rows_that_come_to_it(
+    kind: str, made: Made, samples: Samples, tmp_path: Path
+) -> None:
+    folder = made(kind)
+    source = Source(str(folder))
+    errors = {}
+    for name, recipe in (("gptq", Recipe("gptq", group=32)), ("rtn", Recipe("rtn", group=32, format="gptq"))):
+        quantize(source, recipe.checked(), samples if name == "gptq" else (), tmp_path / name)
+        found = loaded(tmp_path / name)
+        exact = logits(folder, source.wide(source.weights), samples[0])
+        errors[name] = float((logits(tmp_path / name, found, samples[0]) - exact).square().mean())
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert "quantization_config" in config
+    assert errors["gptq"] < errors["rtn"]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_files(
+    source: Source, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe("gptq", group=32).checked()
+    quantize(source, recipe, samples, tmp_path / "whole")
+
+    def stop(done: int, of: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(source, recipe, samples, tmp_path / "broken", stop)
+    assert not (tmp_path / "broken" / "config.json").exists()
+    seen: list[int] = []
+    quantize(source, recipe, samples, tmp_path / "broken", lambda done, of: seen.append(done))
+    assert seen == [1, 2]
+    for path in (tmp_path / "whole").glob("*.safetensors"):
+        assert (tmp_path / "broken" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_folder_that_was_begun_with_something_else_is_refused(
+    source: Source, samples: Samples, tmp_path: Path
+) -> None:
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "out", stop)
+    with pytest.raises(ConfigError, match="begun with another group"):
+        quantize(source, Recipe("rtn", group=64).checked(), (), tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="isn't empty"):
+        quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "full")
+
+
+def test_a_checkpoint_that_is_quantized_already_is_refused(source: Source, tmp_path: Path) -> None:
+    quantize(source, Recipe("rtn", group=32).checked(), (), tmp_path / "out")
+    with pytest.raises(ConfigError, match="quantized already"):
+        Source(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (Recipe("hqq"), "--method 'hqq' is unknown; use rtn, gptq"),
+        (Recipe("gptq", bits=3), "--bits 3"),
+        (Recipe("gptq", group=100), "--group 100"),
+        (Recipe("nf4", format="gptq"), "nf4 is written as bitsandbytes"),
+        (Recipe("awq", bits=8), "the awq format holds 4"),
+        (Recipe("rtn", regroup=True), "--regroup is for the gptq method"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused_by_its_flag(recipe: Recipe, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe.checked()
+
+
+def test_groups_that_do_not_divide_are_refused_by_the_tensor(source: Source) -> None:
+    with pytest.raises(ConfigError, match=r"tensor model.layers.0.self_attn.q_proj.weight has 128 inputs.* 96"):
+        running.require_divisible(source, Recipe("rtn", group=96).checked())
