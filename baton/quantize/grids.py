@@ -110,7 +110,7 @@ class IntGrid(NamedTuple):
 
     def finish(self, q: Tensor, fit: Fit) -> Rounded:
         """Returns the rounded weight."""
-        return Rounded(q, fit.scales, self.bits, self.group, fit.zeros)
+        return Rounded(q, fit.scales, self.bits, self.group, fit.zeros, wide=self.wide)
 
     def ranged(self, parts: Tensor, share: float) -> Fit:
         """Returns scales of ``share`` of each group's range, which always holds zero."""

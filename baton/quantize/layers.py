@@ -19,7 +19,7 @@ from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages, Registers
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.program.ops import (
-    Embed,
+    Embedding,
     Linear,
     Moe,
     Op,
@@ -30,6 +30,7 @@ from baton.engine.program.ops import (
     SwiGlu,
 )
 from baton.kernels.registry import kernels
+from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 
 
@@ -55,7 +56,7 @@ def pieces_of(program: Program, ops: Sequence[Op]) -> Iterator[tuple[tuple[Op, .
 
 
 def reads(op: Op) -> set[str]:
-    """Returns the registers that an op reads."""
+    """Returns the registers that an op of a layer reads. Raises ConfigError for one that isn't known here."""
     match op:
         case RmsNorm():
             return {op.x, op.delta} if op.delta else {op.x}
@@ -69,7 +70,7 @@ def reads(op: Op) -> set[str]:
             return {op.gate_up}
         case Moe():
             return {op.x, op.logits}
-    return set()
+    raise ConfigError(f"{type(op).__name__}: this architecture has an op that baton quantize doesn't know", "model")
 
 
 def writes(op: Op) -> set[str]:
@@ -158,7 +159,7 @@ class LayerRun:
 def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], states: States) -> None:
     """Writes the first layer's registers."""
     first = program.ops[0]
-    assert isinstance(first, Embed)
+    assert isinstance(first, Embedding)
     for sample, ids in enumerate(samples):
         states.write(sample, first.out, table[torch.tensor(ids)].float())
     states.turn({first.out})

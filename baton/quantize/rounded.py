@@ -15,7 +15,8 @@ class Rounded(NamedTuple):
     """Value = scales x (q - zeros) for integers, scales x codes[q] for a table of ``codes``.
 
     ``q`` (n, k) int32 from 0 up; ``scales`` and ``zeros`` float32 (n, groups), over ``group`` inputs each (0: one
-    per row). ``groups_of`` (k,) says each input's group where neighbours don't share one.
+    per row). ``groups_of`` (k,) says each input's group where neighbours don't share one. ``wide``: the scales
+    are float32 numbers, else float16 ones.
     """
 
     q: Tensor
@@ -25,6 +26,7 @@ class Rounded(NamedTuple):
     zeros: Tensor | None = None
     codes: Tensor | None = None
     groups_of: Tensor | None = None
+    wide: bool = False
 
     def values(self) -> Tensor:
         """Returns what it stands for, (n, k) float32."""

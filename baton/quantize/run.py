@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from baton.engine.program.ops import Embed, Op, Program
+from baton.engine.program.ops import Embedding, Op, Program
 from baton.protos.errors import ConfigError
 from baton.quantize.formats import format_of
 from baton.quantize.layers import States, embed, layers_of, live
@@ -100,7 +100,7 @@ class _Work:
             self._output.write(0, {at: t for name in rest for at, t in self._plain(name).items()})
         if self._scheme.reads_text and not any(self._output.work.glob("layer-*")):
             first = program.ops[0]
-            assert isinstance(first, Embed)
+            assert isinstance(first, Embedding)
             states = States(self._output.work / "begin", len(self._samples), len(self._samples[0]))
             embed(program, self._source.stored(first.weight)[0], self._samples, states)
             self._output.keep(states, 0)

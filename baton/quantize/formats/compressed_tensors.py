@@ -46,7 +46,7 @@ def _schemes(recipe: Recipe) -> tuple[str, dict[str, Any], dict[str, Any] | None
         return "int-quantized", _numbers("int", 8, "channel"), _numbers("int", 8, "token", dynamic=True)
     strategy = "group" if recipe.group else "channel"
     weights = _numbers("int", recipe.bits, strategy, recipe.group or None) | {"symmetric": recipe.symmetric}
-    return "pack-quantized" if recipe.bits == 4 else "int-quantized", weights, None
+    return "pack-quantized", weights, None
 
 
 def _numbers(
@@ -59,26 +59,26 @@ def _numbers(
 
 
 def tensors(rounded: Rounded, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns a layer's tensors."""
+    """Returns a layer's tensors. Integers of 8 bits with a float32 scale per row are those of W8A8."""
     if rounded.codes is not None and rounded.bits == 4:
         exponents = torch.log2(rounded.scales).round().int() + BIAS
         return {"weight_packed": nibbles(rounded.q, False), "weight_scale": exponents.to(torch.uint8)}
     if rounded.codes is not None:
         assert float(rounded.codes.max()) == E4M3_TOP
         return {"weight": rounded.q.to(torch.uint8).view(torch.float8_e4m3fn), "weight_scale": rounded.scales}
-    return _packed(rounded) if rounded.bits == 4 else _bytes(rounded)
+    return _packed(rounded) if rounded.bits == 4 or not rounded.wide else _bytes(rounded)
 
 
 def _packed(rounded: Rounded) -> dict[str, Tensor]:
     found = {
-        "weight_packed": words(rounded.q, 4),
+        "weight_packed": words(rounded.q, rounded.bits),
         "weight_scale": rounded.scales.half(),
         "weight_shape": torch.tensor(rounded.q.shape),
     }
     if rounded.is_symmetric:
         return found
     assert rounded.zeros is not None
-    return found | {"weight_zero_point": words(rounded.zeros.T.int(), 4).T.contiguous()}
+    return found | {"weight_zero_point": words(rounded.zeros.T.int(), rounded.bits).T.contiguous()}
 
 
 def _bytes(rounded: Rounded) -> dict[str, Tensor]:

@@ -1,0 +1,56 @@
+"""The command: what it refuses before it begins, and that it ends with a checkpoint to judge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.console.main import app
+from tests.conformance.checkpoints import make
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "vocab_size": 300, "num_hidden_layers": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("plain"), "llama2", tokenizer=True, **SIZES)
+
+
+@pytest.fixture
+def ask(model: Path, tmp_path: Path):
+    def run(*flags: str):
+        return CliRunner().invoke(app, ["quantize", str(model), "--out", str(tmp_path / "out"), *flags])
+
+    return run
+
+
+def test_it_says_what_it_made_and_how_to_judge_it(ask, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a river in the hills and the sea\n" * 20)
+    done = ask("--calibration", str(tmp_path / "text.txt"), "--group", "32", "--tokens", "32", "--samples", "4")
+    assert done.exit_code == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "only 4 samples of 32 tokens" in said
+    assert "baton evaluate" in said
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert (settings["quant_method"], settings["group_size"]) == ("gptq", 32)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--group", "32"), "gptq reads text: give --calibration FILE"),
+        (("--method", "hqq"), "use rtn, gptq"),
+        (("--method", "rtn", "--group", "96"), "groups of 96 don't divide"),
+        (("--calibration", "/nowhere/text.txt", "--group", "32"), "No such file"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_leaves_no_folder(
+    ask, tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
+    done = ask(*flags)
+    assert done.exit_code == 1
+    assert said in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
