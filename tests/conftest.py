@@ -1,5 +1,6 @@
 """Seeds each test; starts a real Redis server for whoever asks, flushed between tests."""
 
+import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -57,6 +58,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.failed:
         report.sections.append(("seed", f"{seeds.ENV}={seeds.run_seed()} {item.nodeid}"))
     return report
+
+
+@pytest.fixture
+def settled_heap() -> Iterator[None]:
+    """For who looks at stalls: a full collection would walk all that other tests have left, and hold the lock."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

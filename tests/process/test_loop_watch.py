@@ -12,6 +12,8 @@ import uvloop
 
 from baton.process.loop_watch import LoopWatch
 
+pytestmark = pytest.mark.usefixtures("settled_heap")
+
 
 def spin(seconds: float) -> None:
     """CPU of this thread, however busy the machine is."""

@@ -102,6 +102,7 @@ BODIES: dict[str, tuple[str, bytes]] = {
 }
 
 
+@pytest.mark.usefixtures("settled_heap")
 @pytest.mark.parametrize("what", BODIES)
 async def test_no_body_holds_the_loop(start_router, fake, model_dir, what: str) -> None:
     path, raw = BODIES[what]
