@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.bench.live_handoffs import Handed, handoff, overhead, undisturbed, until_up
+from baton.bench.live_handoffs import PromptTimes, handoff, overhead, undisturbed, until_up
 from baton.cluster.config import BatonConfig
-from baton.console.planning.liveprofile import Asker, connected, decode_link
+from baton.console.planning.liveprofile import MeasuringClient, connected, decode_link
 from baton.cost.profiles import Overhead
 from baton.launch.fleet import Fleet
 from baton.planner.costs.worker import WorkerCosts
@@ -39,12 +39,12 @@ def split(handoff_s: float, asked: list[Answered], costs: WorkerCosts) -> Overhe
     return Overhead(max(0.0, first - alone), handoff_s, max(0.0, between - step))
 
 
-async def _handed(config: BatonConfig, chunk_tokens: int) -> list[Handed]:
+async def _handed(config: BatonConfig, chunk_tokens: int) -> list[PromptTimes]:
     async with connected(config) as (links, roster):
         link = await decode_link(links, roster, "")
         reader = next((k for k in links if k.info.role == "prefill" and k.info.state == "ready"), None)
         if reader is None:
             raise NoWorker("no ready prefill worker: there is no handoff to measure")
         await until_up(reader)
-        asker = Asker(link, chunk_tokens)
+        asker = MeasuringClient(link, chunk_tokens)
         return [await handoff(links, reader.info.worker_id, link, asker, PROMPT) for _ in range(TIMES)]

@@ -26,16 +26,16 @@ import msgspec
 
 from baton.bench.engine.start import write_checkpoint
 from baton.cluster.config import WorkerConfig
-from baton.cluster.membership import Entry, Roster, connect
+from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.cluster.served_model import DEMO
-from baton.controller.pressure import Workers
+from baton.controller.pressure import WorkerLimits
 from baton.cost.profiles import Overhead
 from baton.launch.fleet import Fleet
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import tpot, ttft
 from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.shared_cores import Sharing
+from baton.planner.simulator.shared_cores import CoreSharing
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import StartupError
 from baton.protos.nouns import BLOCK_TOKENS, TransferCurve
@@ -60,7 +60,7 @@ class Machine(msgspec.Struct, frozen=True):
 
     reads: WorkerCosts
     writes: WorkerCosts
-    sharing: Sharing
+    sharing: CoreSharing
 
     def told(self) -> str:
         """In a line."""
@@ -94,13 +94,13 @@ def shipping(costs: WorkerCosts, tokens: int) -> float:
     return costs.transfer.fixed + last * costs.kv_bytes_per_token * costs.transfer.per_byte
 
 
-def curves(fleet: Fleet) -> dict[str, Entry]:
+def curves(fleet: Fleet) -> dict[str, WorkerEntry]:
     """What the workers tell of themselves now, by role. Raises StartupError while one has no curve."""
 
-    async def read() -> dict[str, Entry]:
+    async def read() -> dict[str, WorkerEntry]:
         redis = connect(fleet.config.redis.url)
         try:
-            found = await Roster(redis, fleet.config.cluster.namespace).refresh()
+            found = await PolledRoster(redis, fleet.config.cluster.namespace).refresh()
         finally:
             await redis.aclose()
         return {entry.info.role: entry for entry in found.values()}
@@ -111,7 +111,7 @@ def curves(fleet: Fleet) -> dict[str, Entry]:
     return found
 
 
-def costs(entry: Entry, transfer: TransferCurve) -> WorkerCosts:
+def costs(entry: WorkerEntry, transfer: TransferCurve) -> WorkerCosts:
     """A worker's own curve in the simulator's form."""
     curve, info = entry.load.step_curve, entry.info
     assert curve is not None, "curves() has seen it"
@@ -172,7 +172,7 @@ def measured(fleet: Fleet, vocabulary: Vocabulary, seed: int) -> Machine:
     reads, writes = costs(seen["prefill"], transfer), costs(seen["decode"], transfer)
     own = overhead(reads, writes, list(zip(asked, answers, strict=True)))
     reads, writes = (msgspec.structs.replace(c, overhead=own) for c in (reads, writes))
-    alone = Machine(reads, writes, Sharing(1.0, 1.0))
+    alone = Machine(reads, writes, CoreSharing(1.0, 1.0))
     return msgspec.structs.replace(alone, sharing=asyncio.run(beside(fleet, alone, vocabulary)))
 
 
@@ -191,7 +191,7 @@ def overhead(reads: WorkerCosts, writes: WorkerCosts, answers: list[tuple[Arriva
     return Overhead(max(0.0, median(first)), 0.0, max(0.0, median(between)))
 
 
-async def beside(fleet: Fleet, alone: Machine, vocabulary: Vocabulary) -> Sharing:
+async def beside(fleet: Fleet, alone: Machine, vocabulary: Vocabulary) -> CoreSharing:
     """Prompts are read one after another while answers are written, until the answers end."""
     writing = asyncio.create_task(
         _drive(fleet, [Arrival(0.0, 0, SHORT, STREAM_TOKENS)] * STREAMS, "streams", vocabulary)
@@ -206,7 +206,7 @@ async def beside(fleet: Fleet, alone: Machine, vocabulary: Vocabulary) -> Sharin
         raise StartupError("nothing was read while answers were written: --seconds and the model don't fit")
     step = alone.step_s(STREAMS, SHORT + STREAM_TOKENS / 2)
     own = alone.reads.overhead.request + shipping(alone.reads, PROMPT) + step / 2  # it waits for the end of a step
-    return Sharing(max(1.0, (median(first) - own) / alone.prompt_s), max(1.0, median(steps) / step))
+    return CoreSharing(max(1.0, (median(first) - own) / alone.prompt_s), max(1.0, median(steps) / step))
 
 
 def run(
@@ -231,11 +231,11 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def limits(machine: Machine) -> Workers:
+def limits(machine: Machine) -> WorkerLimits:
     """For the rate that such workers carry."""
     pages = machine.writes.kv_tokens
     chunk = WorkerConfig().prefill_chunk_tokens
-    return Workers(machine.reads.curve, machine.writes.curve, chunk, BATCH, pages, 2.0, 1.0)
+    return WorkerLimits(machine.reads.curve, machine.writes.curve, chunk, BATCH, pages, 2.0, 1.0)
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from pathlib import Path
 import msgspec
 
 from baton.cluster.config import WorkerConfig
-from baton.controller.pressure import BURSTS, Workers, capacity
+from baton.controller.pressure import BURSTS, WorkerLimits, capacity
 from baton.cost.profiles import Overhead, load_profile
 from baton.launch.fleet import Fleet
 from baton.planner.costs.worker import WorkerCosts, from_paced
@@ -134,7 +134,7 @@ def slowness(prefill: int, decode: int, cores: int) -> int:
     return max(1, math.ceil((2 * (prefill + decode) + 3) / (PER_CORE * cores)))
 
 
-def rate_of(workers: Workers, load: tuple[int, int], prefill: int, decode: int) -> float:
+def rate_of(workers: WorkerLimits, load: tuple[int, int], prefill: int, decode: int) -> float:
     """Requests per second that fill the fuller role to SHARE."""
     prompt, answer = load
     readable = prefill * BURSTS / workers.prompt_seconds(prompt, prompt * prompt / 2)
@@ -198,7 +198,7 @@ def run(
     profile.write_text(profile_text(slow))
     paced, costs, chunk = load_profile(str(profile)), from_paced(str(profile)), WorkerConfig().prefill_chunk_tokens
     pages = paced.pages * BLOCK_TOKENS
-    workers = Workers(paced.step, paced.step, chunk, BATCH, pages, TTFT_S * slow, TPOT_S * slow)
+    workers = WorkerLimits(paced.step, paced.step, chunk, BATCH, pages, TTFT_S * slow, TPOT_S * slow)
     with Fleet(
         cluster={"prefill": prefill, "decode": decode},
         worker={"device": f"paced:{profile}", "max_batch": BATCH},

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from baton.cluster.membership import Roster, connect
+from baton.cluster.membership import PolledRoster, connect
 from baton.cost.profiles import load_profile
 from baton.engine.backends.paced.runner import paced_answer
 from baton.launch.redis_server import RedisServer
@@ -208,7 +208,7 @@ def ports(hosts: Hosts) -> list[tuple[str, Port]]:
 async def _members(hosts: Hosts) -> tuple[dict[str, WorkerInfo], list[str]]:
     """As Redis has them, asked over its unix socket on this host."""
     client = connect(f"unix://baton:{SECRET}@{hosts.folder}/redis/redis.sock")
-    entries = await Roster(client, "baton").refresh()
+    entries = await PolledRoster(client, "baton").refresh()
     await client.aclose()
     links = [
         f"{name} -> {link.peer} by {link.transport}, {link.bytes_per_s / 1e6:.0f} MB/s, {link.fixed_s * 1e3:.2f} ms"

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from baton.cluster.membership import Roster
+from baton.cluster.membership import PolledRoster
 from baton.cost.profiles import Overhead
 from baton.planner.figures import percentile
 from baton.protos.errors import NoWorker
@@ -29,7 +29,7 @@ LOOK_S = 0.02
 Told = Callable[[str], None]
 
 
-class Handed(msgspec.Struct, frozen=True):
+class PromptTimes(msgspec.Struct, frozen=True):
     """One prompt. Seconds until it was admitted, until its first token came back, and of them read or queued."""
 
     tokens: int
@@ -39,7 +39,7 @@ class Handed(msgspec.Struct, frozen=True):
     read_s: float
 
 
-class Prompts(Protocol):
+class PromptMaker(Protocol):
     """Who makes prompts up."""
 
     salt: bytes
@@ -52,21 +52,23 @@ class Prompts(Protocol):
         """A request of them."""
 
 
-async def handoffs(links: LinkTable, decode: DecodeLink, prompts: Prompts, told: Told) -> list[Handed]:
+async def handoffs(links: LinkTable, decode: DecodeLink, prompts: PromptMaker, told: Told) -> list[PromptTimes]:
     """Prompts of several lengths, read by a prefill worker for ``decode``; none where there is none."""
     reader = next((k for k in links if k.info.role == "prefill" and k.info.state == "ready"), None)
     if reader is None:
         told("no prefill worker: transfers are not measured")
         return []
     await until_up(reader)
-    found: list[Handed] = []
+    found: list[PromptTimes] = []
     for length in (n for n in LENGTHS if n <= prompts.longest):
         found += [await handoff(links, reader.info.worker_id, decode, prompts, length) for _ in range(TIMES)]
         told(f"{length} prompt tokens handed over: {found[-1].size} bytes")
     return found
 
 
-async def handoff(links: LinkTable, reader: str, decode: DecodeLink, prompts: Prompts, length: int) -> Handed:
+async def handoff(
+    links: LinkTable, reader: str, decode: DecodeLink, prompts: PromptMaker, length: int
+) -> PromptTimes:
     """One of ``length`` tokens, read by ``reader``."""
     prompt = prompts.tokens(length)
     since = time.monotonic()
@@ -77,16 +79,16 @@ async def handoff(links: LinkTable, reader: str, decode: DecodeLink, prompts: Pr
         answered = time.monotonic()
         await lease.ended
     read = sum(s.seconds for s in reply.stations if s.name in ("queue", "prefill"))
-    return Handed(length, reply.shipped_bytes, admitted - since, answered - since, read)
+    return PromptTimes(length, reply.shipped_bytes, admitted - since, answered - since, read)
 
 
-def overhead(handed: Sequence[Handed], transfer: TransferCurve, chunk_tokens: int) -> Overhead:
+def overhead(handed: Sequence[PromptTimes], transfer: TransferCurve, chunk_tokens: int) -> Overhead:
     """A request's own is the way of Admit and Admitted; what else isn't reading or transfer is the handoff's.
 
     Of prompts of one chunk: nothing of their transfer hides behind reading. The first of each length isn't
     counted where there is a second: connections are made with it.
     """
-    known, again = set[int](), list[Handed]()
+    known, again = set[int](), list[PromptTimes]()
     for one in handed:
         if one.tokens <= chunk_tokens and one.tokens in known:
             again.append(one)
@@ -104,7 +106,7 @@ def undisturbed(seconds: Sequence[float]) -> float:
     return percentile(sorted(seconds), 0.25)
 
 
-def transfer_curve(roster: Roster) -> TransferCurve:
+def transfer_curve(roster: PolledRoster) -> TransferCurve:
     """The mean of what prefill workers fitted to their own handoffs."""
     found = [e.load.transfer_curve for e in roster.snapshot().values() if e.load.transfer_curve is not None]
     if not found:
@@ -122,7 +124,7 @@ async def until_up(link: WorkerLink) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def _prefill(prompts: Prompts, prompt: list[int], lease: DecodeLease, to: WorkerInfo) -> w.PrefillRequest:
+def _prefill(prompts: PromptMaker, prompt: list[int], lease: DecodeLease, to: WorkerInfo) -> w.PrefillRequest:
     return w.PrefillRequest(
         request_id=lease.request_id,
         model_id=to.model_id,

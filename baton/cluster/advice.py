@@ -1,7 +1,7 @@
 """What the controller thinks and did, kept in Redis for every router, dashboard and console to read.
 
 Knows nothing of how a ratio is chosen. Two things are here: the latest ``Advice`` (it expires, so that a dead
-controller's word isn't taken for news) and a bounded timeline of ``Change``s, newest first.
+controller's word isn't taken for news) and a bounded timeline of ``TimelineEntry``s, newest first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Advice(msgspec.Struct, frozen=True):
     withheld: str = ""
 
 
-class Change(msgspec.Struct, frozen=True):
+class TimelineEntry(msgspec.Struct, frozen=True):
     """One entry of the timeline: what was decided, why, and how it went. ``at`` in seconds since 1970.
 
     ``kind``: "hold" (a reason changed), "advise" (dry run), "rerole" (workers change role), "add" and "remove"
@@ -90,7 +90,7 @@ class Change(msgspec.Struct, frozen=True):
     by: str = "controller"
 
 
-class Pin(msgspec.Struct, frozen=True):
+class RatioPin(msgspec.Struct, frozen=True):
     """An operator's word: this ratio, until it is taken back. The controller doesn't touch a pinned cluster."""
 
     prefill: int
@@ -120,7 +120,7 @@ class AdviceStore:
         """The latest; None when it is too old, or Redis is away."""
         return _decoded(await self._read(self._advice), Advice)
 
-    async def note(self, change: Change) -> bool:
+    async def note(self, change: TimelineEntry) -> bool:
         """Add to the timeline; the oldest entry leaves a full one."""
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
@@ -131,7 +131,7 @@ class AdviceStore:
             return False
         return True
 
-    async def timeline(self, most: int = TIMELINE) -> tuple[Change, ...]:
+    async def timeline(self, most: int = TIMELINE) -> tuple[TimelineEntry, ...]:
         """Newest first."""
         try:
             rows = cast(list[bytes], await cast(Awaitable[Any], self._redis.lrange(self._timeline, 0, most - 1)))
@@ -139,7 +139,7 @@ class AdviceStore:
             return ()
         return _changes(rows)
 
-    async def look(self, most: int = TIMELINE) -> tuple[Advice | None, tuple[Change, ...], Pin | None]:
+    async def look(self, most: int = TIMELINE) -> tuple[Advice | None, tuple[TimelineEntry, ...], RatioPin | None]:
         """Advice, timeline and pin, asked for together: for who only shows them."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -149,9 +149,9 @@ class AdviceStore:
                 advice, rows, pin = await pipe.execute()
         except (RedisError, OSError):
             return None, (), None
-        return _decoded(advice, Advice), _changes(rows), _decoded(pin, Pin)
+        return _decoded(advice, Advice), _changes(rows), _decoded(pin, RatioPin)
 
-    async def pin(self, pin: Pin | None) -> bool:
+    async def pin(self, pin: RatioPin | None) -> bool:
         """Pin a ratio, or take the pin back."""
         try:
             if pin is None:
@@ -162,9 +162,9 @@ class AdviceStore:
             return False
         return True
 
-    async def pinned(self) -> Pin | None:
+    async def pinned(self) -> RatioPin | None:
         """What an operator pinned. Raises RedisError, OSError: not knowing isn't the same as not pinned."""
-        return _decoded(cast("bytes | None", await self._redis.get(self._pin)), Pin)
+        return _decoded(cast("bytes | None", await self._redis.get(self._pin)), RatioPin)
 
     async def set_mode(self, mode: str) -> bool:
         """An operator's word on the controller's mode, before that of the configuration."""
@@ -186,8 +186,8 @@ class AdviceStore:
         return found if isinstance(found, bytes) else None
 
 
-def _changes(rows: Sequence[bytes]) -> tuple[Change, ...]:
-    return tuple(change for row in rows if (change := _decoded(row, Change)) is not None)
+def _changes(rows: Sequence[bytes]) -> tuple[TimelineEntry, ...]:
+    return tuple(change for row in rows if (change := _decoded(row, TimelineEntry)) is not None)
 
 
 def _decoded(row: bytes | None, kind: type[T]) -> T | None:

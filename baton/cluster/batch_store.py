@@ -20,7 +20,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from baton.cluster.room import ANSWERS, COPIES, UPLOADS, Room
+from baton.cluster.room import ANSWERS, COPIES, UPLOADS, RedisMemory
 from baton.protos.errors import InvalidRequest, StorageFull, Unavailable
 
 KEPT_S = 7 * 86_400
@@ -103,7 +103,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     created: int
 
 
-class Job(msgspec.Struct, frozen=True):
+class BatchJob(msgspec.Struct, frozen=True):
     """One batch. Times in seconds of the wall clock, 0: not yet. ``key`` is the caller's key as JSON, or empty."""
 
     id: str
@@ -126,7 +126,7 @@ class Job(msgspec.Struct, frozen=True):
     errors: tuple[dict[str, Any], ...] = ()
 
 
-class Claim(NamedTuple):
+class JobClaim(NamedTuple):
     """One router's right to work on a job: ``number`` rises with every claim that is given."""
 
     job_id: str
@@ -134,11 +134,11 @@ class Claim(NamedTuple):
     number: int
 
 
-class ClaimLost(Exception):
+class JobClaimLost(Exception):
     """Another router has the job, or it is closed: nothing was written."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ListPage(msgspec.Struct, frozen=True):
     """A page of a list: of one tenant's, or of all for None; ``limit`` that follow ``after``, an id."""
 
     tenant: str | None = None
@@ -160,7 +160,7 @@ class BatchStore:
         self._release, self._answer = redis.register_script(_RELEASE), redis.register_script(_ANSWER)
         self._update, self._close = redis.register_script(_UPDATE), redis.register_script(_CLOSE)
         self._add, self._drop = redis.register_script(_ADD), redis.register_script(_DROP)
-        self._room = Room(redis)
+        self._room = RedisMemory(redis)
 
     async def has_room(self, size: int, share: float = ANSWERS) -> bool:
         """Returns whether the store can take ``size`` bytes more and keep what is not for files free."""
@@ -185,13 +185,13 @@ class BatchStore:
             kept = await self._write(file, content, most_bytes)
         return None if kept < 0 else kept
 
-    async def add_output(self, claim: Claim, file: StoredFile, content: bytes) -> None:
+    async def add_output(self, claim: JobClaim, file: StoredFile, content: bytes) -> None:
         """Keep a file of a job's answers; the same file again changes nothing. Raises ClaimLost."""
         async with _reached():
             if await self._write(file, content, -1, claim) == -2:
-                raise ClaimLost(claim.job_id)
+                raise JobClaimLost(claim.job_id)
 
-    async def _write(self, file: StoredFile, content: bytes, most_bytes: int, claim: Claim | None = None) -> int:
+    async def _write(self, file: StoredFile, content: bytes, most_bytes: int, claim: JobClaim | None = None) -> int:
         args: list[Any] = [file.id, file.bytes, file.created, self._kept_s, most_bytes, msgspec.json.encode(file)]
         keys, number = self._keys(file), [] if claim is None else [claim.number]
         fence = [] if claim is None else [self._fence(claim.job_id)]
@@ -213,7 +213,7 @@ class BatchStore:
             found: Any = await self._redis.hget(self._files + file_id, "content")  # type: ignore[misc]
         return found or b""
 
-    async def files(self, asked: Asked) -> tuple[list[StoredFile], bool]:
+    async def files(self, asked: ListPage) -> tuple[list[StoredFile], bool]:
         """A page, the youngest first, and whether there are more."""
         ids, more = await self._page(self._files, asked)
         async with _reached():
@@ -234,7 +234,7 @@ class BatchStore:
 
     # ---- jobs --------------------------------------------------------------------------------------
 
-    async def put(self, job: Job, is_open: bool) -> None:
+    async def put(self, job: BatchJob, is_open: bool) -> None:
         """Keep a new job; an open one is found by ``open_jobs``. Raises StorageFull."""
         async with _reached():
             if not await self._room.has(len(job.key) + JOB_BYTES, UPLOADS):
@@ -249,22 +249,22 @@ class BatchStore:
             pipe.expire(self._open, self._kept_s)
             await pipe.execute()
 
-    async def job(self, job_id: str) -> Job | None:
+    async def job(self, job_id: str) -> BatchJob | None:
         """A job; None for no such job."""
         if ":" in job_id:
             return None
         async with _reached():
             found = await self._redis.get(self._jobs + job_id)
-        return (await self._counted([msgspec.json.decode(found, type=Job)]))[0] if found else None
+        return (await self._counted([msgspec.json.decode(found, type=BatchJob)]))[0] if found else None
 
-    async def jobs(self, asked: Asked) -> tuple[list[Job], bool]:
+    async def jobs(self, asked: ListPage) -> tuple[list[BatchJob], bool]:
         """A page, the youngest first, and whether there are more."""
         ids, more = await self._page(self._jobs, asked)
         async with _reached():
             found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
-        return await self._counted([msgspec.json.decode(job, type=Job) for job in found if job]), more
+        return await self._counted([msgspec.json.decode(job, type=BatchJob) for job in found if job]), more
 
-    async def _counted(self, jobs: list[Job]) -> list[Job]:
+    async def _counted(self, jobs: list[BatchJob]) -> list[BatchJob]:
         """With what is answered by now; an ended one says so itself."""
         running = [job for job in jobs if not job.ended]
         async with _reached():
@@ -299,46 +299,46 @@ class BatchStore:
 
     # ---- answers -----------------------------------------------------------------------------------
 
-    async def claim(self, job_id: str, owner: str, lease_s: float) -> Claim | None:
+    async def claim(self, job_id: str, owner: str, lease_s: float) -> JobClaim | None:
         """Returns the right to an open job for ``lease_s`` seconds; None while another router has it."""
         args: list[Any] = [job_id, owner, int(lease_s * 1000), self._kept_s]
         async with _reached():
             number: int = await self._claim(keys=[self._owner(job_id), self._fence(job_id), self._open], args=args)
-        return Claim(job_id, owner, number) if number else None
+        return JobClaim(job_id, owner, number) if number else None
 
-    async def renew(self, claim: Claim, lease_s: float) -> bool:
+    async def renew(self, claim: JobClaim, lease_s: float) -> bool:
         """Keeps the claim for ``lease_s`` more seconds; False when a later one was given or the job is closed."""
         keys = [self._fence(claim.job_id), self._owner(claim.job_id), self._open]
         args: list[Any] = [claim.number, claim.job_id, claim.owner, int(lease_s * 1000), self._kept_s]
         async with _reached():
             return bool(await self._renew(keys=keys, args=args))
 
-    async def release(self, claim: Claim) -> None:
+    async def release(self, claim: JobClaim) -> None:
         """Lets another router claim the job at once, unless one already did."""
         keys = [self._fence(claim.job_id), self._owner(claim.job_id)]
         async with _reached():
             await self._release(keys=keys, args=[claim.number])
 
-    async def update(self, claim: Claim, job: Job) -> None:
+    async def update(self, claim: JobClaim, job: BatchJob) -> None:
         """Keeps an open job's state. Raises ClaimLost."""
         keys = [self._fence(job.id), self._jobs + job.id]
         await self._fenced(self._update, claim, keys, [msgspec.json.encode(job), self._kept_s])
 
-    async def close(self, claim: Claim, job: Job) -> None:
+    async def close(self, claim: JobClaim, job: BatchJob) -> None:
         """Keeps an ended job's state and drops its answers, which are in files now. Raises ClaimLost."""
         keys = [self._fence(job.id), self._jobs + job.id, self._open, *self._answers(job.id)]
         await self._fenced(self._close, claim, keys, [msgspec.json.encode(job), self._kept_s, job.id])
 
-    async def answer(self, claim: Claim, line: int, answer: bytes, good: bool) -> None:
+    async def answer(self, claim: JobClaim, line: int, answer: bytes, good: bool) -> None:
         """Keeps a line's answer, once. Raises ClaimLost."""
         keys = [self._fence(claim.job_id), self._answers(claim.job_id)[not good]]
         await self._fenced(self._answer, claim, keys, [line, answer, self._kept_s])
         self._room.wrote(len(answer))
 
-    async def _fenced(self, script: Any, claim: Claim, keys: list[str], args: list[Any]) -> None:
+    async def _fenced(self, script: Any, claim: JobClaim, keys: list[str], args: list[Any]) -> None:
         async with _reached():
             if not await script(keys=keys, args=[claim.number, *args]):
-                raise ClaimLost(claim.job_id)
+                raise JobClaimLost(claim.job_id)
 
     def _owner(self, job_id: str) -> str:
         return f"{self._jobs}{job_id}:owner"
@@ -358,7 +358,7 @@ class BatchStore:
 
     # ---- lists -------------------------------------------------------------------------------------
 
-    async def _page(self, prefix: str, asked: Asked) -> tuple[list[str], bool]:
+    async def _page(self, prefix: str, asked: ListPage) -> tuple[list[str], bool]:
         """Ids, and whether there are more. Raises InvalidRequest where ``after`` is in no list."""
         listed, first = _listed(prefix, asked.tenant), 0
         async with _reached():

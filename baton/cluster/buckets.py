@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.patience import Patience
+from baton.cluster.patience import CircuitBreaker
 
 # KEYS: buckets; ARGV: per bucket capacity, refill per second, cost. Taken from all of them, or from none.
 # -> {1} or {0, milliseconds until there would be enough}
@@ -43,11 +43,11 @@ return 1
 """
 
 
-class Buckets:
+class RateBuckets:
     """``take`` and ``spend`` on ``{namespace}:bucket:NAME``; ``patience`` bounds what a request waits for Redis."""
 
-    def __init__(self, redis: Redis, namespace: str, patience: Patience | None = None) -> None:
-        self._redis, self._prefix, self._patience = redis, f"{{{namespace}}}:bucket:", patience or Patience()
+    def __init__(self, redis: Redis, namespace: str, patience: CircuitBreaker | None = None) -> None:
+        self._redis, self._prefix, self._patience = redis, f"{{{namespace}}}:bucket:", patience or CircuitBreaker()
         self._take, self._spend = redis.register_script(_TAKE), redis.register_script(_SPEND)
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:

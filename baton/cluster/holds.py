@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from baton.cluster.departures import Departures
-from baton.cluster.membership import BEAT_S, Entry, Roster
+from baton.cluster.membership import BEAT_S, PolledRoster, WorkerEntry
 from baton.protos.errors import Unavailable
 from baton.protos.rpc import heed_cancel
 
@@ -26,7 +26,7 @@ How = Literal["drain", "eject"]
 STATES: dict[str, str] = {"drain": "standby", "eject": "draining"}
 
 
-class Hold(msgspec.Struct, frozen=True):
+class SlotHold(msgspec.Struct, frozen=True):
     """Why a slot gets nothing. ``at`` in seconds since 1970."""
 
     how: How
@@ -34,13 +34,13 @@ class Hold(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-class Holds:
+class HoldStore:
     """The holds of one cluster."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:holds"
 
-    async def put(self, slot: str, hold: Hold | None) -> None:
+    async def put(self, slot: str, hold: SlotHold | None) -> None:
         """Hold a slot, or put it back. Raises Unavailable."""
         try:
             if hold is None:
@@ -52,20 +52,20 @@ class Holds:
                 "Redis is away: routers would not hear of it; try again", retry_after_s=1.0
             ) from error
 
-    async def all(self) -> dict[str, Hold]:
+    async def all(self) -> dict[str, SlotHold]:
         """By slot. Raises RedisError, OSError."""
         rows = await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
         return {slot.decode(): hold for slot, row in rows.items() if (hold := _decoded(row)) is not None}
 
 
-class HeldRoster:
+class RosterWithHolds:
     """A roster as routers are to see it: ``async with`` it to follow the holds; the roster runs elsewhere."""
 
     def __init__(
-        self, roster: Roster, holds: Holds, poll_s: float = BEAT_S, departures: Departures | None = None
+        self, roster: PolledRoster, holds: HoldStore, poll_s: float = BEAT_S, departures: Departures | None = None
     ) -> None:
         self.store, self.departures = holds, departures
-        self.holds: Mapping[str, Hold] = {}
+        self.holds: Mapping[str, SlotHold] = {}
         self._roster, self._poll_s = roster, poll_s
         self._task: asyncio.Task[None] | None = None
 
@@ -74,17 +74,17 @@ class HeldRoster:
         """Whether Redis answered the last time."""
         return self._roster.connected
 
-    def snapshot(self) -> dict[str, Entry]:
+    def snapshot(self) -> dict[str, WorkerEntry]:
         """The roster's, with held workers in the state that their hold means."""
         return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}
 
-    async def refresh(self) -> dict[str, Entry]:
+    async def refresh(self) -> dict[str, WorkerEntry]:
         """Ask now."""
         await self._roster.refresh()
         await self._look()
         return self.snapshot()
 
-    async def __aenter__(self) -> HeldRoster:
+    async def __aenter__(self) -> RosterWithHolds:
         await self._look()
         self._task = asyncio.create_task(self._run(), name="holds")
         return self
@@ -94,7 +94,7 @@ class HeldRoster:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _seen(self, name: str, entry: Entry) -> Entry:
+    def _seen(self, name: str, entry: WorkerEntry) -> WorkerEntry:
         hold = self.holds.get(name)
         if hold is None or entry.info.state != "ready":
             return entry
@@ -119,9 +119,9 @@ class HeldRoster:
             return
 
 
-def _decoded(row: bytes) -> Hold | None:
+def _decoded(row: bytes) -> SlotHold | None:
     try:
-        return msgspec.json.decode(row, type=Hold)
+        return msgspec.json.decode(row, type=SlotHold)
     except msgspec.MsgspecError as error:
         log.warning("a hold is not readable: %s", error)
         return None

@@ -33,10 +33,10 @@ class ManyHistogram(Histogram):
             self._buckets[bisect_left(self._upper_bounds, value)].set_exemplar(Exemplar(labels, value, at))
 
 
-class Nothing:
+class NullInstrument:
     """Takes what an instrument takes, and keeps nothing: telemetry that is off."""
 
-    def labels(self, *values: str, **labels: str) -> Nothing:
+    def labels(self, *values: str, **labels: str) -> NullInstrument:
         """Itself."""
         return self
 
@@ -55,7 +55,7 @@ _KINDS: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": ManyH
 VLLM_LABELS = {"model": "model_name", "outcome": "finished_reason", "worker": "engine"}
 
 
-class Sum:
+class PendingTotal:
     """What is ``added`` here a counter or gauge is told together, when somebody asks for it. As a context: one more
     while the block runs.
     """
@@ -78,7 +78,7 @@ class Sum:
             self._instrument.inc(added)
 
 
-class Asked(Collector):
+class ScrapeListener(Collector):
     """Hears of each scrape before the instruments that are registered after it show what they hold."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Asked(Collector):
 
 def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, Any]:
     """One that does nothing per definition."""
-    return dict.fromkeys(definitions, Nothing())
+    return dict.fromkeys(definitions, NullInstrument())
 
 
 def make(definitions: Mapping[str, Metric], registry: CollectorRegistry) -> dict[str, Any]:

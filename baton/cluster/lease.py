@@ -20,7 +20,7 @@ return 1
 _LEAVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1"
 
 
-class Lease:
+class NamedLease:
     """``name`` within the namespace, for ``who``, ``seconds`` at a time."""
 
     def __init__(self, redis: Redis, namespace: str, name: str, who: str, seconds: float) -> None:

@@ -53,7 +53,7 @@ return found
 """
 
 
-class Entry(NamedTuple):
+class WorkerEntry(NamedTuple):
     """One worker as last heard of. ``age_s`` is the time since its last heartbeat."""
 
     info: WorkerInfo
@@ -65,12 +65,12 @@ def connect(url: str) -> Redis:
     """A client that gives up within seconds: Redis is a hint and nobody waits long for it."""
     client = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
     pool = client.connection_pool
-    kind = _Rereading if url.startswith("rediss://") else pool.connection_class
-    pool.connection_class = type(f"Heeding{kind.__name__}", (_Heeding, kind), {})
+    kind = _ReloadingConnection if url.startswith("rediss://") else pool.connection_class
+    pool.connection_class = type(f"Heeding{kind.__name__}", (_CancellableConnection, kind), {})
     return client
 
 
-class _Heeding(AbstractConnection):
+class _CancellableConnection(AbstractConnection):
     """A connection whose caller gets each cancellation.
 
     redis-py writes through ``asyncio.wait_for``, which until Python 3.12 returns as if nothing had been when a
@@ -87,7 +87,7 @@ class _Heeding(AbstractConnection):
             raise asyncio.CancelledError
 
 
-class _Rereading(SSLConnection):
+class _ReloadingConnection(SSLConnection):
     """Reads its certificates again whenever it connects: they may have been renewed."""
 
     async def connect(self) -> None:
@@ -113,7 +113,7 @@ def entry_prefix(namespace: str) -> str:
     return f"{{{namespace}}}:worker:"
 
 
-class Member:
+class Membership:
     """A worker's own entry: ``async with Member(…)`` joins, beats until the end, and leaves.
 
     Set ``load`` (and ``info``) whenever they change; the next beat carries them. ``publish`` hands changes of
@@ -161,7 +161,7 @@ class Member:
             await self._write(msgspec.structs.replace(self.info, state=LEFT), self._ttl_ms)
             await self.index.clear()
 
-    async def __aenter__(self) -> Member:
+    async def __aenter__(self) -> Membership:
         await self.beat()
         self._task = asyncio.create_task(self._run(), name="membership")
         return self
@@ -196,7 +196,7 @@ class Member:
         self._up = up
 
 
-class Roster:
+class PolledRoster:
     """The router's view of every worker, polled. It keeps the last view while Redis is away.
 
     An entry that a working Redis no longer lists (a flush, a late beat) stays until ``forget_s`` without a beat.
@@ -218,17 +218,17 @@ class Roster:
         self._task: asyncio.Task[None] | None = None
         self.connected = True
 
-    def snapshot(self) -> dict[str, Entry]:
+    def snapshot(self) -> dict[str, WorkerEntry]:
         """worker id -> (info, load, age); never waits."""
         now = self._clock()
-        return {name: Entry(info, load, now - beat) for name, (info, load, beat) in self._seen.items()}
+        return {name: WorkerEntry(info, load, now - beat) for name, (info, load, beat) in self._seen.items()}
 
     def missed(self) -> list[Departure]:
         """Workers that went without a word since this was asked last, as far as their entries tell."""
         found, self._missed = self._missed, []
         return found
 
-    async def refresh(self) -> dict[str, Entry]:
+    async def refresh(self) -> dict[str, WorkerEntry]:
         """Ask Redis now (one round trip); the last view when it is away."""
         try:
             rows = await self._script(keys=[set_key(self._namespace)], args=[entry_prefix(self._namespace)])
@@ -239,7 +239,7 @@ class Roster:
             self._take(rows)
         return self.snapshot()
 
-    async def __aenter__(self) -> Roster:
+    async def __aenter__(self) -> PolledRoster:
         await self.refresh()
         self._task = asyncio.create_task(self._run(), name="roster")
         return self

@@ -16,7 +16,7 @@ REST_S = 1.0  # how long a store that was late isn't asked again
 T = TypeVar("T")
 
 
-class Patience:
+class CircuitBreaker:
     """A circuit breaker for one store: a late answer lets everybody else pass at once for ``rest_s`` seconds.
 
     Afterwards one question at a time tries whether the store answers again, while the others still pass.

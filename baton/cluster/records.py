@@ -14,7 +14,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.room import Room
+from baton.cluster.room import RedisMemory
 
 KEPT_S = 3600
 MAX_ID = 256
@@ -55,7 +55,7 @@ class RecordStore:
     def __init__(self, redis: Redis, namespace: str, kept_s: float = KEPT_S, most_bytes: int = MOST_BYTES) -> None:
         self._redis, self._prefix, self._kept_ms = redis, f"{{{namespace}}}:request:", int(kept_s * 1000)
         self._keys = [f"{{{namespace}}}:requests:list", f"{{{namespace}}}:requests:bytes"]
-        self._script, self._room, self._most = redis.register_script(_PUT), Room(redis), most_bytes
+        self._script, self._room, self._most = redis.register_script(_PUT), RedisMemory(redis), most_bytes
         self._up = True
 
     async def put(self, records: Mapping[str, bytes]) -> None:

@@ -20,7 +20,7 @@ COPIES = 3  # of a value while it is written: the client's buffer, the script's 
 LOOK_EVERY_S = 1.0
 
 
-class Room:
+class RedisMemory:
     """Memory that is left. A server that doesn't tell its limits, or has none, is never full."""
 
     def __init__(self, redis: Redis, clock: Callable[[], float] = time.monotonic) -> None:

@@ -20,7 +20,7 @@ MOST = 1024
 BY_CONFIG = "config"
 
 
-class Scale(msgspec.Struct, frozen=True):
+class ScaleRequest(msgspec.Struct, frozen=True):
     """Workers of each role. ``serial`` rises with each asking, so that the same numbers can be asked for again.
 
     ``by``: who asked; empty for an operator, ``BY_CONFIG`` for the config of who places.
@@ -37,14 +37,14 @@ def key(namespace: str) -> str:
     return f"{{{namespace}}}:scale"
 
 
-def slots_of(scale: Scale) -> dict[str, str]:
+def slots_of(scale: ScaleRequest) -> dict[str, str]:
     """Slot -> the role it is planned as; what role it plays now is another matter."""
     return {f"prefill-{i}": "prefill" for i in range(scale.prefill)} | {
         f"decode-{i}": "decode" for i in range(scale.decode)
     }
 
 
-def require_possible(scale: Scale) -> None:
+def require_possible(scale: ScaleRequest) -> None:
     """Raises ConfigError for numbers that can't be."""
     if not _can_be(scale):
         raise ConfigError(
@@ -52,7 +52,9 @@ def require_possible(scale: Scale) -> None:
         )
 
 
-async def ask(redis: Redis, namespace: str, scale: Scale, present: Scale | None = None) -> Scale:
+async def ask(
+    redis: Redis, namespace: str, scale: ScaleRequest, present: ScaleRequest | None = None
+) -> ScaleRequest:
     """Write it; with its serial. Slots that are new begin in the role that their name says, whatever a slot of
     that name was before; ``present`` is what there is where nobody asked yet.
 
@@ -75,12 +77,14 @@ async def ask(redis: Redis, namespace: str, scale: Scale, present: Scale | None 
                 return asked
 
 
-async def read(redis: Redis, namespace: str) -> Scale | None:
+async def read(redis: Redis, namespace: str) -> ScaleRequest | None:
     """What was asked last; None when nobody asked, or another version wrote it, or it is none that can be."""
     return _decoded(cast(Any, await redis.get(key(namespace))))
 
 
-async def begin(redis: Redis, namespace: str, planned: Scale, now: Scale | None = None) -> Scale:
+async def begin(
+    redis: Redis, namespace: str, planned: ScaleRequest, now: ScaleRequest | None = None
+) -> ScaleRequest:
     """What holds where workers are placed for good: what was asked since the config began to say ``planned``;
     otherwise ``now`` (default: ``planned``) is asked. A config that says other numbers than it did comes last.
     """
@@ -103,13 +107,13 @@ def _planned_key(namespace: str) -> str:
     return f"{key(namespace)}:planned"
 
 
-def _can_be(scale: Scale) -> bool:
+def _can_be(scale: ScaleRequest) -> bool:
     return 0 <= scale.prefill <= MOST and 1 <= scale.decode <= MOST
 
 
-def _decoded(raw: bytes | None) -> Scale | None:
+def _decoded(raw: bytes | None) -> ScaleRequest | None:
     try:
-        found = msgspec.msgpack.decode(raw, type=Scale) if raw else None
+        found = msgspec.msgpack.decode(raw, type=ScaleRequest) if raw else None
     except msgspec.MsgspecError:
         return None
     return found if found is not None and _can_be(found) else None

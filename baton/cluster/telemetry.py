@@ -58,22 +58,22 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry, vllm_names: bool = False, enabled: bool = True) -> None:
         self.registry, self.enabled = registry, enabled
-        self.asked = instruments.Asked()
+        self.asked = instruments.ScrapeListener()
         self.asked.before(self._tell)
         registry.register(self.asked)
-        self._sums: defaultdict[str, dict[tuple[str, ...], instruments.Sum]] = defaultdict(dict)
+        self._sums: defaultdict[str, dict[tuple[str, ...], instruments.PendingTotal]] = defaultdict(dict)
         some = metrics.ROUTER if enabled else {"workers": metrics.ROUTER["workers"]}
         made = instruments.make_nothing(metrics.ROUTER) | instruments.make(some, registry)
         vars(self).update(made)
         if vllm_names and enabled:
             registry.register(instruments.VllmNames(metrics.ROUTER, made))
 
-    def sum(self, key: str, *labels: str) -> instruments.Sum:
+    def sum(self, key: str, *labels: str) -> instruments.PendingTotal:
         """In front of a counter or gauge: for what every request counts or passes."""
         sums = self._sums[key]
         found = sums.get(labels)
         if found is None:
-            found = sums[labels] = instruments.Sum(getattr(self, key).labels(*labels))
+            found = sums[labels] = instruments.PendingTotal(getattr(self, key).labels(*labels))
         return found
 
     def _tell(self) -> None:

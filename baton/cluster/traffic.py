@@ -41,7 +41,7 @@ class ClassTraffic(msgspec.Struct, array_like=True):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-class Twin(msgspec.Struct, frozen=True, array_like=True):
+class PredictedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """One answer, predicted when it was placed and observed when it ended, in seconds; None: not to be had."""
 
     predicted_ttft: float | None
@@ -50,7 +50,7 @@ class Twin(msgspec.Struct, frozen=True, array_like=True):
     tpot: float | None
 
 
-class Served(msgspec.Struct, frozen=True, array_like=True):
+class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
     """One request for the simulator: when it came (seconds since 1970), tokens in, out, and found in a cache."""
 
     at: float
@@ -59,7 +59,7 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int
 
 
-class Slice(msgspec.Struct, array_like=True):
+class TrafficSlice(msgspec.Struct, array_like=True):
     """A second or so of one router. ``waiting`` requests with so many prompt tokens have no place yet."""
 
     router: str
@@ -68,11 +68,11 @@ class Slice(msgspec.Struct, array_like=True):
     classes: dict[str, ClassTraffic] = {}
     waiting: int = 0
     waiting_tokens: int = 0
-    twins: list[Twin] = []
-    served: list[Served] = []
+    twins: list[PredictedAnswer] = []
+    served: list[ServedRequest] = []
 
 
-def by_class(slices: Iterable[Slice]) -> dict[str, ClassTraffic]:
+def by_class(slices: Iterable[TrafficSlice]) -> dict[str, ClassTraffic]:
     """All of them together."""
     total: dict[str, ClassTraffic] = {}
     for one in slices:
@@ -87,7 +87,7 @@ class TrafficStore:
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._redis, self._key = redis, f"{{{namespace}}}:control:traffic"
 
-    async def push(self, one: Slice) -> None:
+    async def push(self, one: TrafficSlice) -> None:
         """Add a slice; the oldest leave."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
@@ -98,7 +98,7 @@ class TrafficStore:
         except (RedisError, OSError):
             return
 
-    async def recent(self, since: float, most: int = KEPT_SLICES) -> list[Slice]:
+    async def recent(self, since: float, most: int = KEPT_SLICES) -> list[TrafficSlice]:
         """Slices that ended after ``since`` (seconds since 1970), oldest first."""
         try:
             rows = await cast(Awaitable[Any], self._redis.lrange(self._key, 0, most - 1))
@@ -108,8 +108,8 @@ class TrafficStore:
         return sorted(found, key=lambda one: one.at)
 
 
-def _decoded(row: bytes) -> Slice | None:
+def _decoded(row: bytes) -> TrafficSlice | None:
     try:
-        return msgspec.msgpack.decode(row, type=Slice)
+        return msgspec.msgpack.decode(row, type=TrafficSlice)
     except msgspec.MsgspecError:
         return None  # of another version

@@ -8,7 +8,7 @@ from __future__ import annotations
 from baton.cluster.advice import Advice, RatioPoint
 from baton.cluster.config import BatonConfig
 from baton.controller.dial import DialAnswer
-from baton.controller.ratio_decision import Decision, Look
+from baton.controller.ratio_decision import RatioDecision, RatioObservation
 from baton.controller.replica_decision import ReplicaDecision
 
 
@@ -20,7 +20,9 @@ def slos(config: BatonConfig) -> tuple[float, float]:
     return ttft, tpot
 
 
-def advice_of(at: float, mode: str, looked: Look, decision: Decision, dialled: DialAnswer | None) -> Advice:
+def advice_of(
+    at: float, mode: str, looked: RatioObservation, decision: RatioDecision, dialled: DialAnswer | None
+) -> Advice:
     points: tuple[RatioPoint, ...] = ()
     interval = plateau = None
     if dialled is not None and not decision.withheld and sum(dialled.best) == looked.prefill + looked.decode:
@@ -42,7 +44,7 @@ def advice_of(at: float, mode: str, looked: Look, decision: Decision, dialled: D
     )
 
 
-def kinds_of(decision: Decision, replicas: ReplicaDecision, mode: str) -> tuple[str, ...]:
+def kinds_of(decision: RatioDecision, replicas: ReplicaDecision, mode: str) -> tuple[str, ...]:
     """What came of a look, for the count: "advise" is what would have been done."""
     done = tuple(kind for kind in (decision.kind, replicas.kind) if kind != "hold")
     return (done if mode == "auto" else ("advise",)) if done else ("hold",)

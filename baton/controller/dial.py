@@ -14,8 +14,8 @@ import sys
 import msgspec
 
 from baton.cluster.advice import RatioPoint
-from baton.cluster.traffic import Served
-from baton.controller.pressure import Workers
+from baton.cluster.traffic import ServedRequest
+from baton.controller.pressure import WorkerLimits
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import Slo
 from baton.planner.simulator.cluster import Scenario, SimSettings
@@ -33,10 +33,10 @@ class DialQuestion(msgspec.Struct, frozen=True):
     """``workers`` in all, what one costs, and the requests, by arrival."""
 
     workers: int
-    costs: Workers
+    costs: WorkerLimits
     transfer: TransferCurve
     kv_bytes_per_token: int
-    served: tuple[Served, ...]
+    served: tuple[ServedRequest, ...]
 
 
 class DialAnswer(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
     return DialAnswer(points, (found.best.prefill, found.best.decode), found.interval, found.plateau)
 
 
-def trace_of(served: tuple[Served, ...]) -> Trace:
+def trace_of(served: tuple[ServedRequest, ...]) -> Trace:
     """The last of them, as the simulator takes them."""
     kept = sorted(served, key=lambda s: s.at)[-MOST_REQUESTS:]
     first = kept[0].at if kept else 0.0

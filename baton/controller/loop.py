@@ -22,19 +22,19 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.advice import Advice, AdviceStore, Change, Pin, TwinError
+from baton.cluster.advice import Advice, AdviceStore, RatioPin, TimelineEntry, TwinError
 from baton.cluster.config import BatonConfig
-from baton.cluster.lease import Lease
-from baton.cluster.membership import Entry
+from baton.cluster.lease import NamedLease
+from baton.cluster.membership import WorkerEntry
 from baton.cluster.telemetry import RouterMetrics
-from baton.cluster.traffic import Slice, TrafficStore
+from baton.cluster.traffic import TrafficSlice, TrafficStore
 from baton.controller import observation as observe
 from baton.controller.advice import advice_of, joined, kinds_of, slos
 from baton.controller.dial import DialAnswer, DialQuestion
 from baton.controller.dial_process import Dial
 from baton.controller.metrics import ControlMetrics
-from baton.controller.pressure import Demand, Workers
-from baton.controller.ratio_decision import ControlSettings, Decision, History, Look, decide
+from baton.controller.pressure import Demand, WorkerLimits
+from baton.controller.ratio_decision import ControlSettings, History, RatioDecision, RatioObservation, decide
 from baton.controller.replica_decision import ReplicaDecision, decide_replicas
 from baton.controller.replicas import SLOT, ReplicaControl
 from baton.controller.twin_error import twin_error
@@ -55,7 +55,7 @@ NUMBERS = re.compile(r"[\d.]+")
 class Members(Protocol):
     """cluster.membership.Roster, or one that sees it."""
 
-    def snapshot(self) -> Mapping[str, Entry]:
+    def snapshot(self) -> Mapping[str, WorkerEntry]:
         """Now, without waiting."""
 
 
@@ -69,7 +69,7 @@ class Controller:
         roles: RoleControl,
         traffic: TrafficStore,
         store: AdviceStore,
-        lease: Lease,
+        lease: NamedLease,
         replicas: ReplicaControl,
         metrics: ControlMetrics,
         wall_clock: Callable[[], float],
@@ -123,13 +123,13 @@ class Controller:
         pin = await self._store.pinned()
         longer = await self._traffic.recent(at - LONGER * self._config.window_s)
         members = self._members.snapshot()
-        workers = [observe.Seen(e.info, e.load) for e in members.values()]
+        workers = [observe.ObservedWorker(e.info, e.load) for e in members.values()]
         looked = self._looked(at, workers, longer, pin)
         decision, self._history = decide(looked, self._history, self._settings)
         replicas = ReplicaDecision("hold", 0, 0)
         if len({w.info.model_id for w in workers}) > 1:
             text = f"{len({w.info.model_id for w in workers})} models share the cluster: roles are turned by hand"
-            decision = Decision("hold", looked.prefill, looked.decode, text, withheld="several models")
+            decision = RatioDecision("hold", looked.prefill, looked.decode, text, withheld="several models")
         elif self._config.most_workers:
             replicas = await self._replicated(looked, decision, members)
             decision = msgspec.structs.replace(decision, reason=joined(decision.reason, replicas.reason))
@@ -140,7 +140,9 @@ class Controller:
         await self._act(looked, decision, replicas, mode)
         return advice
 
-    async def _replicated(self, looked: Look, decision: Decision, members: Mapping[str, Entry]) -> ReplicaDecision:
+    async def _replicated(
+        self, looked: RatioObservation, decision: RatioDecision, members: Mapping[str, WorkerEntry]
+    ) -> ReplicaDecision:
         """What the look means for the number of workers; and what became of the last change of it."""
         control = self._replicas
         placed, news = await control.placed(looked.at, members)
@@ -149,7 +151,9 @@ class Controller:
         found, control.history = decide_replicas(looked, decision, placed, control.history, control.settings)
         return found
 
-    def _looked(self, at: float, workers: list[observe.Seen], longer: list[Slice], pin: Pin | None) -> Look:
+    def _looked(
+        self, at: float, workers: list[observe.ObservedWorker], longer: list[TrafficSlice], pin: RatioPin | None
+    ) -> RatioObservation:
         now = [s for s in longer if s.at > at - self._config.window_s]
         asked = observe.demand(now, longer)
         known = observe.costs(workers, self._chunk_tokens, self._ttft_s, self._tpot_s)
@@ -157,7 +161,7 @@ class Controller:
         there = observe.backlog(workers, [], at)
         if known is not None and there.running:
             self._steps.append((at, observe.predicted_tpot(there, known, decode, asked.context)))
-        return Look(
+        return RatioObservation(
             at=at,
             prefill=prefill,
             decode=decode,
@@ -170,13 +174,19 @@ class Controller:
             strayed=_strayed(workers, "decode" if prefill else "prefill") if not (prefill and decode) else 0,
         )
 
-    def _is_changing(self, at: float, workers: list[observe.Seen]) -> bool:
+    def _is_changing(self, at: float, workers: list[observe.ObservedWorker]) -> bool:
         leaving = {w.info.worker_id for w in workers if w.info.state == "draining"}
         self._draining = {slot: self._draining.get(slot, at) for slot in leaving}
         return any(at - since < CHANGE_S + self._config.grace_s for since in self._draining.values())
 
     def _twin(
-        self, at: float, asked: Demand, known: Workers | None, prefill: int, decode: int, longer: list[Slice]
+        self,
+        at: float,
+        asked: Demand,
+        known: WorkerLimits | None,
+        prefill: int,
+        decode: int,
+        longer: list[TrafficSlice],
     ) -> TwinError:
         """Of answers since the last change: predictions are made for a cluster that stays as it is."""
         since = max(at - TWIN_S, self._history.changed_at)
@@ -189,7 +199,9 @@ class Controller:
         steps = [step for when, step in self._steps if when >= since]
         return twin_error(twins, self._ttft_s, self._tpot_s, self._config.error_bound, *rates, steps)
 
-    def _dialled(self, looked: Look, workers: list[observe.Seen], longer: list[Slice]) -> DialAnswer | None:
+    def _dialled(
+        self, looked: RatioObservation, workers: list[observe.ObservedWorker], longer: list[TrafficSlice]
+    ) -> DialAnswer | None:
         """The last simulated dial; a new simulation begins when it is due."""
         if looked.workers is not None and workers:
             layout = workers[0].info.layout
@@ -205,7 +217,9 @@ class Controller:
 
     # ---- acting --------------------------------------------------------------------------------------
 
-    async def _act(self, looked: Look, decision: Decision, replicas: ReplicaDecision, mode: str) -> None:
+    async def _act(
+        self, looked: RatioObservation, decision: RatioDecision, replicas: ReplicaDecision, mode: str
+    ) -> None:
         before = looked.prefill, looked.decode
         after = decision.prefill, decision.decode
         if replicas.kind != "hold" and mode == "auto":
@@ -214,13 +228,13 @@ class Controller:
         if decision.kind == "hold" or mode != "auto":
             kind = "hold" if decision.kind == replicas.kind == "hold" else "advise"
             after = replicas.after if replicas.kind != "hold" else after
-            await self._note_once(Change(looked.at, kind, before, after, decision.reason))
+            await self._note_once(TimelineEntry(looked.at, kind, before, after, decision.reason))
             return
         by = decision.prefill - looked.prefill
         role = "prefill" if by > 0 else "decode"
         names = self._roles.least_busy(role, abs(by))
         log.info("%d:%d -> %d:%d (%s): %s", *before, *after, ", ".join(names), decision.reason)
-        change = Change(looked.at, "rerole", before, after, decision.reason, tuple(names))
+        change = TimelineEntry(looked.at, "rerole", before, after, decision.reason, tuple(names))
         try:
             made = await self._roles.move(names, role, self._config.grace_s)
         except BatonError as error:
@@ -231,14 +245,14 @@ class Controller:
         self._history = self._history.changed(self._clock(), by, seconds)
         await self._note(msgspec.structs.replace(change, seconds=seconds))
 
-    async def _note_once(self, change: Change) -> None:
+    async def _note_once(self, change: TimelineEntry) -> None:
         """A reason that differs from the last one in its numbers alone is no news for the timeline."""
         said = NUMBERS.sub("#", f"{change.kind} {change.before} {change.reason}")
         starting = not self._said and not any(change.before)  # workers that are yet to come are no news either
         if said != self._said and not starting:
             await self._note(change)
 
-    async def _note(self, change: Change) -> None:
+    async def _note(self, change: TimelineEntry) -> None:
         self._said = NUMBERS.sub("#", f"{change.kind} {change.before} {change.reason}")
         if change.kind == "failed":
             self._metrics.failed()
@@ -261,7 +275,7 @@ async def controlling(
         return
     namespace = config.cluster.namespace
     traffic = TrafficStore(redis, namespace)
-    lease = Lease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
+    lease = NamedLease(redis, namespace, "controller", router_id, LEASE_INTERVALS * config.controller.interval_s)
     replicas, figures = ReplicaControl(redis, config), ControlMetrics(metrics, time.time)
     controller = Controller(config, members, roles, traffic, store, lease, replicas, figures, time.time)
     task = asyncio.create_task(controller.run(), name="controller")
@@ -272,7 +286,7 @@ async def controlling(
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _strayed(workers: list[observe.Seen], role: str) -> int:
+def _strayed(workers: list[observe.ObservedWorker], role: str) -> int:
     """Ready workers that play another role than ``role``, for which they were planned."""
     planned = (w.info for w in workers if SLOT.fullmatch(w.info.worker_id) and w.info.state == "ready")
     return sum(info.role != role and info.worker_id.startswith(role + "-") for info in planned)

@@ -11,28 +11,37 @@ from statistics import fmean
 
 import msgspec
 
-from baton.cluster.traffic import ClassTraffic, Slice, by_class
-from baton.controller.pressure import BURSTS, Backlog, Demand, Workers, capacity, pressure
+from baton.cluster.traffic import ClassTraffic, TrafficSlice, by_class
+from baton.controller.pressure import BURSTS, Backlog, Demand, WorkerLimits, capacity, pressure
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, TransferCurve, WorkerInfo, WorkerLoad
 
 __all__ = [
-    "BLOCK_TOKENS", "Seen", "backlog", "costs", "covered", "demand", "fullness", "observed_rate", "predicted_rate",
-    "predicted_tpot", "transfer",
-]  # fmt: skip
+    "BLOCK_TOKENS",
+    "ObservedWorker",
+    "backlog",
+    "costs",
+    "covered",
+    "demand",
+    "fullness",
+    "observed_rate",
+    "predicted_rate",
+    "predicted_tpot",
+    "transfer",
+]
 
 FRESH_S = 3.0  # older than this, a router's word on its queue is of the past
 ENOUGH = 16  # answers whose shape is believed
 TAKEN = 0.75  # share of decode's seats or pages from which on newcomers wait for them
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ObservedWorker(msgspec.Struct, frozen=True):
     """One worker, as the membership has it."""
 
     info: WorkerInfo
     load: WorkerLoad
 
 
-def demand(now: Sequence[Slice], longer: Sequence[Slice]) -> Demand:
+def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Demand:
     """Of the slices that count as present; where few answers ended in them, shapes are those of ``longer``."""
     seconds = covered(now)
     present, shapes, total = by_class(now), by_class(longer), Demand(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -57,7 +66,7 @@ def demand(now: Sequence[Slice], longer: Sequence[Slice]) -> Demand:
     return total
 
 
-def backlog(workers: Sequence[Seen], now: Sequence[Slice], at: float) -> Backlog:
+def backlog(workers: Sequence[ObservedWorker], now: Sequence[TrafficSlice], at: float) -> Backlog:
     """What is there. What waits in routers is counted to the role that it waits for, as far as one can tell."""
     readers = [w.load for w in workers if w.info.role == "prefill"]
     writers = [w.load for w in workers if w.info.role == "decode"]
@@ -70,7 +79,7 @@ def backlog(workers: Sequence[Seen], now: Sequence[Slice], at: float) -> Backlog
     return Backlog(unread + tokens, running, preempted)
 
 
-def _decode_is_full(writers: Sequence[Seen], reading: bool) -> bool:
+def _decode_is_full(writers: Sequence[ObservedWorker], reading: bool) -> bool:
     """Whether newcomers wait for decode: most seats write, or pages are taken while nothing is read.
 
     A seat is also taken while its prompt is read; those are prefill's to free.
@@ -82,7 +91,9 @@ def _decode_is_full(writers: Sequence[Seen], reading: bool) -> bool:
     return writing >= TAKEN * max(1, seats) or (not reading and bool(writing) and leased >= TAKEN * max(1, pages))
 
 
-def fullness(one: Seen, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon_s: float) -> float | None:
+def fullness(
+    one: ObservedWorker, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon_s: float
+) -> float | None:
     """How full one worker is, as ``pressure`` says of its role: of its last seconds, and of what waits there now.
 
     A decode worker that reads prompts itself is as much fuller as that takes. None before it knows its costs.
@@ -100,13 +111,15 @@ def fullness(one: Seen, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon
     )
 
 
-def costs(workers: Sequence[Seen], chunk_tokens: int, ttft_s: float, tpot_s: float) -> Workers | None:
+def costs(
+    workers: Sequence[ObservedWorker], chunk_tokens: int, ttft_s: float, tpot_s: float
+) -> WorkerLimits | None:
     """One worker of each role, as the mean of what they measured themselves; None before they did."""
     reader, writer = _curve(workers, "prefill"), _curve(workers, "decode")
     if reader is None or writer is None:
         return None
     infos = [w.info for w in workers]
-    return Workers(
+    return WorkerLimits(
         reader,
         writer,
         chunk_tokens,
@@ -117,7 +130,7 @@ def costs(workers: Sequence[Seen], chunk_tokens: int, ttft_s: float, tpot_s: flo
     )
 
 
-def transfer(workers: Iterable[Seen]) -> TransferCurve:
+def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
     """The mean of the measured ones."""
     found = [w.load.transfer_curve for w in workers if w.load.transfer_curve is not None]
     if not found:
@@ -125,14 +138,14 @@ def transfer(workers: Iterable[Seen]) -> TransferCurve:
     return TransferCurve(fmean(c.fixed for c in found), fmean(c.per_byte for c in found))
 
 
-def predicted_tpot(there: Backlog, workers: Workers, decode: int, context: float) -> float:
+def predicted_tpot(there: Backlog, workers: WorkerLimits, decode: int, context: float) -> float:
     """Seconds per token with what is on decode workers now: beyond their seats, sequences take turns."""
     sequences = max(1.0, (there.running + there.waiting) / max(1, decode))
     seated = min(sequences, float(workers.max_batch))
     return workers.step_seconds(seated, max(1.0, context)) * sequences / seated
 
 
-def predicted_rate(asked: Demand, workers: Workers, prefill: int, decode: int) -> float:
+def predicted_rate(asked: Demand, workers: WorkerLimits, prefill: int, decode: int) -> float:
     """Output tokens per second of such a cluster: what is asked for, or what its fuller role lets through."""
     if not asked.answers:
         return 0.0
@@ -142,12 +155,12 @@ def predicted_rate(asked: Demand, workers: Workers, prefill: int, decode: int) -
     return min(asked.answers * outputs, readable * outputs, decode * capacity(workers, max(1.0, asked.context)))
 
 
-def observed_rate(slices: Sequence[Slice]) -> float:
+def observed_rate(slices: Sequence[TrafficSlice]) -> float:
     """Output tokens per second of answers that ended."""
     return _sum(by_class(slices).values()).output_tokens / covered(slices)
 
 
-def covered(slices: Sequence[Slice]) -> float:
+def covered(slices: Sequence[TrafficSlice]) -> float:
     """Seconds that the slices cover: those of the router that told the most."""
     seconds: dict[str, float] = {}
     for one in slices:
@@ -155,7 +168,7 @@ def covered(slices: Sequence[Slice]) -> float:
     return max(max(seconds.values(), default=0.0), 1e-3)
 
 
-def _curve(workers: Sequence[Seen], role: str) -> StepCurve | None:
+def _curve(workers: Sequence[ObservedWorker], role: str) -> StepCurve | None:
     """Of the workers that play the role; of any, where those have yet to compute."""
     own = [w.load.step_curve for w in workers if w.info.role == role and w.load.step_curve is not None]
     found = own or [w.load.step_curve for w in workers if w.load.step_curve is not None]

@@ -41,7 +41,7 @@ class Backlog(msgspec.Struct, frozen=True):
     waiting: int = 0
 
 
-class Workers(msgspec.Struct, frozen=True):
+class WorkerLimits(msgspec.Struct, frozen=True):
     """One worker's costs and limits, the same for all. ``tpot_s``, ``ttft_s``: the SLOs."""
 
     prefill: StepCurve
@@ -93,7 +93,7 @@ class Pressure(msgspec.Struct, frozen=True):
 
 
 def pressure(
-    demand: Demand, backlog: Backlog, workers: Workers, prefill: int, decode: int, horizon_s: float
+    demand: Demand, backlog: Backlog, workers: WorkerLimits, prefill: int, decode: int, horizon_s: float
 ) -> Pressure:
     """Of ``prefill`` and ``decode`` workers; what is queued is to be worked off within ``horizon_s``."""
     return Pressure(
@@ -105,13 +105,13 @@ def pressure(
 
 
 def every_ratio(
-    demand: Demand, backlog: Backlog, workers: Workers, count: int, horizon_s: float
+    demand: Demand, backlog: Backlog, workers: WorkerLimits, count: int, horizon_s: float
 ) -> tuple[Pressure, ...]:
     """1P(n-1)D to (n-1)P1D."""
     return tuple(pressure(demand, backlog, workers, p, count - p, horizon_s) for p in range(1, count))
 
 
-def capacity(workers: Workers, context: float) -> float:
+def capacity(workers: WorkerLimits, context: float) -> float:
     """Tokens per second of one decode worker with its TPOT SLO kept."""
     step = workers.slo_step
     batch = (step - workers.decode.fixed) / max(workers.sequence_seconds(context), 1e-9)
@@ -121,14 +121,14 @@ def capacity(workers: Workers, context: float) -> float:
     return seats / workers.step_seconds(seats, context)
 
 
-def _prefill(demand: Demand, backlog: Backlog, workers: Workers, horizon_s: float) -> float:
+def _prefill(demand: Demand, backlog: Backlog, workers: WorkerLimits, horizon_s: float) -> float:
     """Worker-seconds per second."""
     arriving = workers.prompt_seconds(demand.prefill_tokens, demand.pairs)
     per_token = arriving / demand.prefill_tokens if demand.prefill_tokens else workers.prompt_seconds(1.0, 0.0)
     return arriving + backlog.prefill_tokens * per_token / horizon_s
 
 
-def _seats(demand: Demand, workers: Workers, decode: int, context: float) -> float:
+def _seats(demand: Demand, workers: WorkerLimits, decode: int, context: float) -> float:
     """Of seats: a request has one from its admission on, so also while its prompt is read."""
     if not demand.answers:
         return 0.0
@@ -138,7 +138,7 @@ def _seats(demand: Demand, workers: Workers, decode: int, context: float) -> flo
     return demand.answers / decode * (reading + writing) / workers.max_batch
 
 
-def _decode(demand: Demand, backlog: Backlog, workers: Workers, decode: int) -> float:
+def _decode(demand: Demand, backlog: Backlog, workers: WorkerLimits, decode: int) -> float:
     context, rate = max(demand.context, 1.0), demand.output_tokens / decode
     arriving = max(rate / max(capacity(workers, context), 1e-9), _seats(demand, workers, decode, context))
     there = (backlog.running + backlog.waiting) / decode

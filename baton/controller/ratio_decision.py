@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.cluster.advice import Pin, TwinError
-from baton.controller.pressure import Backlog, Demand, Pressure, Workers, every_ratio
+from baton.cluster.advice import RatioPin, TwinError
+from baton.controller.pressure import Backlog, Demand, Pressure, WorkerLimits, every_ratio
 
 FAR_OFF = 2.0  # of pressure: no second look is needed
 IDLE = 0.5
@@ -41,7 +41,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     least_samples: int = 16
 
 
-class Look(msgspec.Struct, frozen=True):
+class RatioObservation(msgspec.Struct, frozen=True):
     """The cluster at ``at`` (any clock). ``workers`` None: no cost curve is known. ``pending``: a change runs.
 
     ``strayed``: workers that were planned for the role that nobody plays now, where there is one.
@@ -52,9 +52,9 @@ class Look(msgspec.Struct, frozen=True):
     decode: int
     demand: Demand
     backlog: Backlog
-    workers: Workers | None
+    workers: WorkerLimits | None
     twin: TwinError = TwinError()
-    pin: Pin | None = None
+    pin: RatioPin | None = None
     pending: bool = False
     strayed: int = 0
 
@@ -74,7 +74,7 @@ class History(msgspec.Struct, frozen=True):
         return History(0, 0, at, 1 if by > 0 else -1, mean)
 
 
-class Decision(msgspec.Struct, frozen=True):
+class RatioDecision(msgspec.Struct, frozen=True):
     """``kind``: "hold" or "rerole" (to ``prefill``:``decode``). ``best`` is where it heads, None when withheld.
 
     ``withheld``: why there is no advice. ``table``: pressure by ratio, from few to many prefill workers.
@@ -90,7 +90,7 @@ class Decision(msgspec.Struct, frozen=True):
     table: tuple[Pressure, ...] = ()
 
 
-def decide(look: Look, history: History, settings: ControlSettings) -> tuple[Decision, History]:
+def decide(look: RatioObservation, history: History, settings: ControlSettings) -> tuple[RatioDecision, History]:
     """What to do now, and what to remember."""
     count, idle = look.prefill + look.decode, history_of(history, 0)
     if look.pending:
@@ -108,7 +108,9 @@ def decide(look: Look, history: History, settings: ControlSettings) -> tuple[Dec
     table = every_ratio(look.demand, look.backlog, look.workers, count, settings.horizon_s)
     now, best = table[look.prefill - 1], _best(table, look.prefill)
     withheld = _withheld(look.twin, settings)
-    found = Decision("hold", look.prefill, look.decode, "", None if withheld else _pair(best), withheld, now, table)
+    found = RatioDecision(
+        "hold", look.prefill, look.decode, "", None if withheld else _pair(best), withheld, now, table
+    )
     if look.pin is not None:
         return _said(found, _pinned(look.pin)), idle
     if withheld:
@@ -122,11 +124,13 @@ def history_of(history: History, wanted: int) -> History:
     return msgspec.structs.replace(history, wanted=wanted, times=times)
 
 
-def _turn_back(look: Look, history: History, settings: ControlSettings) -> tuple[Decision, History]:
+def _turn_back(
+    look: RatioObservation, history: History, settings: ControlSettings
+) -> tuple[RatioDecision, History]:
     """A role that nobody plays is no ratio to weigh: prompts hold up answers, or there are no answers."""
     by = 1 if look.prefill < 1 else -1
     why = f"no {'prefill' if by > 0 else 'decode'} worker is left, and {look.strayed} were planned as such"
-    found = Decision("hold", look.prefill, look.decode, why)
+    found = RatioDecision("hold", look.prefill, look.decode, why)
     if look.pin is not None:
         return _said(found, f"{_pinned(look.pin)}; {why}"), history_of(history, 0)
     history = history_of(history, by)
@@ -136,8 +140,13 @@ def _turn_back(look: Look, history: History, settings: ControlSettings) -> tuple
 
 
 def _by_twin(
-    found: Decision, best: Pressure, now: Pressure, look: Look, history: History, settings: ControlSettings
-) -> tuple[Decision, History]:
+    found: RatioDecision,
+    best: Pressure,
+    now: Pressure,
+    look: RatioObservation,
+    history: History,
+    settings: ControlSettings,
+) -> tuple[RatioDecision, History]:
     by = best.prefill_workers - look.prefill
     says = f"prefill {now.prefill:.0%} full, decode {now.decode:.0%}"
     if by == 0:
@@ -161,8 +170,8 @@ def _by_twin(
 
 
 def _by_queues(
-    found: Decision, look: Look, workers: Workers, history: History, settings: ControlSettings
-) -> tuple[Decision, History]:
+    found: RatioDecision, look: RatioObservation, workers: WorkerLimits, history: History, settings: ControlSettings
+) -> tuple[RatioDecision, History]:
     """Without the twin's word: queues longer than the SLO, beside a role that has next to nothing to do."""
     queued = workers.prompt_seconds(look.backlog.prefill_tokens, 0.0) / max(look.prefill, 1)
     seats = (look.backlog.running + look.backlog.waiting) / (workers.max_batch * look.decode)
@@ -179,7 +188,9 @@ def _by_queues(
     return _move(found, look, by, f"by the queues alone ({found.withheld}): {why}"), history
 
 
-def _not_yet(look: Look, history: History, settings: ControlSettings, worst: float, gain: float) -> str | None:
+def _not_yet(
+    look: RatioObservation, history: History, settings: ControlSettings, worst: float, gain: float
+) -> str | None:
     """Why not now, though it would be better."""
     since = look.at - history.changed_at
     goes_on = worst >= FAR_OFF and history.wanted == history.changed_by
@@ -226,7 +237,7 @@ def _queued(backlog: Backlog) -> bool:
     return bool(backlog.prefill_tokens or backlog.running or backlog.waiting)
 
 
-def _pinned(pin: Pin) -> str:
+def _pinned(pin: RatioPin) -> str:
     return f"pinned at {pin.prefill}:{pin.decode} by {pin.by or 'an operator'}"
 
 
@@ -234,15 +245,15 @@ def _pair(of: Pressure) -> tuple[int, int]:
     return of.prefill_workers, of.decode_workers
 
 
-def _hold(look: Look, reason: str, withheld: str = "") -> Decision:
-    return Decision("hold", look.prefill, look.decode, reason, None, withheld)
+def _hold(look: RatioObservation, reason: str, withheld: str = "") -> RatioDecision:
+    return RatioDecision("hold", look.prefill, look.decode, reason, None, withheld)
 
 
-def _said(found: Decision, reason: str) -> Decision:
+def _said(found: RatioDecision, reason: str) -> RatioDecision:
     return msgspec.structs.replace(found, reason=reason)
 
 
-def _move(found: Decision, look: Look, by: int, reason: str) -> Decision:
+def _move(found: RatioDecision, look: RatioObservation, by: int, reason: str) -> RatioDecision:
     return msgspec.structs.replace(
         found, kind="rerole", prefill=look.prefill + by, decode=look.decode - by, reason=reason
     )

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.controller.pressure import Pressure, every_ratio, pressure
-from baton.controller.ratio_decision import Decision, Look, lacking
+from baton.controller.ratio_decision import RatioDecision, RatioObservation, lacking
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True):
     start_s: float = 60.0
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlannedSlots(msgspec.Struct, frozen=True):
     """Slots by the role that they were planned as, as they were asked for last.
 
     ``last_prefill`` and ``last_decode`` are the roles that the last slot of each kind plays now, the one that goes
@@ -98,7 +98,11 @@ class ReplicaDecision(msgspec.Struct, frozen=True):
 
 
 def decide_replicas(
-    look: Look, decided: Decision, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+    look: RatioObservation,
+    decided: RatioDecision,
+    placed: PlannedSlots,
+    history: ReplicaHistory,
+    settings: ReplicaSettings,
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
     """What to ask for now, and what to remember. ``decided`` is what the same look means for roles."""
     calm = _seen(history, 0)
@@ -125,7 +129,7 @@ def decide_replicas(
 
 
 def _enough(
-    look: Look, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+    look: RatioObservation, placed: PlannedSlots, history: ReplicaHistory, settings: ReplicaSettings
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
     """As many as there must be at least; where nothing else says of which kind, evenly."""
     history, count = _seen(history, 1), settings.least_workers - placed.workers
@@ -137,7 +141,7 @@ def _enough(
 
 
 def _more(
-    look: Look, best: Pressure, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+    look: RatioObservation, best: Pressure, placed: PlannedSlots, history: ReplicaHistory, settings: ReplicaSettings
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
     full = f"every ratio of {look.prefill + look.decode} workers is at least {best.worst:.0%} full"
     room = min(settings.most_moves, settings.most_workers - placed.workers)
@@ -159,7 +163,7 @@ def _more(
     return _asked(look, placed, wider, f"{full}; {then}: {priced}"), history
 
 
-def _fewest(look: Look, room: int, settings: ReplicaSettings) -> Pressure:
+def _fewest(look: RatioObservation, room: int, settings: ReplicaSettings) -> Pressure:
     """The ratio to head for: with the fewest workers more that carry the load, or else with ``room`` more."""
     found = None
     for count in range(1, room + 1):
@@ -170,7 +174,7 @@ def _fewest(look: Look, room: int, settings: ReplicaSettings) -> Pressure:
     return found
 
 
-def _wider(look: Look, count: int, settings: ReplicaSettings) -> Iterator[Pressure]:
+def _wider(look: RatioObservation, count: int, settings: ReplicaSettings) -> Iterator[Pressure]:
     """Every way of sharing ``count`` more workers among the roles."""
     assert look.workers is not None
     for prefill in range(count + 1):
@@ -185,7 +189,11 @@ def _wider(look: Look, count: int, settings: ReplicaSettings) -> Iterator[Pressu
 
 
 def _by_queues(
-    look: Look, decided: Decision, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+    look: RatioObservation,
+    decided: RatioDecision,
+    placed: PlannedSlots,
+    history: ReplicaHistory,
+    settings: ReplicaSettings,
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
     """Without the twin's word: both roles have more to do than they can, by what waits there now."""
     assert look.workers is not None
@@ -209,7 +217,7 @@ def _by_queues(
 
 
 def _fewer(
-    look: Look, placed: Placed, history: ReplicaHistory, settings: ReplicaSettings
+    look: RatioObservation, placed: PlannedSlots, history: ReplicaHistory, settings: ReplicaSettings
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
     if placed.workers <= settings.least_workers or look.backlog.waiting:
         return _hold(placed), _seen(history, 0)
@@ -225,7 +233,9 @@ def _fewer(
     return ReplicaDecision("remove", prefill, decode, f"{then}: one worker less carries the load", pair), history
 
 
-def _without_one(look: Look, placed: Placed, settings: ReplicaSettings) -> Iterator[tuple[Pressure, int, int]]:
+def _without_one(
+    look: RatioObservation, placed: PlannedSlots, settings: ReplicaSettings
+) -> Iterator[tuple[Pressure, int, int]]:
     """Pressure after, and the numbers of slots to ask for: the last slot of either kind may go."""
     assert look.workers is not None
     for role, prefill, decode in (
@@ -241,7 +251,7 @@ def _without_one(look: Look, placed: Placed, settings: ReplicaSettings) -> Itera
 # ---- both --------------------------------------------------------------------------------------------------
 
 
-def _not_yet(look: Look, history: ReplicaHistory, needed: int, settings: ReplicaSettings) -> str:
+def _not_yet(look: RatioObservation, history: ReplicaHistory, needed: int, settings: ReplicaSettings) -> str:
     """Why not now, though it would be better; empty: now."""
     slow = history.wanted < 0 or history.by_operator
     pause = settings.payback_s if slow else settings.scale_cooldown_s
@@ -261,11 +271,11 @@ def _seen(history: ReplicaHistory, wanted: int) -> ReplicaHistory:
     return msgspec.structs.replace(history, wanted=wanted, times=times)
 
 
-def _hold(placed: Placed, reason: str = "") -> ReplicaDecision:
+def _hold(placed: PlannedSlots, reason: str = "") -> ReplicaDecision:
     return ReplicaDecision("hold", placed.prefill, placed.decode, reason)
 
 
-def _asked(look: Look, placed: Placed, wider: Pressure, reason: str) -> ReplicaDecision:
+def _asked(look: RatioObservation, placed: PlannedSlots, wider: Pressure, reason: str) -> ReplicaDecision:
     pair = wider.prefill_workers, wider.decode_workers
     return ReplicaDecision(
         "add", placed.prefill + pair[0] - look.prefill, placed.decode + pair[1] - look.decode, reason, pair

@@ -14,23 +14,23 @@ from collections.abc import Mapping
 import msgspec
 from redis.asyncio import Redis
 
-from baton.cluster.advice import Change
+from baton.cluster.advice import TimelineEntry
 from baton.cluster.config import BatonConfig
-from baton.cluster.membership import Entry
-from baton.cluster.scale import Scale, ask, read, slots_of
-from baton.controller.replica_decision import Placed, ReplicaDecision, ReplicaHistory, ReplicaSettings
+from baton.cluster.membership import WorkerEntry
+from baton.cluster.scale import ScaleRequest, ask, read, slots_of
+from baton.controller.replica_decision import PlannedSlots, ReplicaDecision, ReplicaHistory, ReplicaSettings
 
 BY = "controller"
 SLOT = re.compile(r"(prefill|decode)-\d+")
 log = logging.getLogger("baton.controller")
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _PendingScale(msgspec.Struct, frozen=True):
     """What we asked for, and what there was before."""
 
-    change: Change
-    before: Scale
-    after: Scale
+    change: TimelineEntry
+    before: ScaleRequest
+    after: ScaleRequest
 
 
 class ReplicaControl:
@@ -39,7 +39,7 @@ class ReplicaControl:
     def __init__(self, redis: Redis, config: BatonConfig) -> None:
         own, cluster = config.controller, config.cluster
         self._redis, self._namespace = redis, cluster.namespace
-        self._planned = Scale(cluster.readers, cluster.decode)
+        self._planned = ScaleRequest(cluster.readers, cluster.decode)
         self._timeout_s = cluster.start_timeout_s
         self.settings = ReplicaSettings(
             **{k: getattr(own, k) for k in ReplicaSettings.__struct_fields__ if hasattr(own, k)}
@@ -47,13 +47,15 @@ class ReplicaControl:
         self.history = ReplicaHistory()
         self._serial: int | None = None
         self._serial_at = float("-inf")
-        self._asked: _Asked | None = None
+        self._asked: _PendingScale | None = None
 
     def lead(self, at: float) -> None:
         """From now on; an earlier leader may just have changed something."""
         self.history, self._serial, self._asked = ReplicaHistory(changed_at=at), None, None
 
-    async def placed(self, at: float, members: Mapping[str, Entry]) -> tuple[Placed, Change | None]:
+    async def placed(
+        self, at: float, members: Mapping[str, WorkerEntry]
+    ) -> tuple[PlannedSlots, TimelineEntry | None]:
         """What is placed and what is still awaited; and what became of our asking, once it is over."""
         scale = await self._scale(at)
         here = {slot: entry.info for slot, entry in members.items() if SLOT.fullmatch(slot)}
@@ -68,19 +70,19 @@ class ReplicaControl:
             for kind, count in (("prefill", scale.prefill), ("decode", scale.decode))
         )
         roles = [info.role if info is not None and info.state == "ready" else "" for info in last]
-        return Placed(scale.prefill, scale.decode, roles[0], roles[1], tuple(awaited)), news
+        return PlannedSlots(scale.prefill, scale.decode, roles[0], roles[1], tuple(awaited)), news
 
-    async def ask(self, at: float, before: tuple[int, int], found: ReplicaDecision) -> Change:
+    async def ask(self, at: float, before: tuple[int, int], found: ReplicaDecision) -> TimelineEntry:
         """Ask for it. ``before``: the ratio of roles now. Raises ConfigError."""
         old = await read(self._redis, self._namespace) or self._planned
-        new = await self._write(at, Scale(found.prefill, found.decode))
+        new = await self._write(at, ScaleRequest(found.prefill, found.decode))
         changed = tuple(sorted(slots_of(old).keys() ^ slots_of(new).keys()))
         log.info("%s %s: %s", found.kind, ", ".join(changed), found.reason)
-        change = Change(at, found.kind, before, found.after, found.reason, changed)
-        self._asked, self.history = _Asked(change, old, new), self.history.changed(at)
+        change = TimelineEntry(at, found.kind, before, found.after, found.reason, changed)
+        self._asked, self.history = _PendingScale(change, old, new), self.history.changed(at)
         return change
 
-    async def _scale(self, at: float) -> Scale:
+    async def _scale(self, at: float) -> ScaleRequest:
         """What was asked last, by anybody; an operator's asking is a change that isn't ours."""
         scale = await read(self._redis, self._namespace) or self._planned
         if scale.serial != self._serial:
@@ -89,7 +91,7 @@ class ReplicaControl:
             self._serial, self._serial_at = scale.serial, at
         return scale
 
-    async def _follow(self, at: float, scale: Scale, states: Mapping[str, str]) -> Change | None:
+    async def _follow(self, at: float, scale: ScaleRequest, states: Mapping[str, str]) -> TimelineEntry | None:
         asked = self._asked
         if asked is None:
             return None
@@ -113,7 +115,7 @@ class ReplicaControl:
             asked.change, at=at, kind="failed", reason=f"{asked.change.kind}: {why}", seconds=took
         )
 
-    async def _write(self, at: float, scale: Scale) -> Scale:
+    async def _write(self, at: float, scale: ScaleRequest) -> ScaleRequest:
         scale = msgspec.structs.replace(scale, by=BY)
         asked = await ask(self._redis, self._namespace, scale, self._planned)
         self._serial, self._serial_at = asked.serial, at

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from baton.cluster.advice import TwinError
-from baton.cluster.traffic import Twin
+from baton.cluster.traffic import PredictedAnswer
 
 FLOOR = 0.05  # of the SLO
 
 
 def twin_error(
-    twins: Iterable[Twin],
+    twins: Iterable[PredictedAnswer],
     ttft_s: float,
     tpot_s: float,
     bound: float,
@@ -32,7 +32,7 @@ def twin_error(
     seen = list(twins)
     if predicted_tpot:
         expected = median(predicted_tpot)
-        seen = [Twin(t.predicted_ttft, t.ttft, expected, t.tpot) for t in seen]
+        seen = [PredictedAnswer(t.predicted_ttft, t.ttft, expected, t.tpot) for t in seen]
     first = [(t.predicted_ttft, t.ttft) for t in seen if t.predicted_ttft is not None and t.ttft is not None]
     steps = [(t.predicted_tpot, t.tpot) for t in seen if t.predicted_tpot is not None and t.tpot is not None]
     rate = None

@@ -9,7 +9,7 @@ from baton.cluster.metrics import WORKER as W
 from baton.cluster.metrics import Metric
 from baton.dashboards import queries as q
 from baton.dashboards.machine_panels import MACHINES
-from baton.dashboards.panels import CLIENTS, Line, Panel
+from baton.dashboards.panels import CLIENTS, Panel, PanelQuery
 
 WIDTH, HEIGHT = 24, 8
 SOURCE = {"type": "prometheus", "uid": "${source}"}
@@ -81,7 +81,7 @@ def _options(kind: str) -> dict[str, Any]:
     return {"showHeader": True}
 
 
-def _target(line: Line, number: int, kind: str) -> dict[str, Any]:
+def _target(line: PanelQuery, number: int, kind: str) -> dict[str, Any]:
     now = kind != "timeseries"
     return {
         "refId": chr(ord("A") + number),

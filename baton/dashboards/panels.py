@@ -15,7 +15,7 @@ ALL_WORKERS = 'worker=~"$worker"'
 PERCENTILES = (0.5, 0.95, 0.99)
 
 
-class Line(NamedTuple):
+class PanelQuery(NamedTuple):
     """One query of a panel."""
 
     query: str
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
     """``unit`` in Grafana's words; ``kind`` timeseries, stat or table."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[PanelQuery, ...]
     unit: str = "short"
     about: str = ""
     kind: str = "timeseries"
@@ -42,42 +42,44 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Goodput",
-                (Line(q.goodput("context_class"), "{{context_class}}"),),
+                (PanelQuery(q.goodput("context_class"), "{{context_class}}"),),
                 "reqps",
                 stacked=True,
                 about="Requests per second that met every SLO. One-token answers have no TPOT and are not judged.",
             ),
             Panel(
                 "SLO attainment",
-                (Line(q.attainment("context_class"), "{{context_class}}"),),
+                (PanelQuery(q.attainment("context_class"), "{{context_class}}"),),
                 "percentunit",
                 most=1,
                 about="Of judged requests; refused and failed ones are missed.",
             ),
             Panel(
                 "Requests by outcome",
-                (Line(q.rate(R["requests"], "outcome"), "{{outcome}}"),),
+                (PanelQuery(q.rate(R["requests"], "outcome"), "{{outcome}}"),),
                 "reqps",
                 stacked=True,
             ),
             Panel(
                 "Attainment by SLO",
-                tuple(Line(q.attainment(slo=s), s) for s in ("ttft", "tpot")),
+                tuple(PanelQuery(q.attainment(slo=s), s) for s in ("ttft", "tpot")),
                 "percentunit",
                 most=1,
             ),
             Panel(
                 "Turned away",
                 (
-                    Line(q.rate(R["refused"], "cause"), "{{cause}}"),
-                    Line(q.rate(R["retries"], "cause"), "retry: {{cause}}"),
-                    Line(q.rate(R["loop_stalls"], ""), "router's loop stood still"),
+                    PanelQuery(q.rate(R["refused"], "cause"), "{{cause}}"),
+                    PanelQuery(q.rate(R["retries"], "cause"), "retry: {{cause}}"),
+                    PanelQuery(q.rate(R["loop_stalls"], ""), "router's loop stood still"),
                 ),
                 "reqps",
                 about="Calls without a good key or over its rate, second tries, stalls of a router's event loop.",
             ),
             Panel(
-                "Tokens", (Line(q.rate(R["prompt_tokens"]), "in"), Line(q.rate(R["output_tokens"]), "out")), "short"
+                "Tokens",
+                (PanelQuery(q.rate(R["prompt_tokens"]), "in"), PanelQuery(q.rate(R["output_tokens"]), "out")),
+                "short",
             ),
         ),
     ),
@@ -88,7 +90,7 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 Panel(
                     title,
                     tuple(
-                        Line(
+                        PanelQuery(
                             q.quantile(p, metric, "context_class"), f"{{{{context_class}}}} p{p * 100:g}", p == 0.99
                         )
                         for p in PERCENTILES
@@ -106,21 +108,24 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Prompt and answer length",
                 (
-                    Line(q.mean(R["prompt_length"], "context_class"), "{{context_class}} prompt"),
-                    Line(q.mean(R["output_length"], "context_class"), "{{context_class}} answer"),
+                    PanelQuery(q.mean(R["prompt_length"], "context_class"), "{{context_class}} prompt"),
+                    PanelQuery(q.mean(R["output_length"], "context_class"), "{{context_class}} answer"),
                 ),
                 "short",
             ),
             Panel(
                 "Where the time goes (mean)",
-                (Line(q.mean(R["station"], "station"), "{{station}}"),),
+                (PanelQuery(q.mean(R["station"], "station"), "{{station}}"),),
                 "s",
                 width=12,
                 stacked=True,
                 about="Stations of a request's way; transfer is what no computation hides.",
             ),
             Panel(
-                "Stations, p99", (Line(q.quantile(0.99, R["station"], "station"), "{{station}}"),), "s", width=12
+                "Stations, p99",
+                (PanelQuery(q.quantile(0.99, R["station"], "station"), "{{station}}"),),
+                "s",
+                width=12,
             ),
         ),
     ),
@@ -130,27 +135,31 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "In the router",
                 (
-                    Line(q.level(R["queued"], "context_class"), "waiting {{context_class}}"),
-                    Line(q.level(R["running"], "context_class"), "running {{context_class}}"),
+                    PanelQuery(q.level(R["queued"], "context_class"), "waiting {{context_class}}"),
+                    PanelQuery(q.level(R["running"], "context_class"), "running {{context_class}}"),
                 ),
             ),
-            Panel("Workers that can be reached", (Line(q.level(R["workers"], "role", how="max"), "{{role}}"),)),
-            Panel("Ways taken", (Line(q.rate(R["decisions"], "way, worker"), "{{way}} {{worker}}"),), "reqps"),
+            Panel(
+                "Workers that can be reached", (PanelQuery(q.level(R["workers"], "role", how="max"), "{{role}}"),)
+            ),
+            Panel(
+                "Ways taken", (PanelQuery(q.rate(R["decisions"], "way, worker"), "{{way}} {{worker}}"),), "reqps"
+            ),
             Panel(
                 "In the batch, of what fits",
-                (Line(q.level(W["batch_fill"], "worker", ALL_WORKERS), "{{worker}}"),),
+                (PanelQuery(q.level(W["batch_fill"], "worker", ALL_WORKERS), "{{worker}}"),),
                 "percentunit",
             ),
             Panel(
                 "Waiting at workers",
                 (
-                    Line(q.level(W["waiting"], "worker", ALL_WORKERS), "{{worker}}"),
-                    Line(q.level(W["running"], "worker", ALL_WORKERS), "running {{worker}}"),
+                    PanelQuery(q.level(W["waiting"], "worker", ALL_WORKERS), "{{worker}}"),
+                    PanelQuery(q.level(W["running"], "worker", ALL_WORKERS), "running {{worker}}"),
                 ),
             ),
             Panel(
                 "Prompt tokens that wait",
-                (Line(q.level(W["waiting_tokens"], "worker", ALL_WORKERS), "{{worker}}"),),
+                (PanelQuery(q.level(W["waiting_tokens"], "worker", ALL_WORKERS), "{{worker}}"),),
             ),
         ),
     ),
@@ -159,20 +168,20 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Fullness of the roles",
-                (Line(q.level(R["control_pressure"], "role", how="max"), "{{role}}"),),
+                (PanelQuery(q.level(R["control_pressure"], "role", how="max"), "{{role}}"),),
                 "percentunit",
                 about="1: as much as the role carries within its SLO; queues count as work.",
             ),
             Panel(
                 "Decisions",
                 (
-                    Line(q.rate(R["control_decisions"], "kind"), "{{kind}} per second"),
-                    Line(q.level(R["control_age"], how="min"), "seconds since the last look"),
+                    PanelQuery(q.rate(R["control_decisions"], "kind"), "{{kind}} per second"),
+                    PanelQuery(q.level(R["control_age"], how="min"), "seconds since the last look"),
                 ),
             ),
             Panel(
                 "Twin error",
-                (Line(q.level(R["control_error"], "figure", how="max"), "{{figure}}"),),
+                (PanelQuery(q.level(R["control_error"], "figure", how="max"), "{{figure}}"),),
                 "percentunit",
                 about="Predicted against observed; above its bound the controller gives no advice.",
             ),

@@ -17,18 +17,18 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from baton.grammars.limits import Bounds
-from baton.grammars.messages import PACKET_BYTES, At, Begun, Compile, Compiled, Take, ToChild
+from baton.grammars.limits import ProcessBounds
+from baton.grammars.messages import PACKET_BYTES, Advance, Compile, CompileResult, NextMask, ProcessReady, ToChild
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import compiled, require_sound
 from baton.protos.nouns import Grammar
 
 
-def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: Bounds) -> None:
+def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) -> None:
     """Answers what comes until the peer closes ``sock``."""
     _limit(bounds.memory_bytes)
-    sock.send(msgspec.msgpack.encode(Begun()))
-    decoder, worker = msgspec.msgpack.Decoder(ToChild), Worker(tokenizer)
+    sock.send(msgspec.msgpack.encode(ProcessReady()))
+    decoder, worker = msgspec.msgpack.Decoder(ToChild), SequenceMatchers(tokenizer)
     while packet := sock.recv(PACKET_BYTES):
         message = decoder.decode(packet)
         signal.setitimer(signal.ITIMER_PROF, _cpu_s(message, bounds))
@@ -38,7 +38,7 @@ def serve(sock: socket.socket, tokenizer: LLTokenizer, bounds: Bounds) -> None:
             sock.send(msgspec.msgpack.encode(reply))
 
 
-class Worker:
+class SequenceMatchers:
     """The grammar, and each sequence's place in it."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -46,24 +46,24 @@ class Worker:
         self._base: LLMatcher | None = None
         self._matchers: dict[int, tuple[LLMatcher, int]] = {}
 
-    def take(self, message: ToChild) -> Compiled | At | None:
+    def take(self, message: ToChild) -> CompileResult | NextMask | None:
         """Does what it is told; the answer, if there is one."""
         if isinstance(message, Compile):
             return self._compile(message)
-        if isinstance(message, Take):
+        if isinstance(message, Advance):
             return self._advance(message)
         self._matchers.pop(message.seq, None)
         return None
 
-    def _compile(self, message: Compile) -> Compiled:
+    def _compile(self, message: Compile) -> CompileResult:
         error = ""
         try:
             self._base = compiled(Grammar(message.kind, message.spec), self._tokenizer)
         except InvalidRequest as refusal:
             error = refusal.message
-        return Compiled(error, self._grown())
+        return CompileResult(error, self._grown())
 
-    def _advance(self, message: Take) -> At | None:
+    def _advance(self, message: Advance) -> NextMask | None:
         matcher, taken = self._matchers.get(message.seq) or (self._begin(), 0)
         taken += len(message.ids)
         self._matchers[message.seq] = matcher, taken
@@ -74,7 +74,7 @@ class Worker:
         assert self._base is not None, "a sequence before its grammar"
         return self._base.deep_copy()
 
-    def _at(self, seq: int, matcher: LLMatcher, taken: int) -> At:
+    def _at(self, seq: int, matcher: LLMatcher, taken: int) -> NextMask:
         stopped, mask, error = False, b"", ""
         try:
             require_sound(matcher)
@@ -83,16 +83,16 @@ class Worker:
             require_sound(matcher)
         except InvalidRequest as refusal:
             error = refusal.message
-        return At(seq, taken, stopped, error, mask, self._grown())
+        return NextMask(seq, taken, stopped, error, mask, self._grown())
 
     def _grown(self) -> int:
         return _peak_bytes() - self._began
 
 
-def _cpu_s(message: ToChild, bounds: Bounds) -> float:
+def _cpu_s(message: ToChild, bounds: ProcessBounds) -> float:
     if isinstance(message, Compile):
         return bounds.compile_cpu_s
-    return bounds.step_cpu_s + bounds.token_cpu_s * (len(message.ids) if isinstance(message, Take) else 0)
+    return bounds.step_cpu_s + bounds.token_cpu_s * (len(message.ids) if isinstance(message, Advance) else 0)
 
 
 def _limit(memory_bytes: int) -> None:

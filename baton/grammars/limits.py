@@ -1,6 +1,6 @@
 """How much grammars may cost: one of them, a tenant's, and all together.
 
-Knows nothing of how it is held: the kernel holds ``Bounds``, the engine and the router the rest.
+Knows nothing of how it is held: the kernel holds ``ProcessBounds``, the engine and the router the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ COMPILING = 2  # grammars compiled at once, each tenant's one at a time
 RESTARTS = 3  # of a grammar whose process ended through no fault of its own
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class ProcessBounds(msgspec.Struct, frozen=True):
     """Bounds one grammar's process: seconds of CPU to compile, per mask, and per token that a replay reads again.
 
     An ordinary schema compiles in 1–20 ms and 64 KB of enum in 0.1 s; a mask takes 0.01–5 ms.

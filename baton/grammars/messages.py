@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.grammars.limits import Bounds
+from baton.grammars.limits import ProcessBounds
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import MAX_GRAMMAR_BYTES, Grammar
 
@@ -24,7 +24,7 @@ class TokenizerSpec(msgspec.Struct, frozen=True):
     path: str
     vocab_size: int
     ends: tuple[int, ...] = ()
-    bounds: Bounds = Bounds()
+    bounds: ProcessBounds = ProcessBounds()
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -39,7 +39,7 @@ class Kill(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class TokenizerFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The tokenizer can't be loaded: no grammar process will ever be."""
 
     reason: str
@@ -52,32 +52,32 @@ class Compile(msgspec.Struct, frozen=True, array_like=True, tag=True):
     spec: str
 
 
-class Take(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Advance sequence ``seq`` (a new one begins) by ``ids``. Answered by ``At``, but for ``more`` to come."""
+class Advance(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Advances sequence ``seq`` by ``ids``; a new one begins. ``NextMask`` answers, unless ``more`` is to come."""
 
     seq: int
     ids: tuple[int, ...]
     more: bool = False
 
 
-class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Forget sequence ``seq``. Not answered."""
 
     seq: int
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ProcessReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The process is there, within its limits."""
 
 
-class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class CompileResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The grammar can be followed, or why it can't. ``grown`` is what the process has taken, in bytes."""
 
     error: str
     grown: int
 
 
-class At(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class NextMask(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Where ``seq`` stands after ``taken`` tokens. ``mask`` has a bit per token id; empty where it is stopped."""
 
     seq: int
@@ -100,5 +100,5 @@ def compile_of(grammar: Grammar) -> Compile:
 
 
 ToServer = Fork | Kill
-ToChild = Compile | Take | End
-FromChild = Begun | Compiled | At
+ToChild = Compile | Advance | Forget
+FromChild = ProcessReady | CompileResult | NextMask

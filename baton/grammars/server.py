@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
-from baton.grammars.messages import PACKET_BYTES, Failed, Fork, FromChild, Kill, ToChild, TokenizerSpec
+from baton.grammars.messages import PACKET_BYTES, Fork, FromChild, Kill, ToChild, TokenizerFailed, TokenizerSpec
 
 log = logging.getLogger("baton.grammars")
 
@@ -30,7 +30,7 @@ class ForkServer:
         self.bounds = tokenizer.bounds
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._spare: Child | None = None
+        self._spare: ForkedGrammar | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._failure = ""
@@ -40,7 +40,7 @@ class ForkServer:
         with self._lock:
             self._fresh_spare()
 
-    def child(self) -> Child:
+    def child(self) -> ForkedGrammar:
         """Takes the process that is ready. Call ``warm`` once it has its work, which a fork would delay."""
         with self._lock:
             self._fresh_spare()
@@ -92,12 +92,12 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
-    def _fork(self) -> Child:
+    def _fork(self) -> ForkedGrammar:
         number = next(self._numbers)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._tell(Fork(number), theirs)
-        return Child(self, number, ours)
+        return ForkedGrammar(self, number, ours)
 
     def _tell(self, message: Fork | Kill, *beside: socket.socket) -> None:
         if self._control is not None:
@@ -109,7 +109,7 @@ class ForkServer:
         """Whether the process closed its end, and what it said as it did."""
         try:
             while self._control is not None and (said := self._control.recv(PACKET_BYTES, socket.MSG_DONTWAIT)):
-                self._failure = msgspec.msgpack.decode(said, type=Failed).reason
+                self._failure = msgspec.msgpack.decode(said, type=TokenizerFailed).reason
         except BlockingIOError:
             return False
         except OSError:
@@ -117,7 +117,7 @@ class ForkServer:
         return True
 
 
-class Child:
+class ForkedGrammar:
     """One grammar process. ``send`` and ``receive`` never wait; ``kill`` it or let it end by ``close``."""
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:

@@ -18,8 +18,8 @@ import msgspec
 from llguidance import LLTokenizer
 
 from baton.grammars.child import serve
-from baton.grammars.limits import Bounds
-from baton.grammars.messages import PACKET_BYTES, Failed, Fork, TokenizerSpec, ToServer
+from baton.grammars.limits import ProcessBounds
+from baton.grammars.messages import PACKET_BYTES, Fork, TokenizerFailed, TokenizerSpec, ToServer
 from baton.protos.errors import InvalidRequest
 from baton.protos.grammar import byte_tokenizer, compiled
 from baton.protos.nouns import Grammar
@@ -34,11 +34,11 @@ def main() -> int:
         spec = msgspec.json.decode(sys.argv[2], type=TokenizerSpec)
         tokenizer = load(spec)
     except InvalidRequest as error:
-        control.send(msgspec.msgpack.encode(Failed(error.message)))
+        control.send(msgspec.msgpack.encode(TokenizerFailed(error.message)))
         return 1
     compiled(Grammar("json_schema", "{}"), tokenizer)  # what is loaded at first use is loaded before the forks
     gc.freeze()
-    Server(control, tokenizer, spec.bounds).run()
+    ProcessServer(control, tokenizer, spec.bounds).run()
     return 0
 
 
@@ -53,10 +53,10 @@ def load(spec: TokenizerSpec) -> LLTokenizer:
         raise InvalidRequest(f"this model's tokenizer can't follow a grammar: {error}", "grammar") from None
 
 
-class Server:
+class ProcessServer:
     """Forks, kills and reaps, as it is told."""
 
-    def __init__(self, control: socket.socket, tokenizer: LLTokenizer, bounds: Bounds) -> None:
+    def __init__(self, control: socket.socket, tokenizer: LLTokenizer, bounds: ProcessBounds) -> None:
         self._control, self._tokenizer, self._bounds = control, tokenizer, bounds
         self._decoder = msgspec.msgpack.Decoder(ToServer)
         self._poller = select.poll()

@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine
 import msgspec
 
 from baton.cluster.config import BatonConfig
-from baton.cluster.scale import Scale
+from baton.cluster.scale import ScaleRequest
 from baton.launch.cluster_run import ClusterRun, failure_of
 from baton.launch.ray.app import PlacementSpec
-from baton.launch.ray.host import Report
+from baton.launch.ray.host import PlacementReport
 from baton.launch.scaling import watch_scale
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.children import ChildProcess, OnStart, python
@@ -137,7 +137,7 @@ class LocalCluster(ClusterRun):
     async def _read_reports(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            report = msgspec.json.decode(line, type=Report)
+            report = msgspec.json.decode(line, type=PlacementReport)
             if report.error is not None:
                 self._trouble("ray", from_info(report.error))
             elif report.slot is not None:
@@ -181,7 +181,7 @@ class LocalCluster(ClusterRun):
         if not done:
             raise self.late(timeout_s, self.slots.values())
 
-    async def _scale(self, asked: Scale) -> None:
+    async def _scale(self, asked: ScaleRequest) -> None:
         """Other numbers of workers from now on; Ray's process places and drains."""
         try:
             plans = self.resize(asked.prefill, asked.decode)

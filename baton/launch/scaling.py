@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from redis.exceptions import RedisError
 
 from baton.cluster.membership import connect
-from baton.cluster.scale import Scale, read
+from baton.cluster.scale import ScaleRequest, read
 
 LOOK_S = 0.5
 log = logging.getLogger("baton.placement")
 
 
-async def watch_scale(url: str, namespace: str, apply: Callable[[Scale], Awaitable[None]]) -> None:
+async def watch_scale(url: str, namespace: str, apply: Callable[[ScaleRequest], Awaitable[None]]) -> None:
     """Until cancelled. A Redis that is away asks for nothing."""
     redis, known, serial = connect(url), False, 0
     try:

@@ -47,7 +47,7 @@ class Budget(msgspec.Struct, frozen=True):
         return self.accelerators // costs.accelerators
 
 
-class Tried(msgspec.Struct, frozen=True):
+class WidthOutcome(msgspec.Struct, frozen=True):
     """One width: what it came to, or why it can't be."""
 
     profile: str
@@ -81,13 +81,13 @@ def spend(
     profiles: Sequence[str],
     planned: Callable[[WorkerCosts, int], Plan],
     hypothetical: bool = False,
-) -> tuple[Plan, tuple[Tried, ...]]:
+) -> tuple[Plan, tuple[WidthOutcome, ...]]:
     """The plan with the most goodput, and all that were tried. Raises ConfigError where none can be.
 
     ``hypothetical``: workers that Baton's engine can't be are planned too.
     """
     plans: list[Plan] = []
-    tried: list[Tried] = []
+    tried: list[WidthOutcome] = []
     for profile in profiles:
         try:
             costs = worker_costs(profile)
@@ -97,15 +97,17 @@ def spend(
         except ConfigError as error:
             if len(profiles) == 1:
                 raise
-            tried.append(Tried(profile, 0, reason=str(error)))
+            tried.append(WidthOutcome(profile, 0, reason=str(error)))
             continue
         if workers < LEAST:
-            tried.append(Tried(profile, workers, reason=f"the budget buys {workers}, and a ratio needs {LEAST}"))
+            tried.append(
+                WidthOutcome(profile, workers, reason=f"the budget buys {workers}, and a ratio needs {LEAST}")
+            )
             continue
         found = planned(costs, workers)
         score = found.chosen.score
         plans.append(found)
-        tried.append(Tried(profile, workers, found.chosen.name, score.goodput, score.attainment))
+        tried.append(WidthOutcome(profile, workers, found.chosen.name, score.goodput, score.attainment))
     if not plans:
         raise ConfigError("; ".join(f"{t.profile}: {t.reason}" for t in tried), "workers")
     return max(plans, key=lambda p: p.chosen.score.goodput), tuple(tried)

@@ -15,7 +15,7 @@ from baton.planner.reach import Headroom, headroom, least_that_works
 from baton.planner.score import Score, Slo, by_class, is_good, score
 from baton.planner.simulator.cluster import Scenario
 from baton.planner.simulator.flight import Flight
-from baton.planner.sweep import Flights, Ratio, Sweep, at_ratio
+from baton.planner.sweep import Flights, RatioOutcome, Sweep, at_ratio
 from baton.planner.traces.trace import Trace
 
 SECONDS_PER_HOUR = 3600.0
@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
     want: float
     met: bool
     disaggregate: bool
-    chosen: Ratio
+    chosen: RatioOutcome
     sweep: Sweep
     classes: tuple[ClassVerdict, ...]
     price: Price | None
@@ -108,7 +108,7 @@ def plan(
     )
 
 
-def chosen_of(found: Sweep) -> Ratio:
+def chosen_of(found: Sweep) -> RatioOutcome:
     """The best split, or colocated where that does better."""
     return found.best if _better(found.best.score, found.colocated.score) else found.colocated
 
@@ -161,7 +161,7 @@ def _tokens(flights: Sequence[Flight]) -> tuple[int, int]:
     return sum(f.prompt for f in flights), sum(f.outputs for f in flights)
 
 
-def _missed(scenario: Scenario, chosen: Ratio, slo: Slo, want: float) -> list[str]:
+def _missed(scenario: Scenario, chosen: RatioOutcome, slo: Slo, want: float) -> list[str]:
     """What the least is that meets what was asked, where this doesn't."""
     if chosen.score.attainment >= want:
         return []
@@ -170,7 +170,7 @@ def _missed(scenario: Scenario, chosen: Ratio, slo: Slo, want: float) -> list[st
     return [f"{begin}; {least_that_works(scenario, slo, want, chosen.prefill + chosen.decode + 1)}"]
 
 
-def _advice(found: Sweep, chosen: Ratio, room: Headroom | None) -> list[str]:
+def _advice(found: Sweep, chosen: RatioOutcome, room: Headroom | None) -> list[str]:
     low, high = found.plateau
     workers = found.colocated.decode
     lines = [f"plateau {low}P{workers - low}D to {high}P{workers - high}D: within 2% of the best goodput"]
@@ -180,7 +180,7 @@ def _advice(found: Sweep, chosen: Ratio, room: Headroom | None) -> list[str]:
     return [*lines, f"what would change the answer: {_turning_point(chosen, room)}"]
 
 
-def _turning_point(chosen: Ratio, room: Headroom | None) -> str:
+def _turning_point(chosen: RatioOutcome, room: Headroom | None) -> str:
     """What is short, or the simulated load at which something is."""
     s = chosen.score
     if room is None:

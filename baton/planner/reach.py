@@ -15,7 +15,7 @@ from baton.planner.costs.worker import WorkerCosts
 from baton.planner.score import Slo, is_good, tpot, ttft
 from baton.planner.simulator.cluster import ClusterSim, Scenario
 from baton.planner.simulator.flight import Flight
-from baton.planner.sweep import Ratio, at_ratio, simulate, why
+from baton.planner.sweep import RatioOutcome, at_ratio, simulate, why
 from baton.planner.traces.stats import cached_tokens
 from baton.planner.traces.trace import Trace
 
@@ -27,7 +27,7 @@ DECODES = 32
 ALONE_GAP = 3.0  # times a request's own seconds, until the next one comes
 
 
-class Alone(msgspec.Struct, frozen=True):
+class IdleWorkerTimes(msgspec.Struct, frozen=True):
     """What the requests get one by one on an idle worker: no number of workers does better.
 
     ``slo``: the tightest, each at least what was asked, that enough of them keep; None where too many fit nowhere.
@@ -48,7 +48,7 @@ class Headroom(msgspec.Struct, frozen=True):
     reason: str
 
 
-def alone(scenario: Scenario, slo: Slo, want: float) -> Alone:
+def alone(scenario: Scenario, slo: Slo, want: float) -> IdleWorkerTimes:
     """Simulates each request by itself, on one worker that does both and on one of each role; the better counts."""
     spaced = msgspec.structs.replace(scenario.trace, requests=tuple(_spaced(scenario)))
     idle = msgspec.structs.replace(scenario, trace=spaced, failures=(), pools=())
@@ -57,7 +57,7 @@ def alone(scenario: Scenario, slo: Slo, want: float) -> Alone:
     served = [f for f in flights if not f.refused]
     good = sum(is_good(f, slo) for f in served)
     count = len(flights)
-    return Alone(good / count, 1 - len(served) / count, _tightest(served, count, slo, want))
+    return IdleWorkerTimes(good / count, 1 - len(served) / count, _tightest(served, count, slo, want))
 
 
 def _flights(scenario: Scenario) -> list[Flight]:
@@ -110,7 +110,7 @@ def least_that_works(scenario: Scenario, slo: Slo, want: float, workers: int) ->
 
 def least_workers(
     scenario: Scenario, slo: Slo, want: float, low: int = 1, most: int = MOST_WORKERS
-) -> Ratio | None:
+) -> RatioOutcome | None:
     """The fewest workers, ``low`` or more, of which a ratio near the demand's, or colocated, is good enough.
 
     None where ``most`` are too few. Doubles, then halves the interval: about 3 log2(most) numbers are tried.
@@ -131,7 +131,7 @@ def least_workers(
     return best
 
 
-def best_of_about(scenario: Scenario, slo: Slo, workers: int) -> Ratio:
+def best_of_about(scenario: Scenario, slo: Slo, workers: int) -> RatioOutcome:
     """The best of colocated and three splits about the demand's own."""
     tried = [simulate(at_ratio(scenario, p, workers - p), slo) for p in _splits(scenario, workers)]
     return max(tried, key=lambda r: r.score.attainment)
@@ -164,7 +164,7 @@ def headroom(scenario: Scenario, slo: Slo, want: float) -> Headroom:
     return highest_load(lambda load: simulate(_faster(scenario, load), slo), want, sustained)
 
 
-def highest_load(at: Callable[[float], Ratio], want: float, sustained: float) -> Headroom:
+def highest_load(at: Callable[[float], RatioOutcome], want: float, sustained: float) -> Headroom:
     """The highest load up to ``sustained`` that is met, and the lowest above it that is not, to 4%.
 
     Beyond ``sustained`` the trace is over before a backlog shows: what is met there says nothing, what isn't does.
@@ -186,11 +186,11 @@ def highest_load(at: Callable[[float], Ratio], want: float, sustained: float) ->
     return Headroom(met[0], met[1].score.attainment, over[0], over[1].score.attainment, why(over[1]))
 
 
-Tried = tuple[float, Ratio]
+Tried = tuple[float, RatioOutcome]
 
 
 def _judged(
-    load: float, found: Ratio, want: float, sustained: float, met: Tried, over: Tried | None
+    load: float, found: RatioOutcome, want: float, sustained: float, met: Tried, over: Tried | None
 ) -> tuple[Tried, Tried | None]:
     """``met`` and ``over`` as they are with one load more."""
     if found.score.attainment < want:

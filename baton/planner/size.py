@@ -25,7 +25,7 @@ from baton.planner.costs.worker import (
 from baton.planner.reach import best_of_about, least_that_works, least_workers
 from baton.planner.score import Slo
 from baton.planner.simulator.cluster import Scenario, SimSettings
-from baton.planner.sweep import Ratio
+from baton.planner.sweep import RatioOutcome
 from baton.planner.traces.trace import Trace
 from baton.protos.errors import ConfigError
 
@@ -33,7 +33,7 @@ CHUNK = 2048
 FORMS = (("none", "auto"), ("none", "int8"), ("int8", "int8"), ("int4", "int8"))  # of [worker], least lossy first
 
 
-class Memory(msgspec.Struct, frozen=True):
+class WorkerMemory(msgspec.Struct, frozen=True):
     """Bytes of one worker: what is there and what takes it."""
 
     usable: float
@@ -44,7 +44,7 @@ class Memory(msgspec.Struct, frozen=True):
     kv_tokens: int
 
 
-class Size(msgspec.Struct, frozen=True):
+class AcceleratorSizing(msgspec.Struct, frozen=True):
     """One accelerator's answer. ``found`` is None where there is none within ``most`` workers.
 
     ``form`` is what weights and KV are, ``settings`` the keys of [worker] that make them so; ``why`` says what kept
@@ -54,14 +54,14 @@ class Size(msgspec.Struct, frozen=True):
     accelerator: str
     form: str
     settings: dict[str, str]
-    memory: Memory
-    found: Ratio | None
+    memory: WorkerMemory
+    found: RatioOutcome | None
     accelerators: int
     per_hour: float | None
     why: str
 
 
-class Question(msgspec.Struct, frozen=True):
+class SizingQuestion(msgspec.Struct, frozen=True):
     """What is asked of every accelerator; ``exact``: nothing that comes plain is rounded."""
 
     trace: Trace
@@ -77,8 +77,8 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def size(
-    shape: ModelShape, question: Question, names: Sequence[str], prices: dict[str, float] | None = None
-) -> list[Size]:
+    shape: ModelShape, question: SizingQuestion, names: Sequence[str], prices: dict[str, float] | None = None
+) -> list[AcceleratorSizing]:
     """One answer per accelerator; cheapest (or fewest) first, those that can't last. Raises ConfigError where none
     of them holds the model and the longest request, whatever is rounded."""
     sheets = accelerators()
@@ -94,12 +94,12 @@ def size(
     return sorted(sizes, key=lambda s: (s.found is None, s.per_hour or 0.0, s.accelerators))
 
 
-def memory(shape: ModelShape, sheet: Accelerator) -> Memory:
+def memory(shape: ModelShape, sheet: Accelerator) -> WorkerMemory:
     """What a worker has room for."""
     usable = sheet.memory * USABLE_MEMORY
     activations = activation_bytes(shape, CHUNK)
     kv = max(0.0, usable - shape.weight_bytes - activations)
-    return Memory(
+    return WorkerMemory(
         usable, shape.weight_bytes, activations, kv, shape.kv_bytes_per_token, int(kv / shape.kv_bytes_per_token)
     )
 
@@ -111,7 +111,9 @@ def forms(shape: ModelShape, exact: bool) -> Iterator[ModelShape]:
             yield at_precision(shape, quantization, kv_cache_dtype)
 
 
-def _size(shape: ModelShape, name: str, sheet: Accelerator, question: Question, price: float | None) -> Size:
+def _size(
+    shape: ModelShape, name: str, sheet: Accelerator, question: SizingQuestion, price: float | None
+) -> AcceleratorSizing:
     said: list[str] = []
     last: tuple[ModelShape, Scenario] | None = None
     for form in forms(shape, question.exact):
@@ -138,13 +140,13 @@ def _row(
     name: str,
     form: ModelShape,
     sheet: Accelerator,
-    found: Ratio | None,
+    found: RatioOutcome | None,
     count: int,
     per_hour: float | None,
     why: str,
-) -> Size:
+) -> AcceleratorSizing:
     settings = dict(form.precision.settings)
-    return Size(name, form.precision.name, settings, memory(form, sheet), found, count, per_hour, why)
+    return AcceleratorSizing(name, form.precision.name, settings, memory(form, sheet), found, count, per_hour, why)
 
 
 def _too_big(form: ModelShape, sheet: Accelerator, longest: int) -> str:
@@ -157,7 +159,7 @@ def _too_big(form: ModelShape, sheet: Accelerator, longest: int) -> str:
     return f"{form.precision.name}: {weights} leave room for {held.kv_tokens:,} tokens of {longest:,}"
 
 
-def _missed(scenario: Scenario, question: Question) -> str:
+def _missed(scenario: Scenario, question: SizingQuestion) -> str:
     s = best_of_about(scenario, question.slo, question.most).score
     late = f"{s.late_first:.1%} late first tokens, {s.late_tokens:.1%} slow answers"
     return f"{question.most} workers reach {s.attainment:.1%} at best ({late})"

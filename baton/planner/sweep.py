@@ -28,7 +28,7 @@ def ratio_name(prefill: int, decode: int) -> str:
     return f"{prefill}P{decode}D" if prefill else f"{decode} colocated"
 
 
-class Ratio(msgspec.Struct, frozen=True):
+class RatioOutcome(msgspec.Struct, frozen=True):
     """One ratio's outcome, means over its workers.
 
     ``prefill_busy``, ``decode_busy``: shares of the time in steps, which for decode workers says nothing of the
@@ -69,9 +69,9 @@ class Cliff(msgspec.Struct, frozen=True):
 class Sweep(msgspec.Struct, frozen=True):
     """``ratios`` from few to many prefill workers; ``interval``: in how many prefill workers the best has."""
 
-    ratios: tuple[Ratio, ...]
-    colocated: Ratio
-    best: Ratio
+    ratios: tuple[RatioOutcome, ...]
+    colocated: RatioOutcome
+    best: RatioOutcome
     plateau: tuple[int, int]
     cliffs: tuple[Cliff, ...]
     interval: tuple[int, int]
@@ -81,12 +81,12 @@ class Sweep(msgspec.Struct, frozen=True):
 Flights = dict[tuple[int, int], list[Flight]]
 
 
-def simulate(scenario: Scenario, slo: Slo) -> Ratio:
+def simulate(scenario: Scenario, slo: Slo) -> RatioOutcome:
     """One ratio."""
     return _run(scenario, slo)[0]
 
 
-def _run(scenario: Scenario, slo: Slo) -> tuple[Ratio, list[Flight]]:
+def _run(scenario: Scenario, slo: Slo) -> tuple[RatioOutcome, list[Flight]]:
     sim = ClusterSim(scenario)
     sim.run()
     duration = max(scenario.trace.duration, 1e-9)
@@ -94,7 +94,7 @@ def _run(scenario: Scenario, slo: Slo) -> tuple[Ratio, list[Flight]]:
     readers = [p.node for p in sim.prefills.values()]
     writers = [d.node for d in sim.decodes.values()]
     asked = sum(f.prompt for f in sim.flights if not f.refused)
-    found = Ratio(
+    found = RatioOutcome(
         len(sim.prefills),
         len(sim.decodes),
         score(sim.flights, slo, duration),
@@ -116,12 +116,12 @@ def sweep(
     scenario: Scenario,
     slo: Slo,
     window_s: float = 60.0,
-    told: Callable[[Ratio], None] = lambda ratio: None,
+    told: Callable[[RatioOutcome], None] = lambda ratio: None,
 ) -> tuple[Sweep, Flights]:
     """``scenario`` at all of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
     if workers < 2:
         raise ConfigError("a ratio needs two workers at least", "workers")
-    ratios: list[Ratio] = []
+    ratios: list[RatioOutcome] = []
     flights: Flights = {}
     for readers in range(workers):
         found, flights[readers, workers - readers] = _run(at_ratio(scenario, readers, workers - readers), slo)
@@ -142,14 +142,14 @@ def at_ratio(scenario: Scenario, prefill: int, decode: int) -> Scenario:
     return msgspec.structs.replace(scenario, settings=settings)
 
 
-def best_of(ratios: Sequence[Ratio]) -> Ratio:
+def best_of(ratios: Sequence[RatioOutcome]) -> RatioOutcome:
     """Of those whose goodput can't be told from the highest, the one whose answers are complete the soonest."""
     most = max(r.score.goodput for r in ratios)
     alike = [r for r in ratios if r.score.goodput >= (1 - ALIKE) * most]
     return min(alike, key=lambda r: r.score.latency.mean)
 
 
-def plateau_of(ratios: Sequence[Ratio], best: Ratio) -> tuple[int, int]:
+def plateau_of(ratios: Sequence[RatioOutcome], best: RatioOutcome) -> tuple[int, int]:
     """Fewest and most prefill workers, without a gap around the best, that do nearly as well."""
     good = {r.prefill for r in ratios if r.score.goodput >= (1 - PLATEAU) * best.score.goodput}
     low = high = best.prefill
@@ -160,7 +160,7 @@ def plateau_of(ratios: Sequence[Ratio], best: Ratio) -> tuple[int, int]:
     return low, high
 
 
-def _cliffs(ratios: Sequence[Ratio], plateau: tuple[int, int], best: Ratio) -> list[Cliff]:
+def _cliffs(ratios: Sequence[RatioOutcome], plateau: tuple[int, int], best: RatioOutcome) -> list[Cliff]:
     by_prefill = {r.prefill: r for r in ratios}
     found = []
     for side, beyond in (("few prefill", plateau[0] - 1), ("few decode", plateau[1] + 1)):
@@ -171,7 +171,7 @@ def _cliffs(ratios: Sequence[Ratio], plateau: tuple[int, int], best: Ratio) -> l
     return found
 
 
-def why(ratio: Ratio) -> str:
+def why(ratio: RatioOutcome) -> str:
     """What keeps a ratio from doing better, in words."""
     s = ratio.score
     parts = []
@@ -188,7 +188,7 @@ def why(ratio: Ratio) -> str:
     return "; ".join(parts) or "every SLO is met"
 
 
-def _held_up(ratio: Ratio) -> str:
+def _held_up(ratio: RatioOutcome) -> str:
     """What a late first token waits for."""
     if max(ratio.decode_pages, ratio.decode_seats) > FULL and ratio.prefill_busy < FULL:
         pages, seats = f"{ratio.decode_pages:.0%} of decode pages", f"{ratio.decode_seats:.0%} of decode seats"
@@ -200,9 +200,9 @@ def _held_up(ratio: Ratio) -> str:
 
 
 def _bootstrap(
-    ratios: Sequence[Ratio],
+    ratios: Sequence[RatioOutcome],
     flights: Flights,
-    best: Ratio,
+    best: RatioOutcome,
     slo: Slo,
     trace: Trace,
     window_s: float,

@@ -23,11 +23,11 @@ from redis.asyncio import Redis
 
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
-from baton.cluster.buckets import Buckets
+from baton.cluster.buckets import RateBuckets
 from baton.cluster.config import BatonConfig
 from baton.cluster.departures import Departures
-from baton.cluster.holds import HeldRoster, Holds
-from baton.cluster.membership import Roster
+from baton.cluster.holds import HoldStore, RosterWithHolds
+from baton.cluster.membership import PolledRoster
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.records import RecordStore
 from baton.cluster.served_model import is_paced, model_name, text_directory
@@ -80,8 +80,8 @@ async def running_parts(
     advice = AdviceStore(redis, namespace, config.controller.mode != "off")
     batches = BatchStore(redis, namespace)
     async with AsyncExitStack() as parts:
-        joined = await parts.enter_async_context(Roster(redis, namespace))
-        held = HeldRoster(joined, Holds(redis, namespace), departures=Departures(redis, namespace))
+        joined = await parts.enter_async_context(PolledRoster(redis, namespace))
+        held = RosterWithHolds(joined, HoldStore(redis, namespace), departures=Departures(redis, namespace))
         roster = await parts.enter_async_context(held)
         given = CoreDependencies(
             roster=roster,
@@ -129,7 +129,7 @@ def make_gate(config: BatonConfig, redis: Redis, environment: Environment) -> Ga
     if not config.router.keys_file:
         return Gate()
     keys = KeyRing(Path(config.router.keys_file), environment.clock)
-    return Gate(keys, environment.clock, Buckets(redis, config.cluster.namespace))
+    return Gate(keys, environment.clock, RateBuckets(redis, config.cluster.namespace))
 
 
 def make_shared(

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from baton.cluster.advice import AdviceStore
 from baton.cluster.config import BatonConfig
-from baton.cluster.holds import HeldRoster
+from baton.cluster.holds import RosterWithHolds
 from baton.cluster.served_model import model_name
 from baton.cluster.telemetry import RouterMetrics
 from baton.controller.advice import slos
-from baton.controller.observation import Seen, fullness
+from baton.controller.observation import ObservedWorker, fullness
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.protos.version import product_version
 from baton.router.access.json import Json
@@ -30,7 +30,7 @@ ROLES = ("prefill", "decode")
 def make_overview(
     config: BatonConfig,
     router_id: str,
-    roster: HeldRoster,
+    roster: RosterWithHolds,
     live: LiveStats,
     core: RouterCore,
     advice: AdviceStore,
@@ -69,7 +69,7 @@ def _fullness(config: BatonConfig) -> Callable[[WorkerInfo, WorkerLoad], float |
     """By the controller's own measure, so that its advice and what is shown agree."""
     ttft_s, tpot_s = slos(config)
     chunk, horizon_s = config.worker.prefill_chunk_tokens, config.controller.horizon_s
-    return lambda info, load: fullness(Seen(info, load), chunk, ttft_s, tpot_s, horizon_s)
+    return lambda info, load: fullness(ObservedWorker(info, load), chunk, ttft_s, tpot_s, horizon_s)
 
 
 def _price(core: RouterCore, prices: Prices, role: str) -> Callable[[], float]:

@@ -31,7 +31,7 @@ RENEW_SHARE = 1 / 3  # of its life left: then ``make`` makes a new one
 CA = "ca"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class CertificateStatus(msgspec.Struct, frozen=True):
     """One certificate of the folder."""
 
     role: str
@@ -59,14 +59,14 @@ class Authority:
         """A leaf for each role that has none, or (``anew``, or near its end) a new one; the roles written."""
         return [role for role in roles if self._write_leaf(role, hosts, days, anew)]
 
-    def show(self) -> list[Shown]:
+    def show(self) -> list[CertificateStatus]:
         """Every certificate here, the CA first."""
         found = [CA, *sorted(path.stem for path in self.folder.glob("*.crt") if path.stem != CA)]
         return [self._shown(role) for role in found]
 
-    def _shown(self, role: str) -> Shown:
+    def _shown(self, role: str) -> CertificateStatus:
         cert = self._load_cert(role)
-        return Shown(
+        return CertificateStatus(
             role, tuple(_names(cert)), cert.not_valid_after_utc.timestamp(), _is_signed_by(cert, self._cert)
         )
 

@@ -48,7 +48,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
         return f"{role}.{self.domain}"
 
 
-class Material(msgspec.Struct, frozen=True):
+class TlsMaterial(msgspec.Struct, frozen=True):
     """What the files held, all read together, and contexts made of it."""
 
     cert: bytes
@@ -90,7 +90,7 @@ class Identity:
         """When the certificate in force ends, in seconds since 1970."""
         return self.current().ends
 
-    def current(self) -> Material:
+    def current(self) -> TlsMaterial:
         """The material in force; files are looked at once in ``LOOK_S``."""
         with self._lock:
             if self._clock() - self._looked >= LOOK_S:
@@ -119,9 +119,9 @@ class Identity:
         log.info("%s: a new certificate is in force%s", self.files.cert, f" on {self.where}" * bool(self.where))
         warn_of_end(self.files.cert, material.ends)
 
-    def _read(self) -> Material:
+    def _read(self) -> TlsMaterial:
         files = self.files
-        material = Material(
+        material = TlsMaterial(
             _bytes(files.cert, "tls.cert"),
             _bytes(files.key, "tls.key"),
             _bytes(files.ca, "tls.ca") if files.ca else b"",

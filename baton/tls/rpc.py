@@ -16,7 +16,7 @@ import grpc.aio
 
 from baton.protos.errors import Forbidden
 from baton.protos.rpc import abort
-from baton.tls.identity import Identity, Material
+from baton.tls.identity import Identity, TlsMaterial
 
 log = logging.getLogger("baton.tls")
 
@@ -93,7 +93,7 @@ def server_credentials(identity: Identity) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, bool(given.ca))
 
 
-def _configuration(found: Material) -> grpc.ServerCertificateConfiguration:
+def _configuration(found: TlsMaterial) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], found.ca or None)
 
 

@@ -27,7 +27,7 @@ import msgspec
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from baton.cluster.membership import Member
+from baton.cluster.membership import Membership
 from baton.cluster.telemetry import WorkerMetrics, setup_tracing
 from baton.engine.backends.cuda.gpu import settled
 from baton.kv.exchange.filling import FillReport
@@ -171,7 +171,7 @@ class WorkerHost:
         self,
         worker: RoleRuntime,
         engine: EngineProcess,
-        member: Member | None,
+        member: Membership | None,
         core: WorkerCore,
         listening: asyncio.Task[None],
     ) -> int | None:

@@ -12,7 +12,7 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from baton.cluster.membership import Member, Roster, connect, end_task
+from baton.cluster.membership import Membership, PolledRoster, connect, end_task
 from baton.cluster.roles import RoleWishes
 from baton.protos.nouns import WorkerInfo
 from baton.worker.peers import Peers
@@ -38,34 +38,34 @@ async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
 
 async def join(
     spec: WorkerSpec, worker: RoleRuntime, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
-) -> Member | None:
+) -> Membership | None:
     """Become a member until ``stack`` closes, with ``held`` blocks cached already; None without a Redis URL."""
     own = spec.member
     if not own.redis_url:
         return None
     redis = connect(own.redis_url)
     stack.push_async_callback(redis.aclose)
-    member = Member(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s)
+    member = Membership(redis, own.namespace, worker.control.info, own.lease_s, own.beat_s)
     member.publish(held, ())
     worker.blocks.announce_to(member.publish)
     worker.control.announce = partial(_announce, member, RoleWishes(redis, own.namespace))
     member.load = report.load()
     await stack.enter_async_context(member)
     if spec.role == "prefill":
-        peers = Peers(member.info, Roster(redis, own.namespace).refresh, worker.transport, time.monotonic)
+        peers = Peers(member.info, PolledRoster(redis, own.namespace).refresh, worker.transport, time.monotonic)
         stack.push_async_callback(end_task, asyncio.create_task(peers.run(), name="peers"))
     feeding = asyncio.create_task(_feed(member, worker, report, own.beat_s / 2), name="load")
     stack.callback(feeding.cancel)
     return member
 
 
-async def _announce(member: Member, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
+async def _announce(member: Membership, wishes: RoleWishes, info: WorkerInfo, role: str) -> bool:
     """It drains, to come back in ``role``."""
     member.info = info
     return await wishes.want(info.worker_id, role) and await member.beat()
 
 
-async def _feed(member: Member, worker: RoleRuntime, report: WorkerReport, every_s: float) -> None:
+async def _feed(member: Membership, worker: RoleRuntime, report: WorkerReport, every_s: float) -> None:
     while True:
         member.info, member.load = worker.control.info, report.load()
         report.tiers(worker.blocks.tiers())

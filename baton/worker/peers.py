@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from baton.cluster.membership import Entry
+from baton.cluster.membership import WorkerEntry
 from baton.protos.errors import BatonError
 from baton.protos.nouns import WorkerInfo
 from baton.protos.rpc import heed_cancel
@@ -21,7 +21,7 @@ log = logging.getLogger("baton.kv")
 LOOK_S = 2.0
 AGAIN_S = 60.0  # after one that failed: its first handoff tries anyway
 
-ReadRoster = Callable[[], Awaitable[Mapping[str, Entry]]]
+ReadRoster = Callable[[], Awaitable[Mapping[str, WorkerEntry]]]
 
 
 class PeerProber(Protocol):

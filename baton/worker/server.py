@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector, RestrictedRegistry
 
-from baton.cluster.membership import Member
+from baton.cluster.membership import Membership
 from baton.decode_worker.io.intake import Intake
 from baton.decode_worker.io.service import DecodeService
 from baton.decode_worker.io.shell import DecodeShell
@@ -116,7 +116,7 @@ class RoleRuntime:
         for name in self.names:
             await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
 
-    async def leave(self, grace_s: float, member: Member | None) -> None:
+    async def leave(self, grace_s: float, member: Membership | None) -> None:
         """Drain: routers are told first, then requests may finish."""
         await self.health.enter_graceful_shutdown()
         if member is not None:

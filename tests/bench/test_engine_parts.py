@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from baton.bench.engine import report
-from baton.bench.engine.linear import Dots
+from baton.bench.engine.linear import DotProducts
 from baton.bench.rows import Row
 from baton.kernels.abi import native
 from baton.protos.errors import ConfigError
@@ -40,6 +40,6 @@ def test_the_ceiling_does_about_as_many_operations_as_the_product() -> None:
     done = native.function("ceiling_dots", native.I32, native.I32, native.I64, result=native.I64)
     if not (once := done(1, 64, 1)):
         pytest.skip("a CPU without such dot products")
-    dots = Dots(True, 10 * once)
+    dots = DotProducts(True, 10 * once)
     assert dots.rate() > 0
     assert dots.rounds == 10

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from baton.cluster.advice import TIMELINE, Advice, AdviceStore, Change, Pin, RatioPoint, TwinError
-from baton.cluster.lease import Lease
+from baton.cluster.advice import TIMELINE, Advice, AdviceStore, RatioPin, RatioPoint, TimelineEntry, TwinError
+from baton.cluster.lease import NamedLease
 from baton.cluster.membership import connect
 from baton.cluster.roles import RoleWishes, forget_roles
-from baton.cluster.traffic import ClassTraffic, Served, Slice, TrafficStore, Twin, by_class
+from baton.cluster.traffic import ClassTraffic, PredictedAnswer, ServedRequest, TrafficSlice, TrafficStore, by_class
 
 ADVICE = Advice(
     1.0, "auto", 3, 5, "because", (4, 4), (3, 5), (3, 4), (RatioPoint(1, 7, 0.5, 0.9),), (0.5, 0.9), TwinError(0.1)
@@ -27,7 +27,7 @@ async def test_advice_comes_back_as_it_went_and_expires(redis):
 async def test_the_timeline_is_newest_first_and_bounded(redis):
     store = AdviceStore(redis, "t")
     for i in range(TIMELINE + 5):
-        await store.note(Change(float(i), "hold", (1, 1), (1, 1), "r"))
+        await store.note(TimelineEntry(float(i), "hold", (1, 1), (1, 1), "r"))
     found = await store.timeline()
     assert (len(found), found[0].at, found[-1].at) == (TIMELINE, TIMELINE + 4.0, 5.0)
     assert len(await store.timeline(3)) == 3
@@ -36,9 +36,9 @@ async def test_the_timeline_is_newest_first_and_bounded(redis):
 async def test_a_pin_and_a_mode_stay_until_they_are_taken_back(redis):
     store = AdviceStore(redis, "t")
     assert (await store.pinned(), await store.mode()) == (None, "")
-    await store.pin(Pin(3, 5, 1.0, "ada"))
+    await store.pin(RatioPin(3, 5, 1.0, "ada"))
     await store.set_mode("auto")
-    assert (await store.pinned(), await store.mode()) == (Pin(3, 5, 1.0, "ada"), "auto")
+    assert (await store.pinned(), await store.mode()) == (RatioPin(3, 5, 1.0, "ada"), "auto")
     await store.pin(None)
     assert await store.pinned() is None
 
@@ -46,12 +46,12 @@ async def test_a_pin_and_a_mode_stay_until_they_are_taken_back(redis):
 async def test_all_that_is_shown_of_the_controller_is_asked_for_together(redis):
     store = AdviceStore(redis, "t")
     assert await store.look() == (None, (), None)
-    changes = [Change(float(i), "hold", (1, 1), (1, 1), "r") for i in range(4)]
+    changes = [TimelineEntry(float(i), "hold", (1, 1), (1, 1), "r") for i in range(4)]
     for change in changes:
         await store.note(change)
     await store.put(ADVICE)
-    await store.pin(Pin(3, 5, 1.0, "ada"))
-    assert await store.look(2) == (ADVICE, (changes[3], changes[2]), Pin(3, 5, 1.0, "ada"))
+    await store.pin(RatioPin(3, 5, 1.0, "ada"))
+    assert await store.look(2) == (ADVICE, (changes[3], changes[2]), RatioPin(3, 5, 1.0, "ada"))
 
 
 async def test_an_entry_of_another_version_is_passed_over(redis):
@@ -67,21 +67,21 @@ async def test_without_redis_nothing_is_known_and_nothing_raised(server, redis):
     store, traffic = AdviceStore(gone, "t"), TrafficStore(gone, "t")
     assert (await store.put(ADVICE), await store.get(), await store.timeline()) == (False, None, ())
     assert await store.look() == (None, (), None)
-    assert not await Lease(gone, "t", "controller", "me", 1.0).hold()
-    await traffic.push(Slice("r", 1.0, 1.0))
+    assert not await NamedLease(gone, "t", "controller", "me", 1.0).hold()
+    await traffic.push(TrafficSlice("r", 1.0, 1.0))
     assert await traffic.recent(0.0) == []
     assert not await RoleWishes(gone, "t").want("s", "decode")
 
 
 async def test_one_of_two_leads_until_it_leaves_or_its_lease_ends(redis):
-    one, two = (Lease(redis, "t", "controller", who, 60) for who in ("one", "two"))
+    one, two = (NamedLease(redis, "t", "controller", who, 60) for who in ("one", "two"))
     assert (await one.hold(), await two.hold(), await one.hold()) == (True, False, True)
     await two.leave()  # not its own to leave
     assert not await two.hold()
     await one.leave()
     assert (await two.hold(), await one.hold()) == (True, False)
     await two.leave()
-    assert await Lease(redis, "t", "controller", "brief", 0.05).hold()
+    assert await NamedLease(redis, "t", "controller", "brief", 0.05).hold()
     async with asyncio.timeout(30):
         while not await one.hold():
             await asyncio.sleep(0.01)
@@ -90,15 +90,23 @@ async def test_one_of_two_leads_until_it_leaves_or_its_lease_ends(redis):
 async def test_slices_add_up_over_routers_and_seconds(redis):
     store = TrafficStore(redis, "t")
     parts = [
-        Slice(r, at, 1.0, {"c": ClassTraffic(arrived=2, output_tokens=10)}, 0, 0, [Twin(1.0, None, 0.1, 0.2)])
+        TrafficSlice(
+            r,
+            at,
+            1.0,
+            {"c": ClassTraffic(arrived=2, output_tokens=10)},
+            0,
+            0,
+            [PredictedAnswer(1.0, None, 0.1, 0.2)],
+        )
         for at in (1.0, 2.0)
         for r in ("a", "b")
     ]
-    parts[0].served.append(Served(1.0, 2, 3, 4))
+    parts[0].served.append(ServedRequest(1.0, 2, 3, 4))
     for part in parts:
         await store.push(part)
     found = await store.recent(0.0)
-    assert (len(found), [s for one in found for s in one.served]) == (4, [Served(1.0, 2, 3, 4)])
+    assert (len(found), [s for one in found for s in one.served]) == (4, [ServedRequest(1.0, 2, 3, 4)])
     assert by_class(found)["c"] == ClassTraffic(arrived=8, output_tokens=40)
     assert len(await store.recent(1.5)) == 2
 

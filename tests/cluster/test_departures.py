@@ -7,8 +7,8 @@ import time
 import msgspec
 
 from baton.cluster.departures import KEPT, KEPT_S, Departure, Departures, note_blocking
-from baton.cluster.holds import HeldRoster, Holds
-from baton.cluster.membership import Member, Roster, connect
+from baton.cluster.holds import HoldStore, RosterWithHolds
+from baton.cluster.membership import Membership, PolledRoster, connect
 from tests.router.fake_workers import info
 
 
@@ -49,16 +49,16 @@ async def test_a_redis_that_is_away_costs_the_record_alone(tmp_path) -> None:
 async def test_routers_note_who_went_without_a_word_and_not_who_said_goodbye(redis) -> None:
     now = 0.0
     store = Departures(redis, "t")
-    roster = Roster(redis, "t", forget_s=10.0, clock=lambda: now)
-    held = HeldRoster(roster, Holds(redis, "t"), departures=store)
+    roster = PolledRoster(redis, "t", forget_s=10.0, clock=lambda: now)
+    held = RosterWithHolds(roster, HoldStore(redis, "t"), departures=store)
     for name in ("silent", "polite", "restarted", "turned"):
-        await Member(redis, "t", info(name, "decode")).beat()
+        await Membership(redis, "t", info(name, "decode")).beat()
     await held.refresh()
-    polite = Member(redis, "t", info("polite", "decode"))
+    polite = Membership(redis, "t", info("polite", "decode"))
     await polite.depart("drained", "told to stop")
     await polite.leave()
-    await Member(redis, "t", info("restarted", "decode", incarnation="r-2")).beat()
-    turned = Member(redis, "t", info("turned", "decode", state="draining"))
+    await Membership(redis, "t", info("restarted", "decode", incarnation="r-2")).beat()
+    turned = Membership(redis, "t", info("turned", "decode", state="draining"))
     await turned.beat()
     await held.refresh()
     turned.info = msgspec.structs.replace(turned.info, role="prefill", state="ready", incarnation="t-2")

@@ -8,12 +8,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
-from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
-from baton.cluster.buckets import Buckets
-from baton.cluster.lease import Lease
-from baton.cluster.membership import Member, Roster
+from baton.cluster.batch_store import BatchJob, BatchStore, ListPage, StoredFile
+from baton.cluster.buckets import RateBuckets
+from baton.cluster.lease import NamedLease
+from baton.cluster.membership import Membership, PolledRoster
 from baton.cluster.records import RecordStore
-from baton.cluster.room import Room
+from baton.cluster.room import RedisMemory
 from baton.cluster.slot_lease import SlotLease
 from baton.protos.errors import StorageFull
 from tests.router.fake_workers import info
@@ -47,13 +47,13 @@ async def fill(store: BatchStore) -> list[StoredFile]:
 
 async def test_a_full_store_refuses_files_and_nothing_else(small: Redis) -> None:
     store, worker = BatchStore(small, "t"), info("d0", "decode")
-    slot, lease = SlotLease(small, "t", "d0", "me", "here", 5.0), Lease(small, "t", "controller", "me", 5.0)
-    buckets, member, records = Buckets(small, "t"), Member(small, "t", worker), RecordStore(small, "t")
+    slot, lease = SlotLease(small, "t", "d0", "me", "here", 5.0), NamedLease(small, "t", "controller", "me", 5.0)
+    buckets, member, records = RateBuckets(small, "t"), Membership(small, "t", worker), RecordStore(small, "t")
     assert await slot.take() == ""
     assert await lease.hold()
     assert await member.beat()
     assert await buckets.take({"key": (60, 60)}) == 0.0
-    job = Job("batch_1", "a", "/v1/completions", "file-0", "24h", 1, 1)
+    job = BatchJob("batch_1", "a", "/v1/completions", "file-0", "24h", 1, 1)
     await store.put(job, is_open=True)
     kept = await fill(store)
     assert len(kept) > 10
@@ -65,7 +65,7 @@ async def test_a_full_store_refuses_files_and_nothing_else(small: Redis) -> None
     assert await slot.keep()
     assert await lease.hold()
     assert await member.beat()
-    assert (await Roster(small, "t").refresh()).keys() == {"d0"}
+    assert (await PolledRoster(small, "t").refresh()).keys() == {"d0"}
     assert await buckets.take({"key": (60, 60)}), "the rate that was used up still is"
     for number, file in enumerate(kept):
         assert await store.content(file.id) == bytes([number]) * FILE
@@ -77,7 +77,7 @@ async def test_a_full_store_refuses_files_and_nothing_else(small: Redis) -> None
         await store.drop_file(file)
     again = BatchStore(small, "t")
     assert await again.add_file(kept[0], b"x" * FILE, FILE) is None
-    assert len((await again.files(Asked()))[0]) <= 1
+    assert len((await again.files(ListPage()))[0]) <= 1
 
 
 async def test_records_keep_to_their_share_and_the_oldest_make_room(redis: Redis) -> None:
@@ -98,10 +98,10 @@ async def test_a_server_without_a_limit_or_without_a_word_is_never_full(redis: R
         async def info(self, *_: object):
             raise NoPermissionError("this user has no permissions to run the 'info' command")
 
-    assert await Room(Silent()).has(1 << 40, 0.5)
+    assert await RedisMemory(Silent()).has(1 << 40, 0.5)
     most = (await redis.config_get("maxmemory"))["maxmemory"]
     await redis.config_set("maxmemory", 0)
     try:
-        assert await Room(redis).has(1 << 40, 0.5)
+        assert await RedisMemory(redis).has(1 << 40, 0.5)
     finally:
         await redis.config_set("maxmemory", most)

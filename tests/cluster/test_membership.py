@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from baton.cluster.membership import LEASE_S, Entry, Member, Roster, end_task
+from baton.cluster.membership import LEASE_S, Membership, PolledRoster, WorkerEntry, end_task
 from baton.launch.redis_server import RedisServer
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
 
@@ -23,10 +23,10 @@ class Clock:
 
 
 async def test_a_member_is_seen_with_its_load(redis: Redis) -> None:
-    async with Member(redis, "ns", worker()) as member:
+    async with Membership(redis, "ns", worker()) as member:
         member.load = WorkerLoad(running=3, free_pages=7)
         await member.beat()
-        seen = await Roster(redis, "ns").refresh()
+        seen = await PolledRoster(redis, "ns").refresh()
     assert seen["prefill-0"].info == worker()
     assert seen["prefill-0"].load == WorkerLoad(running=3, free_pages=7)
     assert seen["prefill-0"].age_s < LEASE_S
@@ -40,28 +40,28 @@ async def told(redis: Redis, name: str, namespace: str = "ns") -> None:
 
 
 async def test_beats_go_on_by_themselves(redis: Redis) -> None:
-    async with Member(redis, "ns", worker(), beat_s=0.02):
+    async with Membership(redis, "ns", worker(), beat_s=0.02):
         for _ in range(2):
             await redis.flushall()
             await told(redis, "prefill-0")
 
 
 async def test_one_that_leaves_is_forgotten_at_the_next_look(redis: Redis) -> None:
-    roster = Roster(redis, "ns")
-    async with Member(redis, "ns", worker()):
+    roster = PolledRoster(redis, "ns")
+    async with Membership(redis, "ns", worker()):
         assert await roster.refresh()
     assert await roster.refresh() == {}
 
 
 async def test_namespaces_do_not_meet(redis: Redis) -> None:
-    async with Member(redis, "one", worker()):
-        assert await Roster(redis, "two").refresh() == {}
+    async with Membership(redis, "one", worker()):
+        assert await PolledRoster(redis, "two").refresh() == {}
 
 
 async def test_one_whose_lease_ran_out_ages_and_is_forgotten(redis: Redis) -> None:
     clock = Clock()
-    roster = Roster(redis, "ns", forget_s=10, clock=clock)
-    member = Member(redis, "ns", worker(), ttl_s=60)
+    roster = PolledRoster(redis, "ns", forget_s=10, clock=clock)
+    member = Membership(redis, "ns", worker(), ttl_s=60)
     await member.beat()
     await roster.refresh()
     await redis.delete("{ns}:worker:prefill-0")
@@ -72,15 +72,15 @@ async def test_one_whose_lease_ran_out_ages_and_is_forgotten(redis: Redis) -> No
 
 
 async def test_a_restart_replaces_the_entry(redis: Redis) -> None:
-    roster = Roster(redis, "ns")
-    await Member(redis, "ns", worker(incarnation="a")).beat()
-    await Member(redis, "ns", worker(incarnation="b")).beat()
+    roster = PolledRoster(redis, "ns")
+    await Membership(redis, "ns", worker(incarnation="a")).beat()
+    await Membership(redis, "ns", worker(incarnation="b")).beat()
     assert (await roster.refresh())["prefill-0"].info.incarnation == "b"
 
 
 async def test_a_flushed_redis_is_filled_again_by_the_next_beats(redis: Redis) -> None:
-    roster = Roster(redis, "ns")
-    member = Member(redis, "ns", worker())
+    roster = PolledRoster(redis, "ns")
+    member = Membership(redis, "ns", worker())
     await member.beat()
     await roster.refresh()
     await redis.flushall()
@@ -91,7 +91,7 @@ async def test_a_flushed_redis_is_filled_again_by_the_next_beats(redis: Redis) -
 
 async def test_the_last_view_stays_while_redis_is_away(redis: Redis, server: RedisServer) -> None:
     clock = Clock()
-    roster, member = Roster(redis, "ns", clock=clock), Member(redis, "ns", worker())
+    roster, member = PolledRoster(redis, "ns", clock=clock), Membership(redis, "ns", worker())
     await member.beat()
     await roster.refresh()
     server.stop()
@@ -106,33 +106,33 @@ async def test_the_last_view_stays_while_redis_is_away(redis: Redis, server: Red
 
 
 async def test_an_entry_nobody_can_read_is_skipped(redis: Redis) -> None:
-    await Member(redis, "ns", worker("decode-0")).beat()
-    await Member(redis, "ns", worker()).beat()
+    await Membership(redis, "ns", worker("decode-0")).beat()
+    await Membership(redis, "ns", worker()).beat()
     await redis.hset("{ns}:worker:prefill-0", "info", msgspec.msgpack.encode({"worker_id": 3}))
-    assert set(await Roster(redis, "ns").refresh()) == {"decode-0"}
+    assert set(await PolledRoster(redis, "ns").refresh()) == {"decode-0"}
 
 
 async def test_beats_and_looks_go_on_after_one_that_stumbled(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever stopped would never be heard of again, or never hear of a worker that came back."""
-    beat, refresh, stumbled = Member.beat, Roster.refresh, list[str]()
+    beat, refresh, stumbled = Membership.beat, PolledRoster.refresh, list[str]()
 
-    async def stumbling_beat(self: Member) -> bool:
+    async def stumbling_beat(self: Membership) -> bool:
         if len(stumbled) < 2:
             stumbled.append("beat")
             raise ValueError("a mistake of ours")
         return await beat(self)
 
-    async def stumbling_refresh(self: Roster) -> dict[str, Entry]:
+    async def stumbling_refresh(self: PolledRoster) -> dict[str, WorkerEntry]:
         if len(stumbled) < 4:
             stumbled.append("look")
             raise ValueError("a mistake of ours")
         return await refresh(self)
 
-    async with Member(redis, "ns", worker(), beat_s=0.02), Roster(redis, "other", poll_s=0.02) as roster:
-        monkeypatch.setattr(Member, "beat", stumbling_beat)
+    async with Membership(redis, "ns", worker(), beat_s=0.02), PolledRoster(redis, "other", poll_s=0.02) as roster:
+        monkeypatch.setattr(Membership, "beat", stumbling_beat)
         await counted(stumbled, 2)
-        monkeypatch.setattr(Roster, "refresh", stumbling_refresh)
-        await Member(redis, "other", worker("decode-0")).beat()
+        monkeypatch.setattr(PolledRoster, "refresh", stumbling_refresh)
+        await Membership(redis, "other", worker("decode-0")).beat()
         await counted(stumbled, 4)
         async with asyncio.timeout(30):
             while "decode-0" not in roster.snapshot():
@@ -151,7 +151,7 @@ async def counted(stumbled: list[str], count: int) -> None:
 async def test_leaving_never_waits_for_a_cancellation_that_redis_swallowed(redis: Redis) -> None:
     """redis-py loses one that meets the end of a write; a worker waiting for it would never give its slot back."""
     for turns in range(60):
-        member, roster = Member(redis, "ns", worker(), beat_s=0.0), Roster(redis, "ns", poll_s=0.0)
+        member, roster = Membership(redis, "ns", worker(), beat_s=0.0), PolledRoster(redis, "ns", poll_s=0.0)
         async with asyncio.timeout(30), member, roster:
             for _ in range(turns):
                 await asyncio.sleep(0)

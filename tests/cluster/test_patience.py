@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from baton.cluster.buckets import Buckets
-from baton.cluster.patience import Patience
+from baton.cluster.buckets import RateBuckets
+from baton.cluster.patience import CircuitBreaker
 
 WAIT_S, REST_S = 60.0, 1.0
 
@@ -31,7 +31,7 @@ def now():
 
 @pytest.fixture
 def patience(now):
-    return Patience(WAIT_S, REST_S, lambda: now[0])
+    return CircuitBreaker(WAIT_S, REST_S, lambda: now[0])
 
 
 async def late(patience, store):
@@ -50,7 +50,7 @@ async def asking(patience, store):
 async def test_a_store_that_says_nothing_is_late_after_the_bound():
     store = Store()
     store.late = False
-    await asyncio.wait_for(late(Patience(0.01), store), 20)
+    await asyncio.wait_for(late(CircuitBreaker(0.01), store), 20)
     assert store.asked == 1
 
 
@@ -107,5 +107,5 @@ async def test_an_error_is_an_answer(patience):
 
 
 async def test_a_redis_that_is_late_leaves_a_rate_to_each_router(redis):
-    buckets = Buckets(redis, "ns", Patience(0.0, REST_S, lambda: 100.0))
+    buckets = RateBuckets(redis, "ns", CircuitBreaker(0.0, REST_S, lambda: 100.0))
     assert [await buckets.take({"k": (6, 1)}) for _ in range(2)] == [None, None]

@@ -12,7 +12,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from baton.cluster.config import load_config
-from baton.cluster.membership import Member, Roster, connect
+from baton.cluster.membership import Membership, PolledRoster, connect
 from baton.cluster.redis_url import shown
 from baton.launch.redis_server import RedisServer, check_redis
 from baton.protos.errors import ConfigError
@@ -57,8 +57,8 @@ async def test_members_and_roster_meet_over_tls_with_a_user_and_its_password(por
     url = url_of(port, authority().folder)
     await asyncio.to_thread(check_redis, url)
     redis = connect(url)
-    async with Member(redis, "tls", worker("w1")):
-        assert set(await Roster(redis, "tls").refresh()) == {"w1"}
+    async with Membership(redis, "tls", worker("w1")):
+        assert set(await PolledRoster(redis, "tls").refresh()) == {"w1"}
     await redis.aclose()
 
 

@@ -1,12 +1,12 @@
 """Buckets and records that every router shares, against a real server; and none when it is away."""
 
-from baton.cluster.buckets import Buckets
+from baton.cluster.buckets import RateBuckets
 from baton.cluster.membership import connect
 from baton.cluster.records import RecordStore
 
 
 async def test_two_routers_draw_from_one_bucket(redis):
-    first, second = Buckets(redis, "ns"), Buckets(redis, "ns")
+    first, second = RateBuckets(redis, "ns"), RateBuckets(redis, "ns")
     assert await first.take({"requests:k": (2, 1)}) == 0.0
     assert await second.take({"requests:k": (2, 1)}) == 0.0
     wait = await first.take({"requests:k": (2, 1)})
@@ -15,7 +15,7 @@ async def test_two_routers_draw_from_one_bucket(redis):
 
 
 async def test_taking_is_all_or_nothing_and_spending_overdraws(redis):
-    buckets = Buckets(redis, "ns")
+    buckets = RateBuckets(redis, "ns")
     both = {"requests:k": (1, 1), "tokens:k": (600, 500)}
     assert await buckets.take(both) == 0.0
     await buckets.spend({"tokens:k": 200})
@@ -39,7 +39,7 @@ async def test_records_are_kept_for_a_while(redis):
 
 async def test_a_store_that_is_away_costs_nothing_but_its_answers(tmp_path):
     client = connect(f"unix://{tmp_path}/none")
-    buckets, store = Buckets(client, "ns"), RecordStore(client, "ns")
+    buckets, store = RateBuckets(client, "ns"), RecordStore(client, "ns")
     assert await buckets.take({"k": (1, 1)}) is None
     await buckets.spend({"k": 1})
     await store.put({"a": b"1"})

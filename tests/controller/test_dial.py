@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from baton.cluster.traffic import ClassTraffic, Served, Slice, Twin
+from baton.cluster.traffic import ClassTraffic, PredictedAnswer, ServedRequest, TrafficSlice
 from baton.controller import observation as observe
 from baton.controller.dial import DialAnswer, DialQuestion, answer
 from baton.controller.pressure import Backlog, every_ratio
@@ -18,17 +18,17 @@ from tests.controller.test_ratio_decision import WORKERS
 LAYOUT = KvLayout("bfloat16", (), 1024, "bfloat16")
 
 
-def worker(name: str, role: str, **load) -> observe.Seen:
+def worker(name: str, role: str, **load) -> observe.ObservedWorker:
     info = WorkerInfo(name, name, role, "", "m", "", LAYOUT, 8192, 1000, (), 512, max_batch=8)
-    return observe.Seen(info, WorkerLoad(**load))
+    return observe.ObservedWorker(info, WorkerLoad(**load))
 
 
-def served(count: int, seconds: float, prompt: int, outputs: int) -> tuple[Served, ...]:
+def served(count: int, seconds: float, prompt: int, outputs: int) -> tuple[ServedRequest, ...]:
     rng = random.Random(1)
-    return tuple(Served(1e9 + rng.uniform(0, seconds), prompt, outputs, 0) for _ in range(count))
+    return tuple(ServedRequest(1e9 + rng.uniform(0, seconds), prompt, outputs, 0) for _ in range(count))
 
 
-def ask(requests: tuple[Served, ...]) -> DialQuestion:
+def ask(requests: tuple[ServedRequest, ...]) -> DialQuestion:
     return DialQuestion(8, WORKERS, TransferCurve(5e-4, 0.0), 64, requests)
 
 
@@ -40,7 +40,7 @@ def test_the_simulated_dial_and_the_pressures_agree_on_the_side(prompt, outputs,
     traffic = ClassTraffic(
         int(10 * rate), int(10 * rate * prompt), 100, 100 * prompt, 0, 0.0, 100 * outputs, 100.0 * outputs * prompt
     )
-    slices = [Slice("r", 0, 10.0, {"c": traffic})]
+    slices = [TrafficSlice("r", 0, 10.0, {"c": traffic})]
     demand = observe.demand(slices, slices)
     best = min(every_ratio(demand, Backlog(), WORKERS, 8, 30.0), key=lambda p: p.worst)
     at_best = next(p for p in found.points if p.prefill == best.prefill_workers)
@@ -65,14 +65,17 @@ def test_too_little_traffic_gives_no_dial():
 
 def test_demand_is_what_arrives_in_the_shape_of_what_ended():
     ended = ClassTraffic(0, 0, 10, 10_000, 2_500, 4_000.0, 500, 500 * 900.0)
-    now = [Slice("a", 5, 1.0, {"c": ClassTraffic(arrived=4, arrived_tokens=4000)}), Slice("b", 5, 1.0, {})]
-    found = observe.demand(now, [*now, Slice("a", 1, 1.0, {"c": ended})])
+    now = [
+        TrafficSlice("a", 5, 1.0, {"c": ClassTraffic(arrived=4, arrived_tokens=4000)}),
+        TrafficSlice("b", 5, 1.0, {}),
+    ]
+    found = observe.demand(now, [*now, TrafficSlice("a", 1, 1.0, {"c": ended})])
     assert (found.answers, found.prefill_tokens, found.output_tokens) == (4, 3000, 200)
     assert found.context == 900
 
 
 def test_what_waits_in_routers_is_counted_to_the_role_it_waits_for():
-    slices = [Slice("a", 10, 1.0, {}, waiting=5, waiting_tokens=5000)]
+    slices = [TrafficSlice("a", 10, 1.0, {}, waiting=5, waiting_tokens=5000)]
     reading = [worker("p", "prefill", waiting_tokens=4096), worker("d", "decode", running=1)]
     assert observe.backlog(reading, slices, 10.5) == Backlog(9096, 1, 0)
     writing = [worker("p", "prefill", waiting_tokens=0), worker("d", "decode", running=8)]
@@ -91,12 +94,12 @@ def test_costs_come_from_the_role_that_measured_them():
 
 
 def test_the_twin_is_off_by_the_difference_of_medians():
-    twins = [Twin(0.2, 0.25, 0.03, 0.03)] * 10 + [Twin(0.2, 90.0, 0.03, 0.03)]
+    twins = [PredictedAnswer(0.2, 0.25, 0.03, 0.03)] * 10 + [PredictedAnswer(0.2, 90.0, 0.03, 0.03)]
     found = twin_error(twins, 1.0, 0.06, 0.5, predicted_rate=110.0, observed_rate=100.0)
     assert (found.ttft, found.tpot, found.throughput) == (pytest.approx(-0.2), 0.0, pytest.approx(0.1))
     assert (found.samples, found.worst) == (11, pytest.approx(0.2))
 
 
 def test_a_difference_that_is_nothing_beside_the_slo_is_no_error():
-    assert twin_error([Twin(0.001, 0.003, None, None)], 2.0, 0.1, 0.5).ttft == pytest.approx(-0.02)
+    assert twin_error([PredictedAnswer(0.001, 0.003, None, None)], 2.0, 0.1, 0.5).ttft == pytest.approx(-0.02)
     assert twin_error([], 2.0, 0.1, 0.5).worst is None

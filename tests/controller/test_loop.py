@@ -6,10 +6,10 @@ import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from redis.asyncio import Redis
 
-from baton.cluster.advice import AdviceStore, Pin
+from baton.cluster.advice import AdviceStore, RatioPin
 from baton.cluster.config import load_config
-from baton.cluster.lease import Lease
-from baton.cluster.membership import Entry
+from baton.cluster.lease import NamedLease
+from baton.cluster.membership import WorkerEntry
 from baton.cluster.telemetry import RouterMetrics
 from baton.cluster.traffic import TrafficStore
 from baton.controller.loop import CHANGE_S, Controller
@@ -28,10 +28,10 @@ class Cluster:
     def __init__(self, **roles: str) -> None:
         self.roles, self.states, self.moved = roles, dict.fromkeys(roles, "ready"), []
 
-    def snapshot(self) -> dict[str, Entry]:
+    def snapshot(self) -> dict[str, WorkerEntry]:
         load = WorkerLoad(step_curve=CURVE)
         return {
-            slot: Entry(
+            slot: WorkerEntry(
                 msgspec.structs.replace(INFO, worker_id=slot, role=role, state=self.states[slot], max_batch=8),
                 load, 0.0,
             )
@@ -65,7 +65,7 @@ def controller(redis: Redis, cluster: Cluster, clock: At, folder: Path, registry
     metrics = ControlMetrics(RouterMetrics(registry), clock)
     return Controller(
         config, cluster, cluster, TrafficStore(redis, "baton"), AdviceStore(redis, "baton"),
-        Lease(redis, "baton", "controller", "r", 15.0), ReplicaControl(redis, config), metrics, clock,
+        NamedLease(redis, "baton", "controller", "r", 15.0), ReplicaControl(redis, config), metrics, clock,
     )  # type: ignore[arg-type] # fmt: skip
 
 
@@ -99,7 +99,7 @@ async def test_its_figures_are_shown_while_it_leads_and_its_age_grows(redis: Red
 async def test_a_cluster_that_was_left_without_prefill_workers_gets_one_back(redis: Redis, tmp_path: Path) -> None:
     cluster, clock = Cluster(**{"prefill-0": "decode", "decode-0": "decode"}), At(1000.0)
     looked = controller(redis, cluster, clock, tmp_path, CollectorRegistry())
-    await AdviceStore(redis, "baton").pin(Pin(0, 2))
+    await AdviceStore(redis, "baton").pin(RatioPin(0, 2))
     for clock.now in (1005.0, 1010.0, 1015.0):
         await looked.look()
     assert cluster.usable() == (0, 2)  # an operator's word holds

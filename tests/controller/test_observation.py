@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from baton.controller.observation import Seen, fullness
-from baton.controller.pressure import Backlog, Demand, Workers, every_ratio
+from baton.controller.observation import ObservedWorker, fullness
+from baton.controller.pressure import Backlog, Demand, WorkerLimits, every_ratio
 from baton.protos.nouns import KvLayout, StepCurve, WorkerInfo, WorkerLoad
 
 CURVE = StepCurve(0.005, 2e-5, 0.0, 1e-4, 1e-8)
@@ -13,13 +13,13 @@ SLOS = 512, 1.0, 0.05, 30.0
 
 
 def full(role: str, **load) -> float | None:
-    seen = Seen(msgspec.structs.replace(INFO, role=role), WorkerLoad(**{"step_curve": CURVE} | load))
+    seen = ObservedWorker(msgspec.structs.replace(INFO, role=role), WorkerLoad(**{"step_curve": CURVE} | load))
     return fullness(seen, *SLOS)
 
 
 def test_a_decode_worker_that_steps_all_the_time_for_few_sequences_is_not_full_and_the_advice_agrees():
     shown = full("decode", busy=0.92, running=3, decode_tokens_per_s=540.0, leased_pages=3 * 60)
-    workers = Workers(CURVE, CURVE, 512, 64, 16000, *SLOS[1:3])
+    workers = WorkerLimits(CURVE, CURVE, 512, 64, 16000, *SLOS[1:3])
     asked = Demand(0.0, 0.0, 0.0, 540.0, 960.0)
     advised = every_ratio(asked, Backlog(running=3), workers, 2, SLOS[3])[0].decode
     assert shown == pytest.approx(advised)

@@ -5,26 +5,26 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from baton.cluster.advice import Pin, TwinError
-from baton.controller.pressure import Backlog, Demand, Workers, capacity, every_ratio
-from baton.controller.ratio_decision import ControlSettings, History, Look, decide
+from baton.cluster.advice import RatioPin, TwinError
+from baton.controller.pressure import Backlog, Demand, WorkerLimits, capacity, every_ratio
+from baton.controller.ratio_decision import ControlSettings, History, RatioObservation, decide
 from baton.protos.nouns import StepCurve
 
 CURVE = StepCurve(
     fixed=0.03, prefill_token=4e-4, prefill_pair=0.0, decode_sequence=1.25e-3, decode_context_token=0.0
 )
-WORKERS = Workers(CURVE, CURVE, chunk_tokens=512, max_batch=8, kv_tokens=131072, ttft_s=1.5, tpot_s=0.06)
+WORKERS = WorkerLimits(CURVE, CURVE, chunk_tokens=512, max_batch=8, kv_tokens=131072, ttft_s=1.5, tpot_s=0.06)
 READING = Demand(prefill_tokens=10200, pairs=0.0, answers=8.5, output_tokens=68, context=1200)
 WRITING = Demand(prefill_tokens=640, pairs=0.0, answers=10, output_tokens=1000, context=110)
 LIGHT = Demand(prefill_tokens=1000, pairs=0.0, answers=1, output_tokens=20, context=500)
 SETTINGS = ControlSettings()
 
 
-def look(prefill: int, decode: int, demand: Demand, at: float = 1000.0, **fields) -> Look:
-    return Look(at, prefill, decode, demand, fields.pop("backlog", Backlog()), WORKERS, **fields)
+def look(prefill: int, decode: int, demand: Demand, at: float = 1000.0, **fields) -> RatioObservation:
+    return RatioObservation(at, prefill, decode, demand, fields.pop("backlog", Backlog()), WORKERS, **fields)
 
 
-def run(looks: list[Look], settings: ControlSettings = SETTINGS, history: History = History()):
+def run(looks: list[RatioObservation], settings: ControlSettings = SETTINGS, history: History = History()):
     """The last decision and what is remembered."""
     for each in looks:
         decision, history = decide(each, history, settings)
@@ -105,7 +105,7 @@ def test_answers_that_run_count_before_one_of_them_has_ended():
 
 
 def test_a_pin_is_honoured():
-    decision, _ = run([look(1, 7, READING, pin=Pin(1, 7, by="ada"))] * 4)
+    decision, _ = run([look(1, 7, READING, pin=RatioPin(1, 7, by="ada"))] * 4)
     assert (decision.kind, "pinned at 1:7 by ada" in decision.reason) == ("hold", True)
 
 
@@ -165,7 +165,7 @@ def test_a_role_that_nobody_plays_is_played_again_by_one_that_was_planned_for_it
     assert "seen 1 of 2" in run(looks[:1])[0].reason
     turned, _ = run(looks)
     assert (turned.kind, turned.prefill, turned.decode) == ("rerole", *after), turned
-    pinned, _ = run([msgspec.structs.replace(each, pin=Pin(prefill, decode)) for each in looks])
+    pinned, _ = run([msgspec.structs.replace(each, pin=RatioPin(prefill, decode)) for each in looks])
     assert (pinned.kind, "pinned" in pinned.reason) == ("hold", True), pinned
     gone, _ = run([msgspec.structs.replace(each, strayed=0) for each in looks])
     assert gone.kind == "hold", gone

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from baton.cluster.advice import Pin, TwinError
-from baton.controller.pressure import Backlog, Demand, Workers
-from baton.controller.ratio_decision import ControlSettings, History, Look, decide
+from baton.cluster.advice import RatioPin, TwinError
+from baton.controller.pressure import Backlog, Demand, WorkerLimits
+from baton.controller.ratio_decision import ControlSettings, History, RatioObservation, decide
 from baton.controller.replica_decision import (
-    Placed,
+    PlannedSlots,
     ReplicaDecision,
     ReplicaHistory,
     ReplicaSettings,
@@ -18,24 +18,24 @@ from baton.protos.nouns import StepCurve
 CURVE = StepCurve(
     fixed=0.03, prefill_token=4e-4, prefill_pair=0.0, decode_sequence=1.25e-3, decode_context_token=0.0
 )
-WORKERS = Workers(CURVE, CURVE, chunk_tokens=512, max_batch=8, kv_tokens=131072, ttft_s=1.5, tpot_s=0.06)
+WORKERS = WorkerLimits(CURVE, CURVE, chunk_tokens=512, max_batch=8, kv_tokens=131072, ttft_s=1.5, tpot_s=0.06)
 HEAVY = Demand(prefill_tokens=7000, pairs=0.0, answers=6, output_tokens=500, context=1200)
 LIGHT = Demand(prefill_tokens=200, pairs=0.0, answers=0.2, output_tokens=4, context=500)
 NOTHING = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
 SETTINGS = ReplicaSettings(most_workers=8)
 
 
-def look(prefill: int, decode: int, demand: Demand, at: float = 1000.0, **fields) -> Look:
-    return Look(at, prefill, decode, demand, fields.pop("backlog", Backlog()), WORKERS, **fields)
+def look(prefill: int, decode: int, demand: Demand, at: float = 1000.0, **fields) -> RatioObservation:
+    return RatioObservation(at, prefill, decode, demand, fields.pop("backlog", Backlog()), WORKERS, **fields)
 
 
-def placed(prefill: int, decode: int, **fields) -> Placed:
-    return Placed(prefill, decode, **({"last_prefill": "prefill", "last_decode": "decode"} | fields))
+def placed(prefill: int, decode: int, **fields) -> PlannedSlots:
+    return PlannedSlots(prefill, decode, **({"last_prefill": "prefill", "last_decode": "decode"} | fields))
 
 
 def run(
-    looks: list[Look],
-    there: Placed,
+    looks: list[RatioObservation],
+    there: PlannedSlots,
     settings: ReplicaSettings = SETTINGS,
     history: ReplicaHistory = ReplicaHistory(),
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
@@ -47,7 +47,7 @@ def run(
     return found, history
 
 
-def again(count: int, *shape, every: float = 5.0, **fields) -> list[Look]:
+def again(count: int, *shape, every: float = 5.0, **fields) -> list[RatioObservation]:
     return [look(*shape, at=1000.0 + every * i, **fields) for i in range(count)]
 
 
@@ -137,7 +137,7 @@ def test_an_operators_numbers_are_left_alone_for_long() -> None:
     asked = ReplicaHistory().changed(1000.0, by_operator=True)
     assert run(again(50, 2, 2, HEAVY), placed(2, 2), history=asked)[0].kind == "hold"
     assert run(again(70, 2, 2, HEAVY), placed(2, 2), history=asked)[0].kind == "add"
-    pinned = again(50, 2, 2, HEAVY, pin=Pin(2, 2, by="ada"))
+    pinned = again(50, 2, 2, HEAVY, pin=RatioPin(2, 2, by="ada"))
     assert run(pinned, placed(2, 2))[0].kind == "hold"
 
 

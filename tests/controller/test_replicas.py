@@ -7,9 +7,9 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.config import load_config
-from baton.cluster.membership import Entry
+from baton.cluster.membership import WorkerEntry
 from baton.cluster.roles import RoleWishes
-from baton.cluster.scale import Scale, ask, read
+from baton.cluster.scale import ScaleRequest, ask, read
 from baton.controller.replica_decision import ReplicaDecision
 from baton.controller.replicas import ReplicaControl
 from baton.protos.nouns import KvLayout, WorkerInfo, WorkerLoad
@@ -28,14 +28,14 @@ def control(redis: Redis, tmp_path: Path) -> ReplicaControl:
     return found
 
 
-def members(**roles: str) -> dict[str, Entry]:
+def members(**roles: str) -> dict[str, WorkerEntry]:
     """``prefill_0="prefill"``: that slot plays that role, or is in that state."""
     found = {}
     for name, role in roles.items():
         slot = name.replace("_", "-")
         state = role if role == "draining" else "ready"
         role = role if role in ("prefill", "decode") else "decode"
-        found[slot] = Entry(
+        found[slot] = WorkerEntry(
             msgspec.structs.replace(INFO, worker_id=slot, role=role, state=state), WorkerLoad(), 0.0
         )
     return found
@@ -57,7 +57,7 @@ async def test_what_is_asked_for_is_awaited_and_then_told_with_its_time(
     await RoleWishes(redis, "baton").want("prefill-1", "decode")  # a slot of that name was turned once
     change = await control.ask(2.0, (1, 1), ADD)
     assert (change.kind, change.workers, change.after) == ("add", ("prefill-1",), (2, 1))
-    assert await read(redis, "baton") == Scale(2, 1, 1, "controller")
+    assert await read(redis, "baton") == ScaleRequest(2, 1, 1, "controller")
     assert await RoleWishes(redis, "baton").of("prefill-1") == "prefill"
     waiting, nothing = await control.placed(7.0, HERE)
     assert (waiting.awaited, nothing) == (("prefill-1",), None)
@@ -76,7 +76,7 @@ async def test_what_does_not_come_is_taken_back_and_said(control: ReplicaControl
     assert news.kind == "failed"
     assert "prefill-1 not here after 61 s" in news.reason
     assert (placed.prefill, placed.awaited) == (1, ())
-    assert await read(redis, "baton") == Scale(1, 1, 2, "controller")
+    assert await read(redis, "baton") == ScaleRequest(1, 1, 2, "controller")
     assert control.history.failed_at == 63.0
 
 
@@ -84,7 +84,7 @@ async def test_a_worker_that_does_not_go_is_said_and_not_started_again(
     control: ReplicaControl, redis: Redis
 ) -> None:
     both = HERE | members(prefill_1="prefill")
-    await ask(redis, "baton", Scale(2, 1))
+    await ask(redis, "baton", ScaleRequest(2, 1))
     await control.placed(1.0, both)
     await control.ask(2.0, (2, 1), ReplicaDecision("remove", 1, 1, "idle", (1, 1)))
     news = (await control.placed(70.0, both))[1]
@@ -98,7 +98,7 @@ async def test_a_worker_that_does_not_go_is_said_and_not_started_again(
 async def test_an_operators_asking_is_heeded_and_ours_forgotten(control: ReplicaControl, redis: Redis) -> None:
     await control.placed(1.0, HERE)
     await control.ask(2.0, (1, 1), ADD)
-    await ask(redis, "baton", Scale(1, 3))
+    await ask(redis, "baton", ScaleRequest(1, 3))
     placed, news = await control.placed(5.0, HERE)
     assert (placed.prefill, placed.decode, placed.awaited) == (1, 3, ("decode-1", "decode-2"))
     assert news is None

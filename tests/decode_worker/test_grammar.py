@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.engine.grammar.running import Grammars
-from baton.grammars.server import Child
+from baton.grammars.server import ForkedGrammar
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
 from tests.decode_worker.engine.test_loop import Bench
@@ -63,7 +63,7 @@ def test_an_answer_goes_on_elsewhere_in_the_middle_of_its_grammar() -> None:
 def test_a_grammar_that_still_compiles_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     with monkeypatch.context() as held:
-        held.setattr(Child, "receive", lambda self: None)
+        held.setattr(ForkedGrammar, "receive", lambda self: None)
         said = until_ended(bench, 2, told=(admit(1, "[ab]{5}"), admit(2, None)))
         assert len(outputs(said, 2)) == 40
         assert outputs(said, 1) == []

@@ -9,7 +9,7 @@ import time
 import grpc
 import httpx
 
-from baton.cluster.membership import Entry, Roster, connect
+from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.served_model import DEMO
 from baton.kv.layout import prefix
@@ -118,14 +118,14 @@ class Fleet(fleet.Fleet):
         finally:
             await redis.aclose()
 
-    def roster(self) -> dict[str, Entry]:
+    def roster(self) -> dict[str, WorkerEntry]:
         """The workers as Redis has them."""
         return asyncio.run(self._roster())
 
-    async def _roster(self) -> dict[str, Entry]:
+    async def _roster(self) -> dict[str, WorkerEntry]:
         redis = connect(self.config.redis.url)
         try:
-            return dict(await Roster(redis, self.config.cluster.namespace).refresh())
+            return dict(await PolledRoster(redis, self.config.cluster.namespace).refresh())
         finally:
             await redis.aclose()
 

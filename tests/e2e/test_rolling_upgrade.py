@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.cluster.membership import Roster, connect
+from baton.cluster.membership import PolledRoster, connect
 from baton.launch.ports import free_ports
 from baton.protos.version import PROTOCOL, product_version
 from tests.e2e import other_build
@@ -74,7 +74,7 @@ class Upgraded(Fleet):
         """slot -> build, as everybody reads it in Redis."""
         client = connect(self.config.redis.url)
         try:
-            return {name: e.info.version for name, e in (await Roster(client, "baton").refresh()).items()}
+            return {name: e.info.version for name, e in (await PolledRoster(client, "baton").refresh()).items()}
         finally:
             await client.aclose()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.cluster.scale import Scale
+from baton.cluster.scale import ScaleRequest
 from baton.launch.scaling import watch_scale
 from tests.e2e.fleet import Fleet, complete
 from tests.e2e.paced import slow_profile
@@ -35,7 +35,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory):
 async def placing(fleet: Fleet) -> AsyncIterator[None]:
     """What `baton serve` does with what is asked, without Ray."""
 
-    async def apply(scale: Scale) -> None:
+    async def apply(scale: ScaleRequest) -> None:
         await asyncio.to_thread(fleet.scale, scale.prefill, scale.decode)
 
     task = asyncio.create_task(watch_scale(fleet.config.redis.url, "baton", apply))

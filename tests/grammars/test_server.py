@@ -5,16 +5,16 @@ from __future__ import annotations
 import select
 
 from baton.grammars import server
-from baton.grammars.messages import Compile, Compiled, FromChild, TokenizerSpec
+from baton.grammars.messages import Compile, CompileResult, FromChild, TokenizerSpec
 
 
-def compiled(of: server.ForkServer) -> Compiled:
+def compiled(of: server.ForkServer) -> CompileResult:
     child = of.child()
     child.send(Compile("regex", "a"))
     poller = select.poll()
     poller.register(child.socket, select.POLLIN)
     message: FromChild | None = None
-    while not isinstance(message, Compiled):
+    while not isinstance(message, CompileResult):
         assert poller.poll(60_000)
         message = child.receive()
     child.kill()

@@ -8,7 +8,7 @@ from baton.planner.costs.worker import worker_costs
 from baton.planner.reach import Headroom, alone, headroom, highest_load, least_that_works, least_workers
 from baton.planner.score import Slo
 from baton.planner.simulator.cluster import Scenario, SimSettings
-from baton.planner.sweep import Ratio, at_ratio, simulate
+from baton.planner.sweep import RatioOutcome, at_ratio, simulate
 from baton.planner.traces.trace import Trace, TraceRequest, read_trace
 
 AZURE = read_trace(str(Path(__file__).parents[1] / "data" / "azure_2023_conversation_300.csv"))
@@ -23,7 +23,7 @@ def scenario(trace: Trace, workers: int = 1) -> Scenario:
 def met_up_to(limit: float, asked: list[float]):
     """A cluster that takes ``limit`` times the load."""
 
-    def at(load: float) -> Ratio:
+    def at(load: float) -> RatioOutcome:
         from msgspec.structs import replace
 
         asked.append(load)

@@ -11,7 +11,7 @@ from baton.console.main import app
 from baton.planner.costs.model_shape import model_shape
 from baton.planner.costs.worker import accelerators, at_precision
 from baton.planner.score import Slo
-from baton.planner.size import FORMS, Question, memory, size
+from baton.planner.size import FORMS, SizingQuestion, memory, size
 from baton.planner.traces.trace import Trace, read_trace
 from baton.protos.errors import ConfigError
 
@@ -34,7 +34,7 @@ def test_memory_is_weights_activations_and_kv() -> None:
 
 def test_a_model_that_fits_no_card_plain_is_rounded_as_little_as_it_takes(trace: Trace) -> None:
     """70 billion weights on one card: int8 in 141 GB, int4 in 80 GB, where the engine's own kernels run."""
-    asked = Question(trace, Slo(10.0, 0.2), 0.9, 16)
+    asked = SizingQuestion(trace, Slo(10.0, 0.2), 0.9, 16)
     found = {s.accelerator: s for s in size(model_shape("llama-3-70b"), asked, ["h100", "h200", "a100"])}
     assert found["h200"].settings == {"quantization": "int8", "kv_cache_dtype": "int8"}
     assert found["h100"].settings == {"quantization": "int4", "kv_cache_dtype": "int8"}
@@ -54,19 +54,19 @@ def test_the_forms_are_settings_that_a_worker_takes() -> None:
 def test_nothing_is_rounded_where_it_must_be_exact_or_is_rounded_already(trace: Trace) -> None:
     shape = model_shape("llama-3-70b")
     with pytest.raises(ConfigError, match="141 GB of weights in 72 GB"):
-        size(shape, Question(trace, Slo(10.0, 0.2), 0.9, 4, exact=True), ["h100"])
+        size(shape, SizingQuestion(trace, Slo(10.0, 0.2), 0.9, 4, exact=True), ["h100"])
     packed = msgspec.structs.replace(
         shape, precision=msgspec.structs.replace(shape.precision, linear=4.25, packed=True)
     )
-    found = size(packed, Question(trace, Slo(10.0, 0.2), 0.9, 16), ["h100"])[0]
+    found = size(packed, SizingQuestion(trace, Slo(10.0, 0.2), 0.9, 16), ["h100"])[0]
     assert found.found is not None
     assert "quantization" not in found.settings
 
 
 def test_a_tighter_slo_never_needs_fewer(trace: Trace) -> None:
     shape, fast = model_shape("llama-3-8b"), trace.faster(4.0)
-    easy = size(shape, Question(fast, Slo(2.0, 0.1), 0.95, 8), ["a100"], {"a100": 2.0})[0]
-    hard = size(shape, Question(fast, Slo(0.2, 0.02), 0.95, 8), ["a100"], {"a100": 2.0})[0]
+    easy = size(shape, SizingQuestion(fast, Slo(2.0, 0.1), 0.95, 8), ["a100"], {"a100": 2.0})[0]
+    hard = size(shape, SizingQuestion(fast, Slo(0.2, 0.02), 0.95, 8), ["a100"], {"a100": 2.0})[0]
     assert easy.found is not None
     assert easy.found.score.attainment >= 0.95
     assert easy.per_hour == 2.0 * easy.accelerators
@@ -75,25 +75,25 @@ def test_a_tighter_slo_never_needs_fewer(trace: Trace) -> None:
 
 def test_what_cannot_be_met_says_how_near_it_came_and_the_least_that_can(trace: Trace) -> None:
     shape = model_shape("llama-3-8b")
-    never = size(shape, Question(trace, Slo(1e-3, 1e-4), 0.9, 2, exact=True), ["h100"])[0]
+    never = size(shape, SizingQuestion(trace, Slo(1e-3, 1e-4), 0.9, 2, exact=True), ["h100"])[0]
     assert never.found is None
     assert "2 workers reach 0.0%" in never.why
     assert "more workers don't help: one by one on an idle worker 0.0%" in never.why
     assert "the least that 90% keep there is TTFT" in never.why
-    few = size(shape, Question(trace.faster(60.0), Slo(0.3, 0.1), 0.9, 1, exact=True), ["h100"])[0]
+    few = size(shape, SizingQuestion(trace.faster(60.0), Slo(0.3, 0.1), 0.9, 1, exact=True), ["h100"])[0]
     assert few.found is None
     assert "the fewest workers that do are" in few.why
 
 
 def test_what_the_engine_does_not_run_on_is_said(trace: Trace) -> None:
-    found = size(model_shape("llama-3-8b"), Question(trace, Slo(2.0, 0.1), 0.9, 2), ["mi300x", "h100"])
+    found = size(model_shape("llama-3-8b"), SizingQuestion(trace, Slo(2.0, 0.1), 0.9, 2), ["mi300x", "h100"])
     assert [s.accelerator for s in found] == ["h100", "mi300x"]
     assert found[1].found is None
     assert "runs on CUDA" in found[1].why
 
 
 def test_unknown_or_too_small_accelerators_are_named(trace: Trace) -> None:
-    asked = Question(trace, Slo(1, 1), 0.9, 2)
+    asked = SizingQuestion(trace, Slo(1, 1), 0.9, 2)
     with pytest.raises(ConfigError, match="mi300x"):
         size(model_shape("llama-3-8b"), asked, ["abacus"])
     with pytest.raises(ConfigError, match="no accelerator"):

@@ -21,7 +21,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from baton.cluster.membership import Entry, Roster, connect
+from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.cluster.prefix_index import PrefixIndex
 from baton.engine.backends.paced.runner import paced_answer
 from baton.kv.layout.prefix import block_hashes, root
@@ -414,7 +414,7 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -
     assert [host.end() for host in pair] == [0, 0]
 
 
-def published(seen: Mapping[str, Entry]) -> bool:
+def published(seen: Mapping[str, WorkerEntry]) -> bool:
     """Whether both workers' loads tell of the request that they answered."""
     loads = {name: entry.load for name, entry in seen.items()}
     return (
@@ -430,7 +430,7 @@ async def test_a_member_publishes_its_load_and_its_cached_blocks(tmp_path: Path)
     pair = [Host(tmp_path, role, redis_url=server.url, beat_s=0.05) for role in ("prefill", "decode")]
     redis = connect(server.url)
     try:
-        async with routed((pair[0], pair[1])) as router, Roster(redis, "baton", poll_s=0.05) as roster:
+        async with routed((pair[0], pair[1])) as router, PolledRoster(redis, "baton", poll_s=0.05) as roster:
             await router.answer("r", prompt_of(100), greedy(30))
             async with asyncio.timeout(60):
                 while not published(seen := roster.snapshot()):
@@ -444,7 +444,7 @@ async def test_a_member_publishes_its_load_and_its_cached_blocks(tmp_path: Path)
                 while await index.longest(["prefill-0", "decode-0"], chain) != {"prefill-0": 6, "decode-0": 6}:
                     await asyncio.sleep(0.01)
         assert [h.end() for h in pair] == [0, 0]
-        async with Roster(redis, "baton") as roster:
+        async with PolledRoster(redis, "baton") as roster:
             assert all(e.info.state == "left" for e in roster.snapshot().values())
     finally:
         await redis.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.cluster.membership import Entry
+from baton.cluster.membership import WorkerEntry
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo, WorkerLoad
@@ -18,7 +18,7 @@ class House:
     """A roster, a transport that remembers whom it met, and a clock."""
 
     def __init__(self) -> None:
-        self.here: dict[str, Entry] = {}
+        self.here: dict[str, WorkerEntry] = {}
         self.met: list[tuple[str, str]] = []
         self.dead: set[str] = set()
         self.now = 0.0
@@ -28,9 +28,9 @@ class House:
         info = msgspec.structs.replace(
             OURS, worker_id=name, role="decode", address=f"{name}:1", incarnation=incarnation
         )
-        self.here[name] = Entry(msgspec.structs.replace(info, **changes), WorkerLoad(), 0.0)
+        self.here[name] = WorkerEntry(msgspec.structs.replace(info, **changes), WorkerLoad(), 0.0)
 
-    async def look(self) -> dict[str, Entry]:
+    async def look(self) -> dict[str, WorkerEntry]:
         return self.here
 
     async def meet(self, address: str, incarnation: str) -> None:

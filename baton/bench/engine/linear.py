@@ -38,11 +38,11 @@ def rows(rounds: int) -> Iterator[Row]:
     for name, form in FORMS.items():
         weight = form(torch.randn(SIZE, SIZE))
         yield _one(name, weight, rounds)
-        if Dots(name != "bf16", 1).rate():
+        if DotProducts(name != "bf16", 1).rate():
             yield from (_many(name, weight, m, rounds) for m in MANY)
 
 
-class Dots:
+class DotProducts:
     """``operations`` from registers: as many as the product beside it has, as exposed to what interrupts."""
 
     def __init__(self, int8: bool, operations: int) -> None:
@@ -86,7 +86,7 @@ def _many(name: str, weight: PackedWeight, m: int, rounds: int) -> Row:
     def rate() -> float:
         return operations / min(seconds(call) for _ in range(repeats))
 
-    dots = Dots(name != "bf16", operations)
+    dots = DotProducts(name != "bf16", operations)
 
     def peak() -> float:
         return max(dots.rate() for _ in range(repeats))

@@ -31,21 +31,21 @@ from baton.protos.nouns import BLOCK_TOKENS, Sampling
 TARGET = 2.0  # percent
 PAIRS = 8  # for each of the other rows' rounds
 
-Ask = Callable[[], "Steps"]
+Ask = Callable[[], "StepMeans"]
 
 
-class Steps(NamedTuple):
+class StepMeans(NamedTuple):
     """Means over the steps of one window, in seconds."""
 
     wall: float
     cpu: float
 
 
-class Pair(NamedTuple):
+class WindowPair(NamedTuple):
     """Two windows, one after the other."""
 
-    alone: Steps
-    beside: Steps
+    alone: StepMeans
+    beside: StepMeans
 
 
 def decode_steps(sequences: int = 8, context: int = 512) -> None:
@@ -84,10 +84,10 @@ def neighbour() -> Iterator[Ask]:
     assert child.stdout is not None
     to, back = child.stdin, child.stdout
 
-    def asked() -> Steps:
+    def asked() -> StepMeans:
         to.write(b"?\n")
         wall, cpu = back.readline().split()
-        return Steps(float(wall), float(cpu))
+        return StepMeans(float(wall), float(cpu))
 
     try:
         asked()
@@ -97,7 +97,7 @@ def neighbour() -> Iterator[Ask]:
         child.wait(10)
 
 
-async def pairs(asked: Ask, work: Callable[[], Awaitable[object]], count: int, window_s: float) -> list[Pair]:
+async def pairs(asked: Ask, work: Callable[[], Awaitable[object]], count: int, window_s: float) -> list[WindowPair]:
     """``count`` of them; ``work`` is done again and again in one window of each."""
     found = []
     for number in range(count):
@@ -106,7 +106,7 @@ async def pairs(asked: Ask, work: Callable[[], Awaitable[object]], count: int, w
             asked()
             await (_working(work, window_s) if beside else asyncio.sleep(window_s))
             took[beside] = asked()
-        found.append(Pair(took[False], took[True]))
+        found.append(WindowPair(took[False], took[True]))
     return found
 
 
@@ -116,7 +116,7 @@ async def _working(work: Callable[[], Awaitable[object]], seconds: float) -> Non
         await work()
 
 
-def rows(what: str, found: list[Pair]) -> list[Row]:
+def rows(what: str, found: list[WindowPair]) -> list[Row]:
     """Slower by so many percent: by the clock, which has the target, and by CPU time."""
     wall = [(pair.beside.wall / pair.alone.wall - 1) * 100 for pair in found]
     cpu = [(pair.beside.cpu / pair.alone.cpu - 1) * 100 for pair in found]

@@ -19,14 +19,14 @@ from baton.bench.kv import setting
 from baton.bench.rows import Row, interval, median
 
 if TYPE_CHECKING:
-    from baton.bench.kv.transports import Bench
+    from baton.bench.kv.transports import TransportBench
 
 TARGETS = {"shm": 0.12, "tcp": 0.12, "grpc": 0.05}
 ROUNDS = 8  # for each of the other rows'
 SIDES = ("sender", "receiver")
 
 
-class Took(NamedTuple):
+class HandoffSeconds(NamedTuple):
     """Seconds of one handoff: wall, and each process's CPU."""
 
     wall: float
@@ -34,7 +34,7 @@ class Took(NamedTuple):
     receiver: float
 
 
-async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
+async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> list[Row]:
     """Both sides of every transport, by CPU time and by wall."""
     known = setting.known_checksums(bench.memory, bench.page_bytes)
     made: list[Row] = []
@@ -46,14 +46,14 @@ async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
     return made
 
 
-async def _round(bench: Bench, name: str, number: int, known: setting.Known) -> dict[str, Took]:
+async def _round(bench: TransportBench, name: str, number: int, known: setting.Known) -> dict[str, HandoffSeconds]:
     """By the side that did not hash; "" where both did."""
     kinds = ("", *SIDES)
     turned = kinds[number % 3 :] + kinds[: number % 3]
     return {without: await _without(without, bench, name, known) for without in turned}
 
 
-async def _without(side: str, bench: Bench, name: str, known: setting.Known) -> Took:
+async def _without(side: str, bench: TransportBench, name: str, known: setting.Known) -> HandoffSeconds:
     if side == "receiver":
         bench.ask("skip")
         try:
@@ -66,18 +66,18 @@ async def _without(side: str, bench: Bench, name: str, known: setting.Known) -> 
     return await _took(bench, name)
 
 
-async def _took(bench: Bench, name: str) -> Took:
+async def _took(bench: TransportBench, name: str) -> HandoffSeconds:
     theirs, ours = bench.receiver_cpu(), time.process_time()
     wall = await bench.handoff(name, bench.pages)
-    return Took(wall, time.process_time() - ours, bench.receiver_cpu() - theirs)
+    return HandoffSeconds(wall, time.process_time() - ours, bench.receiver_cpu() - theirs)
 
 
-def _by_wall(name: str, side: str, found: list[dict[str, Took]]) -> Row:
+def _by_wall(name: str, side: str, found: list[dict[str, HandoffSeconds]]) -> Row:
     shares = [1 - took[side].wall / took[""].wall for took in found]
     return _row(f"{name}: checksums at the {side}", shares, "the handoff's time", TARGETS[name])
 
 
-def _by_cpu(name: str, side: str, found: list[dict[str, Took]]) -> Row:
+def _by_cpu(name: str, side: str, found: list[dict[str, HandoffSeconds]]) -> Row:
     at = 1 + SIDES.index(side)
     shares = [(took[""][at] - took[side][at]) / max(took[""].sender, took[""].receiver) for took in found]
     return _row(f"{name}: checksums at the {side}, CPU time", shares, "the busier side's CPU time", 0.0)

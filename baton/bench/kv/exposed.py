@@ -24,7 +24,7 @@ from baton.prefill_worker.io.handoff import Handoff
 from baton.protos.nouns import TokenRun
 
 if TYPE_CHECKING:
-    from baton.bench.kv.transports import Bench
+    from baton.bench.kv.transports import TransportBench
 
 TOKENS_PER_S, BYTES_PER_TOKEN = 45_000, 128 << 10
 PACE = 0.8
@@ -32,7 +32,7 @@ TARGET = 1.2
 LAYER_GROUPS = 8
 
 
-async def exposed(bench: Bench, name: str, bytes_per_s: float, parts: int = 1) -> float:
+async def exposed(bench: TransportBench, name: str, bytes_per_s: float, parts: int = 1) -> float:
     """Seconds from the moment that the last chunk was due (in ``parts``) until the receiver had taken over."""
     chunk, count = setting.chunk_counts(bench.pages)
     handoff = bench.new_handoff(name, count)
@@ -46,7 +46,9 @@ async def exposed(bench: Bench, name: str, bytes_per_s: float, parts: int = 1) -
     return report.exposed_s
 
 
-def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, every_s: float, parts: int) -> None:
+def _produce(
+    loop: asyncio.AbstractEventLoop, bench: TransportBench, handoff: Handoff, every_s: float, parts: int
+) -> None:
     chunk, count = setting.chunk_counts(bench.pages)
     due, last = time.perf_counter(), count - chunk
     cuts = [last + chunk * part // parts for part in range(parts + 1)]
@@ -57,7 +59,7 @@ def _produce(loop: asyncio.AbstractEventLoop, bench: Bench, handoff: Handoff, ev
     loop.call_soon_threadsafe(handoff.commit, TokenRun(0, (1,)), 0, due)
 
 
-async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
+async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> list[Row]:
     """Both paces, each beside one chunk's shipping alone in the same round.
 
     The target of the fast pace is for what workers use, ``auto``, and for whatever carries that much: the others'
@@ -79,7 +81,7 @@ async def rows(bench: Bench, names: tuple[str, ...], rounds: int) -> list[Row]:
     return made
 
 
-async def _measured(bench: Bench, name: str, rounds: int) -> dict[str, list[float]]:
+async def _measured(bench: TransportBench, name: str, rounds: int) -> dict[str, list[float]]:
     """Seconds of each round, and the bytes per second that the transport carries unpaced; the first warms up."""
     chunk, fast = setting.chunk_counts(bench.pages)[0], float(TOKENS_PER_S * BYTES_PER_TOKEN)
     took: dict[str, list[float]] = {"rate": [], "alone": [], "fast": [], "own": [], "layered": []}

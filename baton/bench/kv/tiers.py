@@ -78,7 +78,7 @@ def compute_seconds(runner: Runner, tokens: int) -> float:
 # ---- lifting -----------------------------------------------------------------------------------------
 
 
-class Device:
+class EmptyPool:
     """A pool that holds nothing yet, with the filler over it."""
 
     def __init__(self, blocks: int, page_bytes: int) -> None:
@@ -113,7 +113,7 @@ async def stored(tier: Tier, hashes: Sequence[bytes], page_bytes: int) -> float:
     return time.perf_counter() - began
 
 
-async def lifted(tier: Tier, device: Device, hashes: Sequence[bytes], duty: float = 1.0) -> float:
+async def lifted(tier: Tier, device: EmptyPool, hashes: Sequence[bytes], duty: float = 1.0) -> float:
     """Seconds to bring all of it to an empty device."""
     device.empty()
     tiers = Tiers([tier])
@@ -134,7 +134,7 @@ def drop_page_cache(folder: Path) -> None:
 async def lift_times(layout: KvLayout, tokens: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     """Seconds per round by name; "memcpy" is of as many bytes."""
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
-    device, room = Device(len(hashes), size), len(hashes) * (size + RECORD_BYTES) + HEADER_BYTES
+    device, room = EmptyPool(len(hashes), size), len(hashes) * (size + RECORD_BYTES) + HEADER_BYTES
     slab = host_slab(room, size)
     assert slab is not None
     host, disk = Tier("host", slab), DiskTier(folder, room, layout, "bench")
@@ -176,7 +176,7 @@ async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
     slab = host_slab(len(hashes) * (size + RECORD_BYTES), size)
     assert slab is not None
-    tier, device, turn = Tier("host", slab), Device(len(hashes), size), itertools.count(1)
+    tier, device, turn = Tier("host", slab), EmptyPool(len(hashes), size), itertools.count(1)
     below = Tiers([tier])
     below.duty = BESIDE_DECODE
     pages = [device.memory.page(page) for page in range(min(WRITTEN, len(hashes)))]

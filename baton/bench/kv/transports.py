@@ -37,7 +37,7 @@ TARGETS = {"shm": ("memcpy", 0.6), "tcp": ("bare recv_into", 0.7), "grpc": ("bes
 FIXED_ROUNDS = 40
 
 
-class Bench:
+class TransportBench:
     """One receiver process, and everything that is sent to it."""
 
     def __init__(self, page_bytes: int, total_bytes: int) -> None:
@@ -190,7 +190,7 @@ async def _run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes:
     rows: list[Row] = []
     costs: list[Row] = []
     for size, label in ((page_bytes, ""), (small_page_bytes, f", {small_page_bytes >> 10} KiB pages")):
-        bench = Bench(size, total_bytes)
+        bench = TransportBench(size, total_bytes)
         rows += await _throughput(bench, rounds, label)
         if label:
             rows += await _fixed_cost(bench)
@@ -201,7 +201,7 @@ async def _run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes:
     return [*rows, *costs]
 
 
-async def _throughput(bench: Bench, rounds: int, label: str) -> list[Row]:
+async def _throughput(bench: TransportBench, rounds: int, label: str) -> list[Row]:
     took: dict[str, list[float]] = defaultdict(list)
     cpu: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):  # the first warms up: page tables, TCP windows, allocators
@@ -244,7 +244,7 @@ def _throughput_rows(took: dict[str, list[float]], cpu: dict[str, list[float]], 
     ]
 
 
-async def _fixed_cost(bench: Bench) -> list[Row]:
+async def _fixed_cost(bench: TransportBench) -> list[Row]:
     trips = [t * 1e3 for t in await bench.round_trips(FIXED_ROUNDS)]
     rows = [Row("gRPC round trip, p50", median(trips), "ms", spread=spread(trips))]
     for name in TRANSPORTS:

@@ -17,7 +17,7 @@ from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 
 
-class Direct:
+class DirectWorker:
     """``ttft`` in seconds, of one prompt."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
@@ -43,11 +43,11 @@ class Direct:
 
 
 @asynccontextmanager
-async def direct(address: str) -> AsyncIterator[Direct]:
+async def direct(address: str) -> AsyncIterator[DirectWorker]:
     """A session with the worker at ``address``."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = stubs.DecodeWorkerStub(channel).Session()
         await call.write(w.SessionUp(hello=w.Hello(router_id="bench", protocol=PROTOCOL)))
         await call.read()
-        yield Direct(call)
+        yield DirectWorker(call)
         call.cancel()

@@ -19,7 +19,7 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
 TAIL = 2048
 
 
-class Outcome(msgspec.Struct):
+class RequestOutcome(msgspec.Struct):
     """One request. Seconds from its sending; ``tokens`` by the router's own usage."""
 
     status: int = 0
@@ -35,11 +35,11 @@ class Outcome(msgspec.Struct):
         return self.status == 200 and self.tokens > 0
 
 
-class _Reader(asyncio.Protocol):
+class _ResponseReader(asyncio.Protocol):
     """Collects one response at a time."""
 
     def __init__(self) -> None:
-        self.outcome = Outcome()
+        self.outcome = RequestOutcome()
         self._sent = 0.0
         self._head = b""
         self._tail = b""
@@ -53,7 +53,7 @@ class _Reader(asyncio.Protocol):
 
     def ask(self, raw: bytes) -> asyncio.Future[None]:
         """Send it; done when its answer is complete."""
-        self.outcome, self._head, self._tail, self._in_body, self._left = Outcome(), b"", b"", False, -1
+        self.outcome, self._head, self._tail, self._in_body, self._left = RequestOutcome(), b"", b"", False, -1
         self._over = asyncio.get_running_loop().create_future()
         self._sent = time.perf_counter()
         self.transport.write(raw)
@@ -109,11 +109,11 @@ def _usage(tail: bytes) -> int:
 
 
 @asynccontextmanager
-async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awaitable[Outcome]]]:
+async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awaitable[RequestOutcome]]]:
     """A connection: call it with a request's bytes."""
-    _, reader = await asyncio.get_running_loop().create_connection(_Reader, host, port)
+    _, reader = await asyncio.get_running_loop().create_connection(_ResponseReader, host, port)
 
-    async def ask(raw: bytes) -> Outcome:
+    async def ask(raw: bytes) -> RequestOutcome:
         await reader.ask(raw)
         return reader.outcome
 
@@ -138,9 +138,9 @@ def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> 
 
 async def closed_loop(
     host: str, port: int, clients: int, make: Callable[[int], bytes], count: int
-) -> list[Outcome]:
+) -> list[RequestOutcome]:
     """``count`` requests by ``clients`` that each send the next one as soon as the last is answered."""
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
     numbers = iter(range(count))
 
     async def client() -> None:
@@ -153,7 +153,7 @@ async def closed_loop(
 
 async def open_loop(
     host: str, port: int, rate: float, seconds: float, make: Callable[[int], bytes], seed: int = 1
-) -> list[Outcome]:
+) -> list[RequestOutcome]:
     """Poisson arrivals at ``rate`` per second, whatever becomes of those before; a connection each."""
     rng, outcomes, tasks = random.Random(seed), [], []
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from baton.bench.router.cluster import BenchCluster
 from baton.bench.router.direct import direct
-from baton.bench.router.load import Outcome, closed_loop, connected, open_loop, request
+from baton.bench.router.load import RequestOutcome, closed_loop, connected, open_loop, request
 from baton.bench.rows import Row, median, spread
 from baton.router.text.tokenizer import ByteTokenizer
 
@@ -134,7 +134,7 @@ async def overload(cluster: BenchCluster, seconds: float, say: Say) -> list[Row]
     ]
 
 
-def _answers(found: list[Outcome]) -> str:
+def _answers(found: list[RequestOutcome]) -> str:
     refused = [o.retry_after_s for o in found if o.status == 429]
     told = f"{len(refused)} refused" + (f" (come back in {median(refused):g} s)" if refused else "")
     late = sum(o.good and o.ttft_s > SLO_MS / 1000 for o in found)

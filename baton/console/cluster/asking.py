@@ -33,7 +33,7 @@ TIMEOUT_S = 5.0
 _REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 404: RequestUnknown}
 
 
-class Router(msgspec.Struct, frozen=True):
+class RouterEndpoint(msgspec.Struct, frozen=True):
     """Where one answers. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
 
     url: str
@@ -61,12 +61,12 @@ class Router(msgspec.Struct, frozen=True):
             raise ConfigError(f"no router answers at {self.url} ({error}); pass --url", "url") from None
 
 
-def router(url: str | None, key: str) -> Router:
+def router(url: str | None, key: str) -> RouterEndpoint:
     """The one that was named, or that of the one cluster on this machine. Raises ConfigError: none, or several."""
     if url:
-        return Router(url, key)
+        return RouterEndpoint(url, key)
     config = local_config(Path(tempfile.gettempdir()))
-    return Router(url_of(config), key, probing_context(config))
+    return RouterEndpoint(url_of(config), key, probing_context(config))
 
 
 def refusal(error: urllib.error.HTTPError) -> BatonError:

@@ -62,7 +62,7 @@ def register(app: typer.Typer, guarded: Guard) -> None:
 
 
 def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A call that may take as long as a change of role does. Raises as ``Router.call``."""
+    """A call that may take as long as a change of role does. Raises as ``RouterEndpoint.call``."""
     return router(url, key).call(method, path, body, TIMEOUT_S)
 
 

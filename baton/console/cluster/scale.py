@@ -16,9 +16,9 @@ import typer
 from redis.exceptions import RedisError
 from rich.console import Console
 
-from baton.cluster.membership import Roster, connect
+from baton.cluster.membership import PolledRoster, connect
 from baton.cluster.roles import ROLES
-from baton.cluster.scale import Scale, ask, read, require_possible, slots_of
+from baton.cluster.scale import ScaleRequest, ask, read, require_possible, slots_of
 from baton.console.cluster.workers import meeting_place
 from baton.protos.errors import ConfigError, StartupError, Unavailable
 from baton.protos.nouns import WorkerInfo
@@ -65,13 +65,13 @@ def parse(numbers: Sequence[str]) -> dict[str, int]:
     return found
 
 
-async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float) -> Scale:
+async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float) -> ScaleRequest:
     client = connect(url)
     try:
-        roster = Roster(client, namespace)
+        roster = PolledRoster(client, namespace)
         now = await _slots(roster)
         present = await read(client, namespace) or _scale_of(now)
-        wanted = Scale(asked.get("prefill", present.prefill), asked.get("decode", present.decode))
+        wanted = ScaleRequest(asked.get("prefill", present.prefill), asked.get("decode", present.decode))
         _require_roles(now, wanted)
         wanted = await ask(client, namespace, wanted, present)
         if wait_s:
@@ -85,7 +85,7 @@ async def _scale(url: str, namespace: str, asked: dict[str, int], wait_s: float)
         await client.aclose()
 
 
-async def _until_placed(roster: Roster, wanted: Scale, wait_s: float) -> dict[str, WorkerInfo]:
+async def _until_placed(roster: PolledRoster, wanted: ScaleRequest, wait_s: float) -> dict[str, WorkerInfo]:
     """The slots, once those that are wanted are ready and the others gone. Raises StartupError: not within
     ``wait_s``.
     """
@@ -101,7 +101,7 @@ async def _until_placed(roster: Roster, wanted: Scale, wait_s: float) -> dict[st
         await asyncio.sleep(LOOK_S)
 
 
-def _require_roles(now: dict[str, WorkerInfo], wanted: Scale) -> None:
+def _require_roles(now: dict[str, WorkerInfo], wanted: ScaleRequest) -> None:
     """Raises ConfigError for impossible numbers, and where the slots that go are a wanted role's last."""
     require_possible(wanted)
     slots = slots_of(wanted)
@@ -115,7 +115,7 @@ def _require_roles(now: dict[str, WorkerInfo], wanted: Scale) -> None:
             )
 
 
-def _require_played(now: dict[str, WorkerInfo], wanted: Scale) -> None:
+def _require_played(now: dict[str, WorkerInfo], wanted: ScaleRequest) -> None:
     """Raises StartupError where the slots are here, but play other roles than were asked for."""
     plays = Counter(info.role for info in now.values())
     short = {"prefill": wanted.prefill - plays["prefill"], "decode": wanted.decode - plays["decode"]}
@@ -136,11 +136,11 @@ def _require_played(now: dict[str, WorkerInfo], wanted: Scale) -> None:
     )
 
 
-def _scale_of(slots: Iterable[str]) -> Scale:
+def _scale_of(slots: Iterable[str]) -> ScaleRequest:
     seen = Counter(slot.rpartition("-")[0] for slot in slots)
-    return Scale(seen["prefill"], seen["decode"])
+    return ScaleRequest(seen["prefill"], seen["decode"])
 
 
-async def _slots(roster: Roster) -> dict[str, WorkerInfo]:
+async def _slots(roster: PolledRoster) -> dict[str, WorkerInfo]:
     """Returns the workers that are scaled; pools on other hardware have numbers of their own."""
     return {name: entry.info for name, entry in (await roster.refresh()).items() if SLOT.fullmatch(name)}

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from baton.cluster.config import BatonConfig, ClusterConfig
 from baton.cluster.departures import Departure, Departures
-from baton.cluster.membership import Entry, Roster, connect
+from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.launch.redis_server import check_redis
 from baton.protos import version
 from baton.protos.errors import ConfigError, NoWorker
@@ -102,7 +102,7 @@ def _described(config: BatonConfig) -> str:
     return f"{model}, router on port {config.router.port}"
 
 
-def table(entries: dict[str, Entry]) -> Table:
+def table(entries: dict[str, WorkerEntry]) -> Table:
     """One row per worker, by id."""
     shown = Table(box=None)
     for column in COLUMNS:
@@ -131,7 +131,7 @@ def version_of(info: WorkerInfo) -> str:
     return said if version.runs_with(info.protocol) else f"[red]{said}: refused[/]"
 
 
-def links_table(entries: dict[str, Entry]) -> Table | None:
+def links_table(entries: dict[str, WorkerEntry]) -> Table | None:
     """How KV gets from worker to worker, one row per measured pair; None before the first."""
     shown = Table("KV from", "to", "by", "GB/s", "fixed", "note", box=None)
     for name, (_, load, _age) in sorted(entries.items()):
@@ -151,9 +151,9 @@ def departed_table(departed: Sequence[Departure], now: float) -> Table:
     return shown
 
 
-async def _look(url: str, namespace: str) -> tuple[dict[str, Entry], tuple[Departure, ...]]:
+async def _look(url: str, namespace: str) -> tuple[dict[str, WorkerEntry], tuple[Departure, ...]]:
     client = connect(url)
     try:
-        return await Roster(client, namespace).refresh(), await Departures(client, namespace).recent()
+        return await PolledRoster(client, namespace).refresh(), await Departures(client, namespace).recent()
     finally:
         await client.aclose()

@@ -20,8 +20,8 @@ import msgspec
 
 from baton.bench.live_handoffs import handoffs, overhead, transfer_curve, until_up
 from baton.cluster.config import BatonConfig
-from baton.cluster.membership import Roster, connect
-from baton.planner.costs.measured import Point, fit
+from baton.cluster.membership import PolledRoster, connect
+from baton.planner.costs.measured import StepTiming, fit
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.process.security import router_dialer
 from baton.protos.convert import sampling_to_pb
@@ -41,22 +41,22 @@ BEATS, BEAT_S = 4, 0.5  # of the workers' memberships: then Redis has what they 
 Told = Callable[[str], None]
 
 
-class Measured(msgspec.Struct, frozen=True):
+class LiveMeasurement(msgspec.Struct, frozen=True):
     """What was found: the points, what they make, and the worker's own limits."""
 
-    points: tuple[Point, ...]
+    points: tuple[StepTiming, ...]
     costs: WorkerCosts
     info: WorkerInfo
     chunk_tokens: int
     transfers: int
 
 
-async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> Measured:
+async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> LiveMeasurement:
     """Of decode worker ``slot`` ("" takes the least busy). Raises NoWorker and what the worker raises."""
     async with connected(config) as (links, roster):
         link = await decode_link(links, roster, slot)
         chunk = config.worker.prefill_chunk_tokens
-        bench = Asker(link, chunk, told)
+        bench = MeasuringClient(link, chunk, told)
         points = [*await bench.prompts(repeats), *await bench.answers()]
         handed = await handoffs(links, link, bench, told)
         await asyncio.sleep(BEAT_S * BEATS)
@@ -71,10 +71,10 @@ async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> M
         transfer,
         overhead(handed, transfer, chunk),
     )
-    return Measured(tuple(points), costs, info, chunk, len(handed))
+    return LiveMeasurement(tuple(points), costs, info, chunk, len(handed))
 
 
-class Asker:
+class MeasuringClient:
     """Requests to one decode worker, on its local way."""
 
     def __init__(self, link: DecodeLink, chunk_tokens: int, told: Told = lambda line: None) -> None:
@@ -87,7 +87,7 @@ class Asker:
         """Any ids."""
         return [self._rng.randrange(self._link.info.vocab_size) for _ in range(count)]
 
-    async def prompts(self, repeats: int) -> list[Point]:
+    async def prompts(self, repeats: int) -> list[StepTiming]:
         """Prefill over length, alone, and over batch."""
         points = []
         for length, count in (*((n, 1) for n in LENGTHS), *TOGETHER):
@@ -96,14 +96,14 @@ class Asker:
             seconds = median([await self._read(length, count) for _ in range(repeats)])
             total = length * count
             pairs = count * length * length / 2
-            point = Point(
+            point = StepTiming(
                 f"{count} x {length} prompt tokens", -(-total // self._chunk), total, pairs, 0, 0, seconds
             )
             self._told(f"{point.what}: {seconds * 1e3:.1f} ms")
             points.append(point)
         return points
 
-    async def answers(self) -> list[Point]:
+    async def answers(self) -> list[StepTiming]:
         """Decode over batch and context."""
         points = []
         for context, batch in itertools.product(CONTEXTS, BATCHES):
@@ -114,7 +114,7 @@ class Asker:
             if seconds is None:
                 continue
             read = batch * (context + STEPS / 2)
-            point = Point(f"{batch} answers over {context} tokens", 1, 0, 0, batch, read, seconds)
+            point = StepTiming(f"{batch} answers over {context} tokens", 1, 0, 0, batch, read, seconds)
             self._told(f"{point.what}: {seconds * 1e3:.2f} ms a step")
             points.append(point)
         return points
@@ -138,9 +138,9 @@ class Asker:
             return None
         return (shortest[-1] - shortest[0]) / (len(shortest) - 1)
 
-    async def ask(self, prompt: list[int], outputs: int) -> _Heard:
+    async def ask(self, prompt: list[int], outputs: int) -> _AnswerTimes:
         """One request, to its end."""
-        heard = _Heard()
+        heard = _AnswerTimes()
         async with self._link.admit(self.admit(prompt, outputs, local=True), heard.take, lambda: "retry") as lease:
             await lease.ended
         return heard
@@ -158,7 +158,7 @@ class Asker:
         )
 
 
-class _Heard:
+class _AnswerTimes:
     """One answer: when each token came (tokens of one frame share their time out), and how long the prompt took."""
 
     def __init__(self) -> None:
@@ -174,12 +174,12 @@ class _Heard:
 
 
 @asynccontextmanager
-async def connected(config: BatonConfig) -> AsyncIterator[tuple[LinkTable, Roster]]:
+async def connected(config: BatonConfig) -> AsyncIterator[tuple[LinkTable, PolledRoster]]:
     """Links to every worker of the cluster, as a router has them."""
     redis = connect(config.redis.url)
     links = LinkTable(f"profile-{os.getpid()}", lambda: None, random.Random(), dialer=router_dialer(config))
     try:
-        async with Roster(redis, config.cluster.namespace) as roster:
+        async with PolledRoster(redis, config.cluster.namespace) as roster:
             links.sync({name: entry.info for name, entry in roster.snapshot().items()})
             yield links, roster
     finally:
@@ -187,7 +187,7 @@ async def connected(config: BatonConfig) -> AsyncIterator[tuple[LinkTable, Roste
         await redis.aclose()
 
 
-async def decode_link(links: LinkTable, roster: Roster, slot: str) -> DecodeLink:
+async def decode_link(links: LinkTable, roster: PolledRoster, slot: str) -> DecodeLink:
     busy = {name: entry.load.running + entry.load.waiting for name, entry in roster.snapshot().items()}
     wanted = [
         k for k in links if isinstance(k, DecodeLink) and k.info.state == "ready" and slot in ("", k.info.worker_id)

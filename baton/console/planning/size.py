@@ -37,12 +37,12 @@ def size_command(
     def run() -> int:
         from baton.planner.costs.model_shape import model_shape
         from baton.planner.score import Slo
-        from baton.planner.size import Question, size
+        from baton.planner.size import SizingQuestion, size
 
         require_place(json)
         names, prices = _gpus(gpus)
         part = plan.load(trace, speed, start, seconds, skip_bad=False)
-        found = size(model_shape(model), Question(part, Slo(ttft, tpot), want, most, exact), names, prices)
+        found = size(model_shape(model), SizingQuestion(part, Slo(ttft, tpot), want, most, exact), names, prices)
         if write_json(json, msgspec.to_builtins(found)):
             return 0
         table = Table(

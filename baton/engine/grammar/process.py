@@ -14,8 +14,17 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from baton.grammars.limits import RESTARTS
-from baton.grammars.messages import MOST_IDS, At, Begun, Compiled, End, FromChild, Take, compile_of
-from baton.grammars.server import Child, ForkServer
+from baton.grammars.messages import (
+    MOST_IDS,
+    Advance,
+    CompileResult,
+    Forget,
+    FromChild,
+    NextMask,
+    ProcessReady,
+    compile_of,
+)
+from baton.grammars.server import ForkedGrammar, ForkServer
 from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.nouns import TENANT_SALT_BYTES, Grammar
 
@@ -27,7 +36,7 @@ class GrammarFollower(Protocol):
 
     tokens: list[int]
 
-    def arrived(self, at: At) -> None:
+    def arrived(self, at: NextMask) -> None:
         """Takes an answer: where the sequence stands in its grammar after some of its tokens."""
 
     def fail(self, error: BatonError) -> None:
@@ -43,7 +52,7 @@ class GrammarProcess:
     def __init__(self, salt: bytes, grammar: Grammar, server: ForkServer) -> None:
         self.key = salt, grammar
         self.tenant, self.grammar, self._server = salt[:TENANT_SALT_BYTES], grammar, server
-        self.child: Child | None = None
+        self.child: ForkedGrammar | None = None
         self.error: BatonError | None = None
         self.compiling = self.in_line = self._compiled = False
         self.grown = 0
@@ -115,7 +124,7 @@ class GrammarProcess:
         if self.child is not None and self.left:
             for seq in self._known - set(self._followers):
                 self._known.remove(seq)
-                self.child.send(End(seq))
+                self.child.send(Forget(seq))
 
     def fail(self, error: BatonError) -> None:
         """Ends the grammar, with ``error``, for everybody who follows it."""
@@ -137,14 +146,14 @@ class GrammarProcess:
         self._asked.append(seq)
         whole = max(0, (len(ids) - 1) // MOST_IDS * MOST_IDS)
         for at in range(0, whole, MOST_IDS):
-            self.child.send(Take(seq, tuple(ids[at : at + MOST_IDS]), more=True))
-        self.child.send(Take(seq, tuple(ids[whole:])))
+            self.child.send(Advance(seq, tuple(ids[at : at + MOST_IDS]), more=True))
+        self.child.send(Advance(seq, tuple(ids[whole:])))
 
     def _hear(self, message: FromChild) -> None:
-        if isinstance(message, Begun):
+        if isinstance(message, ProcessReady):
             return
         self.grown = message.grown
-        if isinstance(message, Compiled):
+        if isinstance(message, CompileResult):
             self._heard_compiled(message)
             return
         self._asked.popleft()
@@ -152,7 +161,7 @@ class GrammarProcess:
         if follower is not None:
             follower.arrived(message)
 
-    def _heard_compiled(self, message: Compiled) -> None:
+    def _heard_compiled(self, message: CompileResult) -> None:
         self.compiling = False
         if message.error:
             self.fail(InvalidRequest(message.error, "grammar"))

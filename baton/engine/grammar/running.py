@@ -19,8 +19,8 @@ import numpy as np
 from baton.engine.grammar.process import GrammarProcess
 from baton.engine.masks import Mask
 from baton.engine.plan import ModelSpec
-from baton.grammars.limits import COMPILING, TENANT_BYTES, TENANT_KEPT, TOTAL_BYTES, TOTAL_KEPT, Bounds
-from baton.grammars.messages import At, TokenizerSpec
+from baton.grammars.limits import COMPILING, TENANT_BYTES, TENANT_KEPT, TOTAL_BYTES, TOTAL_KEPT, ProcessBounds
+from baton.grammars.messages import NextMask, TokenizerSpec
 from baton.grammars.server import server_for
 from baton.grammars.turns import Turns
 from baton.protos.errors import BatonError, InvalidRequest
@@ -44,7 +44,7 @@ class Grammars:
         spec: ModelSpec,
         tokenizer: Path | None = None,
         grace_s: float = math.inf,
-        bounds: Bounds = Bounds(),
+        bounds: ProcessBounds = ProcessBounds(),
     ) -> None:
         ends = tuple(token for token in spec.eos_token_ids if token < spec.vocab_size)
         path, ends = ("", ()) if tokenizer is None else (str(tokenizer), ends)
@@ -165,7 +165,7 @@ class GrammarState:
     def __init__(self, grammars: Grammars, process: GrammarProcess, emitted: Sequence[int]) -> None:
         self._grammars, self.process = grammars, process
         self.tokens = list(emitted)
-        self._at: At | None = None
+        self._at: NextMask | None = None
         self._error: BatonError | None = None
         self._told_ahead = False
         self._seq = process.join(self)
@@ -224,7 +224,7 @@ class GrammarState:
             raise InvalidRequest("the grammar allows no token of this model here", "grammar")
         return np.pad(mask, (0, vocab_size - len(mask)))
 
-    def arrived(self, at: At) -> None:
+    def arrived(self, at: NextMask) -> None:
         """Takes where it stands after some of its tokens; answers to those after them are on their way."""
         self._at = at
         if at.error:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton.launch.ray.node_choice import Seat, Wish
+from baton.launch.ray.node_choice import Seat, SlotRequest
 from baton.launch.supervise import HostPlan, HostSupervisor
 from baton.process.processes import wait_exit
 
@@ -49,7 +49,7 @@ class WorkerActor:
         self._supervisor.stop(grace_s)
 
 
-class Placed(NamedTuple):
+class ActorRecord(NamedTuple):
     """An actor, its placement group (None: it never had one), where it is and what it runs (``mark_of``)."""
 
     actor: Any
@@ -64,7 +64,7 @@ class Actors:
     def __init__(self, ray: Any, lasting: bool = False) -> None:
         self._ray, self._lasting = ray, lasting
 
-    def start(self, plan: HostPlan, wish: Wish, node_id: str) -> Placed:
+    def start(self, plan: HostPlan, wish: SlotRequest, node_id: str) -> ActorRecord:
         """Ask Ray for the slot's actor on that node; it is there some time later."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -79,9 +79,9 @@ class Actors:
             resources=custom, num_gpus=wish.needs.get("GPU", 0), scheduling_strategy=strategy, **kept
         )
         started = actor.remote(msgspec.json.encode(plan).decode())
-        return Placed(started, group, Seat(wish, node_id), mark_of(plan))
+        return ActorRecord(started, group, Seat(wish, node_id), mark_of(plan))
 
-    def found(self) -> Iterator[Placed]:
+    def found(self) -> Iterator[ActorRecord]:
         """Lasting actors that an earlier driver left."""
         names = self._ray.util.list_named_actors() if self._lasting else ()
         for name in sorted(name for name in names if name.startswith(PREFIX)):
@@ -91,11 +91,11 @@ class Actors:
                 continue
             yield self._known(name, actor)
 
-    def stop(self, placed: Placed, grace_s: float) -> Any:
+    def stop(self, placed: ActorRecord, grace_s: float) -> Any:
         """Ask it to end its host; the answer comes when the host has ended."""
         return placed.actor.stop.remote(grace_s)
 
-    def remove(self, placed: Placed) -> None:
+    def remove(self, placed: ActorRecord) -> None:
         """The actor and its group go; a host that it has not ended stays."""
         from ray.util.placement_group import remove_placement_group
 
@@ -106,14 +106,16 @@ class Actors:
         except (self._ray.exceptions.RayError, ValueError) as error:
             log.warning("%s was not let go of in order: %s", placed.seat.wish.slot, error)
 
-    def _known(self, name: str, actor: Any) -> Placed:
+    def _known(self, name: str, actor: Any) -> ActorRecord:
         slot, role, mark, node_id = (*name.removeprefix(PREFIX).split("/"), "", "", "")[:4]
         try:
             group = self._ray.util.get_placement_group(name)
         except ValueError:  # named otherwise, by another version: nobody knows what it takes, and it is not wanted
-            return Placed(actor, None, Seat(Wish(slot, "", {}), node_id), "")
+            return ActorRecord(actor, None, Seat(SlotRequest(slot, "", {}), node_id), "")
         bundles = group.bundle_specs
-        return Placed(actor, group, Seat(Wish(slot, role, dict(bundles[0]), len(bundles)), node_id), mark)
+        return ActorRecord(
+            actor, group, Seat(SlotRequest(slot, role, dict(bundles[0]), len(bundles)), node_id), mark
+        )
 
 
 def _end_with(raylet: int) -> None:

@@ -58,7 +58,7 @@ def quiet_environment(spec: PlacementSpec) -> dict[str, str]:
     return quiet | spec.environment
 
 
-class Placement:
+class RayPlacement:
     """A connection to Ray with one actor per slot. Use it from one thread; ``close`` it."""
 
     def __init__(self, spec: PlacementSpec, clock: Callable[[], float] = time.monotonic) -> None:

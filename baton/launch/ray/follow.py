@@ -18,21 +18,21 @@ from redis.exceptions import RedisError
 from baton.cluster.config import BatonConfig, ClusterConfig, load_config
 from baton.cluster.membership import connect
 from baton.cluster.redis_url import shown
-from baton.cluster.scale import Scale, begin, read
+from baton.cluster.scale import ScaleRequest, begin, read
 from baton.protos.errors import ConfigError
 
 LOOK_S = 0.5
 log = logging.getLogger("baton.placer")
 
 
-class Follow:
+class ScaleFollower:
     """``start`` it, ``take`` what is new from one thread, ``stop`` it."""
 
     def __init__(self, config: BatonConfig, config_file: str = "") -> None:
         self._config, self._file = config, Path(config_file) if config_file else None
         self._read = self._text()
-        self._planned: Scale | None = None  # what Redis was told that the config says
-        self._asked: Scale | None = None
+        self._planned: ScaleRequest | None = None  # what Redis was told that the config says
+        self._asked: ScaleRequest | None = None
         self._given: BatonConfig | None = None
         self._latest: BatonConfig | None = None
         self._is_away = False
@@ -69,7 +69,7 @@ class Follow:
             if redis is not None:
                 await redis.aclose()
 
-    async def _numbers(self, redis: Redis) -> Scale:
+    async def _numbers(self, redis: Redis) -> ScaleRequest:
         """What holds now. A Redis that lost it is told again."""
         planned, namespace = self._of_config(), self._config.cluster.namespace
         asked = await read(redis, namespace) if planned == self._planned else None
@@ -79,11 +79,11 @@ class Follow:
         self._asked = asked
         return asked
 
-    def _of_config(self) -> Scale:
+    def _of_config(self) -> ScaleRequest:
         cluster = self._config.cluster
-        return Scale(cluster.readers, cluster.decode)
+        return ScaleRequest(cluster.readers, cluster.decode)
 
-    def _give(self, asked: Scale | None) -> None:
+    def _give(self, asked: ScaleRequest | None) -> None:
         config = self._config
         if asked is not None:
             numbers = {"prefill": asked.prefill, "decode": asked.decode}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton.launch.ray.app import Placement, PlacementSpec
+from baton.launch.ray.app import PlacementSpec, RayPlacement
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.processes import named_in_session, wait_exit
 from baton.protos.errors import BatonError, ErrorInfo, StartupError, to_info
@@ -25,7 +25,7 @@ POLL_S = 0.2
 GRACE_S = 1.5
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+class PlacementReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line: Ray came up (``address``), a slot changed (``slot``), or nothing can go on (``error``)."""
 
     address: str = ""
@@ -39,22 +39,22 @@ def main() -> None:
     parser.add_argument("--spec", required=True, help="file with a PlacementSpec as JSON")
     spec = msgspec.json.decode(Path(parser.parse_args().spec).read_bytes(), type=PlacementSpec)
     reports = _take_stdout()
-    stop, asked = threading.Event(), Asked()
+    stop, asked = threading.Event(), RequestedPlans()
     threading.Thread(target=_read_stdin, args=(stop, asked), daemon=True).start()
     try:
         _serve(spec, reports, stop, asked)
     except BatonError as error:
-        _say(reports, Report(error=to_info(error)))
+        _say(reports, PlacementReport(error=to_info(error)))
         sys.exit(1)
 
 
-def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: Asked) -> None:
-    placement = Placement(spec)
+def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: RequestedPlans) -> None:
+    placement = RayPlacement(spec)
     try:
         address = placement.connect()
         signal.signal(signal.SIGTERM, lambda *_: stop.set())  # after Ray, which installs its own
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _say(reports, Report(address=address))
+        _say(reports, PlacementReport(address=address))
         placement.place()
         _watch(placement, reports, stop, asked)
         placement.stop_hosts(GRACE_S)
@@ -62,7 +62,7 @@ def _serve(spec: PlacementSpec, reports: int, stop: threading.Event, asked: Aske
         placement.close()
 
 
-def _watch(placement: Placement, reports: int, stop: threading.Event, asked: Asked) -> None:
+def _watch(placement: RayPlacement, reports: int, stop: threading.Event, asked: RequestedPlans) -> None:
     raylet = named_in_session("raylet")  # None in a joined cluster
     while not stop.wait(POLL_S):
         if raylet is not None and wait_exit(raylet, 0):
@@ -71,7 +71,7 @@ def _watch(placement: Placement, reports: int, stop: threading.Event, asked: Ask
             placement.scale(plans)
         placement.tend()
         for status in placement.changes():
-            _say(reports, Report(slot=status))
+            _say(reports, PlacementReport(slot=status))
 
 
 def _take_stdout() -> int:
@@ -81,11 +81,11 @@ def _take_stdout() -> int:
     return kept
 
 
-def _say(reports: int, report: Report) -> None:
+def _say(reports: int, report: PlacementReport) -> None:
     os.write(reports, msgspec.json.encode(report) + b"\n")
 
 
-class Asked:
+class RequestedPlans:
     """The last line that came, until it is taken."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Asked:
         return plans
 
 
-def _read_stdin(stop: threading.Event, asked: Asked) -> None:
+def _read_stdin(stop: threading.Event, asked: RequestedPlans) -> None:
     with os.fdopen(os.dup(0), "rb") as lines:
         for line in lines:
             try:

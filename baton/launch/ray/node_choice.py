@@ -17,7 +17,7 @@ STRATEGIES = ("peers", "pack", "spread")
 FABRIC = "baton/fabric"  # a node's label: within one fabric KV moves fast
 
 
-class Node(msgspec.Struct, frozen=True):
+class RayNode(msgspec.Struct, frozen=True):
     """A node that lives. ``resources`` are what it offers in all."""
 
     node_id: str
@@ -30,7 +30,7 @@ class Node(msgspec.Struct, frozen=True):
         return self.labels.get(FABRIC, "")
 
 
-class Wish(msgspec.Struct, frozen=True):
+class SlotRequest(msgspec.Struct, frozen=True):
     """A slot that needs a place: ``gang`` times ``needs``, all on one node that carries ``labels``."""
 
     slot: str
@@ -43,28 +43,28 @@ class Wish(msgspec.Struct, frozen=True):
 class Seat(msgspec.Struct, frozen=True):
     """A wish and the node that it has."""
 
-    wish: Wish
+    wish: SlotRequest
     node_id: str
 
 
 def choose(
-    wishes: Sequence[Wish], nodes: Iterable[Node], taken: Iterable[Seat], strategy: str = "peers"
+    wishes: Sequence[SlotRequest], nodes: Iterable[RayNode], taken: Iterable[Seat], strategy: str = "peers"
 ) -> dict[str, str]:
     """slot -> node id, of every wish that there is room for. The rest are left out."""
-    room, found = _Room(list(nodes), taken), dict[str, str]()
+    room, found = _NodeUsage(list(nodes), taken), dict[str, str]()
     ranked = _in_turn(wishes)
     for number, wish in enumerate(ranked):
         fitting = [node for node in room.nodes if room.fits(wish, node)]
         if not fitting:
             continue
-        peers = _Peers(room, wish, ranked[number + 1 :]) if strategy == "peers" else None
+        peers = _SlotNeighbours(room, wish, ranked[number + 1 :]) if strategy == "peers" else None
         best = min(fitting, key=lambda node: _cost(wish, node, room, peers, strategy))
         found[wish.slot] = best.node_id
         room.take(Seat(wish, best.node_id))
     return found
 
 
-def _in_turn(wishes: Sequence[Wish]) -> list[Wish]:
+def _in_turn(wishes: Sequence[SlotRequest]) -> list[SlotRequest]:
     """One of each role after the other, so that peers find one another."""
     seen: Counter[str] = Counter()
     ranked = []
@@ -74,10 +74,10 @@ def _in_turn(wishes: Sequence[Wish]) -> list[Wish]:
     return [wish for _, wish in sorted(ranked, key=lambda pair: pair[0])]
 
 
-class _Room:
+class _NodeUsage:
     """Nodes, what is used of each, and how many of each role sit on a node and within a fabric."""
 
-    def __init__(self, nodes: Sequence[Node], taken: Iterable[Seat]) -> None:
+    def __init__(self, nodes: Sequence[RayNode], taken: Iterable[Seat]) -> None:
         self.nodes = nodes
         self.on_node: dict[str, Counter[str]] = {node.node_id: Counter() for node in nodes}
         self.in_fabric: dict[str, Counter[str]] = {node.fabric: Counter() for node in nodes}
@@ -94,7 +94,7 @@ class _Room:
         self.in_fabric[self._fabrics[seat.node_id]][seat.wish.role] += 1
         _add(self._used[seat.node_id], seat.wish)
 
-    def fits(self, wish: Wish, node: Node, besides: Wish | None = None) -> bool:
+    def fits(self, wish: SlotRequest, node: RayNode, besides: SlotRequest | None = None) -> bool:
         """Whether all of the gang finds room there, also when ``besides`` has sat down."""
         if any(node.labels.get(name) != value for name, value in wish.labels.items()):
             return False
@@ -107,15 +107,15 @@ class _Room:
         )
 
 
-def _add(used: dict[str, float], wish: Wish) -> None:
+def _add(used: dict[str, float], wish: SlotRequest) -> None:
     for name, amount in wish.needs.items():
         used[name] = used.get(name, 0.0) + amount * wish.gang
 
 
-class _Peers:
+class _SlotNeighbours:
     """Where the peers of ``wish`` that still wait could come."""
 
-    def __init__(self, room: _Room, wish: Wish, waiting: Sequence[Wish]) -> None:
+    def __init__(self, room: _NodeUsage, wish: SlotRequest, waiting: Sequence[SlotRequest]) -> None:
         self._room, self._wish = room, wish
         others = (other for other in waiting if other.role != wish.role)
         alike = {(w.gang, *sorted(w.needs.items()), *sorted(w.labels.items())): w for w in others}
@@ -123,16 +123,18 @@ class _Peers:
         self._open = {node.node_id for node in room.nodes if any(room.fits(kind, node) for kind in self._kinds)}
         self._by_fabric = Counter(node.fabric for node in room.nodes if node.node_id in self._open)
 
-    def at(self, node: Node) -> bool:
+    def at(self, node: RayNode) -> bool:
         """The node itself, beside ``wish``."""
         return node.node_id in self._open and any(self._room.fits(k, node, self._wish) for k in self._kinds)
 
-    def near(self, node: Node) -> bool:
+    def near(self, node: RayNode) -> bool:
         """A node of its fabric."""
         return self._by_fabric[node.fabric] - (node.node_id in self._open) > 0 or self.at(node)
 
 
-def _cost(wish: Wish, node: Node, room: _Room, peers: _Peers | None, strategy: str) -> tuple[float | str, ...]:
+def _cost(
+    wish: SlotRequest, node: RayNode, room: _NodeUsage, peers: _SlotNeighbours | None, strategy: str
+) -> tuple[float | str, ...]:
     """Lower is better; the node's id decides between equals, so that the choice is always the same."""
     here = room.on_node[node.node_id]
     alike, everybody = here[wish.role], here.total()
@@ -144,7 +146,7 @@ def _cost(wish: Wish, node: Node, room: _Room, peers: _Peers | None, strategy: s
     return (alike - (everybody - alike), -nearness, crowd, alike, -peers.at(node), everybody, node.node_id)
 
 
-def _nearness(wish: Wish, node: Node, room: _Room, peers: _Peers) -> tuple[int, int]:
+def _nearness(wish: SlotRequest, node: RayNode, room: _NodeUsage, peers: _SlotNeighbours) -> tuple[int, int]:
     """Of a fabric, 3: it holds a peer without a partner; 2: one could come; 1: it holds one. And how many of the
     same role it has.
     """

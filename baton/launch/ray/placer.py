@@ -17,8 +17,8 @@ from pathlib import Path
 
 from baton.cluster.config import BatonConfig
 from baton.launch.plans import in_pool, slots_of
-from baton.launch.ray.app import Placement, PlacementSpec
-from baton.launch.ray.follow import Follow
+from baton.launch.ray.app import PlacementSpec, RayPlacement
+from baton.launch.ray.follow import ScaleFollower
 from baton.launch.supervise import HostPlan
 from baton.process.security import ray_environment
 from baton.protos.errors import ConfigError
@@ -56,7 +56,10 @@ def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
 def run_placer(config: BatonConfig, config_file: str) -> int:
     """Until SIGTERM or SIGINT; the exit status. Raises ConfigError and StartupError."""
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
-    placement, follow = Placement(spec_of(config, plans_of(config, config_file))), Follow(config, config_file)
+    placement, follow = (
+        RayPlacement(spec_of(config, plans_of(config, config_file))),
+        ScaleFollower(config, config_file),
+    )
     log.info("in Ray at %s", placement.connect())
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -70,7 +73,7 @@ def run_placer(config: BatonConfig, config_file: str) -> int:
     return 0
 
 
-def _keep_placing(placement: Placement, follow: Follow, stop: threading.Event, config_file: str) -> None:
+def _keep_placing(placement: RayPlacement, follow: ScaleFollower, stop: threading.Event, config_file: str) -> None:
     """As many as are asked for. Before that is known nobody is placed, and nobody sent away."""
     known = False
     while not stop.wait(POLL_S):

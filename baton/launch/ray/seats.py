@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from baton.launch.ray.actors import ANSWER_S, Actors, Placed, mark_of
-from baton.launch.ray.node_choice import Node, Wish, choose
+from baton.launch.ray.actors import ANSWER_S, ActorRecord, Actors, mark_of
+from baton.launch.ray.node_choice import RayNode, SlotRequest, choose
 from baton.launch.supervise import BACKOFF_S, HostPlan, SlotStatus
 from baton.protos.errors import ConfigError
 
@@ -27,10 +27,10 @@ STOP_EXTRA_S = 3.0  # beyond a host's own grace, until its session is killed
 log = logging.getLogger("baton.placement")
 
 
-class _Seated:
+class _SeatedSlot:
     """A slot that has a node."""
 
-    def __init__(self, placed: Placed, since: float) -> None:
+    def __init__(self, placed: ActorRecord, since: float) -> None:
         self.placed, self.seat, self.since = placed, placed.seat, since
         self.leaving: Any = None  # the answer to ``stop``, once it was asked
         self.leave_by = 0.0
@@ -58,7 +58,7 @@ class Seats:
         self._actors = Actors(ray, lasting)
         self._has_adopted = not lasting
         self._wanted: dict[str, HostPlan] = {}
-        self._seats: dict[str, _Seated] = {}
+        self._seats: dict[str, _SeatedSlot] = {}
         self._losses: dict[str, tuple[int, float]] = {}  # slot -> how often lost its node, not again before
         self._looked = float("-inf")
         self._last: dict[str, SlotStatus] = {}
@@ -126,7 +126,7 @@ class Seats:
 
     # ---- in --------------------------------------------------------------------------------------------
 
-    def _fill(self, nodes: Sequence[Node]) -> None:
+    def _fill(self, nodes: Sequence[RayNode]) -> None:
         now = self._clock()
         plans = [plan for plan in self.unseated() if self._losses.get(plan.slot, (0, 0.0))[1] <= now]
         if not plans:
@@ -136,7 +136,7 @@ class Seats:
         for plan, wish in zip(plans, wishes, strict=True):
             if plan.slot in chosen:
                 placed = self._actors.start(plan, wish, chosen[plan.slot])
-                self._seats[plan.slot] = _Seated(placed, self._clock())
+                self._seats[plan.slot] = _SeatedSlot(placed, self._clock())
                 log.info("%s goes to node %s", plan.slot, placed.seat.node_id[:12])
 
     def _adopt(self) -> None:
@@ -150,16 +150,16 @@ class Seats:
                 self._ray.wait([self._actors.stop(placed, ANSWER_S)], timeout=2 * ANSWER_S)
                 self._actors.remove(placed)
             else:
-                self._seats[slot] = _Seated(placed, self._clock())
+                self._seats[slot] = _SeatedSlot(placed, self._clock())
                 log.info("%s is on node %s already", slot, placed.seat.node_id[:12] or "(not said)")
 
-    def _wish(self, plan: HostPlan, nodes: Sequence[Node]) -> Wish:
+    def _wish(self, plan: HostPlan, nodes: Sequence[RayNode]) -> SlotRequest:
         needs: dict[str, float] = plan.resources or {resource_of(plan.role): 1}
         if self._gpus and "GPU" not in needs:
             needs = {**needs, "GPU": 1.0 if self._lasting else self._gpu_share(nodes)}
-        return Wish(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels)
+        return SlotRequest(plan.slot, plan.role, needs, max(1, plan.gang), plan.labels)
 
-    def _gpu_share(self, nodes: Sequence[Node]) -> float:
+    def _gpu_share(self, nodes: Sequence[RayNode]) -> float:
         """A worker takes a whole GPU, or an equal share where the cluster has fewer GPUs than workers."""
         have = sum(node.resources.get("GPU", 0.0) for node in nodes)
         if not have:
@@ -168,7 +168,7 @@ class Seats:
 
     # ---- out -------------------------------------------------------------------------------------------
 
-    def _why_leave(self, slot: str, seated: _Seated, draining: Mapping[str, float]) -> str:
+    def _why_leave(self, slot: str, seated: _SeatedSlot, draining: Mapping[str, float]) -> str:
         """Empty: it stays."""
         plan = self._wanted.get(slot)
         if plan is None:
@@ -226,9 +226,9 @@ class Seats:
 
     # ---- what Ray says ---------------------------------------------------------------------------------
 
-    def _nodes(self) -> dict[str, Node]:
+    def _nodes(self) -> dict[str, RayNode]:
         return {
-            found["NodeID"]: Node(found["NodeID"], dict(found["Resources"]), dict(found.get("Labels") or {}))
+            found["NodeID"]: RayNode(found["NodeID"], dict(found["Resources"]), dict(found.get("Labels") or {}))
             for found in self._ray.nodes()
             if found["Alive"]
         }

@@ -20,7 +20,7 @@ COLUMNS = StepCurve.__struct_fields__
 LEAST_POINTS = 4
 
 
-class Point(msgspec.Struct, frozen=True):
+class StepTiming(msgspec.Struct, frozen=True):
     """``steps`` engine steps that took ``seconds`` in all, and what they computed.
 
     ``context``: KV tokens read by the sequences that write, over all steps.
@@ -40,7 +40,7 @@ class Point(msgspec.Struct, frozen=True):
         return self.steps, self.prefill_tokens, self.pairs, self.sequences, self.context
 
 
-def fit(points: Sequence[Point]) -> StepCurve:
+def fit(points: Sequence[StepTiming]) -> StepCurve:
     """The curve with the least squares of relative errors. Raises InvalidRequest for too few points."""
     sound = [p for p in points if p.seconds > 0]
     if len(sound) < LEAST_POINTS:
@@ -49,7 +49,7 @@ def fit(points: Sequence[Point]) -> StepCurve:
     return StepCurve(*_non_negative(rows))
 
 
-def predicted(curve: StepCurve, point: Point) -> float:
+def predicted(curve: StepCurve, point: StepTiming) -> float:
     """Seconds that the curve gives for the point."""
     return sum(getattr(curve, name) * x for name, x in zip(COLUMNS, point.features, strict=True))
 

@@ -1,7 +1,7 @@
 """Step time from operator timings: one folder with attention.csv, dense.csv, per_sequence.csv and meta.yaml.
 
 Knows nothing of schedulers or traces. The format is LLMServingSim's (one layer, per tensor-parallel rank, in
-microseconds); the model's layers and widths come from its public config.json, communication from ``Link``.
+microseconds); the model's layers and widths come from its public config.json, communication from ``RankLink``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ HEAD = "lm_head"
 MICRO = 1e-6
 
 
-class Link(msgspec.Struct, frozen=True):
+class RankLink(msgspec.Struct, frozen=True):
     """Between tensor-parallel ranks: bytes per second one way, seconds until the first byte arrives."""
 
     bytes_per_s: float
     latency_s: float
 
 
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
+class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
     """``new`` prompt tokens computed after ``context`` tokens that have their KV."""
 
     new: int
@@ -41,7 +41,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class OperatorProfile:
     """Seconds of any step on the measured hardware."""
 
-    def __init__(self, shape: ModelShape, tp: int, tables: _Tables, link: Link | None, skew: float = 0.0) -> None:
+    def __init__(
+        self, shape: ModelShape, tp: int, tables: _Tables, link: RankLink | None, skew: float = 0.0
+    ) -> None:
         if tp > 1 and link is None:
             raise ConfigError(f"{tp} ranks communicate: the run's config needs link_bw and link_latency", "link_bw")
         self.shape, self.tp, self.link, self.skew = shape, tp, link, skew
@@ -49,7 +51,9 @@ class OperatorProfile:
         self._dense: dict[int, float] = {}
         self._heads: dict[int, float] = {}
 
-    def step_seconds(self, chunks: Sequence[Chunk], decodes: Sequence[int], finishing: int | None = None) -> float:
+    def step_seconds(
+        self, chunks: Sequence[PrefillChunk], decodes: Sequence[int], finishing: int | None = None
+    ) -> float:
         """One step: ``chunks`` of prompts and one token each for sequences with ``decodes`` tokens of context.
 
         ``finishing`` of the chunks are their prompt's last (default: all): those need logits too.
@@ -61,7 +65,7 @@ class OperatorProfile:
         attention = self.shape.num_hidden_layers * self.attention_seconds(chunks, decodes)
         return self._body(tokens) + attention + self._head(max(1, sampled))
 
-    def attention_seconds(self, chunks: Sequence[Chunk], decodes: Sequence[int]) -> float:
+    def attention_seconds(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> float:
         """One layer's attention over the batch."""
         n = len(decodes)
         mean = sum(decodes) / n if n else 0.0
@@ -70,7 +74,7 @@ class OperatorProfile:
             seconds += self.skew * (self._attention(chunks, n, max(decodes)) - seconds)
         return seconds
 
-    def _attention(self, chunks: Sequence[Chunk], n: int, context: float) -> float:
+    def _attention(self, chunks: Sequence[PrefillChunk], n: int, context: float) -> float:
         if not chunks:
             return self._tables.decode.at(n, context)
         new, before = _one_chunk(chunks)
@@ -117,7 +121,7 @@ class OperatorProfile:
         return (self.tp - 1) * (self.link.latency_s + size / self.tp / self.link.bytes_per_s)
 
 
-def _one_chunk(chunks: Sequence[Chunk]) -> tuple[float, float]:
+def _one_chunk(chunks: Sequence[PrefillChunk]) -> tuple[float, float]:
     """One (new, context) with as many token pairs as ``chunks`` have together, and if possible as many tokens."""
     if len(chunks) == 1:
         return chunks[0].new, chunks[0].context
@@ -136,7 +140,7 @@ class _Tables(msgspec.Struct, frozen=True):
 
 
 def load_operators(
-    folder: str, tp: int | None = None, link: Link | None = None, model: str | None = None
+    folder: str, tp: int | None = None, link: RankLink | None = None, model: str | None = None
 ) -> OperatorProfile:
     """Read a profile folder. ``model`` (a config.json) gives the sizes of a model that isn't known by name.
 

@@ -15,7 +15,7 @@ from baton.cluster.config import ACCELERATORS_PER_ENGINE
 from baton.cost.profiles import Overhead, load_profile
 from baton.planner.costs.data_sheets import Accelerator, accelerators
 from baton.planner.costs.model_shape import ModelShape, model_shape
-from baton.planner.costs.operators import Chunk, Link, OperatorProfile, load_operators
+from baton.planner.costs.operators import OperatorProfile, PrefillChunk, RankLink, load_operators
 from baton.planner.costs.precision import as_set
 from baton.planner.costs.roofline_name import is_roofline, parse
 from baton.protos.errors import ConfigError
@@ -192,13 +192,13 @@ def _samples(profile: OperatorProfile) -> tuple[list[list[float]], list[float]]:
     for new in (0, 256, 1024, 2048):
         for n in (0, 8, 32, 64):
             for context in (512, 2048):
-                chunks = [Chunk(new, 0)] if new else []
+                chunks = [PrefillChunk(new, 0)] if new else []
                 if new or n:
                     rows.append([1.0, new, new * new / 2, n, n * context])
                     seconds.append(profile.step_seconds(chunks, [context] * n))
     return rows, seconds
 
 
-def link_of(accelerator: Accelerator) -> Link:
+def link_of(accelerator: Accelerator) -> RankLink:
     """Between ranks of a node."""
-    return Link(accelerator.link_bytes_per_s * LINK_SHARE, REDUCE_S)
+    return RankLink(accelerator.link_bytes_per_s * LINK_SHARE, REDUCE_S)

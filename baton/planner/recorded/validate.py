@@ -13,14 +13,14 @@ import msgspec
 from baton.planner.costs.model_shape import ModelShape, model_shape
 from baton.planner.costs.operators import OperatorProfile
 from baton.planner.figures import Figures, figures, relative_errors
-from baton.planner.recorded.vllm_engine import Timed, VllmEngine
-from baton.planner.recorded.vllm_run import Recorded, VllmRun, settings_of
+from baton.planner.recorded.vllm_engine import RequestTimes, VllmEngine
+from baton.planner.recorded.vllm_run import RecordedRequest, VllmRun, settings_of
 from baton.protos.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "latency", "queue", "scheduled_to_first")
 
 
-class Row(msgspec.Struct, frozen=True):
+class ValidationRow(msgspec.Struct, frozen=True):
     """One metric, in seconds; ``error`` is relative, by figure."""
 
     metric: str
@@ -39,7 +39,7 @@ class Validation(msgspec.Struct, frozen=True):
     steps: int
     preemptions: int
     kv_pages: int
-    rows: tuple[Row, ...]
+    rows: tuple[ValidationRow, ...]
 
 
 def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
@@ -49,7 +49,7 @@ def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
     settings = settings_of(run, profile.shape)
     start = min(r.queued_ts for r in run.requests)
     recorded = sorted(run.requests, key=lambda r: r.queued_ts)
-    timed = [Timed(r.queued_ts - start, r.input_toks, r.output_toks) for r in recorded]
+    timed = [RequestTimes(r.queued_ts - start, r.input_toks, r.output_toks) for r in recorded]
     engine = VllmEngine(settings, profile.step_seconds)
     engine.run(timed)
     observed, simulated = _observed(recorded, start), _simulated(timed, _before(recorded, start))
@@ -69,12 +69,12 @@ def _is_of(name: str, shape: ModelShape) -> bool:
         return False
 
 
-def _row(metric: str, observed: Sequence[float], simulated: Sequence[float]) -> Row:
+def _row(metric: str, observed: Sequence[float], simulated: Sequence[float]) -> ValidationRow:
     seen, said = figures(observed), figures(simulated)
-    return Row(metric, seen, said, relative_errors(seen, said))
+    return ValidationRow(metric, seen, said, relative_errors(seen, said))
 
 
-def _before(recorded: Sequence[Recorded], start: float) -> list[float]:
+def _before(recorded: Sequence[RecordedRequest], start: float) -> list[float]:
     """When each arrived at the client's side, on the engine's clock: the quickest way in took no time.
 
     Where that wasn't recorded: when it entered the engine.
@@ -83,7 +83,7 @@ def _before(recorded: Sequence[Recorded], start: float) -> list[float]:
     return [(r.queued_ts if r.arrival_time is None else r.arrival_time + shift) - start for r in recorded]
 
 
-def _observed(recorded: Sequence[Recorded], start: float) -> dict[str, list[float]]:
+def _observed(recorded: Sequence[RecordedRequest], start: float) -> dict[str, list[float]]:
     arrivals = _before(recorded, start)
     return {
         "ttft": [r.first_token_ts - start - a for r, a in zip(recorded, arrivals, strict=True)],
@@ -94,7 +94,7 @@ def _observed(recorded: Sequence[Recorded], start: float) -> dict[str, list[floa
     }
 
 
-def _simulated(timed: Sequence[Timed], arrivals: Sequence[float]) -> dict[str, list[float]]:
+def _simulated(timed: Sequence[RequestTimes], arrivals: Sequence[float]) -> dict[str, list[float]]:
     return {
         "ttft": [t.first_token - a for t, a in zip(timed, arrivals, strict=True)],
         "tpot": [(t.last_token - t.first_token) / (t.outputs - 1) for t in timed if t.outputs > 1],

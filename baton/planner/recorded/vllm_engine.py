@@ -23,11 +23,11 @@ import msgspec
 
 from baton.engine.checks import blocks_for, holdable
 from baton.kv.pages.pool import PageLease, PagePool
-from baton.planner.costs.operators import Chunk
+from baton.planner.costs.operators import PrefillChunk
 from baton.protos.errors import ConfigError, PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 
-StepSeconds = Callable[[Sequence[Chunk], Sequence[int], int], float]
+StepSeconds = Callable[[Sequence[PrefillChunk], Sequence[int], int], float]
 
 
 class VllmSettings(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class VllmSettings(msgspec.Struct, frozen=True):
     prefix_caching: bool = True
 
 
-class Timed(msgspec.Struct):
+class RequestTimes(msgspec.Struct):
     """One request's times in seconds; 0 until they are known."""
 
     arrival: float
@@ -54,10 +54,10 @@ class Timed(msgspec.Struct):
     preemptions: int = 0
 
 
-class _Live:
+class _LiveRequest:
     """A request in the engine. ``computed`` counts planned tokens too, ``ahead`` those that are in flight."""
 
-    def __init__(self, index: int, timed: Timed) -> None:
+    def __init__(self, index: int, timed: RequestTimes) -> None:
         self.index, self.timed = index, timed
         self.computed = self.known = self.ahead = self.sealed = 0
         self.lease: PageLease | None = None
@@ -75,7 +75,7 @@ class _Live:
 
 class _Step(msgspec.Struct):
     done: float
-    sampling: list[_Live]
+    sampling: list[_LiveRequest]
 
 
 class VllmEngine:
@@ -84,13 +84,13 @@ class VllmEngine:
     def __init__(self, settings: VllmSettings, step_seconds: StepSeconds) -> None:
         self.settings, self._seconds = settings, step_seconds
         self.pool = PagePool(settings.pages)
-        self.waiting: deque[_Live] = deque()
-        self.running: list[_Live] = []
+        self.waiting: deque[_LiveRequest] = deque()
+        self.running: list[_LiveRequest] = []
         self.steps = self.preemptions = 0
 
-    def run(self, requests: Iterable[Timed]) -> None:
+    def run(self, requests: Iterable[RequestTimes]) -> None:
         """Take all of them through, in order of arrival."""
-        coming = deque(_Live(i, t) for i, t in enumerate(sorted(requests, key=lambda t: t.arrival)))
+        coming = deque(_LiveRequest(i, t) for i, t in enumerate(sorted(requests, key=lambda t: t.arrival)))
         in_flight: deque[_Step] = deque()
         depth = 2 if self.settings.async_scheduling else 1
         now = device_free = 0.0
@@ -112,7 +112,7 @@ class VllmEngine:
                 now = max(now, step.done)
                 self._update(step, now)
 
-    def _enqueue(self, live: _Live) -> None:
+    def _enqueue(self, live: _LiveRequest) -> None:
         if blocks_for(live.timed.prompt + live.timed.outputs) > self.pool.pages:
             raise ConfigError(
                 f"{live.timed.prompt} + {live.timed.outputs} tokens of a request never fit {self.pool.pages} pages",
@@ -124,7 +124,7 @@ class VllmEngine:
 
     def _plan(self, now: float) -> tuple[_Step, float]:
         step, budget = _Step(0.0, []), self.settings.max_num_batched_tokens
-        chunks: list[Chunk] = []
+        chunks: list[PrefillChunk] = []
         decodes: list[int] = []
         before = self.preemptions
         budget = self._advance_running(step, budget, chunks, decodes)
@@ -135,7 +135,7 @@ class VllmEngine:
         self.steps += 1
         return step, self._seconds(chunks, decodes, len(step.sampling) - len(decodes))
 
-    def _advance_running(self, step: _Step, budget: int, chunks: list[Chunk], decodes: list[int]) -> int:
+    def _advance_running(self, step: _Step, budget: int, chunks: list[PrefillChunk], decodes: list[int]) -> int:
         at = 0
         while at < len(self.running) and budget > 0:
             live = self.running[at]
@@ -148,18 +148,18 @@ class VllmEngine:
             if live.computed >= live.timed.prompt and take == 1:
                 decodes.append(live.computed + 1)
             else:
-                chunks.append(Chunk(take, live.computed))
+                chunks.append(PrefillChunk(take, live.computed))
             self._take(step, live, take)
             budget -= take
             at += 1
         return budget
 
     @staticmethod
-    def _answered(live: _Live) -> bool:
+    def _answered(live: _LiveRequest) -> bool:
         """Whether the token in flight is the last one asked for."""
         return live.ahead > 0 and live.known + live.ahead >= live.timed.outputs
 
-    def _grow(self, live: _Live, take: int) -> bool:
+    def _grow(self, live: _LiveRequest, take: int) -> bool:
         assert live.lease is not None
         short = blocks_for(live.computed + take) - len(live.lease.pages)
         while short > 0:
@@ -173,7 +173,7 @@ class VllmEngine:
                     return False
         return True
 
-    def _preempt(self, live: _Live) -> None:
+    def _preempt(self, live: _LiveRequest) -> None:
         assert live.lease is not None
         live.lease.close()
         live.lease, live.computed, live.sealed = None, 0, 0
@@ -181,7 +181,7 @@ class VllmEngine:
         self.preemptions += 1
         self.waiting.appendleft(live)
 
-    def _admit(self, step: _Step, budget: int, chunks: list[Chunk], now: float) -> None:
+    def _admit(self, step: _Step, budget: int, chunks: list[PrefillChunk], now: float) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
             live = self.waiting[0]
             take = self._open(live, budget)
@@ -191,11 +191,11 @@ class VllmEngine:
             self.running.append(live)
             if live.timed.scheduled < 0:
                 live.timed.scheduled = now
-            chunks.append(Chunk(take, live.computed))
+            chunks.append(PrefillChunk(take, live.computed))
             self._take(step, live, take)
             budget -= take
 
-    def _open(self, live: _Live, budget: int) -> int:
+    def _open(self, live: _LiveRequest, budget: int) -> int:
         """Pages for its first piece; how long that is, 0 when it can't be admitted now."""
         hashes = live.hashes() if self.settings.prefix_caching and live.timed.preemptions else []
         held = self.pool.match(hashes)
@@ -209,7 +209,7 @@ class VllmEngine:
         live.computed, live.sealed = held * BLOCK_TOKENS, held
         return take
 
-    def _take(self, step: _Step, live: _Live, take: int) -> None:
+    def _take(self, step: _Step, live: _LiveRequest, take: int) -> None:
         live.computed += take
         if live.computed == live.tokens + live.ahead:
             live.ahead += 1
@@ -237,7 +237,7 @@ class VllmEngine:
         if ended:
             self.running = [r for r in self.running if r.known < r.timed.outputs]
 
-    def _end(self, live: _Live) -> None:
+    def _end(self, live: _LiveRequest) -> None:
         if live.lease is None:
             self.waiting.remove(live)
             return

@@ -15,7 +15,7 @@ import msgspec
 
 from baton.planner.costs.data_sheets import accelerators
 from baton.planner.costs.model_shape import ModelShape
-from baton.planner.costs.operators import Link
+from baton.planner.costs.operators import RankLink
 from baton.planner.recorded.vllm_engine import VllmSettings
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -25,7 +25,7 @@ VLLM_SHARE = 0.9  # of a device's memory, unless it was told
 NEEDED = ("output_toks", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class RecordedRequest(msgspec.Struct, frozen=True):
     """One that was answered. Times are on the engine's clock; ``arrival_time``, if known, on the client's."""
 
     input_toks: int
@@ -45,10 +45,10 @@ class VllmRun(msgspec.Struct, frozen=True):
 
     model: str
     tp: int
-    requests: tuple[Recorded, ...]
+    requests: tuple[RecordedRequest, ...]
     meta: dict[str, Any]
     instance: dict[str, Any]
-    link: Link | None
+    link: RankLink | None
     left_out: int = 0
 
     def told(self, name: str, section: str = "") -> Any:
@@ -69,7 +69,7 @@ def load_run(folder: str) -> VllmRun:
         _require_one_engine(run, config)
         tp = run.told("tensor_parallel_size", "parallel_config") or instance.get("tp_size") or 1
         tp = _count("tensor_parallel_size", tp)
-        link = Link(float(config["link_bw"]) * 1e9, float(config["link_latency"]) * 1e-9) if tp > 1 else None
+        link = RankLink(float(config["link_bw"]) * 1e9, float(config["link_latency"]) * 1e-9) if tp > 1 else None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{home}: meta.json or config.json lacks {error}", "run") from error
     return msgspec.structs.replace(run, tp=tp, link=link)
@@ -145,7 +145,7 @@ def _fitting(run: VllmRun, shape: ModelShape) -> int:
     return blocks
 
 
-def _requests(file: Path) -> tuple[tuple[Recorded, ...], int]:
+def _requests(file: Path) -> tuple[tuple[RecordedRequest, ...], int]:
     """Those that were answered, and how many were not."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -158,12 +158,12 @@ def _requests(file: Path) -> tuple[tuple[Recorded, ...], int]:
     return answered, len(found) - len(answered)
 
 
-def _request(file: Path, number: int, line: str) -> Recorded | None:
+def _request(file: Path, number: int, line: str) -> RecordedRequest | None:
     try:
         fields = msgspec.json.decode(line, type=dict[str, Any])
         if any(name in fields and fields[name] is None for name in NEEDED) or fields.get("output_toks") == 0:
             return None
-        found = msgspec.convert(fields, Recorded)
+        found = msgspec.convert(fields, RecordedRequest)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file} line {number}: {error}", "run") from error
     if found.input_toks < 1 or found.output_toks < 1:

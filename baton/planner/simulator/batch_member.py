@@ -6,7 +6,7 @@ from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.flight import Flight
 
 
-class Member:
+class BatchMember:
     """``reading``: prompt tokens left. It writes from tick ``start`` to ``due``; ``gone``: it left the batch."""
 
     __slots__ = ("age", "due", "flight", "gone", "lease", "reading", "start")

@@ -22,7 +22,7 @@ from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.faults import Faults
 from baton.planner.simulator.flight import BlockIds, Flight
 from baton.planner.simulator.machines import Machines
-from baton.planner.simulator.place import Place
+from baton.planner.simulator.place import SimWorker
 from baton.planner.simulator.place_maker import Scenario, SimSettings
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -157,7 +157,9 @@ class ClusterSim(Machines):
         self._shipped[flight.index] = lease.held * self.block
         self._give(flight, taken, ask, decode, lease)
 
-    def _give(self, flight: Flight, taken: Option, ask: RoutingRequest, decode: Place, lease: PageLease) -> None:
+    def _give(
+        self, flight: Flight, taken: Option, ask: RoutingRequest, decode: SimWorker, lease: PageLease
+    ) -> None:
         """To who reads the prompt."""
         flight.way, flight.prefill = taken.way, taken.prefill
         self.placements[taken.way] += 1
@@ -218,7 +220,7 @@ class ClusterSim(Machines):
             reader.node.cancel(flight)
         self._begin(reader)
 
-    def _forget(self, reader: Place, flight: Flight) -> None:
+    def _forget(self, reader: SimWorker, flight: Flight) -> None:
         reader.unread_requests -= 1
         reader.unread_tokens -= flight.unread
         reader.sequences -= 1

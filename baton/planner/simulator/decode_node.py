@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.planner.costs.worker import WorkerCosts
-from baton.planner.simulator.batch_member import Member
+from baton.planner.simulator.batch_member import BatchMember
 from baton.planner.simulator.flight import Flight
 from baton.protos.errors import PoolExhausted
 
@@ -47,11 +47,11 @@ class CompressedDecode:
         self._context = 0  # tokens of KV that the writing members have together
         self._ages = 0
         self._writing = 0
-        self._due: list[tuple[int, int, Member]] = []
-        self._full: list[tuple[int, int, Member]] = []
-        self._readers: deque[Member] = deque()
-        self._members: dict[int, Member] = {}  # by age: oldest first
-        self._waiting: deque[Member] = deque()
+        self._due: list[tuple[int, int, BatchMember]] = []
+        self._full: list[tuple[int, int, BatchMember]] = []
+        self._readers: deque[BatchMember] = deque()
+        self._members: dict[int, BatchMember] = {}  # by age: oldest first
+        self._waiting: deque[BatchMember] = deque()
 
     # ---- what the cluster asks of it ---------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class CompressedDecode:
         self.now = max(self.now, now)
         self._ages += 1
         reading = flight.prompt - lease.held * self.block if local else 0
-        member = Member(flight, lease, self._ages, reading)
+        member = BatchMember(flight, lease, self._ages, reading)
         self._members[member.age] = member
         if reading:
             self._readers.append(member)
@@ -190,7 +190,7 @@ class CompressedDecode:
         seconds = self._mixed_seconds(tokens, pairs)
         self.now += seconds
         self.busy += seconds
-        done: list[Member] = []
+        done: list[BatchMember] = []
         while tokens:
             member = self._readers[0]
             take = min(member.reading, tokens)
@@ -203,7 +203,7 @@ class CompressedDecode:
             if not member.gone:
                 self._finish_reading(member, ended)
 
-    def _finish_reading(self, member: Member, ended: list[Flight]) -> None:
+    def _finish_reading(self, member: BatchMember, ended: list[Flight]) -> None:
         """Its prompt is computed, and with it the next token chosen."""
         member.seal()
         flight = member.flight
@@ -219,7 +219,7 @@ class CompressedDecode:
 
     # ---- members -------------------------------------------------------------------------------------------
 
-    def _write(self, member: Member) -> None:
+    def _write(self, member: BatchMember) -> None:
         """From now on it writes a token per step; the first one it has already."""
         member.begin(self._tick)
         self._writing += 1
@@ -227,13 +227,13 @@ class CompressedDecode:
         heappush(self._due, (member.due, member.age, member))
         self._watch(member)
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: BatchMember) -> None:
         """Note the tick at which the pages it has will be full."""
         room = len(member.lease.pages) * self.block - (member.tokens - 1 + self._tick - member.start)
         if self._tick + room < member.due:
             heappush(self._full, (self._tick + max(1, room), member.age, member))
 
-    def _grow(self, member: Member) -> None:
+    def _grow(self, member: BatchMember) -> None:
         while True:
             try:
                 member.lease.extend(1)
@@ -249,7 +249,7 @@ class CompressedDecode:
                 self._watch(member)
                 return
 
-    def _settle(self, member: Member) -> None:
+    def _settle(self, member: BatchMember) -> None:
         """Its counters as of now, and out of the sums."""
         if not member.reading:
             member.wrote(self._tick)
@@ -258,12 +258,12 @@ class CompressedDecode:
         else:
             self._readers.remove(member)
 
-    def _preempt(self, member: Member) -> None:
+    def _preempt(self, member: BatchMember) -> None:
         self._settle(member)
         member.gone = True
         member.lease.close()
         del self._members[member.age]
-        again = Member(member.flight, member.lease, member.age, member.tokens)
+        again = BatchMember(member.flight, member.lease, member.age, member.tokens)
         self._waiting.append(again)
         self._waiting = deque(sorted(self._waiting, key=lambda m: m.age))
         self.preemptions += 1
@@ -284,12 +284,12 @@ class CompressedDecode:
             self._members = dict(sorted(self._members.items()))
             self._readers.append(self._waiting.popleft())
 
-    def _end(self, member: Member, ended: list[Flight]) -> None:
+    def _end(self, member: BatchMember, ended: list[Flight]) -> None:
         member.gone = True
         self._settle(member)
         self._leave(member, ended)
 
-    def _leave(self, member: Member, ended: list[Flight]) -> None:
+    def _leave(self, member: BatchMember, ended: list[Flight]) -> None:
         member.lease.close()
         del self._members[member.age]
         member.flight.last_token = self.now

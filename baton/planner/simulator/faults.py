@@ -17,7 +17,7 @@ import msgspec
 
 from baton.planner.costs.worker import WorkerCosts, worker_costs
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place import Place
+from baton.planner.simulator.place import SimWorker
 from baton.protos.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class Faults:
             if failure.until < math.inf:
                 sim.at(failure.until, lambda place=place: self._return(place))  # type: ignore[misc]
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str) -> SimWorker:
         found = {place.name: place for place in (*self._sim.prefills.values(), *self._sim.decodes.values())}
         if name not in found:
             raise ConfigError(f"there is no worker {name!r} to fail; there are {', '.join(found)}", "fail")
         return found[name]
 
-    def _die(self, place: Place) -> None:
+    def _die(self, place: SimWorker) -> None:
         if place.down:
             return
         self.deaths += 1
@@ -108,12 +108,12 @@ class Faults:
             self._lose_reader(place)
         self._sim.pump()
 
-    def _return(self, place: Place) -> None:
+    def _return(self, place: SimWorker) -> None:
         place.down = False
         place.changed()
         self._sim.pump()
 
-    def _lose_writer(self, place: Place) -> None:
+    def _lose_writer(self, place: SimWorker) -> None:
         sim = self._sim
         sim.settle(place)
         place.node.stop()
@@ -124,7 +124,7 @@ class Faults:
         self.moved += len(lost)
         sim.put_back([self._leg(flight) for flight in lost])
 
-    def _lose_reader(self, place: Place) -> None:
+    def _lose_reader(self, place: SimWorker) -> None:
         sim = self._sim
         lost = [flight for flight in sim.active.values() if flight.prefill == place.info.worker_id]
         lost = [flight for flight in lost if sim.is_unread(flight)]

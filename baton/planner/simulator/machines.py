@@ -16,9 +16,9 @@ from typing import Any
 from baton.kv.pages.pool import PageLease
 from baton.planner.simulator.faults import check_pools
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place import Place
-from baton.planner.simulator.place_maker import PlaceMaker, Scenario
-from baton.planner.simulator.shared_cores import Cores
+from baton.planner.simulator.place import SimWorker
+from baton.planner.simulator.place_maker import Scenario, SimWorkerMaker
+from baton.planner.simulator.shared_cores import SharedCores
 from baton.prefill_worker.engine.scheduler import PrefillJob
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -46,8 +46,8 @@ class Machines(ABC):
         self._jobs: dict[int, PrefillJob] = {}
         self._shipped: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
-        self._cores = Cores(scenario.sharing, self.at) if scenario.sharing else None
-        self._maker = PlaceMaker(settings, self.block, self._ship)
+        self._cores = SharedCores(scenario.sharing, self.at) if scenario.sharing else None
+        self._maker = SimWorkerMaker(settings, self.block, self._ship)
         self.prefills = self._maker.make("prefill", settings.prefill, scenario.prefill, pools)
         self.decodes = self._maker.make("decode", settings.decode, scenario.decode, pools)
         for place in self.decodes.values():
@@ -68,18 +68,18 @@ class Machines(ABC):
 
     # ---- to the reader -------------------------------------------------------------------------------------
 
-    def _between_steps(self, place: Place) -> float:
+    def _between_steps(self, place: SimWorker) -> float:
         """When a decode worker's engine, which listens between two steps, hears of what is said now."""
         self._ended(place, place.node.advance(self.now))
         self._expect(place)
         return max(self.now, place.node.now)
 
-    def _call(self, flight: Flight, taken: Option, reader: Place) -> None:
+    def _call(self, flight: Flight, taken: Option, reader: SimWorker) -> None:
         """Admitted: the prefill worker is asked."""
         heard = self._fetch(flight, taken) + reader.costs.overhead.handoff
         self._then(flight, heard, lambda: self._enter(reader, flight))
 
-    def _reader(self, flight: Flight) -> Place:
+    def _reader(self, flight: Flight) -> SimWorker:
         return self.prefills[flight.prefill] if flight.prefill else self.decodes[flight.decode]
 
     def _fetch(self, flight: Flight, taken: Option) -> float:
@@ -96,10 +96,10 @@ class Machines(ABC):
         self._fetched[flight.index] = blocks
         return done + costs.transfer.fixed
 
-    def _named(self, name: str) -> Place:
+    def _named(self, name: str) -> SimWorker:
         return self.prefills[name] if name in self.prefills else self.decodes[name]
 
-    def _enter(self, reader: Place, flight: Flight) -> None:
+    def _enter(self, reader: SimWorker, flight: Flight) -> None:
         blocks = self._fetched.pop(flight.index, 0)
         if blocks:
             reader.node.hold(flight.full_blocks[:blocks])
@@ -108,7 +108,7 @@ class Machines(ABC):
 
     # ---- prefill and transfer ------------------------------------------------------------------------------
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: SimWorker) -> None:
         if place.node.running:
             return
         seconds = place.node.begin(self.now)
@@ -119,7 +119,7 @@ class Machines(ABC):
             else:
                 self.at(self.now + seconds, lambda: self._end_step(place, node))
 
-    def _end_step(self, place: Place, node: Any) -> None:
+    def _end_step(self, place: SimWorker, node: Any) -> None:
         if place.node is not node:
             return  # it died meanwhile
         done = node.finish()
@@ -129,7 +129,7 @@ class Machines(ABC):
         if done:
             self.pump()
 
-    def _read(self, place: Place, flight: Flight, job: PrefillJob) -> None:
+    def _read(self, place: SimWorker, flight: Flight, job: PrefillJob) -> None:
         """The prompt is read: its last blocks go to the decode worker, and its first token once those are taken."""
         place.unread_requests -= 1
         place.unread_tokens -= flight.unread
@@ -164,7 +164,7 @@ class Machines(ABC):
         if cores:
             node.stretched = lambda begin, seconds: cores.stretched(name, begin, seconds)
 
-    def _join(self, flight: Flight, place: Place, lease: PageLease, local: bool) -> None:
+    def _join(self, flight: Flight, place: SimWorker, lease: PageLease, local: bool) -> None:
         heard = self._between_steps(place)
         if not local and flight.first_token < 0:
             flight.first_token = heard
@@ -176,7 +176,7 @@ class Machines(ABC):
             place.node.join(flight, lease, local, self.now)
         self._expect(place)
 
-    def _expect(self, place: Place) -> None:
+    def _expect(self, place: SimWorker) -> None:
         """Look at the worker again when its next event is due."""
         place.version += 1
         if self._cores:
@@ -185,14 +185,14 @@ class Machines(ABC):
         if when < math.inf:
             self.at(max(when, self.now), lambda: self._look(place, version))
 
-    def _look(self, place: Place, version: int) -> None:
+    def _look(self, place: SimWorker, version: int) -> None:
         if version != place.version:
             return
         ended = place.node.advance(self.now + 1e-12)
         self._expect(place)
         self._ended(place, ended)
 
-    def _ended(self, place: Place, ended: list[Flight]) -> None:
+    def _ended(self, place: SimWorker, ended: list[Flight]) -> None:
         unread = place.node.reading_tokens
         local_left = place.node.readers if unread else 0
         if not self.prefills or place.unread_requests:
@@ -210,7 +210,7 @@ class Machines(ABC):
 
     # ---- what deaths need (faults) ---------------------------------------------------------------------------
 
-    def fresh_node(self, place: Place) -> Any:
+    def fresh_node(self, place: SimWorker) -> Any:
         """What comes back when a worker starts again."""
         node = self._maker.node(place.info.role, place.costs)
         if self._cores:
@@ -219,7 +219,7 @@ class Machines(ABC):
             self._share(place.name, node)
         return node
 
-    def settle(self, place: Place) -> None:
+    def settle(self, place: SimWorker) -> None:
         """Take the steps that a decode worker has begun."""
         self._ended(place, place.node.advance(self.now))
 

@@ -12,7 +12,7 @@ from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo, WorkerLoad
 from baton.router.policies import Candidate
 
 
-class Place:
+class SimWorker:
     """What the router has on a worker; ``nic_free``: when its network is."""
 
     def __init__(self, name: str, info: WorkerInfo, node: Any, costs: WorkerCosts, block_tokens: int) -> None:

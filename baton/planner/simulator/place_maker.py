@@ -14,9 +14,9 @@ from baton.planner.costs.worker import WorkerCosts
 from baton.planner.simulator.decode_node import CompressedDecode
 from baton.planner.simulator.faults import Failure, SimPool
 from baton.planner.simulator.flight import Flight
-from baton.planner.simulator.place import Place
+from baton.planner.simulator.place import SimWorker
 from baton.planner.simulator.prefill_node import PrefillNode
-from baton.planner.simulator.shared_cores import Sharing
+from baton.planner.simulator.shared_cores import CoreSharing
 from baton.planner.simulator.stepwise_decode import StepwiseDecode
 from baton.planner.traces.trace import Trace
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, WorkerInfo
@@ -55,16 +55,16 @@ class Scenario(msgspec.Struct, frozen=True):
     trace: Trace
     pools: Sequence[SimPool] = ()
     failures: Sequence[Failure] = ()
-    sharing: Sharing | None = None
+    sharing: CoreSharing | None = None
 
 
-class PlaceMaker:
+class SimWorkerMaker:
     """``block``: tokens of a block; ``ship`` hears of what prefill workers computed."""
 
     def __init__(self, settings: SimSettings, block: int, ship: Ship) -> None:
         self._settings, self._block, self._ship = settings, block, ship
 
-    def make(self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, Place]:
+    def make(self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimWorker]:
         """All of a role, by worker id: the cluster's own, then the pools'."""
         places = [self._place(f"{role[0]}{i:03d}", f"{role}-{i}", role, costs) for i in range(count)]
         for pool in pools:
@@ -84,10 +84,10 @@ class PlaceMaker:
             return StepwiseDecode(costs, self._block, *limits)
         return CompressedDecode(costs, self._block, *limits, settings.writers_wait)
 
-    def _place(self, worker_id: str, name: str, role: str, costs: WorkerCosts) -> Place:
+    def _place(self, worker_id: str, name: str, role: str, costs: WorkerCosts) -> SimWorker:
         layout = KvLayout("bfloat16", (), costs.kv_bytes_per_token * BLOCK_TOKENS, "bfloat16")
         pages, room = costs.kv_tokens // BLOCK_TOKENS, self._settings.max_batch
         info = WorkerInfo(
             worker_id, worker_id, role, "", "model", "", layout, 1 << 30, 1 << 30, (), pages, max_batch=room
         )
-        return Place(name, info, self.node(role, costs), costs, self._block)
+        return SimWorker(name, info, self.node(role, costs), costs, self._block)

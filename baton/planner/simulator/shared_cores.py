@@ -14,14 +14,14 @@ import msgspec
 At = Callable[[float, Callable[[], None]], None]
 
 
-class Sharing(msgspec.Struct, frozen=True):
+class CoreSharing(msgspec.Struct, frozen=True):
     """How many times as long a step of each role takes while one other worker computes; each more adds as much."""
 
     prefill: float
     decode: float
 
 
-class Reading(msgspec.Struct):
+class PrefillStep(msgspec.Struct):
     """A prefill step: seconds alone that are left since ``since``, and how many times as long they take now."""
 
     left: float
@@ -36,17 +36,17 @@ class Reading(msgspec.Struct):
         return self.since + self.left * self.pace
 
 
-class Cores:
+class SharedCores:
     """``at`` is the clock: calls back at a time."""
 
-    def __init__(self, sharing: Sharing, at: At) -> None:
+    def __init__(self, sharing: CoreSharing, at: At) -> None:
         self._sharing, self._at = sharing, at
-        self._reading: dict[str, Reading] = {}
+        self._reading: dict[str, PrefillStep] = {}
         self._writing: set[str] = set()
 
     def read(self, name: str, now: float, seconds: float, end: Callable[[], None]) -> None:
         """Worker ``name`` begins a step of so many seconds alone; ``end`` is called when it is over."""
-        self._reading[name] = Reading(seconds, now, end)
+        self._reading[name] = PrefillStep(seconds, now, end)
         self._changed(now)
 
     def writes(self, name: str, now: float, busy: bool) -> None:
@@ -84,7 +84,7 @@ class Cores:
             step.since, step.pace, step.version = now, pace, step.version + 1
             self._at(step.ends, self._ending(name, step, step.version))
 
-    def _ending(self, name: str, step: Reading, version: int) -> Callable[[], None]:
+    def _ending(self, name: str, step: PrefillStep, version: int) -> Callable[[], None]:
         def end() -> None:
             if step.version == version and self._reading.get(name) is step:
                 del self._reading[name]

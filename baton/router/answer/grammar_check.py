@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from baton.grammars.limits import COMPILING, RESTARTS, Bounds
-from baton.grammars.messages import Compile, Compiled, TokenizerSpec, compile_of
-from baton.grammars.server import Child, server_for
+from baton.grammars.limits import COMPILING, RESTARTS, ProcessBounds
+from baton.grammars.messages import Compile, CompileResult, TokenizerSpec, compile_of
+from baton.grammars.server import ForkedGrammar, server_for
 from baton.grammars.turns import Turns
 from baton.protos.errors import InvalidRequest, Overloaded, Unavailable
 from baton.protos.nouns import Grammar
@@ -29,7 +29,7 @@ GrammarKey = tuple[bytes, bytes]
 class GrammarCheck:
     """``warm`` it before the first request, so that nobody waits for a process to start."""
 
-    def __init__(self, bounds: Bounds = Bounds()) -> None:
+    def __init__(self, bounds: ProcessBounds = ProcessBounds()) -> None:
         self._server = server_for(TokenizerSpec("", BYTES, (), bounds))
         self._known: OrderedDict[str, OrderedDict[GrammarKey, GrammarVerdict]] = OrderedDict()
         self._turns: Turns[asyncio.Future[None]] = Turns(COMPILING)
@@ -106,7 +106,7 @@ class GrammarCheck:
         raise Unavailable("grammars can't be checked now: their process doesn't start; ask again later")
 
 
-async def _heard(child: Child) -> Compiled | None:
+async def _heard(child: ForkedGrammar) -> CompileResult | None:
     """Its verdict; None when it ended without one."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(child.socket, readable.set)
@@ -114,7 +114,7 @@ async def _heard(child: Child) -> Compiled | None:
         while True:
             readable.clear()
             while (message := child.receive()) is not None:
-                if isinstance(message, Compiled):
+                if isinstance(message, CompileResult):
                     return message
             await readable.wait()
     except EOFError:

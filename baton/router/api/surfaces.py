@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
-from baton.cluster.holds import HeldRoster
+from baton.cluster.holds import RosterWithHolds
 from baton.cluster.telemetry import RouterMetrics
 from baton.router.access.gate import Gate
 from baton.router.answer.service import GenerationService
@@ -57,7 +57,7 @@ class ClusterSurface(msgspec.Struct, frozen=True):
     """
 
     overview: Overview | None
-    roster: HeldRoster | None
+    roster: RosterWithHolds | None
     wall_clock: Callable[[], float]
     max_body_bytes: int
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.cluster.patience import Patience
+from baton.cluster.patience import CircuitBreaker
 from baton.cluster.prefix_index import truncated
 from baton.kv.layout import prefix
 from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
@@ -32,8 +32,10 @@ class PrefixHints:
     ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
     """
 
-    def __init__(self, index: PrefixLookup | None, patience: Patience | None = None, keeps: bool = False) -> None:
-        self._index, self._patience, self._keeps = index, patience or Patience(), keeps
+    def __init__(
+        self, index: PrefixLookup | None, patience: CircuitBreaker | None = None, keeps: bool = False
+    ) -> None:
+        self._index, self._patience, self._keeps = index, patience or CircuitBreaker(), keeps
 
     async def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary

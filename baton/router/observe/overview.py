@@ -15,7 +15,7 @@ import msgspec
 
 from baton.cluster.advice import AdviceStore
 from baton.cluster.departures import Departure, Departures
-from baton.cluster.holds import Hold
+from baton.cluster.holds import SlotHold
 from baton.cost.money import per_million
 from baton.protos.nouns import WorkerInfo, WorkerLoad
 from baton.router.access.json import Json
@@ -61,7 +61,7 @@ class WorkerSources(msgspec.Struct, frozen=True):
 
     roster: RosterReader
     reachable: Callable[[], frozenset[str]]
-    holds: Callable[[], Mapping[str, Hold]] = dict
+    holds: Callable[[], Mapping[str, SlotHold]] = dict
     departures: Departures | None = None
     fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None
 
@@ -228,7 +228,7 @@ def _served(entries: Iterable[RosterEntry]) -> dict[str, str]:
     return {"model": ", ".join(names)} if names else {}
 
 
-def _worker(entry: RosterEntry, up: bool, hold: Hold | None) -> Json:
+def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
     info, load = entry.info, entry.load
     unused = load.free_pages + load.cached_pages
     return {

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from baton.cluster.traffic import ClassTraffic, Served, Slice, Twin
+from baton.cluster.traffic import ClassTraffic, PredictedAnswer, ServedRequest, TrafficSlice
 from baton.router.observe.decisions import DecisionRecord
 from baton.router.observe.live import GOOD_ENDS, verdict
 from baton.router.observe.trail import Trail, predicted_against_observed
@@ -35,7 +35,7 @@ class TrafficMeter:
     def __init__(self, router_id: str, wall_clock: Callable[[], float]) -> None:
         self._router_id, self._wall_clock = router_id, wall_clock
         self._since = wall_clock()
-        self._slice = Slice(router_id, self._since, 0.0, {}, 0, 0, [], [])
+        self._slice = TrafficSlice(router_id, self._since, 0.0, {}, 0, 0, [], [])
 
     def opened(self, record: DecisionRecord) -> None:
         """A request came in."""
@@ -54,18 +54,18 @@ class TrafficMeter:
             came = self._wall_clock() - max(
                 t.summary.stations.get("ttft", 0.0) + _decode_s(t) for t in record.trails
             )
-            self._slice.served.append(Served(came, prompt, outputs, first.cached_tokens))
+            self._slice.served.append(ServedRequest(came, prompt, outputs, first.cached_tokens))
 
-    def cut(self, unplaced: Iterable[DecisionRecord]) -> Slice:
+    def cut(self, unplaced: Iterable[DecisionRecord]) -> TrafficSlice:
         """Returns the slice since the last one, in which ``unplaced`` requests wait for their first place."""
         now = self._wall_clock()
         done, done.at, done.seconds = self._slice, now, now - self._since
         waiting = list(unplaced)
         done.waiting, done.waiting_tokens = len(waiting), sum(len(r.request.token_ids) for r in waiting)
-        self._since, self._slice = now, Slice(self._router_id, now, 0.0, {}, 0, 0, [], [])
+        self._since, self._slice = now, TrafficSlice(self._router_id, now, 0.0, {}, 0, 0, [], [])
         return done
 
-    async def run(self, push: Callable[[Slice], Awaitable[None]], log: UnplacedSource) -> None:
+    async def run(self, push: Callable[[TrafficSlice], Awaitable[None]], log: UnplacedSource) -> None:
         """Pushes a slice of ``log``'s requests every second, until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
@@ -97,7 +97,7 @@ class TrafficMeter:
         traffic.good += found == "met"
 
 
-def _twin(record: DecisionRecord, trail: Trail) -> Twin | None:
+def _twin(record: DecisionRecord, trail: Trail) -> PredictedAnswer | None:
     """None where nothing was predicted, or the request had to go elsewhere: that isn't the prediction's fault."""
     if len(trail.placements) != 1 or trail.error:
         return None
@@ -106,7 +106,7 @@ def _twin(record: DecisionRecord, trail: Trail) -> Twin | None:
         return None
     write = trail.placements[0].decision.taken.terms.get("write")
     tokens = max(1, min(record.request.sampling.max_tokens, WRITE_TOKENS))
-    return Twin(
+    return PredictedAnswer(
         compared["predicted_s"],
         compared["observed_s"],
         None if write is None else write / tokens,

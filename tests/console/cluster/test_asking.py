@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from baton.cluster.config import load_config
-from baton.console.cluster.asking import Router, router, url_of
+from baton.console.cluster.asking import RouterEndpoint, router, url_of
 from baton.protos.errors import (
     BatonError,
     ConfigError,
@@ -61,7 +61,7 @@ def url() -> Iterator[str]:
 
 def test_a_port_that_speaks_something_else_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match=f"what answers at {url} speaks no HTTP/1.1; pass --url"):
-        Router(url).call("GET", "/raw")
+        RouterEndpoint(url).call("GET", "/raw")
 
 
 def test_method_key_and_body_arrive(url: str) -> None:
@@ -80,19 +80,19 @@ def test_method_key_and_body_arrive(url: str) -> None:
 )  # fmt: skip
 def test_a_refusal_is_the_error_it_stands_for(url: str, status: int, kind: type[BatonError]) -> None:
     with pytest.raises(BatonError, match=f"said {status}") as refused:
-        Router(url).call("GET", f"/{status}")
+        RouterEndpoint(url).call("GET", f"/{status}")
     assert type(refused.value) is kind
 
 
 def test_an_answer_that_is_no_json_is_told_by_its_status(url: str) -> None:
     with pytest.raises(Unavailable, match="HTTP 502"):
-        Router(url).call("GET", "/broken")
+        RouterEndpoint(url).call("GET", "/broken")
 
 
 def test_nobody_there_and_no_url_at_all_say_which_option_mends_it() -> None:
     for wrong in ("http://127.0.0.1:9", "no-url"):
         with pytest.raises(ConfigError, match="pass --url"):
-            Router(wrong).call("GET", "/echo")
+            RouterEndpoint(wrong).call("GET", "/echo")
 
 
 def test_a_router_that_listens_everywhere_is_asked_on_this_machine() -> None:

@@ -4,7 +4,7 @@ import msgspec
 from rich.console import Console
 from typer.testing import CliRunner
 
-from baton.cluster.advice import Advice, Change, Pin, RatioPoint, TwinError
+from baton.cluster.advice import Advice, RatioPin, RatioPoint, TimelineEntry, TwinError
 from baton.console.cluster.ratio import page
 from baton.console.main import app
 
@@ -25,7 +25,7 @@ def test_the_ratio_is_shown_even_where_no_controller_speaks():
 def test_the_dial_shows_where_one_is_and_the_plateau():
     points = tuple(RatioPoint(p, 8 - p, p / 10, 0.9, 1.0, 0.05) for p in range(1, 8))
     advice = Advice(1.0, "auto", 3, 5, "it says why", (4, 4), (3, 5), (4, 5), points, (0.9, 0.2), TwinError(0.1))
-    text = shown(advice=msgspec.to_builtins(advice), pin=msgspec.to_builtins(Pin(3, 5, by="ada")))
+    text = shown(advice=msgspec.to_builtins(advice), pin=msgspec.to_builtins(RatioPin(3, 5, by="ada")))
     rows = [line for line in text.splitlines() if "ms" in line]
     assert len(rows) == 7
     assert ["you are here" in r for r in rows].index(True) == 2
@@ -37,7 +37,7 @@ def test_the_dial_shows_where_one_is_and_the_plateau():
 
 def test_withheld_advice_says_why_and_the_timeline_is_there():
     advice = Advice(1.0, "auto", 3, 5, "no", withheld="the twin is off by 90%")
-    change = Change(1.0, "rerole", (3, 5), (4, 4), "prefill was [full]", ("decode-1",), 0.2, "ada")
+    change = TimelineEntry(1.0, "rerole", (3, 5), (4, 4), "prefill was [full]", ("decode-1",), 0.2, "ada")
     text = shown(advice=msgspec.to_builtins(advice), timeline=[msgspec.to_builtins(change)])
     assert "advice withheld: the twin is off by 90%" in text
     assert all(word in text for word in ("rerole", "3:5", "4:4", "0.20", "prefill was [full]"))

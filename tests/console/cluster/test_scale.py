@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from baton.cluster.membership import Member, connect
-from baton.cluster.scale import Scale, read
+from baton.cluster.membership import Membership, connect
+from baton.cluster.scale import ScaleRequest, read
 from baton.console.cluster.scale import parse
 from baton.console.main import app
 from baton.launch.redis_server import RedisServer
@@ -29,7 +29,7 @@ def plays(server: RedisServer):
             await redis.flushall()
             for slot, role in roles.items():
                 info = msgspec.structs.replace(INFO, worker_id=slot.replace("_", "-"), role=role)
-                assert await Member(redis, "baton", info, ttl_s=60).beat()
+                assert await Membership(redis, "baton", info, ttl_s=60).beat()
             await redis.aclose()
 
         asyncio.run(write())
@@ -43,7 +43,7 @@ def scaled(url: str, *args: str):
     return done.exit_code, " ".join(done.output.split())
 
 
-async def asked(url: str) -> Scale | None:
+async def asked(url: str) -> ScaleRequest | None:
     redis = connect(url)
     try:
         return await read(redis, "baton")
@@ -63,7 +63,7 @@ def test_without_waiting_it_only_asks(plays) -> None:
     assert scaled(url, "prefill=3", "decode=2", "--wait", "0") == (0, "prefill=3 decode=2, asked for")
     code, late = scaled(url, "decode=4", "--wait", "0.3")
     assert (code, "not so after 0.3 s" in late) == (1, True), late
-    assert asyncio.run(asked(url)) == Scale(3, 4, 2)
+    assert asyncio.run(asked(url)) == ScaleRequest(3, 4, 2)
 
 
 def test_slots_that_play_the_roles_that_were_asked_for_are_a_success(plays) -> None:

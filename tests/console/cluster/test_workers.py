@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from baton.cluster.config import BatonConfig, ClusterConfig, RedisConfig
-from baton.cluster.membership import Entry
+from baton.cluster.membership import WorkerEntry
 from baton.console.cluster.workers import RUN_DIR, meeting_place, show_workers, table, version_of
 from baton.launch.redis_server import RedisServer
 from baton.protos.errors import ConfigError, NoWorker
@@ -36,7 +36,7 @@ def test_a_workers_version_is_shown_and_whether_we_run_together(build: str, prot
 
 def test_every_worker_has_a_row_with_its_version() -> None:
     text = StringIO()
-    entry = Entry(msgspec.structs.replace(INFO, version="1.2.3"), WorkerLoad(), 0.2)
+    entry = WorkerEntry(msgspec.structs.replace(INFO, version="1.2.3"), WorkerLoad(), 0.2)
     Console(file=text, width=160).print(table({"decode-0": entry}))
     header, row = text.getvalue().splitlines()[:2]
     assert "version" in header

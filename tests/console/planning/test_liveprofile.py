@@ -7,7 +7,7 @@ import pytest
 from baton.bench import live_handoffs
 from baton.console.planning import liveprofile
 from baton.cost.profiles import load_profile
-from baton.planner.costs.measured import Point, fit, predicted
+from baton.planner.costs.measured import StepTiming, fit, predicted
 from baton.planner.costs.paced_file import to_toml
 from baton.planner.costs.worker import worker_costs
 from baton.protos.errors import InvalidRequest, NoWorker
@@ -73,8 +73,8 @@ def test_a_worker_that_is_not_there_is_an_error_that_names_it(tmp_path):
 
 
 def test_of_a_handoff_is_left_what_neither_reading_nor_bytes_nor_the_way_back_took():
-    first = live_handoffs.Handed(200, 1000, 0.5, 2.0, 0.1)  # it also connected
-    later = live_handoffs.Handed(200, 1000, 0.002, 0.110, 0.1)
+    first = live_handoffs.PromptTimes(200, 1000, 0.5, 2.0, 0.1)  # it also connected
+    later = live_handoffs.PromptTimes(200, 1000, 0.002, 0.110, 0.1)
     found = live_handoffs.overhead([first, later, later], TransferCurve(0.001, 1e-6), 512)
     assert found.request == pytest.approx(0.002)
     assert found.handoff == pytest.approx(0.110 - 0.1 - 0.002 - 0.001 - 0.001)
@@ -91,15 +91,15 @@ def test_points_of_a_curve_give_the_curve_back():
         (1, 0, 0, 64, 65536),
         (1, 0, 0, 64, 64),
     ]
-    points = [Point("", *s, seconds=0.0) for s in shapes]
-    points = [Point("", *s, seconds=predicted(truth, p)) for s, p in zip(shapes, points, strict=True)]
+    points = [StepTiming("", *s, seconds=0.0) for s in shapes]
+    points = [StepTiming("", *s, seconds=predicted(truth, p)) for s, p in zip(shapes, points, strict=True)]
     found = fit(points)
     for name in StepCurve.__struct_fields__:
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-3)
 
 
 def test_a_coefficient_is_never_negative_and_few_points_are_refused():
-    falling = [Point("", 1, n, 0, 0, 0, seconds=0.02 - n * 1e-6) for n in (64, 512, 1024, 4096)]
+    falling = [StepTiming("", 1, n, 0, 0, 0, seconds=0.02 - n * 1e-6) for n in (64, 512, 1024, 4096)]
     assert min(getattr(fit(falling), name) for name in StepCurve.__struct_fields__) >= 0
     with pytest.raises(InvalidRequest, match="needs 4"):
         fit(falling[:2])

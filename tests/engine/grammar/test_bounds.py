@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from baton.engine.backends.paced.runner import paced_spec
 from baton.engine.grammar import running as grammar
 from baton.engine.grammar.running import Grammars, GrammarState
-from baton.grammars.limits import Bounds
+from baton.grammars.limits import ProcessBounds
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import EngineRequest, Grammar, Sampling
 
 SPEC = paced_spec("test", kv_bytes_per_token=32, vocab_size=400, max_model_len=4096)
-TIGHT = Bounds(compile_cpu_s=0.1, step_cpu_s=0.1, memory_bytes=64 << 20)
+TIGHT = ProcessBounds(compile_cpu_s=0.1, step_cpu_s=0.1, memory_bytes=64 << 20)
 POISON = "start: A\nA: /(.*a.{22}.*)/ & ~/(.*b.{22}.*)/"
 # Shows its cost after some x: the lexer looks no further than it has to, and a first mask sees y.
 LATE_POISON = "start: A\nA: /y|x{8}(.*a.{22}.*)/ & ~/x{8}(.*b.{22}.*)/"
@@ -57,7 +57,7 @@ def test_a_grammar_that_compiles_for_minutes_is_refused_within_its_cpu_time() ->
 
 
 def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
-    grammars = Grammars(SPEC, bounds=Bounds(memory_bytes=4 << 20))
+    grammars = Grammars(SPEC, bounds=ProcessBounds(memory_bytes=4 << 20))
     with pytest.raises(InvalidRequest, match="4 MiB of memory"):
         begun(grammars, json.dumps({"enum": [f"v{i}" for i in range(6000)]}), "json_schema").mask(400)
 
@@ -72,7 +72,7 @@ def test_a_grammar_that_explodes_while_it_is_followed_ends_in_a_refusal() -> Non
 
 
 def test_a_process_that_dies_of_a_token_ends_that_sequence_alone() -> None:
-    grammars = Grammars(SPEC, bounds=Bounds(step_cpu_s=9.0))
+    grammars = Grammars(SPEC, bounds=ProcessBounds(step_cpu_s=9.0))
     poisoned, beside = begun(grammars, "[a-z]{3}", "regex"), begun(grammars, "[a-z]{3}", "regex")
     elsewhere = begun(grammars, "[a-x]{3}", "regex")
     for state in (poisoned, beside, elsewhere):
@@ -92,7 +92,7 @@ def test_a_process_that_dies_of_a_token_ends_that_sequence_alone() -> None:
 
 
 def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
-    grammars = Grammars(SPEC, bounds=Bounds(compile_cpu_s=1.0))
+    grammars = Grammars(SPEC, bounds=ProcessBounds(compile_cpu_s=1.0))
     poisons = [begun(grammars, POISON.replace("22", str(n)), tenant=b"poisonous") for n in range(20, 28)]
     ordinary = begun(grammars, '{"type": "integer"}', "json_schema", tenant=b"ordinary")
     assert ordinary.mask(400)[ord("7")]
@@ -102,7 +102,7 @@ def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
 
 
 def test_a_grammar_whose_client_left_stops_compiling_and_the_next_one_begins() -> None:
-    grammars = Grammars(SPEC, bounds=Bounds(compile_cpu_s=600.0, memory_bytes=1 << 30))
+    grammars = Grammars(SPEC, bounds=ProcessBounds(compile_cpu_s=600.0, memory_bytes=1 << 30))
     left, waits = begun(grammars, POISON), begun(grammars, POISON.replace("22", "21"))
     compiling = left.process
     until(lambda: compiling.child is not None and compiling.child.begun, grammars)
@@ -137,7 +137,7 @@ def test_a_tenant_never_meets_what_another_has_compiled() -> None:
 
 
 def test_the_processes_that_follow_grammars_come_back_after_they_died() -> None:
-    grammars = Grammars(SPEC, bounds=Bounds(compile_cpu_s=3.0))
+    grammars = Grammars(SPEC, bounds=ProcessBounds(compile_cpu_s=3.0))
     before = begun(grammars, "[ab]{3}", "regex")
     assert before.mask(400)[ord("a")]
     process = grammars._server._process

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from baton.launch.ray.app import PlacementSpec, _no_room, quiet_environment
-from baton.launch.ray.host import Report
+from baton.launch.ray.host import PlacementReport
 from baton.launch.supervise import HostPlan, SlotStatus
 from baton.process.processes import kill_session, session_members
 from baton.worker.slots import holders
@@ -36,7 +36,7 @@ class RayHost:
         ready: dict[str, SlotStatus] = {}
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            report = msgspec.json.decode(line, type=Report)
+            report = msgspec.json.decode(line, type=PlacementReport)
             assert report.error is None, report.error
             if report.slot is not None and report.slot.state == "ready":
                 ready[report.slot.slot] = report.slot
@@ -116,7 +116,7 @@ def test_a_line_on_stdin_takes_a_slot_away_and_brings_another(
     seen: dict[str, str] = {}
     assert host.process.stdout is not None
     while seen.get("prefill-1") != "ready" or seen.get("decode-0") != "ended":
-        report = msgspec.json.decode(host.process.stdout.readline(), type=Report)
+        report = msgspec.json.decode(host.process.stdout.readline(), type=PlacementReport)
         assert report.error is None, report.error
         if report.slot is not None:
             seen[report.slot.slot] = report.slot.state

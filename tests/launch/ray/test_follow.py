@@ -12,9 +12,9 @@ from redis import Redis
 
 from baton.cluster.config import BatonConfig, load_config
 from baton.cluster.membership import connect
-from baton.cluster.scale import Scale, ask, key
+from baton.cluster.scale import ScaleRequest, ask, key
 from baton.launch.ray import follow
-from baton.launch.ray.follow import Follow
+from baton.launch.ray.follow import ScaleFollower
 from baton.launch.redis_server import RedisServer
 
 PATIENCE_S = 30.0
@@ -35,11 +35,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def starts() -> Iterator[Callable[..., Follow]]:
-    started: list[Follow] = []
+def starts() -> Iterator[Callable[..., ScaleFollower]]:
+    started: list[ScaleFollower] = []
 
-    def start(config: BatonConfig, file: str = "") -> Follow:
-        started.append(Follow(config, file))
+    def start(config: BatonConfig, file: str = "") -> ScaleFollower:
+        started.append(ScaleFollower(config, file))
         started[-1].start()
         return started[-1]
 
@@ -61,7 +61,7 @@ def written(file: Path, url: str, prefill: int) -> str:
     return str(file)
 
 
-def taken(following: Follow) -> tuple[int, int]:
+def taken(following: ScaleFollower) -> tuple[int, int]:
     """The next numbers."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := following.take()) is None:
@@ -83,7 +83,7 @@ def wish(url: str, prefill: int, decode: int) -> None:
 
     async def say() -> None:
         client = connect(url)
-        await ask(client, "baton", Scale(prefill, decode))
+        await ask(client, "baton", ScaleRequest(prefill, decode))
         await client.aclose()
 
     asyncio.run(say())
@@ -151,7 +151,7 @@ def test_numbers_that_cannot_be_are_nobodys_and_the_next_ones_are_heard(server: 
     following = starts(config(server.url))
     assert taken(following) == (1, 1)
     with Redis.from_url(server.url) as client:
-        client.set(key("baton"), msgspec.msgpack.encode(Scale(3, 0, serial=9)))
+        client.set(key("baton"), msgspec.msgpack.encode(ScaleRequest(3, 0, serial=9)))
     time.sleep(NEVER_S)
     assert following.take() is None
     wish(server.url, 2, 2)

@@ -5,17 +5,17 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.launch.ray.node_choice import FABRIC, STRATEGIES, Node, Seat, Wish, choose
+from baton.launch.ray.node_choice import FABRIC, STRATEGIES, RayNode, Seat, SlotRequest, choose
 
 
-def node(name: str, prefill: int = 2, decode: int = 2, fabric: str = "") -> Node:
-    return Node(name, {"baton_prefill": prefill, "baton_decode": decode}, {FABRIC: fabric} if fabric else {})
+def node(name: str, prefill: int = 2, decode: int = 2, fabric: str = "") -> RayNode:
+    return RayNode(name, {"baton_prefill": prefill, "baton_decode": decode}, {FABRIC: fabric} if fabric else {})
 
 
-def wishes(prefill: int, decode: int, **fields) -> list[Wish]:
+def wishes(prefill: int, decode: int, **fields) -> list[SlotRequest]:
     roles = ["prefill"] * prefill + ["decode"] * decode
     return [
-        Wish(f"{role}-{i}", role, {f"baton_{role}": 1}, **fields)
+        SlotRequest(f"{role}-{i}", role, {f"baton_{role}": 1}, **fields)
         for role in ("prefill", "decode")
         for i in range(roles.count(role))
     ]
@@ -43,7 +43,7 @@ def test_pools_on_hardware_of_their_own_go_where_their_resources_are() -> None:
 
 def test_a_peer_in_the_same_fabric_is_nearer_than_one_in_another() -> None:
     nodes = [node("a0", 1, 0, "a"), node("b0", 1, 0, "b"), node("b1", 0, 1, "b"), node("a1", 0, 1, "a")]
-    sitting = [Seat(Wish("decode-0", "decode", {"baton_decode": 1}), "b1")]
+    sitting = [Seat(SlotRequest("decode-0", "decode", {"baton_decode": 1}), "b1")]
     assert choose(wishes(1, 0), nodes, sitting) == {"prefill-0": "b0"}
 
 
@@ -55,7 +55,7 @@ def test_pack_fills_a_node_and_spread_avoids_that() -> None:
 
 
 def test_a_label_is_a_must_and_a_gang_needs_all_its_room_on_one_node() -> None:
-    nodes = [node("small", 1, 1), Node("big", {"baton_prefill": 4}, {"accelerator": "h200"})]
+    nodes = [node("small", 1, 1), RayNode("big", {"baton_prefill": 4}, {"accelerator": "h200"})]
     assert choose(wishes(1, 0, labels={"accelerator": "h200"}), nodes, []) == {"prefill-0": "big"}
     assert choose(wishes(1, 0, labels={"accelerator": "b200"}), nodes, []) == {}
     assert choose(wishes(2, 0, gang=3), nodes, []) == {"prefill-0": "big"}
@@ -98,8 +98,11 @@ def test_the_first_of_two_peers_goes_where_the_other_can_come() -> None:
     assert fabric_of(choose(wishes(1, 1), nodes, [])) == {"prefill-0": "b", "decode-0": "b"}
     alone, both = node("n0", 1, 0), node("n1", 1, 1)
     assert choose(wishes(1, 1), [alone, both], []) == {"prefill-0": "n1", "decode-0": "n1"}
-    gpu = [Node("n0", {"baton_prefill": 1, "baton_decode": 1, "GPU": 1}), Node("n1", {"baton_decode": 1, "GPU": 1})]
-    asked = [Wish(f"{r}-0", r, {f"baton_{r}": 1, "GPU": 1}) for r in ("prefill", "decode")]
+    gpu = [
+        RayNode("n0", {"baton_prefill": 1, "baton_decode": 1, "GPU": 1}),
+        RayNode("n1", {"baton_decode": 1, "GPU": 1}),
+    ]
+    asked = [SlotRequest(f"{r}-0", r, {f"baton_{r}": 1, "GPU": 1}) for r in ("prefill", "decode")]
     assert choose(asked, gpu, []) == {"prefill-0": "n0", "decode-0": "n1"}, "one GPU is not two workers' room"
 
 
@@ -116,7 +119,9 @@ def test_every_fabric_with_a_decode_worker_has_a_prefill_worker_where_there_is_r
 def test_who_is_placed_anew_goes_to_the_peer_that_has_none_left() -> None:
     nodes = [node(f"{f}{i}", 2, 2, f) for f in "ab" for i in range(2)]
     sitting = [
-        Seat(Wish(f"{role}-{i}", role, {f"baton_{role}": 1}), at)
+        Seat(SlotRequest(f"{role}-{i}", role, {f"baton_{role}": 1}), at)
         for i, (role, at) in enumerate((("prefill", "a0"), ("decode", "a1"), ("decode", "b0")))
     ]
-    assert choose([Wish("prefill-9", "prefill", {"baton_prefill": 1})], nodes, sitting) == {"prefill-9": "b0"}
+    assert choose([SlotRequest("prefill-9", "prefill", {"baton_prefill": 1})], nodes, sitting) == {
+        "prefill-9": "b0"
+    }

@@ -8,12 +8,12 @@ import pytest
 
 from baton.planner.costs.grid import Axis
 from baton.planner.costs.model_shape import from_config, known_models, model_shape
-from baton.planner.costs.operators import Chunk, Link, load_operators
+from baton.planner.costs.operators import PrefillChunk, RankLink, load_operators
 from baton.protos.errors import ConfigError
 
 RUNS = Path(__file__).parents[2] / "data" / "vllm_real"
 LLAMA, QWEN = RUNS / "rtx4090_llama-3.1-8b" / "profile", RUNS / "rtxpro6000_qwen3-32b" / "profile"
-LINK = Link(16e9, 20e-6)
+LINK = RankLink(16e9, 20e-6)
 
 
 def test_tables_give_back_their_points_and_lines_between_and_beyond() -> None:
@@ -49,24 +49,26 @@ def test_more_work_takes_longer() -> None:
     decode = profile.step_seconds([], [1000] * 32)
     assert 0.015 < profile.step_seconds([], [1000]) < decode < 0.03
     assert profile.step_seconds([], [2000] * 32) > decode
-    prompt = profile.step_seconds([Chunk(2048, 0)], [])
+    prompt = profile.step_seconds([PrefillChunk(2048, 0)], [])
     assert prompt == pytest.approx(0.193, rel=0.02)
-    assert profile.step_seconds([Chunk(2016, 0)], [1000] * 32) > profile.step_seconds([Chunk(2016, 0)], [])
+    assert profile.step_seconds([PrefillChunk(2016, 0)], [1000] * 32) > profile.step_seconds(
+        [PrefillChunk(2016, 0)], []
+    )
 
 
 def test_several_prompts_cost_less_attention_than_one_of_their_length() -> None:
     profile = load_operators(str(LLAMA))
-    many = profile.attention_seconds([Chunk(512, 0)] * 4, [])
-    assert many < profile.attention_seconds([Chunk(2048, 0)], [])
+    many = profile.attention_seconds([PrefillChunk(512, 0)] * 4, [])
+    assert many < profile.attention_seconds([PrefillChunk(2048, 0)], [])
 
 
 def test_ranks_that_communicate_need_a_link() -> None:
     with pytest.raises(ConfigError, match="link_bw"):
         load_operators(str(QWEN))
-    near, far = load_operators(str(QWEN), link=LINK), load_operators(str(QWEN), link=Link(8e9, 20e-6))
+    near, far = load_operators(str(QWEN), link=LINK), load_operators(str(QWEN), link=RankLink(8e9, 20e-6))
     assert near.tp == 2
-    assert near.step_seconds([Chunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
-    assert far.step_seconds([Chunk(2048, 0)], []) > near.step_seconds([Chunk(2048, 0)], [])
+    assert near.step_seconds([PrefillChunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
+    assert far.step_seconds([PrefillChunk(2048, 0)], []) > near.step_seconds([PrefillChunk(2048, 0)], [])
 
 
 def test_a_meta_that_names_the_widths_of_another_measured_split_is_taken(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_timings_may_lie_in_a_folder_per_split(tmp_path: Path) -> None:
     for name in ("attention", "dense", "per_sequence"):
         shutil.move(tmp_path / "p" / f"{name}.csv", tmp_path / "p" / "tp2")
     found = load_operators(str(tmp_path / "p"), tp=2, link=LINK)
-    assert found.step_seconds([Chunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
+    assert found.step_seconds([PrefillChunk(2048, 0)], []) == pytest.approx(0.357, rel=0.02)
 
 
 def test_a_meta_without_a_model_is_an_error_that_says_so(tmp_path: Path) -> None:

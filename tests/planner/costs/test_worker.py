@@ -6,7 +6,7 @@ import pytest
 
 from baton.cost.profiles import load_profile
 from baton.planner.costs.model_shape import model_shape
-from baton.planner.costs.operators import Chunk, load_operators
+from baton.planner.costs.operators import PrefillChunk, load_operators
 from baton.planner.costs.paced_file import to_toml
 from baton.planner.costs.worker import accelerators, from_operators, roofline, worker_costs
 from baton.protos.errors import ConfigError
@@ -52,7 +52,7 @@ def test_operator_timings_become_a_curve_close_to_them() -> None:
     for n, context in ((8, 1000), (32, 1000), (32, 2000)):
         seen = profile.step_seconds([], [context] * n)
         assert costs.step_seconds(0, 0.0, n, float(n * context)) == pytest.approx(seen, rel=0.25)
-    seen = profile.step_seconds([Chunk(1024, 0)], [])
+    seen = profile.step_seconds([PrefillChunk(1024, 0)], [])
     assert costs.step_seconds(1024, 1024**2 / 2, 0, 0.0) == pytest.approx(seen, rel=0.25)
 
 

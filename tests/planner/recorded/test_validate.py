@@ -10,9 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from baton.console.main import app
-from baton.planner.costs.operators import Chunk, load_operators
+from baton.planner.costs.operators import PrefillChunk, load_operators
 from baton.planner.recorded.validate import validate
-from baton.planner.recorded.vllm_engine import Timed, VllmEngine, VllmSettings
+from baton.planner.recorded.vllm_engine import RequestTimes, VllmEngine, VllmSettings
 from baton.planner.recorded.vllm_run import load_run
 from baton.protos.errors import ConfigError
 
@@ -25,14 +25,14 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[tuple[list[int], int]] = []
 
-    def __call__(self, chunks: Sequence[Chunk], decodes: Sequence[int], finishing: int) -> float:
+    def __call__(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int], finishing: int) -> float:
         self.steps.append(([c.new for c in chunks], len(decodes)))
         return 1.0
 
 
 def test_a_prompt_is_cut_by_the_budget_and_mixed_with_decodes() -> None:
     steps = Recorder()
-    requests = [Timed(0.0, 100, 3), Timed(0.5, 3000, 2)]
+    requests = [RequestTimes(0.0, 100, 3), RequestTimes(0.5, 3000, 2)]
     VllmEngine(VllmSettings(1000), steps).run(requests)
     # Step 2 was planned while step 1 ran, before the second request came.
     assert steps.steps == [([100], 0), ([], 1), ([2047], 1), ([953], 0), ([], 1)]
@@ -43,13 +43,13 @@ def test_a_prompt_is_cut_by_the_budget_and_mixed_with_decodes() -> None:
 
 def test_without_asynchronous_scheduling_a_request_waits_one_step_less() -> None:
     steps = Recorder()
-    requests = [Timed(0.0, 100, 3), Timed(0.5, 100, 2)]
+    requests = [RequestTimes(0.0, 100, 3), RequestTimes(0.5, 100, 2)]
     VllmEngine(VllmSettings(1000, async_scheduling=False), steps).run(requests)
     assert requests[1].first_token == 2.0
 
 
 def test_a_shortage_of_pages_preempts_the_youngest_and_everybody_ends() -> None:
-    requests = [Timed(0.0, 64, 100), Timed(0.0, 64, 100), Timed(0.0, 64, 100)]
+    requests = [RequestTimes(0.0, 64, 100), RequestTimes(0.0, 64, 100), RequestTimes(0.0, 64, 100)]
     engine = VllmEngine(VllmSettings(20), Recorder())
     engine.run(requests)
     assert engine.preemptions > 0
@@ -60,15 +60,15 @@ def test_a_shortage_of_pages_preempts_the_youngest_and_everybody_ends() -> None:
 
 
 def test_a_request_is_admitted_only_if_all_of_its_prompt_fits() -> None:
-    requests = [Timed(0.0, 160, 40), Timed(0.0, 160, 2)]
+    requests = [RequestTimes(0.0, 160, 40), RequestTimes(0.0, 160, 2)]
     VllmEngine(VllmSettings(15), Recorder()).run(requests)
     assert requests[1].scheduled > requests[0].first_token
     with pytest.raises(ConfigError, match="never fit"):
-        VllmEngine(VllmSettings(15), Recorder()).run([Timed(0.0, 500, 2)])
+        VllmEngine(VllmSettings(15), Recorder()).run([RequestTimes(0.0, 500, 2)])
 
 
 def test_seats_are_limited() -> None:
-    requests = [Timed(0.0, 16, 5) for _ in range(4)]
+    requests = [RequestTimes(0.0, 16, 5) for _ in range(4)]
     VllmEngine(VllmSettings(1000, max_num_seqs=2), Recorder()).run(requests)
     assert [r.scheduled == 0.0 for r in requests] == [True, True, False, False]
 

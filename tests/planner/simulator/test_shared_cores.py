@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.planner.costs.worker import WorkerCosts, from_curve
 from baton.planner.score import tpot, ttft
 from baton.planner.simulator.cluster import ClusterSim, Scenario, SimSettings
-from baton.planner.simulator.shared_cores import Cores, Sharing
+from baton.planner.simulator.shared_cores import CoreSharing, SharedCores
 from baton.planner.traces.trace import Trace, TraceRequest
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import StepCurve, TransferCurve
@@ -41,7 +41,7 @@ class Clock:
 def reads(writing: list[tuple[float, bool]], seconds: float = 1.0) -> float:
     """When a step of ``seconds`` alone ends that begins at 0 while a decode worker comes and goes."""
     clock, ended = Clock(), []
-    cores = Cores(Sharing(2.0, 3.0), clock.at)
+    cores = SharedCores(CoreSharing(2.0, 3.0), clock.at)
     for when, busy in writing:
         clock.at(when, partial(cores.writes, "d", when, busy))
     clock.at(0.0, lambda: cores.read("p", 0.0, seconds, lambda: ended.append(clock.now)))
@@ -74,7 +74,7 @@ def test_what_is_left_is_what_was_not_done(gaps: list[float], seconds: float) ->
 
 def test_a_decode_step_is_slowed_until_the_prompt_beside_it_is_read() -> None:
     clock = Clock()
-    cores = Cores(Sharing(2.0, 3.0), clock.at)
+    cores = SharedCores(CoreSharing(2.0, 3.0), clock.at)
     assert cores.stretched("d", 0.0, 0.1) == 0.1
     cores.read("p", 0.0, 1.0, lambda: None)
     assert cores.stretched("d", 0.0, 0.1) == pytest.approx(0.3)
@@ -84,7 +84,7 @@ def test_a_decode_step_is_slowed_until_the_prompt_beside_it_is_read() -> None:
 
 def test_a_step_of_a_worker_that_died_never_ends() -> None:
     clock, ended = Clock(), []
-    cores = Cores(Sharing(2.0, 2.0), clock.at)
+    cores = SharedCores(CoreSharing(2.0, 2.0), clock.at)
     cores.read("p", 0.0, 1.0, lambda: ended.append(1))
     clock.at(0.5, lambda: cores.stop("p", 0.5))
     clock.run()
@@ -96,8 +96,8 @@ def test_one_request_at_a_time_never_meets_another_and_two_do() -> None:
     beside = Trace("beside", (ONE, TraceRequest(0.25, 192, 30)))
     alone, shared, crowded = (
         simulated(apart, None),
-        simulated(apart, Sharing(2.0, 2.0)),
-        simulated(beside, Sharing(2.0, 2.0)),
+        simulated(apart, CoreSharing(2.0, 2.0)),
+        simulated(beside, CoreSharing(2.0, 2.0)),
     )
     assert [ttft(f) for f in shared.flights] == pytest.approx([ttft(f) for f in alone.flights])
     assert [tpot(f) for f in shared.flights] == pytest.approx([tpot(f) for f in alone.flights])
@@ -109,7 +109,9 @@ def test_one_request_at_a_time_never_meets_another_and_two_do() -> None:
 @pytest.mark.parametrize("prefill", [0, 1, 2])
 def test_all_requests_end_where_workers_share_cores_and_sharing_nothing_changes_nothing(prefill: int) -> None:
     trace = Trace("many", tuple(TraceRequest(0.05 * i, 64 + 32 * (i % 5), 1 + i % 40) for i in range(60)))
-    free, none, shared = (simulated(trace, s, prefill, 2) for s in (Sharing(1.0, 1.0), None, Sharing(2.0, 1.7)))
+    free, none, shared = (
+        simulated(trace, s, prefill, 2) for s in (CoreSharing(1.0, 1.0), None, CoreSharing(2.0, 1.7))
+    )
     for sim in (free, none, shared):
         assert all(f.written == f.outputs for f in sim.flights)
     assert [f.last_token for f in free.flights] == pytest.approx([f.last_token for f in none.flights])
@@ -118,10 +120,10 @@ def test_all_requests_end_where_workers_share_cores_and_sharing_nothing_changes_
 
 def test_shared_cores_without_stepwise_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="stepwise"):
-        ClusterSim(Scenario(SimSettings(1, 1), COSTS, COSTS, Trace("one", (ONE,)), sharing=Sharing(2.0, 2.0)))
+        ClusterSim(Scenario(SimSettings(1, 1), COSTS, COSTS, Trace("one", (ONE,)), sharing=CoreSharing(2.0, 2.0)))
 
 
-def simulated(trace: Trace, sharing: Sharing | None, prefill: int = 1, decode: int = 1) -> ClusterSim:
+def simulated(trace: Trace, sharing: CoreSharing | None, prefill: int = 1, decode: int = 1) -> ClusterSim:
     sim = ClusterSim(Scenario(SimSettings(prefill, decode, stepwise=True), COSTS, COSTS, trace, sharing=sharing))
     sim.run()
     return sim

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.grammars.limits import Bounds
+from baton.grammars.limits import ProcessBounds
 from baton.protos.errors import InvalidRequest, Overloaded
 from baton.protos.nouns import Grammar
 from baton.router.answer import grammar_check
@@ -84,7 +84,7 @@ async def test_one_grammar_that_many_ask_for_at_once_is_tried_once(monkeypatch) 
 
 
 async def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
-    check = GrammarCheck(Bounds(compile_cpu_s=1.5))
+    check = GrammarCheck(ProcessBounds(compile_cpu_s=1.5))
     poisons = [asyncio.create_task(check.check(poison(n), "guided_grammar", "poisonous")) for n in range(20, 28)]
     await asyncio.sleep(0)
     await check.check(Grammar("json_schema", '{"type": "integer"}'), "field", "ordinary")
@@ -95,14 +95,14 @@ async def test_a_poisonous_tenant_delays_nobody_elses_ordinary_schema() -> None:
 
 
 async def test_a_grammar_that_is_too_complex_is_a_400_that_names_the_field_and_the_remedy() -> None:
-    check = GrammarCheck(Bounds(compile_cpu_s=0.1))
+    check = GrammarCheck(ProcessBounds(compile_cpu_s=0.1))
     with pytest.raises(InvalidRequest, match=r"over 0\.1 s of CPU.*use shorter repeats") as caught:
         await check.check(poison(22), "guided_grammar")
     assert (caught.value.param, caught.value.http_status) == ("guided_grammar", 400)
 
 
 async def test_a_client_that_leaves_takes_its_process_with_it() -> None:
-    check = GrammarCheck(Bounds(compile_cpu_s=600.0, memory_bytes=1 << 30))
+    check = GrammarCheck(ProcessBounds(compile_cpu_s=600.0, memory_bytes=1 << 30))
     task = asyncio.create_task(check.check(poison(22), "field"))
     await check.check(Grammar("regex", "a"), "field", "somebody else")
     task.cancel()

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from baton.cluster.patience import Patience
+from baton.cluster.patience import CircuitBreaker
 from baton.cluster.prefix_index import truncated
 from baton.kv.layout import prefix
 from baton.protos.nouns import KvLayout, Sampling, WorkerInfo, WorkerLoad
@@ -61,7 +61,7 @@ async def test_an_index_that_does_not_answer_costs_no_more_than_the_bound():
         async def longest(self, workers, hashes):
             await asyncio.sleep(60)
 
-    hints = PrefixHints(Stuck(), Patience(0.01))
+    hints = PrefixHints(Stuck(), CircuitBreaker(0.01))
     assert await asyncio.wait_for(hints.hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100)), 20) == {}
 
 
@@ -73,7 +73,7 @@ async def test_an_index_that_was_late_is_not_asked_by_the_next_requests():
             asked.append(hashes)
             await asyncio.Event().wait()
 
-    hints = PrefixHints(Stuck(), Patience(0.01, rest_s=3600))
+    hints = PrefixHints(Stuck(), CircuitBreaker(0.01, rest_s=3600))
     for _ in range(5):
         assert await hints.hits(SNAPSHOT, REQUEST, TOKENS, ChoiceSummary(100)) == {}
     assert len(asked) == 1

@@ -178,9 +178,9 @@ def transports() -> list[Finding]:
 
 
 async def _measured() -> list[Finding]:
-    from baton.bench.kv.transports import TRANSPORTS, Bench
+    from baton.bench.kv.transports import TRANSPORTS, TransportBench
 
-    bench, found = Bench(PAGE_BYTES, MEASURED_BYTES), []
+    bench, found = TransportBench(PAGE_BYTES, MEASURED_BYTES), []
     try:
         for name in TRANSPORTS:
             try:

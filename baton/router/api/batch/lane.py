@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
-from baton.cluster.batch_store import BatchStore, Claim, ClaimLost, Job, StoredFile
+from baton.cluster.batch_store import BatchJob, BatchStore, JobClaim, JobClaimLost, StoredFile
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
@@ -99,7 +99,7 @@ class BatchLane:
             return
         try:
             await self._answer(job, held)
-        except* ClaimLost:
+        except* JobClaimLost:
             log.warning("batch lane: %s was taken over by another router", job.id)
 
     async def _keep(self, held: _ClaimState) -> None:
@@ -118,7 +118,7 @@ class BatchLane:
                 pause = RETRY_S
             heed_cancel()
 
-    async def _let_go(self, claim: Claim) -> None:
+    async def _let_go(self, claim: JobClaim) -> None:
         try:
             await self._store.release(claim)
         except BatonError as error:  # then it runs out by itself
@@ -137,7 +137,7 @@ class BatchLane:
             heed_cancel()
             await asyncio.sleep(RETRY_S)
 
-    async def _answer(self, job: Job, held: _ClaimState) -> None:
+    async def _answer(self, job: BatchJob, held: _ClaimState) -> None:
         content = await self._patiently(lambda: self._store.content(job.input_file))
         lines, _ = read_lines(content, job.endpoint)
         if len(lines) != job.total:
@@ -163,7 +163,7 @@ class BatchLane:
             await settled(asked)
         await self._close(job, held, refused)
 
-    async def _answered_before(self, job: Job, held: _ClaimState) -> set[int]:
+    async def _answered_before(self, job: BatchJob, held: _ClaimState) -> set[int]:
         """Lines that have their answers, by whichever router; ``held`` is told how much they are."""
         found: set[int] = set()
         for good in (True, False):
@@ -172,7 +172,7 @@ class BatchLane:
             found |= answers.keys()
         return found
 
-    def _key_now(self, job: Job) -> tuple[ApiKey | None, dict[str, Any] | None]:
+    def _key_now(self, job: BatchJob) -> tuple[ApiKey | None, dict[str, Any] | None]:
         """Its owner's key with the rates of now; or why there is to be no further line."""
         try:
             return self._service.quotas.gate.renewed(
@@ -181,7 +181,7 @@ class BatchLane:
         except Unauthenticated as error:
             return None, {"code": error.label, "line": None, "message": error.message, "param": None}
 
-    async def _room(self, job: Job, places: asyncio.Semaphore, held: _ClaimState) -> bool:
+    async def _room(self, job: BatchJob, places: asyncio.Semaphore, held: _ClaimState) -> bool:
         """Waits until we may start another line; whether the job is to be cancelled instead.
 
         None is started while the lease is overdue (another router may have it), or while the store has no room for
@@ -203,7 +203,7 @@ class BatchLane:
 
     async def _line(
         self,
-        job: Job,
+        job: BatchJob,
         held: _ClaimState,
         key: ApiKey | None,
         number: int,
@@ -221,7 +221,7 @@ class BatchLane:
         finally:
             places.release()
 
-    async def _answered(self, job: Job, line: BatchLine, request_id: str) -> tuple[dict[str, object], bool]:
+    async def _answered(self, job: BatchJob, line: BatchLine, request_id: str) -> tuple[dict[str, object], bool]:
         """A line's answer. A rate that is used up is waited for; what else may pass is tried some times."""
         failed: BatonError = BatonError("it was not tried")
         attempt = 0
@@ -242,7 +242,7 @@ class BatchLane:
             await asyncio.sleep(pause)
         return _gave_up(line, request_id, failed), False
 
-    async def _close(self, job: Job, held: _ClaimState, error: dict[str, Any] | None = None) -> None:
+    async def _close(self, job: BatchJob, held: _ClaimState, error: dict[str, Any] | None = None) -> None:
         """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
         now, claim = self._now(), held.claim
         cancelled = await self._patiently(lambda: self._store.cancel_asked(job.id))
@@ -262,7 +262,7 @@ class BatchLane:
     def _now(self) -> int:
         return int(self._service.environment.wall_clock())
 
-    async def _file(self, job: Job, claim: Claim, good: bool, now: int) -> str:
+    async def _file(self, job: BatchJob, claim: JobClaim, good: bool, now: int) -> str:
         """The answers as a file, whose id is the job's own: whoever makes it again makes the same one."""
         answers = await self._patiently(lambda: self._store.answers(job.id, good))
         if not answers:
@@ -278,7 +278,7 @@ class BatchLane:
 class _ClaimState:
     """A claim as its lane sees it: held ``until`` (on the loop's clock); ``stored`` bytes of answers lie there."""
 
-    def __init__(self, claim: Claim, until: float) -> None:
+    def __init__(self, claim: JobClaim, until: float) -> None:
         self.claim, self.until = claim, until
         self.stored = 0
         self.waits = False

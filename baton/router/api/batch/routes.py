@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from baton.cluster.batch_store import Asked, BatchStore, Job, StoredFile
+from baton.cluster.batch_store import BatchJob, BatchStore, ListPage, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.access.caller import CALLER
 from baton.router.api.batch.lines import read_lines
@@ -150,7 +150,7 @@ async def _uploaded(upload: Any, purpose: Any) -> tuple[bytes, str]:
     return await upload.read(), upload.filename or "file"
 
 
-async def _add_job(surface: BatchSurface, body: BatchBody) -> Job:
+async def _add_job(surface: BatchSurface, body: BatchBody) -> BatchJob:
     file, caller, now = (
         await _file(surface, body.input_file_id),
         CALLER.get(),
@@ -159,7 +159,7 @@ async def _add_job(surface: BatchSurface, body: BatchBody) -> Job:
     content = await _store(surface).content(file.id)
     lines, errors = await aside(len(content) > INLINE_BYTES, read_lines, content, body.endpoint)
     key = msgspec.json.encode(msgspec.structs.replace(caller.key, hash="")).decode() if caller.key else ""
-    job = Job(
+    job = BatchJob(
         id=f"batch_{surface.environment.new_id()}",
         tenant=caller.tenant,
         endpoint=body.endpoint,
@@ -184,20 +184,20 @@ async def _file(surface: BatchSurface, file_id: str) -> StoredFile:
     return found
 
 
-async def _job(surface: BatchSurface, job_id: str) -> Job:
+async def _job(surface: BatchSurface, job_id: str) -> BatchJob:
     found = await _store(surface).job(job_id)
     if found is None or not CALLER.get().may_see(found.tenant):
         raise RequestUnknown(f"there is no batch {job_id!r}", "batch_id")
     return found
 
 
-def _asked(request: Request) -> Asked:
+def _asked(request: Request) -> ListPage:
     """The caller's own, or everybody's for who may see them."""
     said, caller = request.query_params.get("limit", str(LISTED)), CALLER.get()
     if not (said.isdecimal() and len(said) < 9 and 1 <= int(said) <= MOST_LISTED):
         raise InvalidRequest(f"limit is {said!r}: give 1 to {MOST_LISTED}", "limit")
     tenant = None if caller.sees_all else caller.tenant
-    return Asked(tenant, request.query_params.get("after", ""), int(said))
+    return ListPage(tenant, request.query_params.get("after", ""), int(said))
 
 
 def _list(page: list[Json], more: bool) -> Json:
@@ -227,7 +227,7 @@ def _file_json(file: StoredFile) -> Json:
     }
 
 
-def _job_json(job: Job) -> Json:
+def _job_json(job: BatchJob) -> Json:
     at = {"completed": "completed_at", "failed": "failed_at", "cancelled": "cancelled_at"}
     times = {name: job.ended if job.status == status else None for status, name in at.items()}
     return {

@@ -18,7 +18,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
-from baton.cluster.holds import Hold
+from baton.cluster.holds import SlotHold
 from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
 from baton.router.access.caller import CALLER
 from baton.router.api.body import Body, body_docs
@@ -116,7 +116,7 @@ async def _hold(surface: ClusterSurface, slot: str, how: str) -> dict[str, Any]:
     else:
         _require_another(workers, slot)
         by = CALLER.get().tenant or "operator"
-        await roster.store.put(slot, Hold("drain" if how == "drain" else "eject", by, surface.wall_clock()))
+        await roster.store.put(slot, SlotHold("drain" if how == "drain" else "eject", by, surface.wall_clock()))
     after = (await roster.refresh()).get(slot)
     if surface.overview is not None:
         surface.overview.outdated()

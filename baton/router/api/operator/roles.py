@@ -14,7 +14,7 @@ from pydantic import Field
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
-from baton.cluster.advice import AdviceStore, Change, Pin
+from baton.cluster.advice import AdviceStore, RatioPin, TimelineEntry
 from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
 from baton.router.access.caller import CALLER
 from baton.router.api.body import Body, body_docs
@@ -90,7 +90,7 @@ async def _set_ratio(given: RoleSurface, body: RatioBody) -> dict[str, Any]:
         return await shown(control, store)
     prefill, decode = parse_ratio(body.ratio, sum(before))
     earlier = await _pinned(store)
-    if not await store.pin(Pin(prefill, decode, given.wall_clock(), _who())):
+    if not await store.pin(RatioPin(prefill, decode, given.wall_clock(), _who())):
         raise Unavailable("Redis is away: the ratio could not be pinned", retry_after_s=1.0)
     try:
         changes = await control.set_ratio(prefill, decode, body.grace_s, body.force)
@@ -116,7 +116,7 @@ async def shown(control: RoleControl, store: AdviceStore) -> dict[str, Any]:
     }
 
 
-async def _pinned(store: AdviceStore) -> Pin | None:
+async def _pinned(store: AdviceStore) -> RatioPin | None:
     try:
         return await store.pinned()
     except (RedisError, OSError):
@@ -126,11 +126,11 @@ async def _pinned(store: AdviceStore) -> Pin | None:
 async def _noted(given: RoleSurface, before: tuple[int, int], changes: list[RoleChange]) -> None:
     """An operator's change: pinned, and in the timeline."""
     now, after = given.wall_clock(), given.control.ratio()
-    await given.store.pin(Pin(*after, now, _who()))
+    await given.store.pin(RatioPin(*after, now, _who()))
     moved = tuple(c.worker for c in changes if c.before != c.after)
     seconds = max((c.seconds for c in changes), default=0.0)
     kind, reason = ("rerole", "an operator asked") if moved else ("pin", "an operator pinned the ratio as it is")
-    await given.store.note(Change(now, kind, before, after, reason, moved, seconds, _who()))
+    await given.store.note(TimelineEntry(now, kind, before, after, reason, moved, seconds, _who()))
 
 
 async def _unpin(given: RoleSurface, now: tuple[int, int]) -> None:
@@ -139,7 +139,9 @@ async def _unpin(given: RoleSurface, now: tuple[int, int]) -> None:
         raise InvalidRequest("there is no controller: controller.mode is off; start with advise or auto", "ratio")
     if not (await store.set_mode("auto") and await store.pin(None)):
         raise Unavailable("Redis is away: the pin could not be taken back", retry_after_s=1.0)
-    await store.note(Change(given.wall_clock(), "unpin", now, now, "an operator gave the dial back", by=_who()))
+    await store.note(
+        TimelineEntry(given.wall_clock(), "unpin", now, now, "an operator gave the dial back", by=_who())
+    )
 
 
 def _required(surface: RoleSurface | None) -> RoleSurface:

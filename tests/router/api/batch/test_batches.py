@@ -12,7 +12,7 @@ import msgspec
 import openai
 import pytest
 
-from baton.cluster.batch_store import KEPT_S, Asked, BatchStore, Job, StoredFile
+from baton.cluster.batch_store import KEPT_S, BatchJob, BatchStore, ListPage, StoredFile
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.protos.errors import InvalidRequest, Overloaded, QuotaExceeded, Unavailable
@@ -208,7 +208,7 @@ async def test_bad_uploads_and_pages_are_refused_by_name(bench, router) -> None:
 async def test_a_store_out_of_reach_is_an_error_that_says_so() -> None:
     store = BatchStore(connect("unix:///nowhere/redis.sock"), "t")
     with pytest.raises(Unavailable, match="can't be reached"):
-        await store.jobs(Asked())
+        await store.jobs(ListPage())
 
 
 async def test_a_job_whose_input_is_gone_fails_and_says_so(bench) -> None:
@@ -262,7 +262,9 @@ async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, red
     store = BatchStore(redis, "t")
     service = generation_of(RouterConfig(), fake, ModelCatalog(fake.models, {"tiny": model_dir}), gate)
     await store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
-    job = Job("batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(key).decode())
+    job = BatchJob(
+        "batch_1", "acme", "/v1/chat/completions", "file-1", "24h", 20, 1, msgspec.json.encode(key).decode()
+    )
     await store.put(job, is_open=True)
     valid = True
     lane = BatchLane(service, store, "one", lambda: int(valid and len(fake.requests) > 2))
@@ -281,13 +283,13 @@ async def test_a_batch_whose_key_is_revoked_goes_no_further(fake, model_dir, red
 async def test_what_was_kept_long_enough_is_forgotten_everywhere(redis) -> None:
     store = BatchStore(redis, "t", kept_s=1)
     await store.add_file(StoredFile("file-1", "", "x", "batch", 1, 1), b"x")
-    job = Job("batch_1", "", "/v1/completions", "file-1", "24h", 1, 1)
+    job = BatchJob("batch_1", "", "/v1/completions", "file-1", "24h", 1, 1)
     await store.put(job, is_open=True)
     deadline = time.monotonic() + 10
     while await store.file("file-1") or await store.job("batch_1"):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
-    assert (await store.files(Asked()))[0] == (await store.jobs(Asked()))[0] == await store.open_jobs() == []
+    assert (await store.files(ListPage()))[0] == (await store.jobs(ListPage()))[0] == await store.open_jobs() == []
     assert await redis.keys("*") == []
 
 
@@ -295,19 +297,21 @@ async def test_lists_are_paged_by_tenant_and_a_page_says_where_it_ends(redis) ->
     store = BatchStore(redis, "t")
     for number in range(7):
         await store.add_file(StoredFile(f"file-{number}", f"tenant-{number % 2}", "x", "batch", 1, number), b"x")
-        await store.put(Job(f"batch-{number}", f"tenant-{number % 2}", "/", "f", "24h", number, 1), is_open=True)
+        await store.put(
+            BatchJob(f"batch-{number}", f"tenant-{number % 2}", "/", "f", "24h", number, 1), is_open=True
+        )
     claim = await store.claim("batch-6", "one", 10)
     await store.answer(claim, 0, b"{}", True)
-    files, more = await store.files(Asked(None, limit=3))
+    files, more = await store.files(ListPage(None, limit=3))
     assert ([f.id for f in files], more) == (["file-6", "file-5", "file-4"], True)
-    files, more = await store.files(Asked("tenant-0", "file-4", 3))
+    files, more = await store.files(ListPage("tenant-0", "file-4", 3))
     assert ([f.id for f in files], more) == (["file-2", "file-0"], False)
     await store.drop_file(files[0])
-    assert [f.id for f in (await store.files(Asked("tenant-0")))[0]] == ["file-6", "file-4", "file-0"]
-    jobs, more = await store.jobs(Asked("tenant-0", limit=2))
+    assert [f.id for f in (await store.files(ListPage("tenant-0")))[0]] == ["file-6", "file-4", "file-0"]
+    jobs, more = await store.jobs(ListPage("tenant-0", limit=2))
     assert ([(j.id, j.completed) for j in jobs], more) == ([("batch-6", 1), ("batch-4", 0)], True)
     with pytest.raises(InvalidRequest, match="not in the list"):
-        await store.jobs(Asked("tenant-1", "batch-6"))
+        await store.jobs(ListPage("tenant-1", "batch-6"))
 
 
 async def test_a_client_pages_through_all_its_files(bench) -> None:

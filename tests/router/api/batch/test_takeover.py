@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from redis.exceptions import ConnectionError as Broken
 
-from baton.cluster.batch_store import Asked, BatchStore, ClaimLost, Job, StoredFile
+from baton.cluster.batch_store import BatchJob, BatchStore, JobClaimLost, ListPage, StoredFile
 from baton.cluster.config import RouterConfig
 from baton.cluster.membership import connect
 from baton.router.api.batch import lane as batch_lane
@@ -24,7 +24,7 @@ from tests.router.parts import generation_of
 
 LINES = 1200
 LEASE_S = 1.0
-JOB = Job("batch_1", "acme", "/v1/completions", "file-1", "24h", LINES, 1)
+JOB = BatchJob("batch_1", "acme", "/v1/completions", "file-1", "24h", LINES, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ class Bench:
     def lane(self, owner: str, store: BatchStore | None = None) -> BatchLane:
         return BatchLane(self.service, store or self.store, owner, lambda: 0)
 
-    async def submit(self, lines: int = LINES) -> Job:
+    async def submit(self, lines: int = LINES) -> BatchJob:
         asked = {"method": "POST", "url": JOB.endpoint, "body": {"prompt": "x"}}
         content = b"\n".join(msgspec.json.encode(asked | {"custom_id": f"r{n}"}) for n in range(lines))
         await self.store.add_file(StoredFile("file-1", "acme", "x", "batch", len(content), 1), content)
@@ -85,7 +85,7 @@ class Bench:
         await self.store.put(job, is_open=True)
         return job
 
-    async def ended(self) -> tuple[Job, list[str]]:
+    async def ended(self) -> tuple[BatchJob, list[str]]:
         """The job, and the lines of its output."""
         async with asyncio.timeout(30):
             while not (job := await self.store.job(JOB.id)).ended:
@@ -151,7 +151,7 @@ async def test_a_store_that_fails_now_and_then_loses_no_answer_and_no_work(bench
         ended, lines = await bench.ended()
     assert (ended.status, ended.completed, lines) == ("completed", job.total, ALL[:200])
     assert sum(computed.values()) == 200
-    files, _ = await bench.store.files(Asked())
+    files, _ = await bench.store.files(ListPage())
     assert [file.purpose for file in files].count("batch_output") == 1
 
 
@@ -172,7 +172,7 @@ async def test_a_claim_that_was_taken_over_writes_nothing_more(bench, redis) -> 
         lambda: store.add_output(first, output, b"x"),
         lambda: store.close(first, job),
     ):
-        with pytest.raises(ClaimLost):
+        with pytest.raises(JobClaimLost):
             await write()
     assert not await store.renew(first, 10)
     await store.release(first)
