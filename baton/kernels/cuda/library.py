@@ -14,14 +14,14 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from baton.kernels.abi import build as cpu
+from baton.kernels.abi.native import CType
 from baton.kernels.cuda import build
 
 SIMT_ENV = "BATON_CUDA_SIMT"
 P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+_FUNCTIONS: dict[str, tuple[CType, ...]] = {
     "session_open": (P, I64, P),
     "session_close": (P,),
     "session_bind": (P, P, I64, I64, P),
@@ -56,12 +56,12 @@ class Device:
     def __init__(self, path: Path) -> None:
         self.path, self.library = path, ctypes.CDLL(str(path))
         self.library.baton_device_error.restype = ctypes.c_char_p
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, ctypes._NamedFuncPointer] = {}
         for name, arguments in _FUNCTIONS.items():
             found = self._functions[name] = self.library[f"baton_{name}"]
             found.argtypes, found.restype = list(arguments), ctypes.c_int
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Calls ``baton_<name>``. Raises DeviceError."""
         if status := self._functions[name](*arguments):
             said = (self.library.baton_device_error(status) or b"").decode(errors="replace")

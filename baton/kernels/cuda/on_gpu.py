@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from baton.kernels.abi.native import CType
 from baton.kernels.cuda.library import Device, DeviceError
 
 ON_GPU_ENV = "BATON_CUDA_ON_GPU"
@@ -35,10 +35,10 @@ class Function:
 
     def __init__(self, gpu: OnGpu, name: str) -> None:
         self._gpu, self._call = gpu, gpu.device.library[name]
-        self.argtypes: list[Any] = []
-        self.restype: Any = None
+        self.argtypes: list[CType] = []
+        self.restype: CType | None = None
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: object) -> None:
         self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
         self._gpu.calls += 1
         with self._gpu.memory_shared():

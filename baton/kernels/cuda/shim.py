@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import weakref
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from baton.kernels.abi.native import CType
 from baton.kernels.cuda import on_gpu
 
 
@@ -26,10 +27,10 @@ class Function:
 
     def __init__(self, library: Simt, name: str) -> None:
         self._library, self._call = library, library.library[name]
-        self.argtypes: list[Any] = []
-        self.restype: Any = None
+        self.argtypes: list[CType] = []
+        self.restype: CType | None = None
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: object) -> None:
         self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
         if status := self._call(*arguments, None):
             raise SimtError(f"status {status}: {self._library.error()}")
