@@ -15,7 +15,7 @@ from baton.engine.handlers import Handlers, Table
 from baton.engine.isolate import StepOutcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import SequenceState
-from baton.engine.sharing import Sharing
+from baton.engine.sharing import PageSharing
 from baton.engine.step_log import StepLog
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
@@ -53,7 +53,7 @@ class EngineParts(NamedTuple):
     channel: Channel
     clock: Callable[[], float]
     grammars: Grammars
-    sharing: Sharing
+    sharing: PageSharing
     memory: memoryview | None
 
     @classmethod
@@ -67,7 +67,7 @@ class EngineParts(NamedTuple):
         memory: memoryview | None = None,
     ) -> EngineParts:
         """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default."""
-        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), Sharing(pool), memory)
+        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), PageSharing(pool), memory)
 
 
 class StepLoop(ABC):

@@ -50,7 +50,7 @@ class DeviceError(RuntimeError):
     """Carries what CUDA said of a call, or the shim of a launch."""
 
 
-class Device:
+class CudaLibrary:
     """Wraps a library whose functions are called with host code's rules: 0, or a status that has words."""
 
     def __init__(self, path: Path) -> None:
@@ -88,14 +88,14 @@ def on_shim() -> bool:
 
 
 @cache
-def device() -> Device:
+def device() -> CudaLibrary:
     """Returns this process's library.
 
     Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded.
     """
     path = build.simt() if on_shim() else _prebuilt() or build.library()
     try:
-        return Device(path)
+        return CudaLibrary(path)
     except (OSError, AttributeError) as error:
         raise cpu.BuildError(f"the CUDA kernels can't be loaded: {error}") from error
 

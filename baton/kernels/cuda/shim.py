@@ -22,7 +22,7 @@ class SimtError(AssertionError):
     """Carries what the shim found wrong with a kernel, or a launch that it refused."""
 
 
-class Function:
+class ShimFunction:
     """Calls one exported op, with ``argtypes`` as the CPU's symbol has them. Raises SimtError."""
 
     def __init__(self, library: Simt, name: str) -> None:
@@ -71,8 +71,8 @@ class Simt:
         """Returns the kernels launched so far, by which a suite shows that it ran on the shim."""
         return int(self.library.baton_simt_launches())
 
-    def __getitem__(self, name: str) -> Function:
-        return Function(self, name)
+    def __getitem__(self, name: str) -> ShimFunction:
+        return ShimFunction(self, name)
 
 
 def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:
