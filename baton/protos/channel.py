@@ -218,7 +218,7 @@ class EngineFailed(_Message):
 
 
 class SnapshotIs(_Message):
-    """Answers AskSnapshot with the pool's counts."""
+    """Answers AskSnapshot."""
 
     ticket: int
     snapshot: PoolSnapshot

@@ -52,7 +52,7 @@ SPARE_FILES = 256  # descriptors for all but REST's connections: links to worker
 
 
 class RouterAddress(msgspec.Struct, frozen=True):
-    """Where the router listens; ports are real ones where the config said 0."""
+    """Says where the router listens; ports are real ones where the config said 0."""
 
     host: str
     port: int
@@ -61,7 +61,7 @@ class RouterAddress(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Base of the REST surface."""
+        """Returns the base URL of the REST surface."""
         return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
 
 
@@ -99,7 +99,7 @@ async def serve_router(
     started: Callable[[RouterAddress], None] = lambda address: None,
     identity: Identity | None = None,
 ) -> None:
-    """Serve until ``stop`` is set."""
+    """Serves until ``stop`` is set."""
     async with running_router(config, surfaces, identity) as address:
         started(address)
         await stop.wait()
@@ -133,7 +133,7 @@ async def _start_rest(config: RouterConfig, app: ASGIApp, identity: Identity | N
 
 
 def edge_limits(config: RouterConfig) -> EdgeLimits:
-    """REST's limits of a connection; never more connections than the process may have open files."""
+    """Returns REST's limits of a connection; never more connections than the process may have open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = config.max_connections
     if soft != resource.RLIM_INFINITY:
@@ -151,7 +151,7 @@ def edge_limits(config: RouterConfig) -> EdgeLimits:
 
 
 def for_pages(config: RouterConfig, app: ASGIApp, open_to_all: bool) -> ASGIApp:
-    """``app`` as web pages may use it."""
+    """Returns ``app`` as web pages may use it."""
     if open_to_all and config.host in LOOPBACK:
         app = LoopbackOnly(app, config.allowed_hosts, config.cors_origins)
     return with_cors(app, config.cors_origins)

@@ -56,7 +56,7 @@ from baton.router_host.overview import make_overview
 
 
 class RouterIdentity(msgspec.Struct, frozen=True):
-    """Which router this is: its id in the cluster, and its place in a pool whose files lie in ``folder``.
+    """Says which router this is: its id in the cluster, and its place in a pool whose files lie in ``folder``.
 
     ``index`` -1: it is the only process of its router.
     """

@@ -35,7 +35,7 @@ log = logging.getLogger("baton.router")
 
 
 def main() -> None:
-    """Serve until SIGTERM or SIGINT. An error of ours is one line on stderr and exit code 1."""
+    """Serves until SIGTERM or SIGINT. An error of ours is one line on stderr and exit code 1."""
     parser = argparse.ArgumentParser(prog="baton.router_host.main")
     parser.add_argument("--config", required=True, help="file with a BatonConfig as JSON")
     parser.add_argument("--index", type=int, default=-1, help="which of router.processes this is; the pool says it")
@@ -45,7 +45,9 @@ def main() -> None:
 
 
 def run(config: BatonConfig, path: Path, index: int = -1) -> int:
-    """The router of ``config`` (which ``path`` holds as JSON), until SIGTERM or SIGINT; the exit status."""
+    """Runs the router of ``config`` (which ``path`` holds as JSON) until SIGTERM or SIGINT; returns the exit
+    status.
+    """
     raise_file_limit()
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     try:
@@ -84,7 +86,7 @@ async def serve(
     path: Path = Path(),
     index: int = -1,
 ) -> None:
-    """One router, until ``stop`` is set; process ``index`` of a pool that has its files beside ``path``."""
+    """Serves one router until ``stop`` is set; process ``index`` of a pool that has its files beside ``path``."""
     identity = public_identity(config)
     redis, registry = connect(config.redis.url), CollectorRegistry()
     metrics = RouterMetrics(registry, config.telemetry.vllm_names, config.telemetry.enabled)

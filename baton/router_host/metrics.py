@@ -30,7 +30,7 @@ NOT_ADDED = {
 
 
 class SharedMetrics:
-    """What process ``index`` of ``count`` knows, reachable for the others on a socket in ``folder``."""
+    """Shares what process ``index`` of ``count`` knows with the others, on a socket in ``folder``."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class SharedMetrics:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Answer the other processes while the block runs."""
+        """Answers the other processes while the block runs."""
         path = self._path(self._index)
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._answer, path, limit=LINE_BYTES)
@@ -56,14 +56,14 @@ class SharedMetrics:
             path.unlink(missing_ok=True)
 
     async def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Of all processes, and its media type; one that doesn't answer is left out."""
+        """Returns the metrics of all processes and their media type; one that doesn't answer is left out."""
         encode, media_type = choose_encoder(accept)
         accept = accept.replace("\n", " ")[: LINE_BYTES // 2]
         texts = [encode(self._registry), *await self._ask_others(accept)]
         return merged([text.decode() for text in texts if text]).encode(), media_type
 
     async def others(self) -> Sequence[LiveState]:
-        """The live states of the other processes that answer."""
+        """Returns the live states of the other processes that answer."""
         return [msgspec.json.decode(found, type=LiveState) for found in await self._ask_others(LIVE) if found]
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +101,7 @@ class SharedMetrics:
 
 
 def merged(texts: Iterable[str]) -> str:
-    """Expositions added up, sample by sample; of exemplars, any of those that there are."""
+    """Adds expositions up, sample by sample; of exemplars, any of those that there are."""
     headers: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}
     exemplars: dict[str, str] = {}

@@ -37,7 +37,7 @@ def make_overview(
     metrics: RouterMetrics,
     shared: SharedMetrics | None,
 ) -> Overview:
-    """One per router process; ``shared`` joins it with the others of its pool."""
+    """Returns the overview of one router process; ``shared`` joins it with the others of its pool."""
     prices = Prices(config.telemetry.prefill_dollars_per_hour, config.telemetry.decode_dollars_per_hour)
     for role in ROLES:
         if prices.of(role):

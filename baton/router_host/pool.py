@@ -21,7 +21,10 @@ log = logging.getLogger("baton.router")
 
 
 async def run_pool(config: BatonConfig, path: Path, stop: asyncio.Event) -> None:
-    """``config.router.processes`` children until ``stop``; one that dies is started again. Raises ConfigError."""
+    """Runs ``config.router.processes`` children until ``stop``; one that dies is started again.
+
+    Raises ConfigError.
+    """
     require_free(config.router)
     children = [ChildProcess(_command(path, i), _log_file(path, i)) for i in range(config.router.processes)]
     for child in children:
@@ -37,7 +40,7 @@ async def run_pool(config: BatonConfig, path: Path, stop: asyncio.Event) -> None
 
 
 def require_free(router: RouterConfig) -> None:
-    """Sharing is for our own processes: somebody else on a port is an error, as it is without sharing."""
+    """Checks that nobody else has our ports: an error, as it is without sharing."""
     for key, port in (("port", router.port), ("grpc_port", router.grpc_port)):
         family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
         try:

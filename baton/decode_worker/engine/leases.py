@@ -16,7 +16,7 @@ from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 
 
 class HandoffLease:
-    """Tracks the lease of a request whose prompt another worker computes. Times are monotonic seconds."""
+    """The lease of a request whose prompt another worker computes."""
 
     def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float):
         self.lease_id = lease_id
@@ -33,49 +33,49 @@ class HandoffLease:
 
     @property
     def complete(self) -> bool:
-        """Tells whether every block is here."""
+        """Every block is here."""
         return not self._missing
 
     @property
     def outstanding(self) -> list[int]:
-        """Returns the blocks that a stream may still bring, in order."""
+        """Blocks that a stream may bring."""
         return sorted(self._missing)
 
     @property
     def table(self) -> list[int]:
-        """Returns the lease's own list of pages, by block."""
+        """The lease's own list of pages."""
         return self._pages.pages
 
     @property
     def settled(self) -> bool:
-        """Tells whether nobody can write the pages any more."""
+        """Nobody can write the pages any more."""
         return not self._gate and not self._writers
 
     @property
     def received(self) -> tuple[int, ...]:
-        """Returns the blocks that arrived, under any epoch, in order."""
+        """Blocks that arrived, under any epoch."""
         return tuple(sorted(self._arrived))
 
     @property
     def deadline(self) -> float | None:
-        """Returns when the lease ends without progress; None while a stream is open, which keepalive watches."""
+        """When the lease ends without progress; None while a stream is open (keepalive watches that one)."""
         return None if self.committed or self._writers else self._deadline
 
     def opened(self, epoch: int, now: float) -> None:
-        """Notes that a stream of ``epoch`` may write from now on."""
+        """A stream of ``epoch`` may write."""
         if not self.settled:
             self._writers.add(epoch)
             self._progress(now)
 
     def closed(self, epoch: int, now: float) -> None:
-        """Notes that the stream of ``epoch`` writes no more."""
+        """That stream writes no more."""
         if epoch in self._writers:
             self._writers.discard(epoch)
             self._progress(now)
             self._settle()
 
     def arrived(self, blocks: Iterable[int], now: float) -> None:
-        """Counts blocks that were verified and written; a late one of an earlier epoch counts as well."""
+        """Blocks that were verified and written; a late one of an earlier epoch counts as well."""
         fresh = self._missing.intersection(blocks)
         self._missing -= fresh
         self._arrived |= fresh
@@ -83,7 +83,7 @@ class HandoffLease:
             self._progress(now)
 
     def rearm(self, lease_id: bytes, epoch: int, now: float) -> None:
-        """Begins a second prefill under ``epoch``; what arrived stays. Raises HandoffRefused."""
+        """A second prefill comes under ``epoch``; what arrived stays."""
         if lease_id != self.lease_id:
             raise LeaseUnknown("that lease is not this request's; admit it again", "lease")
         if self.committed:
@@ -94,12 +94,12 @@ class HandoffLease:
         self._progress(now)
 
     def commit(self) -> None:
-        """Gives the pages to the sequence, because the prompt is here."""
+        """The prompt is here; the sequence owns the pages now."""
         self.committed = True
         self.shut()
 
     def shut(self) -> None:
-        """Closes the gate: the I/O process opens no more receives for this lease."""
+        """The I/O process opens no more receives for this lease."""
         if self._gate:
             self._gate = False
             self._settle()

@@ -17,13 +17,13 @@ from baton.protos import channel as ch
 from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import TokenRun
 
-GAP_S = 0.005  # seconds between two frames, because each costs a write
-WIDE_GAP_S = 0.010  # seconds after a frame of MANY_STEPS: no reader tells 100 writes a second from 200
-MANY_STEPS = 3  # steps in GAP_S that are quick ones
+GAP_S = 0.005
+WIDE_GAP_S = 0.010  # where one of the above held MANY_STEPS: no reader tells 100 writes a second from 200
+MANY_STEPS = 3
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An engine's answer to one request, or its end."""
+    """An answer to, or the end of, one request."""
 
     request_id: str
     message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended
@@ -42,7 +42,7 @@ class TokenFrame(msgspec.Struct):
 
 
 class SessionRequest:
-    """Is a request that a session asked for. ``key`` is its number on the engine's channel."""
+    """A request that the session asked for. ``key`` is its name on the engine's channel."""
 
     def __init__(self, key: int, request_id: str, session: RouterSession, traceparent: str, local: bool):
         self.key = key
@@ -56,7 +56,7 @@ class SessionRequest:
 
 
 class RouterSession:
-    """Keeps the outbox of one router, and its requests by id."""
+    """The outbox of one router, and its requests by id."""
 
     def __init__(self, router_id: str):
         self.router_id = router_id
@@ -68,16 +68,16 @@ class RouterSession:
         self._gap_s = GAP_S
 
     def reply(self, request: SessionRequest, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
-        """Queues an answer; a request that was replaced under its id gets none."""
+        """Queue an answer; a request that was replaced under its id gets none."""
         if self.requests.get(request.request_id) is request:
             self._put(Reply(request.request_id, message))
 
     def refuse(self, request_id: str, error: ErrorInfo) -> None:
-        """Queues a refusal of what never became a request."""
+        """Say no to what never became a request."""
         self._put(Reply(request_id, ch.Refused(0, error)))
 
     def tokens(self, step: int, request: SessionRequest, output: ch.Output) -> None:
-        """Adds an output to the pending frame, or begins one."""
+        """Add to the pending frame, or begin one."""
         if request.cancelled:
             return
         last = self._outbox[-1] if self._outbox else None
@@ -92,24 +92,24 @@ class RouterSession:
         last.outputs[request.request_id] = output if earlier is None else merge(earlier, output)
 
     def forget_tokens(self, request: SessionRequest) -> None:
-        """Drops what is queued of a cancelled request's answer, because its id may be used again."""
+        """It was cancelled: what is queued of its answer isn't wanted, least of all if its id is used again."""
         for item in self._outbox:
             if isinstance(item, TokenFrame):
                 item.outputs.pop(request.request_id, None)
 
     def lost(self, error: ErrorInfo) -> None:
-        """Ends every request with ``error``, because the engine is gone, and then the session."""
+        """The engine is gone: every request ends with ``error``, then the session ends."""
         for request in tuple(self.requests.values()):
             self.reply(request, ch.Ended(request.key, error))
         self.end()
 
     def end(self) -> None:
-        """Ends the session after what is queued."""
+        """Nothing follows what is queued."""
         self._over = True
         self._news.set()
 
     async def outgoing(self) -> AsyncIterator[Reply | TokenFrame]:
-        """Yields what to write, in order; a frame that was given out grows no more."""
+        """What to write, in order; a frame that was given out grows no more."""
         while True:
             while self._outbox:
                 if len(self._outbox) == 1 and isinstance(self._outbox[0], TokenFrame):
@@ -143,7 +143,7 @@ class RouterSession:
 
 
 def merge(first: ch.Output, then: ch.Output) -> ch.Output:
-    """Returns two consecutive outputs of one request as one."""
+    """Two consecutive outputs of one request as one."""
     run = TokenRun(
         output_index=first.run.output_index,
         token_ids=first.run.token_ids + then.run.token_ids,

@@ -12,9 +12,8 @@ import shutil
 import subprocess
 import weakref
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from baton.kernels.abi.native import CType
 from baton.kernels.cuda import on_gpu
 
 
@@ -22,15 +21,15 @@ class SimtError(AssertionError):
     """Carries what the shim found wrong with a kernel, or a launch that it refused."""
 
 
-class ShimFunction:
+class Function:
     """Calls one exported op, with ``argtypes`` as the CPU's symbol has them. Raises SimtError."""
 
     def __init__(self, library: Simt, name: str) -> None:
         self._library, self._call = library, library.library[name]
-        self.argtypes: list[CType] = []
-        self.restype: CType | None = None
+        self.argtypes: list[Any] = []
+        self.restype: Any = None
 
-    def __call__(self, *arguments: object) -> None:
+    def __call__(self, *arguments: Any) -> None:
         self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
         if status := self._call(*arguments, None):
             raise SimtError(f"status {status}: {self._library.error()}")
@@ -71,8 +70,8 @@ class Simt:
         """Returns the kernels launched so far, by which a suite shows that it ran on the shim."""
         return int(self.library.baton_simt_launches())
 
-    def __getitem__(self, name: str) -> ShimFunction:
-        return ShimFunction(self, name)
+    def __getitem__(self, name: str) -> Function:
+        return Function(self, name)
 
 
 def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:

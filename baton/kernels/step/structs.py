@@ -6,12 +6,14 @@ Knows nothing of programs or plans. Field by field it is what step.h, lm_head.h,
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I32, I64, F, NativeFunction, P
+from baton.kernels.abi.native import I32, I64, F, P
 
 EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD, MOE = range(8)  # step.h: OpKind
 LINEAR_F32 = 100  # the kind of float32 weights: dense.h's
@@ -81,6 +83,6 @@ class PagedKv(ctypes.Structure):
 
 
 @cache
-def run_step() -> NativeFunction:
+def run_step() -> Callable[..., Any]:
     """Returns baton_step(model, step, from, to). Raises RuntimeError where there is no library."""
     return native.function("step", P, P, I32, I32)

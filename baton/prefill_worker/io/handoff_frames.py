@@ -19,7 +19,7 @@ from baton.protos.nouns import KvLayout
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """The worker that sends: the same for every handoff of it."""
+    """Who sends: the same for every handoff of a worker."""
 
     worker_id: str
     model_id: str

@@ -21,7 +21,9 @@ FIRST_PRIORITY, LAST_PRIORITY = -(2**31), 2**31 - 1  # what the wire carries (in
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """One call. ``request_id`` is ours and unique ("": make one); ``asked_id`` is the caller's own, any text.
+    """Holds who makes one call, and what its headers ask for.
+
+    ``request_id`` is ours and unique ("": make one); ``asked_id`` is the caller's own, any text.
 
     ``key`` None: keys are not asked for here. SLOs in seconds; 0: none was asked for. ``session``: what its headers
     call the conversation.
@@ -36,11 +38,13 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def tenant(self) -> str:
-        """Empty for nobody's."""
+        """Returns the tenant of the key; empty where keys are not asked for."""
         return self.key.tenant if self.key else ""
 
     def salted(self, cache_salt: bytes) -> bytes:
-        """The chain's root salt of this call: a client's own narrows its tenant's, and can't reach another's."""
+        """Returns the chain's root salt of this call: a client's own narrows its tenant's, and can't reach
+        another's.
+        """
         return self.key.salt + cache_salt if self.key else cache_salt
 
     def priority(self, asked: int) -> int:
@@ -53,11 +57,11 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def sees_all(self) -> bool:
-        """Whether every tenant's records are its business."""
+        """Returns whether the caller may see every tenant's records."""
         return self.key is None or self.key.admin
 
     def may_see(self, tenant: str) -> bool:
-        """Whether another request's record is its business."""
+        """Returns whether the caller may see another request's record."""
         return self.sees_all or self.tenant == tenant
 
 
@@ -66,13 +70,16 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=NOBODY)
 
 
 def with_call(caller: Caller, own_id: str, asked_id: str, header: Callable[[str], str | None]) -> Caller:
-    """``caller`` for one call: its ids, and the SLOs and session that its headers name. Raises InvalidRequest."""
+    """Returns ``caller`` for one call: its ids, and the SLOs and session that its headers name.
+
+    Raises InvalidRequest.
+    """
     ttft, tpot = (slo_seconds(name, header(name)) for name in (TTFT_HEADER, TPOT_HEADER))
     return Caller(own_id, asked_id, caller.key, ttft, tpot, session_of(header))
 
 
 def session_of(header: Callable[[str], str | None]) -> str:
-    """The first of SESSION_HEADERS that is there. Raises InvalidRequest for an endless one."""
+    """Returns the first of SESSION_HEADERS that is there. Raises InvalidRequest for an endless one."""
     name, text = next(((name, text) for name in SESSION_HEADERS if (text := header(name))), ("", ""))
     if len(text) > MAX_SESSION:
         raise InvalidRequest(f"{name} has {len(text)} characters: give {MAX_SESSION} at most", name)
@@ -80,7 +87,7 @@ def session_of(header: Callable[[str], str | None]) -> str:
 
 
 def slo_seconds(name: str, text: str | None) -> float:
-    """A header in milliseconds as seconds; 0 for none. Raises InvalidRequest."""
+    """Converts a header in milliseconds to seconds; 0 for none. Raises InvalidRequest."""
     if not text:
         return 0.0
     try:

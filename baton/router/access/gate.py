@@ -20,24 +20,26 @@ SPEND_EVERY_S = 0.25
 
 
 class SharedBuckets(Protocol):
-    """Shared token buckets; cluster.buckets.Buckets is the real one."""
+    """Counts rates in buckets that routers share; ``cluster.buckets.RateBuckets`` is the real one."""
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
-        """name -> (per minute, cost): 0.0 taken, seconds to wait, or None when nobody can say."""
+        """Takes costs, name -> (per minute, cost): 0.0 when taken, else seconds to wait; None when nobody can
+        say.
+        """
 
     async def spend(self, costs: Mapping[str, float]) -> None:
-        """Take what was already used."""
+        """Takes what was already used."""
 
 
 class LocalBuckets:
-    """The same in this process: the fall-back, and all there is without Redis."""
+    """Counts rates in this process: the fall-back, and all there is without Redis."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._levels: dict[str, tuple[float, float]] = {}
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
-        """Never None."""
+        """Takes the costs from the buckets: 0.0 when they were taken, else the seconds to wait."""
         now, levels, wait = self._clock(), {}, 0.0
         for name, (per_min, cost) in costs.items():
             level, at = self._levels.get(name, (per_min, now))
@@ -50,7 +52,7 @@ class LocalBuckets:
         return wait
 
     async def spend(self, costs: Mapping[str, float]) -> None:
-        """Overdraws what is known."""
+        """Takes what was already used, which may overdraw a bucket."""
         for name, cost in costs.items():
             if name in self._levels:
                 level, at = self._levels[name]
@@ -58,7 +60,9 @@ class LocalBuckets:
 
 
 class Gate:
-    """``identify`` at the border, ``charge`` once the prompt's length is known, ``spent`` at an answer's end."""
+    """Lets callers in and counts what they use: ``identify`` at the border, ``charge`` once the prompt's length is
+    known.
+    """
 
     def __init__(
         self,
@@ -71,11 +75,11 @@ class Gate:
 
     @property
     def closed(self) -> bool:
-        """Whether one needs a key."""
+        """Returns whether a caller needs a key."""
         return self._keys is not None
 
     def identify(self, authorization: str | None) -> Caller:
-        """Who sends ``Authorization: Bearer KEY``. Raises Unauthenticated."""
+        """Returns who sends ``Authorization: Bearer KEY``. Raises Unauthenticated."""
         if self._keys is None:
             return Caller()
         scheme, _, text = (authorization or "").partition(" ")
@@ -84,11 +88,14 @@ class Gate:
         return Caller(key=self._keys.find(text.strip()))
 
     def renewed(self, key: ApiKey | None) -> ApiKey | None:
-        """Who asked before, with the rates and rights of now. Raises Unauthenticated where they have none left."""
+        """Returns a key that was found earlier with the rates and rights that it has now.
+
+        Raises Unauthenticated where they have none left.
+        """
         return self._keys.renewed(key) if self._keys is not None and key is not None else key
 
     async def charge(self, key: ApiKey | None, model_id: str, requests: int, tokens: int) -> None:
-        """Count against the key's rates. Raises Forbidden for a model it may not use, QuotaExceeded."""
+        """Counts a call against the key's rates. Raises Forbidden for a model it may not use, QuotaExceeded."""
         if key is None:
             return
         if key.models and model_id not in key.models:
@@ -107,14 +114,14 @@ class Gate:
             )
 
     def spent(self, key: ApiKey | None, tokens: int) -> None:
-        """An answer took so many tokens; they are taken from the bucket soon."""
+        """Notes the tokens that an answer took; they are taken from the bucket soon."""
         if key is not None and key.tokens_per_min and tokens:
             name = _tokens_name(key)
             self._unspent[name] = self._unspent.get(name, 0.0) + tokens
 
     @asynccontextmanager
     async def settling(self) -> AsyncIterator[None]:
-        """Bring what was spent to the buckets, while the block runs."""
+        """Brings what was spent to the buckets while the block runs."""
         task = asyncio.create_task(self._run(), name="gate")
         try:
             yield
@@ -130,7 +137,7 @@ class Gate:
             heed_cancel()
 
     async def settle(self) -> None:
-        """Now."""
+        """Takes what answers have spent from the buckets now."""
         unspent, self._unspent = self._unspent, {}
         if unspent:
             await self._local.spend(unspent)

@@ -27,7 +27,9 @@ LOOK_EVERY_S = 1.0
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """One key. Rates per minute, 0: no limit. ``weight``: the tenant's share when the queue is full.
+    """Describes one API key as its file keeps it.
+
+    Rates per minute, 0: no limit. ``weight``: the tenant's share when the queue is full.
 
     ``priority`` is the least that its requests have (lower is sooner); ``models`` empty allows all; ``admin`` may
     look at everybody's requests.
@@ -48,7 +50,9 @@ class ApiKey(msgspec.Struct, frozen=True):
 
     @property
     def salt(self) -> bytes:
-        """What keeps the tenant's cached blocks apart from every other tenant's; the same on every router."""
+        """Returns the salt that keeps the tenant's cached blocks apart from other tenants'; the same on every
+        router.
+        """
         return hashlib.sha256(b"baton tenant salt\0" + self.tenant.encode()).digest()[:TENANT_SALT_BYTES]
 
 
@@ -57,7 +61,7 @@ class _File(msgspec.Struct):
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Every key of the file, revoked ones too. Raises ConfigError."""
+    """Reads every key of the file, revoked ones too. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File).keys
     except FileNotFoundError:
@@ -69,7 +73,7 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def write_keys(path: Path, keys: list[ApiKey]) -> None:
-    """Replace the file whole; readable by its owner alone."""
+    """Replaces the file whole; readable by its owner alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "wb") as file:
@@ -78,7 +82,7 @@ def write_keys(path: Path, keys: list[ApiKey]) -> None:
 
 
 def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
-    """A new key of ``tenant``; it is returned here and can't be had again. Raises ConfigError."""
+    """Adds a key of ``tenant`` and returns its text, which can't be had again. Raises ConfigError."""
     if not _TENANT.fullmatch(tenant):
         raise ConfigError(f"tenant {tenant!r}: use 1 to 64 letters, digits, '.', '_' or '-'", "tenant")
     keys = read_keys(path) if path.exists() else []
@@ -96,7 +100,7 @@ def add_key(path: Path, tenant: str, now: float, **fields: object) -> str:
 
 
 def revoke_key(path: Path, key_id: str) -> ApiKey:
-    """It opens nothing any more, within a second on every router. Raises ConfigError."""
+    """Revokes a key, so that it opens nothing any more, within a second on every router. Raises ConfigError."""
     keys = read_keys(path)
     found = next((k for k in keys if k.id == key_id), None)
     if found is None:
@@ -106,12 +110,14 @@ def revoke_key(path: Path, key_id: str) -> ApiKey:
 
 
 def hash_of(text: str) -> str:
-    """Hex SHA-256."""
+    """Returns the hex SHA-256 of ``text``."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class KeyRing:
-    """The keys of a file, read again when it changes; an unreadable change keeps the keys as they were."""
+    """Looks keys of a file up, reading it again when it changes; an unreadable change keeps the keys as they
+    were.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = path, clock
@@ -123,7 +129,10 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, text: str) -> ApiKey:
-        """The key's entry. Raises Unauthenticated for one that is malformed, unknown, wrong or revoked."""
+        """Returns the entry of the key that ``text`` is.
+
+        Raises Unauthenticated for one that is malformed, unknown, wrong or revoked.
+        """
         self._look()
         match = _KEY.fullmatch(text)
         entry = self._keys.get(match[1]) if match else None
@@ -133,7 +142,7 @@ class KeyRing:
         return entry
 
     def renewed(self, key: ApiKey) -> ApiKey:
-        """The entry as it is now, of one found before. Raises Unauthenticated where it is valid no more."""
+        """Returns the entry as it is now, of one found before. Raises Unauthenticated where it is valid no more."""
         self._look()
         entry = self._keys.get(key.id)
         if entry is None or entry.revoked or entry.hash != key.hash:

@@ -5,11 +5,10 @@ Knows nothing of REST, gRPC or how either is checked.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from baton.protos.nouns import Sampling
+from baton.router.access.json import Json
 from baton.router.request.context import RequestContext
 from baton.router.request.request import RouterRequest
 from baton.router.request.weights import WeightsPin
@@ -17,7 +16,7 @@ from baton.router.text.catalog import ModelEntry
 
 
 class GenerationOptions(msgspec.Struct, frozen=True):
-    """What a client wants generated, its ranges not yet checked.
+    """Holds what a client wants generated, its ranges not yet checked.
 
     ``sampling`` holds the fields that were given; ``default_max_tokens`` None fills the context; ``names`` renames
     fields in errors. ``continues``: the answer's text continues the prompt's (no chat turn between them).
@@ -25,7 +24,7 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     ``prediction`` is the answer that the client expects.
     """
 
-    sampling: dict[str, Any]
+    sampling: Json
     n: int = 1
     stops: tuple[str, ...] = ()
     default_max_tokens: int | None = None
@@ -40,7 +39,7 @@ class GenerationOptions(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A validated call, every default filled in.
+    """Describes a validated call, every default filled in.
 
     ``samplings[i]`` is for ``prompts[i]``; each gets ``options.n`` answers. ``context`` is the caller's, and
     ``arrived`` is on the router's monotonic clock.

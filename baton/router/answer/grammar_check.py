@@ -27,7 +27,7 @@ GrammarKey = tuple[bytes, bytes]
 
 
 class GrammarCheck:
-    """``warm`` it before the first request, so that nobody waits for a process to start."""
+    """Tries grammars once; ``warm`` it before the first request, so that nobody waits for a process to start."""
 
     def __init__(self, bounds: ProcessBounds = ProcessBounds()) -> None:
         self._server = server_for(TokenizerSpec("", BYTES, (), bounds))

@@ -18,7 +18,9 @@ from baton.router.request.request import ChoiceStream, ChoiceSummary
 
 
 class Meter:
-    """Measures one choice. ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
+    """Measures one choice as its client sees it.
+
+    ``took`` for each piece, ``ended`` once at its end; later calls do nothing.
 
     ``prompt``: the token ids that it answers; ``counts_prompt``: whether they are its to count.
     """
@@ -55,7 +57,7 @@ class Meter:
         self._first_at = self._last_at = self._longest_gap = 0.0
 
     def took(self, tokens: int) -> None:
-        """``tokens`` more arrived, together."""
+        """Counts ``tokens`` that arrived together."""
         now = self._tallies.now()
         if self._tokens == 0:
             self._first_at = now
@@ -69,7 +71,7 @@ class Meter:
         self._last_at = now
 
     def ended(self, outcome: str) -> None:
-        """``outcome``: a finish_reason, an error label or "cancelled"."""
+        """Counts the end; ``outcome`` is a finish_reason, an error label or "cancelled"."""
         if self._over:
             return
         self._over = True
@@ -123,7 +125,7 @@ class NoMeter:
 
 
 class Metering(Protocol):
-    """What makes a meter for each choice of a call."""
+    """Makes a meter for each choice of a call."""
 
     def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> Meter | NoMeter:
         """Returns a meter for one choice of ``generation.prompts[prompt]``."""
@@ -136,7 +138,7 @@ class Metering(Protocol):
 
 
 class NoMetering:
-    """Metering of a router without telemetry and without a trace file; it keeps nothing."""
+    """Meters nothing: for a router without telemetry and without a trace file."""
 
     def meter(self, generation: Generation, stream: ChoiceStream, prompt: int = 0) -> NoMeter:
         """Returns a meter that keeps nothing."""

@@ -34,14 +34,16 @@ CHARS_PER_TOKEN = 4  # of text, to estimate a tokenizer call's cost before it is
 
 
 class ParserNames(msgspec.Struct, frozen=True):
-    """Which parsers read chat answers, by file name in ``tool_parsers`` and ``reasoning_parsers``."""
+    """Names the parsers that read chat answers, by file name in ``tool_parsers`` and ``reasoning_parsers``."""
 
     tools: str = "auto"
     reasoning: str = "auto"
 
 
 class GenerationService(msgspec.Struct, frozen=True):
-    """What the generating surfaces share: dispatch, models, limits, and what checks, charges and meters a call."""
+    """Serves all generating surfaces: holds dispatch, models and limits, and what checks, charges and meters a
+    call.
+    """
 
     serving: ServingBackend
     catalog: ModelCatalog

@@ -27,7 +27,7 @@ WINDOW = 64  # choices of one call that are with dispatch at once
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """What one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id.
+    """Holds what one choice gained. ``text`` may lag behind ``token_ids``; ``logprobs`` is empty or one per id.
 
     ``prompt_logprobs``, of the prompt's tokens from the second on, is on a choice's first piece where asked for.
     """
@@ -41,7 +41,7 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens counted; ``cached_tokens`` are among the prompt's, ``accepted_drafts`` among the answers'."""
+    """Counts tokens; ``cached_tokens`` are among the prompt's, ``accepted_drafts`` among the answers'."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -51,7 +51,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class ChoiceText:
-    """One choice's text, from its stream of ids."""
+    """Makes one choice's text from its stream of ids."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class ChoiceText:
         self._scores: Callable[[], tuple[TokenLogprobs, ...]] | None = None
 
     def score_prompt(self, scores: Callable[[], tuple[TokenLogprobs, ...]]) -> None:
-        """The first piece is to carry the prompt's logprobs, which ``scores`` gives by then."""
+        """Makes the first piece carry the prompt's logprobs, which ``scores`` gives by then."""
         self._scores = scores
 
     async def pieces(self) -> AsyncIterator[TextDelta]:
-        """Until the choice ends; a stop string cancels what its stream would still bring."""
+        """Yields pieces until the choice ends; a stop string cancels what its stream would still bring."""
         try:
             async for run in self.stream:
                 piece = self._scored(self.take(run))
@@ -96,7 +96,9 @@ class ChoiceText:
             raise
 
     def take(self, run: TokenRun) -> TextDelta:
-        """The piece that ``run`` makes; tokens after a stop string are dropped, as if they had never come."""
+        """Returns the piece that ``run`` makes; tokens after a stop string are dropped, as if they had never
+        come.
+        """
         if self._prompt_only:
             return TextDelta(self.index, "", finish_reason=run.finish_reason)
         if not self._stoppable:
@@ -151,7 +153,7 @@ class ChoiceText:
 
 
 class AnswerStream:
-    """All choices of all prompts of one call, as one stream of pieces. Index = prompt x n + choice.
+    """Streams all choices of all prompts of one call as one stream of pieces. Index = prompt x n + choice.
 
     ``choices`` are those opened so far: of many prompts, the next is handed in as one before it ends, so that a
     call of a thousand prompts is no more in others' way than one of WINDOW.
@@ -176,11 +178,11 @@ class AnswerStream:
 
     @property
     def count(self) -> int:
-        """Choices in all."""
+        """Returns the number of choices in all."""
         return len(self.generation.prompts) * self.generation.options.n
 
     def close(self, reason: str) -> None:
-        """Give back every choice that goes on. Idempotent, at once."""
+        """Gives back every choice that goes on. Idempotent, at once."""
         for feeder in self._feeders:
             feeder.cancel()
         for choice in self.choices:
@@ -201,11 +203,14 @@ class AnswerStream:
 
     @property
     def summaries(self) -> list[ChoiceSummary]:
-        """One per choice; complete when the answer is."""
+        """Returns one summary per choice; complete when the answer is."""
         return [choice.stream.summary for choice in self.choices]
 
     def usage(self) -> Usage:
-        """Counted so far. A prompt's cached tokens are its first choice's: the others find what that one left."""
+        """Returns the tokens counted so far.
+
+        A prompt's cached tokens are its first choice's: the others find what that one left.
+        """
         firsts = [choice for choice in self.choices if choice.index % self.generation.options.n == 0]
         completion_tokens = sum(choice.tokens for choice in self.choices)
         return Usage(
@@ -267,7 +272,7 @@ class PromptSubmitter:
 
     @property
     def left(self) -> int:
-        """Prompts to hand in yet."""
+        """Returns the prompts that are yet to be handed in."""
         return len(self._generation.prompts) - self._prompt
 
     def open_next(self) -> None:
@@ -291,12 +296,12 @@ class PromptSubmitter:
         return ChoiceText(index, stream, self._generation, prompt, self._text, meter)
 
     def refused(self, error: BatonError) -> None:
-        """Count a prompt that could not be handed in."""
+        """Counts a prompt that could not be handed in."""
         self._service.metering.refused(self._generation, self._prompt, error)
 
 
 def open_answer(service: GenerationService, generation: Generation, text: TextModel) -> AnswerStream:
-    """Hand the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
+    """Hands the prompts that fit the window to dispatch. Raises what it raises, with nothing left open."""
     opening = PromptSubmitter(service, generation, text)
     try:
         while opening.left and (not opening.choices or len(opening.choices) + generation.options.n <= WINDOW):

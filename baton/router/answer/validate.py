@@ -41,7 +41,7 @@ ABOVE_ZERO = frozenset({"top_p", "repetition_penalty"})
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What one request may ask for. Bytes, counts, seconds."""
+    """Limits what one request may ask for. Bytes, counts, seconds."""
 
     max_body_bytes: int = 8 << 20
     max_stored_bytes: int = 256 << 20
@@ -60,7 +60,9 @@ def resolve_sampling(
     seed: int,
     names: Mapping[str, str] | None = None,
 ) -> Sampling:
-    """``sampling`` over the model's defaults over OpenAI's. ``seed`` is taken where the client gave none.
+    """Lays ``sampling`` over the model's defaults, and these over OpenAI's.
+
+    ``seed`` is taken where the client gave none.
 
     ``default_max_tokens`` None: as many as the context holds. Call ``check_sampling`` and ``check_prompt`` first.
     """
@@ -77,7 +79,7 @@ def resolve_sampling(
 
 
 def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mapping[str, str] | None = None) -> None:
-    """Ranges of every sampling field; ``names`` renames fields in errors. Raises InvalidRequest."""
+    """Checks the range of every sampling field; ``names`` renames fields in errors. Raises InvalidRequest."""
     shown = dict(names or {})
     for field, (low, high) in RANGES.items():
         if field in sampling:
@@ -103,7 +105,10 @@ def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mappin
 
 
 def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -> None:
-    """Not empty, every id known, room for one more token. Raises InvalidRequest, ContextTooLong."""
+    """Checks a prompt: not empty, every id known, room for one more token.
+
+    Raises InvalidRequest, ContextTooLong.
+    """
     if not ids:
         raise InvalidRequest(f"{param} is empty: give at least one token", param)
     if len(ids) >= entry.max_model_len:
@@ -116,7 +121,7 @@ def check_prompt(ids: Sequence[int], entry: ModelEntry, param: str = "prompt") -
 
 
 def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
-    """Every id is in the vocabulary. Raises InvalidRequest naming the first that isn't."""
+    """Checks that every id is in the vocabulary. Raises InvalidRequest naming the first that isn't."""
     ids = tuple(ids)
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
@@ -124,20 +129,20 @@ def check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
 
 
 def check_n(n: int, limits: Limits) -> None:
-    """Choices asked for. Raises InvalidRequest."""
+    """Checks the number of choices asked for. Raises InvalidRequest."""
     if not 1 <= n <= limits.max_n:
         raise InvalidRequest(f"n is {n}: it must be from 1 to {limits.max_n}", "n")
 
 
 def check_stops(stops: Sequence[str], limits: Limits) -> None:
-    """Stop strings: few, none empty, none endless. Raises InvalidRequest."""
+    """Checks stop strings: few, none empty, none endless. Raises InvalidRequest."""
     check_count("stop", len(stops), limits.max_stop)
     if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise InvalidRequest(f"stop: each string must have 1 to {MAX_STOP_CHARS} characters", "stop")
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Bad words: few, none empty, none endless. Raises InvalidRequest."""
+    """Checks bad words: few, none empty, none endless. Raises InvalidRequest."""
     check_count("bad_words", len(words), MAX_BAD_WORDS)
     if not all(len(word.strip()) > 0 and len(word) <= MAX_BAD_WORD_CHARS for word in words):
         text = f"bad_words: each must have 1 to {MAX_BAD_WORD_CHARS} characters that aren't all spaces"
@@ -184,6 +189,6 @@ def _check_biases(biases: Mapping[int, float], vocab_size: int) -> None:
 
 
 def check_count(name: str, count: int, most: int) -> None:
-    """Raise InvalidRequest where a list has over ``most`` entries."""
+    """Raises InvalidRequest where a list has over ``most`` entries."""
     if count > most:
         raise InvalidRequest(f"{name} has {count} entries: at most {most} are allowed", name)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 
 from baton.protos.errors import InvalidRequest
+from baton.router.access.json import Json
 
 SCHEMA_REF = "#/components/schemas/{model}"
 B = TypeVar("B", bound="Body")
@@ -29,18 +30,18 @@ def _fail_fast(schema: Any) -> None:
 
 
 class FailFastModel(BaseModel):
-    """Lists end at their first wrong item: 10^5 errors take half a second to word, of which one is told."""
+    """Ends lists at their first wrong item: 10^5 errors take half a second to word, of which one is told."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """As pydantic makes it, its lists failing fast."""
+        """Returns pydantic's own schema, its lists failing fast."""
         schema = handler(source)
         _fail_fast(schema)
         return schema
 
 
 class Body(FailFastModel):
-    """Strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused.
+    """Reads strict types: "16" is no number, 1 is no boolean; NaN and infinities are refused.
 
     ``id_lists``: fields that hold token ids, of which there may be very many.
     """
@@ -50,22 +51,22 @@ class Body(FailFastModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-def body_docs(kind: type[Body]) -> dict[str, Any]:
-    """An endpoint's part of the OpenAPI document; ``app.py`` adds the schema it points to."""
+def body_docs(kind: type[Body]) -> Json:
+    """Returns an endpoint's part of the OpenAPI document; ``app.py`` adds the schema it points to."""
     schema = {"$ref": SCHEMA_REF.format(model=kind.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def parse_body(kind: type[B], raw: bytes) -> B:
-    """``raw`` as JSON of ``kind``. Raises InvalidRequest naming the first field at fault."""
+    """Parses ``raw`` as JSON of ``kind``. Raises InvalidRequest naming the first field at fault."""
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
         raise _refusal(error) from None
 
 
-def read_body_of(kind: type[B], fields: dict[str, Any]) -> B:
-    """As ``parse_body``, of what is no JSON text any more."""
+def read_body_of(kind: type[B], fields: Json) -> B:
+    """Reads ``fields``, which are no JSON text any more, as ``parse_body`` reads a text."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

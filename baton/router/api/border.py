@@ -28,14 +28,16 @@ REQUEST_ID = "x-request-id"
 
 
 class Border:
-    """Every response carries ``x-request-id``: the caller's, or ours; ``explain`` takes either."""
+    """Lets callers in over HTTP; every response carries ``x-request-id``: the caller's, or ours, and ``explain``
+    takes either.
+    """
 
     def __init__(self, app: ASGIApp, door: Door, max_inflight_bytes: int) -> None:
         self._app, self._door = app, door
         self._bodies = BodiesInFlight(max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a known caller in; answer anybody else with the reason."""
+        """Lets a known caller in; answers anybody else with the reason."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -60,20 +62,23 @@ class Border:
 
 
 def is_open(path: str) -> bool:
-    """Whether nobody is asked for a key there."""
+    """Returns whether nobody is asked for a key at ``path``."""
     return path in OPEN_PATHS or path == OPEN_FILES or path.startswith(f"{OPEN_FILES}/")
 
 
 class GrpcBorder(grpc.aio.ServerInterceptor):
-    """The same for gRPC, by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``. Health stays open."""
+    """Lets callers in over gRPC by metadata: ``authorization``, ``x-request-id``, ``x-slo-…``.
+
+    Health stays open.
+    """
 
     def __init__(self, door: Door) -> None:
         self._door = door
 
     async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        """Set CALLER for the handler, or put one in its place that ends the call with the reason."""
+        self, continuation: Callable[[object], Awaitable[object]], details: grpc.HandlerCallDetails
+    ) -> object:
+        """Sets CALLER for the handler, or puts one in its place that ends the call with the reason."""
         if details.method.startswith(OPEN_SERVICES):
             return tolerant(await continuation(details))
         metadata = {key: value for key, value in details.invocation_metadata or () if isinstance(value, str)}

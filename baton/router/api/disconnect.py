@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What ``work`` returns. When the client goes first, ``work`` is cancelled at once and Cancelled is raised."""
+    """Runs ``work`` and returns its result.
+
+    When the client goes first, ``work`` is cancelled at once and Cancelled is raised.
+    """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_gone(receive))
     try:

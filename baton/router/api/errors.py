@@ -6,12 +6,12 @@ Knows nothing of endpoints. What isn't of the tree is a 500 whose details stay i
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import orjson
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError
+from baton.router.access.json import Json
 
 # Codes that clients of OpenAI look for; every other code is the error's own label.
 _CODES = {
@@ -24,8 +24,8 @@ MOST_TOLD = 2000  # characters of a message
 _RETRY_LATER = (429, 503)
 
 
-def error_json(error: BaseException) -> dict[str, Any]:
-    """``{"error": {"message", "type", "param", "code"}}``."""
+def error_json(error: BaseException) -> Json:
+    """Returns an error as OpenAI words it: ``{"error": {"message", "type", "param", "code"}}``."""
     if isinstance(error, BatonError):
         code = _CODES.get(error.label, error.label)
         return _object(error.message, error.http_status, error.param or None, code)
@@ -33,13 +33,15 @@ def error_json(error: BaseException) -> dict[str, Any]:
 
 
 def error_response(error: BaseException) -> Response:
-    """The whole response; a Retry-After where trying again may help."""
+    """Returns the whole response of an error; a Retry-After where trying again may help."""
     status = error.http_status if isinstance(error, BatonError) else 500
     return json_response(error_json(error), status, retry_headers(error))
 
 
 def retry_headers(error: BaseException) -> dict[str, str]:
-    """When to come back, where that may help: whole seconds (RFC 9110), and milliseconds for OpenAI's clients."""
+    """Returns when to come back, where that may help: whole seconds (RFC 9110), and milliseconds for OpenAI's
+    clients.
+    """
     if not isinstance(error, BatonError) or error.http_status not in _RETRY_LATER:
         return {}
     seconds = error.retry_after_s
@@ -50,16 +52,16 @@ def retry_headers(error: BaseException) -> dict[str, str]:
 
 
 def plain_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
-    """An error of HTTP itself: an unknown path, a wrong method."""
+    """Returns the response of an error of HTTP itself: an unknown path, a wrong method."""
     return json_response(_object(message, status, None, code), status, headers)
 
 
-def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """``content`` by orjson."""
+def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Returns a response of ``content``, encoded by orjson."""
     return Response(orjson.dumps(content), status, headers, media_type="application/json")
 
 
-def _object(message: str, status: int, param: str | None, code: str) -> dict[str, Any]:
+def _object(message: str, status: int, param: str | None, code: str) -> Json:
     if len(message) > MOST_TOLD:  # it quotes what was sent
         message = f"{message[:MOST_TOLD]}…"
     param = param[:MOST_TOLD] if param else param

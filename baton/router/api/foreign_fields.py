@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
-NOTHING: tuple[Any, ...] = (False, "", [], {})
+NOTHING: tuple[object, ...] = (False, "", [], {})
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a field is refused, as what to do instead. ``neutral``: values that ask for nothing, beside null."""
+    """Says why a field is refused, as what to do instead. ``neutral``: values that ask for nothing, beside null."""
 
     remedy: str
-    neutral: tuple[Any, ...] = NOTHING
+    neutral: tuple[object, ...] = NOTHING
 
-    def refuses(self, value: Any) -> bool:
-        """Whether ``value`` asks for something. 0 and 1 are numbers here, not false and true."""
+    def refuses(self, value: object) -> bool:
+        """Returns whether ``value`` asks for something, and so is refused.
+
+        0 and 1 are numbers here, not false and true.
+        """
         return value is not None and not any(value == n and type(value) is type(n) for n in self.neutral)
 
 
@@ -212,7 +214,7 @@ HARMLESS_AT: dict[str, dict[str, str]] = {
 
 
 def refusal(surface: str, name: str) -> Refusal | None:
-    """Why ``name`` is refused at ``surface`` (a body's name); None where it isn't."""
+    """Returns why ``name`` is refused at ``surface`` (a body's name); None where it isn't."""
     if reason(surface, name):
         return None
     return REFUSED_AT.get(surface, {}).get(name) or REFUSED.get(name)
@@ -226,7 +228,7 @@ def refusable(surface: str) -> tuple[str, ...]:
 
 
 def reason(surface: str, name: str) -> str:
-    """Why ``name`` may be ignored at ``surface``; empty where nothing is known of it, or it is refused."""
+    """Returns why ``name`` may be ignored at ``surface``; empty where nothing is known of it, or it is refused."""
     found: Mapping[str, str] = HARMLESS_AT.get(surface, {})
     if name in found:
         return found[name]

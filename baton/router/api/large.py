@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -39,33 +39,42 @@ _threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="large")
 
 
 class JsonWeight(msgspec.Struct, frozen=True):
-    """What a JSON text is made of. ``lists``: where the insides of its long lists of numbers begin and end."""
+    """Counts what a JSON text is made of.
+
+    ``lists``: where the insides of its long lists of numbers begin and end.
+    """
 
     values: int
     numbers: int
     lists: tuple[tuple[int, int], ...] = ()
 
 
-async def aside(is_large: bool, work: Callable[..., _T], *args: Any) -> _T:
-    """``work(*args)``, in a thread where it is large. It should drop the interpreter's lock now and then."""
+async def aside(is_large: bool, work: Callable[..., _T], *args: object) -> _T:
+    """Returns ``work(*args)``, done in a thread where it is large.
+
+    It should drop the interpreter's lock now and then.
+    """
     if not is_large:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(_threads, partial(work, *args))
 
 
 async def parsed(kind: type[B], raw: bytes) -> B:
-    """As ``parse_body``, of a body of any size. Raises InvalidRequest, for one that is too intricate too."""
+    """Parses a body of any size as ``parse_body`` does, aside of the event loop where it is large.
+
+    Raises InvalidRequest, for one that is too intricate too.
+    """
     return await aside(len(raw) > INLINE_BYTES, _parsed if len(raw) > INLINE_BYTES else parse_body, kind, raw)
 
 
 def require_light(text: str | bytes, param: str) -> None:
-    """Raise InvalidRequest for JSON within a body or a file that is too intricate to be parsed."""
+    """Raises InvalidRequest for JSON within a body or a file that is too intricate to be parsed."""
     if len(text) > INLINE_BYTES:
         _require(weigh(text.encode(errors="replace") if isinstance(text, str) else text), 0, param)
 
 
 def weigh(raw: bytes) -> JsonWeight:
-    """Count what ``raw`` is made of, without parsing it; of what is no JSON, something."""
+    """Counts what ``raw`` is made of, without parsing it; of what is no JSON, something."""
     plain = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in raw else raw
     text = np.frombuffer(plain, np.uint8)
     quotes = text == QUOTE
@@ -111,7 +120,7 @@ def _without(raw: bytes, spans: tuple[tuple[int, int], ...]) -> bytes:
     return b"".join((*parts, raw[at:]))
 
 
-def _put_back(body: Any, fields: tuple[str, ...], lists: dict[int, bytes]) -> None:
+def _put_back(body: object, fields: tuple[str, ...], lists: dict[int, bytes]) -> None:
     """Each list where its mark stands: as a field's value, or one of the field's values."""
     for field in fields:
         value = getattr(body, field)
@@ -125,14 +134,14 @@ def _put_back(body: Any, fields: tuple[str, ...], lists: dict[int, bytes]) -> No
         raise InvalidRequest(f"a list of over {LONG_LIST} bytes of numbers: only {only} may be so long")
 
 
-def _ids_of(item: Any, lists: dict[int, bytes], param: str) -> Any:
+def _ids_of(item: object, lists: dict[int, bytes], param: str) -> object:
     if isinstance(item, list) and len(item) == 1 and isinstance(item[0], int) and item[0] in lists:
         return read_ids(lists.pop(item[0]), param)
     return item
 
 
 def read_ids(text: bytes, param: str) -> list[int]:
-    """A list's inside as integers. Raises InvalidRequest."""
+    """Reads a list's inside as integers. Raises InvalidRequest."""
     ids: list[int] = []
     for part in _parts(text):
         try:
@@ -154,8 +163,10 @@ def _parts(text: bytes) -> Iterator[bytes]:
         at = end + 1
 
 
-def sliced_json(content: Any) -> Iterator[bytes]:
-    """``content`` as JSON, in parts; long lists by SLICE_ITEMS, at any depth of objects and lists of objects."""
+def sliced_json(content: object) -> Iterator[bytes]:
+    """Yields ``content`` as JSON, in parts; long lists by SLICE_ITEMS, at any depth of objects and lists of
+    objects.
+    """
     if isinstance(content, Mapping):
         for i, (key, value) in enumerate(content.items()):
             yield (b"," if i else b"{") + orjson.dumps(key) + b":"
@@ -174,11 +185,11 @@ def sliced_json(content: Any) -> Iterator[bytes]:
         yield orjson.dumps(content)
 
 
-async def large_response(content: Any, headers: dict[str, str] | None = None, is_large: bool = True) -> Response:
-    """A response of ``content``, written beside the loop where it is large."""
+async def large_response(content: object, headers: dict[str, str] | None = None, is_large: bool = True) -> Response:
+    """Returns a response of ``content``, written beside the loop where it is large."""
     body = await aside(is_large, _written if is_large else orjson.dumps, content)
     return Response(body, headers=headers, media_type="application/json")
 
 
-def _written(content: Any) -> bytes:
+def _written(content: object) -> bytes:
     return b"".join(sliced_json(content))

@@ -17,7 +17,7 @@ RETRY_AFTER_S = 1.0
 
 
 class BodiesInFlight:
-    """Bytes of all bodies whose requests aren't answered yet, ``most`` at once."""
+    """Counts the bytes of all bodies whose requests aren't answered yet, ``most`` at once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,7 +25,10 @@ class BodiesInFlight:
 
     @contextmanager
     def counting(self, receive: Receive) -> Iterator[Receive]:
-        """``receive`` of one request; its bytes count until the block ends. Raises Overloaded over the limit."""
+        """Counts the bytes that ``receive`` of one request brings, until the block ends.
+
+        Raises Overloaded over the limit.
+        """
         taken = 0
 
         async def counted() -> Message:
@@ -48,7 +51,10 @@ class BodiesInFlight:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """All bytes. Raises BodyTooLarge at a declared length or at the first byte over ``limit``."""
+    """Returns all bytes of a request's body.
+
+    Raises BodyTooLarge at a declared length or at the first byte over ``limit``.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)

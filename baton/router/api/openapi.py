@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
+from baton.router.access.json import Json
 from baton.router.api.batch.routes import BatchBody
 from baton.router.api.body import SCHEMA_REF, Body
 from baton.router.api.open_inference.rest import GenerateBody, InferBody
@@ -24,7 +24,6 @@ from baton.router.api.operator.cluster import HoldBody
 from baton.router.api.operator.roles import RatioBody, RoleBody
 from baton.router.api.responses.schemas import ResponsesBody
 
-Json = dict[str, Any]
 BODIES: tuple[type[Body], ...] = (
     CompletionBody,
     ChatBody,
@@ -63,7 +62,7 @@ CALL_HEADERS = {
 
 
 def describe(app: FastAPI) -> None:
-    """Make ``app``'s document complete."""
+    """Makes ``app``'s document complete."""
     generated = app.openapi
 
     def openapi() -> Json:

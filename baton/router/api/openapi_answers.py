@@ -5,9 +5,8 @@ Knows nothing of how an answer is made; ``tests/router/test_schemathesis.py`` ho
 
 from __future__ import annotations
 
-from typing import Any
+from baton.router.access.json import Json
 
-Json = dict[str, Any]
 TEXT: Json = {"type": "string"}
 COUNT: Json = {"type": "integer", "minimum": 0}
 TIME: Json = {"type": "integer", "description": "Unix time in seconds"}
@@ -20,29 +19,31 @@ ERROR_TYPES = ["invalid_request_error", "rate_limit_error", "server_error"]
 
 
 def a(name: str) -> Json:
-    """A reference to a component."""
+    """Returns a reference to a component."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def many(schema: Json) -> Json:
-    """An array."""
+    """Returns the schema of an array."""
     return {"type": "array", "items": schema}
 
 
 def maybe(schema: Json) -> Json:
-    """It, or null."""
+    """Returns the schema of a value that may be null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def thing(kind: str | None = None, optional: tuple[str, ...] = (), /, **fields: Json) -> Json:
-    """An object of OpenAI's: ``object`` names its kind; what isn't ``optional`` is always there."""
+    """Returns the schema of an object of OpenAI's: ``object`` names its kind; what isn't ``optional`` is always
+    there.
+    """
     named = {} if kind is None else {"object": {"const": kind}}
     required = [*named, *(name for name in fields if name not in optional)]
     return {"type": "object", "required": required, "properties": named | fields}
 
 
 def listing(of: Json, *more: str) -> Json:
-    """OpenAI's list object."""
+    """Returns the schema of OpenAI's list object."""
     return thing("list", data=many(of), **{name: {} for name in more})
 
 
@@ -209,7 +210,9 @@ EVENTS = {
 
 
 def event_of(path: str) -> Json | None:
-    """One server-sent event of a stream, as OpenAPI 3.2 sees it; None where nothing is streamed."""
+    """Returns the schema of one server-sent event of a stream, as OpenAPI 3.2 sees it; None where nothing is
+    streamed.
+    """
     found = EVENTS.get("/generate_stream" if path.endswith("/generate_stream") else path)
     if found is None:
         return None
@@ -223,7 +226,7 @@ def event_of(path: str) -> Json | None:
 
 
 def schema_of(method: str, path: str) -> Json:
-    """What a 200 holds; anything where nothing is told."""
+    """Returns the schema of what a 200 holds; anything where nothing is told."""
     name = ANSWERS.get((method, path))
     if name is None and path.startswith("/v2/models/"):
         name = next((of for end, of in MODEL_ANSWERS.items() if path.endswith(end)), "ProtocolModel")

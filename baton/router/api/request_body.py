@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, model_validator
 
 from baton.protos.errors import InvalidRequest
+from baton.router.access.json import Json
 from baton.router.api.body import Body
 from baton.router.api.foreign_fields import reason, refusable, refusal
 
@@ -23,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class RequestBody(Body):
-    """``surface`` is its name in ``foreign_fields``; ``inside`` goes before a field's name in errors."""
+    """Declares a body whose every field is accounted for."""
 
     model_config = ConfigDict(extra="allow")
     surface: ClassVar[str] = ""
@@ -38,12 +39,12 @@ class RequestBody(Body):
         return self
 
     @property
-    def extra(self) -> dict[str, Any]:
-        """Fields that the body doesn't declare."""
+    def extra(self) -> Json:
+        """Returns the fields that the body doesn't declare."""
         return self.__pydantic_extra__ or {}
 
     def ignored(self) -> Iterator[str]:
-        """Fields that nobody knows, here and in the bodies inside."""
+        """Yields the fields that nobody knows, here and in the bodies inside."""
         for name in islice(self.extra, MOST_LOOKED_AT):
             if not reason(self.surface, name) and refusal(self.surface, name) is None:
                 yield self.inside + name
@@ -62,6 +63,8 @@ def refuse(surface: str, name: str, value: Any, inside: str = "") -> None:
 
 
 def ignored_header(body: RequestBody) -> dict[str, str]:
-    """The answer's header that names the fields which changed nothing because nobody knows them; {} for none."""
+    """Returns the answer's header that names the fields which changed nothing because nobody knows them; {} for
+    none.
+    """
     names = list(islice(filter(_NAME.fullmatch, body.ignored()), MOST_NAMED))
     return {IGNORED_HEADER: ", ".join(names)} if names else {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import msgspec
 import orjson
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.protos.errors import BatonError, Cancelled
+from baton.router.access.json import Json
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
 
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class EventStyle(msgspec.Struct, frozen=True):
-    """How one API writes events: each as bytes, an error as an event, and what follows the last."""
+    """Writes events as one API does: each as bytes, an error as an event, and what follows the last."""
 
-    encode: Callable[[Any], bytes]
-    error: Callable[[BaseException], Any]
+    encode: Callable[[Json], bytes]
+    error: Callable[[BaseException], Json]
     done: bytes
 
 
@@ -40,7 +40,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[Any],
+        events: AsyncIterator[Json],
         close: Callable[[], None],
         headers: dict[str, str],
         style: EventStyle | None = None,
@@ -73,13 +73,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def event_bytes(event: Any) -> bytes:
-    """One event. JSON has no raw line breaks, so one ``data:`` line does."""
+def event_bytes(event: Json) -> bytes:
+    """Returns one event as bytes. JSON has no raw line breaks, so one ``data:`` line does."""
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
-def named_event_bytes(event: Any) -> bytes:
-    """One event under its own ``type``, as the Responses API writes them."""
+def named_event_bytes(event: Json) -> bytes:
+    """Returns one event under its own ``type``, as the Responses API writes them."""
     return b"event: " + event["type"].encode() + b"\n" + event_bytes(event)
 
 

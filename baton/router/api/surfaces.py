@@ -22,7 +22,9 @@ Exposition = Callable[[str], Awaitable[tuple[bytes, str]]]  # of an Accept heade
 
 
 class Door(msgspec.Struct, frozen=True):
-    """What a border needs to let callers in: the gate that knows their keys, and where refusals are counted."""
+    """Holds what a border needs to let callers in: the gate that knows their keys, and where refusals are
+    counted.
+    """
 
     gate: Gate
     metrics: RouterMetrics
@@ -30,7 +32,7 @@ class Door(msgspec.Struct, frozen=True):
 
 
 class BatchSurface(msgspec.Struct, frozen=True):
-    """What ``/v1/files`` and ``/v1/batches`` need.
+    """Holds what ``/v1/files`` and ``/v1/batches`` need.
 
     ``store`` is None where the router has no Redis. Limits in bytes.
     """
@@ -42,7 +44,7 @@ class BatchSurface(msgspec.Struct, frozen=True):
 
 
 class RoleSurface(msgspec.Struct, frozen=True):
-    """What roles and the ratio need: who changes workers, and where an operator's pin is kept."""
+    """Holds what roles and the ratio need: who changes workers, and where an operator's pin is kept."""
 
     control: RoleControl
     store: AdviceStore
@@ -51,7 +53,7 @@ class RoleSurface(msgspec.Struct, frozen=True):
 
 
 class ClusterSurface(msgspec.Struct, frozen=True):
-    """What the operator's view needs. ``overview`` is None without telemetry.
+    """Holds what the operator's view needs. ``overview`` is None without telemetry.
 
     ``roster`` is None for a router that is not part of a cluster whose workers can be held.
     """
@@ -63,7 +65,7 @@ class ClusterSurface(msgspec.Struct, frozen=True):
 
 
 class Surfaces(msgspec.Struct, frozen=True):
-    """Every surface of a router. ``roles`` is None for one that is not part of a cluster."""
+    """Holds every surface of a router. ``roles`` is None for one that is not part of a cluster."""
 
     generation: GenerationService
     exposition: Exposition

@@ -40,7 +40,7 @@ from baton.tls.rpc import PLAIN, Dialer
 
 
 class CoreConfig(Protocol):
-    """What the core reads of the router's config; cluster.config.RouterConfig has it."""
+    """Names what the core reads of the router's config; ``cluster.config.RouterConfig`` has it."""
 
     @property
     def policy(self) -> str:
@@ -65,14 +65,14 @@ class CoreConfig(Protocol):
 
 @runtime_checkable
 class Refreshable(Protocol):
-    """A roster that can be asked to look now; cluster.membership.Roster can."""
+    """Describes a roster that can be asked to look now; ``cluster.membership.PolledRoster`` can."""
 
     async def refresh(self) -> object:
         """Reads the membership now, instead of at the next poll."""
 
 
 class CoreDependencies(msgspec.Struct, frozen=True):
-    """What the core is given by its process.
+    """Holds what the core is given by its process.
 
     ``index`` None: prefix hints are not asked for. ``store`` None: decision records stay in this process.
     ``record_observer`` is told of decision records as requests come and end.
@@ -91,7 +91,7 @@ class CoreDependencies(msgspec.Struct, frozen=True):
 
 
 class RouterCore(msgspec.Struct, frozen=True):
-    """A running core.
+    """Holds the parts of a core that runs.
 
     ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` why requests went.
     """

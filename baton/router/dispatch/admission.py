@@ -27,7 +27,10 @@ PACED = 64
 
 
 class Admission:
-    """Bounded queues, one per pool (model) and context class. ``wake`` it when something may have made room."""
+    """Keeps bounded queues, one per pool (model) and context class.
+
+    ``wake`` it when something may have made room.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Admission:
         self._closed = False
 
     def join(self, pool: str, context_class: str, load: RequestLoad = RequestLoad()) -> Ticket:
-        """A place in its class, by fair share. Raises Overloaded, and Draining after ``close``.
+        """Gives a request a place in its class, by fair share. Raises Overloaded, and Draining after ``close``.
 
         A full class gives up its least valuable ticket, which may be the newcomer. One that would wait longer than
         its SLO allows is refused at once, with the time after which it would not.
@@ -69,41 +72,41 @@ class Admission:
         return ticket
 
     def beside(self, ticket: Ticket) -> Ticket:
-        """A second place next to ``ticket`` (another choice of its request); it doesn't fill the queue."""
+        """Returns a second place next to ``ticket`` (another choice of its request); it doesn't fill the queue."""
         return Ticket(self, ticket.pool, ticket.queue, ticket.order, self._clock(), ticket.load)
 
     def waiting(self, context_class: str) -> int:
-        """Requests of the class that were not placed yet."""
+        """Returns the requests of the class that were not placed yet."""
         return self._counted[context_class]
 
     @property
     def queued(self) -> int:
-        """Of every class."""
+        """Returns the requests of every class that wait for a place."""
         return sum(self._counted.values())
 
     def close(self) -> None:
-        """Take nobody new."""
+        """Refuses everybody who comes from now on."""
         self._closed = True
 
     def wake(self) -> None:
-        """Something changed: try those who wait, once, soon."""
+        """Tries those who wait, once, soon, because something may have made room."""
         if self._waking is None and self._queue:
             self._waking = asyncio.get_running_loop().call_soon(self._pump)
 
     # ---- for tickets ---------------------------------------------------------------------------------
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Put it at its place."""
+        """Puts a ticket at its place."""
         self._queue.add(ticket)
         self.wake()
 
     def dequeue(self, ticket: Ticket) -> None:
-        """Take it out, placed or not. Idempotent."""
+        """Takes a ticket out, placed or not. Idempotent."""
         self._uncount(ticket)
         self._queue.remove(ticket)
 
     def let_go(self, ticket: Ticket) -> None:
-        """Its request is over. Idempotent."""
+        """Gives back the bytes that a ticket's request held. Idempotent."""
         self._bytes -= ticket.held_bytes
         ticket.held_bytes = 0
 

@@ -18,7 +18,7 @@ KEY_BYTES = 16
 
 
 class SessionHomes:
-    """The last ``kept`` sessions, by what was heard of them last."""
+    """Remembers where the last ``kept`` sessions were decoded, by what was heard of them last."""
 
     def __init__(self, kept: int = KEPT_SESSIONS) -> None:
         self._kept = kept
@@ -28,7 +28,7 @@ class SessionHomes:
         return len(self._homes)
 
     def home(self, request: RouterRequest, workers: Sequence[str]) -> str:
-        """The one of ``workers`` that ``request`` should go to; "" without a session or workers."""
+        """Returns the one of ``workers`` that ``request`` should go to; "" without a session or workers."""
         if not request.context.session or not workers:
             return ""
         key = _key(request)
@@ -36,7 +36,7 @@ class SessionHomes:
         return last if last in workers else rendezvous(key, workers)
 
     def served(self, request: RouterRequest, summary: ChoiceSummary) -> None:
-        """Its decode worker wrote something, so the turn's blocks are there."""
+        """Notes that a session's decode worker wrote something, so the turn's blocks are there."""
         if not request.context.session or not summary.decode_worker or not summary.completion_tokens:
             return
         key = _key(request)
@@ -47,7 +47,9 @@ class SessionHomes:
 
 
 def rendezvous(key: bytes, workers: Sequence[str]) -> str:
-    """The worker whose hash with ``key`` is the highest: others coming and going move only their own sessions."""
+    """Returns the worker whose hash with ``key`` is the highest: others coming and going move only their own
+    sessions.
+    """
     return max(workers, key=lambda w: hashlib.blake2b(w.encode(), key=key, digest_size=8).digest())
 
 

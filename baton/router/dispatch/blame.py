@@ -24,7 +24,7 @@ log = logging.getLogger("baton.router")
 
 
 class Overdue(WorkerLost):
-    """A prefill took much longer than predicted; another worker gets it."""
+    """Says that a prefill took much longer than predicted, so another worker gets it."""
 
     label = "overdue"
 
@@ -33,14 +33,17 @@ MOST_SUSPECTED = 2  # stalled workers: one may be the worker's own fault, or a n
 
 
 class Blame:
-    """``max_attempts`` per choice; a worker without room is offered nothing for ``full_wait_s``."""
+    """Judges what workers' failures mean for a request.
+
+    ``max_attempts`` per choice; a worker without room is offered nothing for ``full_wait_s``.
+    """
 
     def __init__(self, view: ClusterView, metrics: RouterMetrics, max_attempts: int, full_wait_s: float) -> None:
         self._view, self._metrics = view, metrics
         self._max_attempts, self._full_wait_s = max_attempts, full_wait_s
 
     def __call__(self, run: ChoiceRun, worker_id: str, error: BatonError, refused: bool) -> None:
-        """A worker that had no room (``refused``) is asked again later, a lost one is replaced.
+        """Judges one failure: a worker that had no room (``refused``) is asked again later, a lost one is replaced.
 
         Raises ``error`` when trying again can't help, or was tried often enough; RequestBlamed for a request that
         stalls engines.

@@ -20,7 +20,8 @@ from baton.router.request.request import ChoiceStream, ChoiceSummary, RouterRequ
 
 
 class ChoiceRun:
-    """A choice between its opening and its end: its ``ticket`` in the queue, its progress, retries and record.
+    """Holds a choice between its opening and its end: its ``ticket`` in the queue, its progress, retries and
+    record.
 
     ``home`` is shared by a request's choices and resolves to the decode worker that has the prompt's blocks.
     ``stream`` is what the surface reads, ``summary`` its summary; ``timer`` is the deadline that it runs under.

@@ -28,7 +28,7 @@ RefusalObserver = Callable[[RouterRequest, str], object]
 
 
 class DispatchObservers(msgspec.Struct, frozen=True):
-    """Who is told of requests. ``ended`` are called for each choice as it ends, however it ended.
+    """Holds who is told of requests. ``ended`` are called for each choice as it ends, however it ended.
 
     ``refused`` are called with the context class of a request that was turned away at the door.
     """

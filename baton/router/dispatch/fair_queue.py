@@ -28,7 +28,9 @@ Order = tuple[float, int]  # where a request's share begins in virtual time, the
 
 
 class RequestLoad(msgspec.Struct, frozen=True):
-    """What a request brings: ``work`` in tokens, ``size`` in bytes while it is here, its SLO in seconds or 0."""
+    """Holds what a request brings: ``work`` in tokens, ``size`` in bytes while it is here, its SLO in seconds
+    or 0.
+    """
 
     priority: int = 0
     tenant: str = ""
@@ -39,7 +41,9 @@ class RequestLoad(msgspec.Struct, frozen=True):
 
 
 class Waiting(Protocol):
-    """A request that waits: its model's pool, the name of its queue in it, its place, and since when (seconds)."""
+    """Describes a request that waits: its model's pool, the name of its queue in it, its place, and since when
+    (seconds).
+    """
 
     @property
     def pool(self) -> str: ...
@@ -60,7 +64,7 @@ W = TypeVar("W", bound=Waiting)
 
 
 class FairShares:
-    """Virtual time of each pool, and where each tenant's next request begins in it."""
+    """Keeps the virtual time of each pool, and where each tenant's next request begins in it."""
 
     def __init__(self) -> None:
         self._virtual: Counter[str] = Counter()
@@ -89,7 +93,9 @@ class FairShares:
 
 
 class FairQueue(Generic[W]):
-    """Who waits, in order, in one list per pool and queue name: as many as there are models and context classes."""
+    """Keeps who waits, in order, in one list per pool and queue name: as many as there are models and context
+    classes.
+    """
 
     def __init__(self) -> None:
         self._queues: defaultdict[tuple[str, str], list[W]] = defaultdict(list)

@@ -17,7 +17,7 @@ from baton.router.workers.decode_session import DecodeLease
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One try to serve a choice on one decode worker.
+    """Describes one try to serve a choice on one decode worker.
 
     ``wire_id`` names it in messages and is unique in this router. ``tokens`` are the prompt and the replayed
     outputs. ``traceparent`` is the W3C header of the span that it runs in.

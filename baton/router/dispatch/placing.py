@@ -22,16 +22,19 @@ from baton.router.request.weights import weights_of
 
 
 class HintSource(Protocol):
-    """Who seems to hold how much of a prompt; router.dispatch.prefix_hints.PrefixHints is the real one."""
+    """Knows who seems to hold a prompt's blocks; ``router.dispatch.prefix_hints.PrefixHints`` is the real one."""
 
     def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary
     ) -> Awaitable[Mapping[str, int]]:
-        """worker id -> leading blocks. What others want of the prompt's blocks is left in ``summary``."""
+        """Returns leading blocks by worker id. What others want of the prompt's blocks is left in ``summary``."""
 
 
 class Placer:
-    """Asks the policy. ``worker_wait_s``: how long nobody at all may be there."""
+    """Asks the policy where a choice can go, and reserves its place there.
+
+    ``worker_wait_s``: how long nobody at all may be there.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,8 @@ class Placer:
         self._clock, self._worker_wait_s = clock, worker_wait_s
 
     async def attempt(self, run: ChoiceRun, lease_on: str = "") -> Callable[[], Reservation | None]:
-        """One try to place ``run``, to be made at its turn; it keeps its decode worker ``lease_on`` if it has one.
+        """Returns one try to place ``run``, to be made at its turn; it keeps its decode worker ``lease_on`` if it
+        has one.
 
         The try gives None when nobody has room now, and raises NoWorker, WeightsGone and ContextTooLong.
         """

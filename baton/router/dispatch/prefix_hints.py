@@ -20,14 +20,15 @@ HASH_OFF_LOOP_TOKENS = 4096
 
 
 class PrefixLookup(Protocol):
-    """Who holds how much of a chain; cluster.prefix_index.PrefixIndex is the real one."""
+    """Knows who holds how much of a chain; ``cluster.prefix_index.PrefixIndex`` is the real one."""
 
     async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
-        """worker id -> leading blocks, of hashes that ``truncated`` put together."""
+        """Returns leading blocks by worker id, of hashes that ``truncated`` put together."""
 
 
 class PrefixHints:
-    """``hits`` by worker; {} without an index, or when it is late by the measure of ``patience``.
+    """Asks the prefix index for hits by worker; {} without an index, or when it is late by the measure of
+    ``patience``.
 
     ``keeps``: prompts' chains are wanted, by those who count and record what was asked for.
     """
@@ -40,7 +41,8 @@ class PrefixHints:
     async def hits(
         self, snapshot: ClusterSnapshot, request: RouterRequest, tokens: tuple[int, ...], summary: ChoiceSummary
     ) -> dict[str, int]:
-        """worker id -> leading blocks of 16 of ``tokens`` that it says it holds; of those with the same weights.
+        """Returns by worker id how many leading blocks of 16 of ``tokens`` it says it holds; of those with the same
+        weights.
 
         The chain that is made for it is left in ``summary``, where it is wanted and not there yet.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RetryState:
-    """What dispatch remembers of a choice's attempts; ``begin`` starts the next one.
+    """Remembers a choice's attempts for dispatch; ``begin`` starts the next one.
 
     ``failures`` are workers that failed it, ``moves`` workers that it left without their fault, ``suspected``
     workers that fell silent over it. ``avoid`` holds their ids. ``hedged``: one slow prefill was given up already.

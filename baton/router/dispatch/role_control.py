@@ -27,7 +27,9 @@ ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 
 class RoleChange(msgspec.Struct, frozen=True):
-    """One worker's change, from the decision to the first moment at which it can be given work in its new role."""
+    """Describes one worker's change, from the decision to the first moment at which it can be given work in its new
+    role.
+    """
 
     worker: str
     before: str
@@ -37,7 +39,7 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class RoleControl:
-    """``look`` asks the membership now instead of at its next poll."""
+    """Changes workers' roles while they run. ``look`` asks the membership now instead of at its next poll."""
 
     def __init__(
         self, links: LinkTable, view: ClusterView, clock: Callable[[], float], look: Callable[[], Awaitable[object]]
@@ -46,28 +48,28 @@ class RoleControl:
         self._turn = asyncio.Lock()
 
     def workers(self) -> tuple[WorkerInfo, ...]:
-        """Those that can be reached, by name."""
+        """Returns the workers that can be reached, by name."""
         return tuple(sorted((k.info for k in self._links if k.up), key=lambda info: info.worker_id))
 
     def ratio(self) -> tuple[int, int]:
-        """Prefill and decode workers that can be reached."""
+        """Returns how many prefill and decode workers can be reached."""
         return self._view.reachable("prefill"), self._view.reachable("decode")
 
     def usable(self) -> tuple[int, int]:
-        """Prefill and decode workers that can be given work: reachable, and held by nobody."""
+        """Returns how many prefill and decode workers can be given work: reachable, and held by nobody."""
         roles = [info.role for info in self.workers() if info.state == "ready"]
         return roles.count("prefill"), roles.count("decode")
 
     async def set_role(
         self, worker_id: str, role: str, grace_s: float = GRACE_S, force: bool = False
     ) -> RoleChange:
-        """Change it and wait until it serves. Raises as ``move``."""
+        """Changes one worker's role and waits until it serves. Raises as ``move``."""
         return (await self.move([worker_id], role, grace_s, force))[0]
 
     async def move(
         self, worker_ids: Sequence[str], role: str, grace_s: float = GRACE_S, force: bool = False
     ) -> list[RoleChange]:
-        """Change several at once and wait until they serve.
+        """Changes several workers' roles at once and waits until they serve.
 
         Raises WorkerUnknown, NoWorker, DeadlineExceeded, and InvalidRequest: unless ``force``, each role that is
         left must keep a ready worker of the same model.
@@ -88,7 +90,10 @@ class RoleControl:
     async def set_ratio(
         self, prefill: int, decode: int, grace_s: float = GRACE_S, force: bool = False
     ) -> list[RoleChange]:
-        """Form it from the workers here. Raises InvalidRequest that names what could be formed, and as ``move``."""
+        """Forms a ratio from the workers here.
+
+        Raises InvalidRequest that names what could be formed, and as ``move``.
+        """
         now = self.ratio()
         if prefill + decode != sum(now) or decode < 1 or prefill < 0:
             raise cannot_form(f"{prefill}:{decode}", sum(now))
@@ -99,7 +104,9 @@ class RoleControl:
         return await self.move(leaving, role, grace_s, force) if count else []
 
     def least_busy(self, become: str, count: int) -> list[str]:
-        """``count`` workers of the other role, those with the least to lose first and one of each model last."""
+        """Returns ``count`` workers of the other role, those with the least to lose first and one of each model
+        last.
+        """
         leaving = "prefill" if become == "decode" else "decode"
         able = [info for info in self.workers() if info.role == leaving and info.state == "ready"]
         able.sort(key=lambda info: (self._view.busy(info.worker_id), info.worker_id))
@@ -162,7 +169,10 @@ def _would_leave_none(one: WorkerInfo, workers: int) -> InvalidRequest:
 
 
 def parse_ratio(text: str, workers: int) -> tuple[int, int]:
-    """``3:1`` for a cluster of ``workers``: that many of each, or parts of the whole. Raises InvalidRequest."""
+    """Parses ``3:1`` for a cluster of ``workers``: that many of each, or parts of the whole.
+
+    Raises InvalidRequest.
+    """
     match = ONE_BY_ONE.fullmatch(text.strip())
     if match is None:
         raise InvalidRequest(f"ratio {text!r}: write PREFILL:DECODE as in 3:1, or auto", "ratio")
@@ -174,7 +184,7 @@ def parse_ratio(text: str, workers: int) -> tuple[int, int]:
 
 
 def cannot_form(text: str, workers: int) -> InvalidRequest:
-    """The error, with what could be formed."""
+    """Returns the error of a ratio that can't be formed, with what could be."""
     formable = ", ".join(_reduced(p, workers - p) for p in range(1, workers))
     return InvalidRequest(
         f"{workers} workers can't form {text}; they can form {formable or 'nothing'} (prefill:decode)", "ratio"

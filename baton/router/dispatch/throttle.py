@@ -17,7 +17,7 @@ SHRINK, LEAST_CAP = 0.9, 2
 
 
 class Quantile:
-    """p95 of the last SAMPLES values that are not older than FRESH_S; None until there are ENOUGH."""
+    """Keeps p95 of the last SAMPLES values that are not older than FRESH_S; None until there are ENOUGH."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -26,11 +26,11 @@ class Quantile:
         self._looked = float("-inf")
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Adds one value to the sample."""
         self._values.append((self._clock(), value))
 
     def p95(self) -> float | None:
-        """At most LOOK_EVERY_S old."""
+        """Returns the 95th percentile, at most LOOK_EVERY_S old."""
         now = self._clock()
         if now - self._looked >= LOOK_EVERY_S:
             self._looked = now
@@ -42,7 +42,7 @@ class Quantile:
 
 
 class Throttle:
-    """Fed with each answer's figures as it ends."""
+    """Limits waits and batches by what answers' figures say that the cluster manages."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -52,7 +52,9 @@ class Throttle:
         self._adjusted = float("-inf")
 
     def answered(self, context_class: str, service_s: float, tpot_s: float, slo_tpot_s: float, most: int) -> None:
-        """``service_s`` from placement to first token; ``most`` sequences were on its decode worker at once."""
+        """Takes an answer's figures: ``service_s`` from placement to first token; ``most`` sequences were on its
+        decode worker at once.
+        """
         if context_class not in self._service:
             self._service[context_class] = Quantile(self._clock)
         self._service[context_class].add(service_s)
@@ -61,13 +63,13 @@ class Throttle:
             self._adjust(most)
 
     def queue_budget(self, context_class: str, slo_ttft_s: float) -> float:
-        """Seconds of ``slo_ttft_s`` that may pass in the queue: what p95 of the way after it leaves."""
+        """Returns the seconds of ``slo_ttft_s`` that may pass in the queue: what p95 of the way after it leaves."""
         service = self._service.get(context_class)
         p95 = service.p95() if service else None
         return slo_ttft_s if p95 is None else max(0.0, slo_ttft_s - p95)
 
     def cap(self, max_batch: int) -> int:
-        """Sequences a decode worker may have."""
+        """Returns the sequences that a decode worker may have."""
         return max_batch if self._cap is None else max(LEAST_CAP, min(max_batch, int(self._cap)))
 
     def _adjust(self, most: int) -> None:

@@ -14,30 +14,30 @@ BYTES_PER_TOKEN = 64  # an id as a Python int, its place in the request, and in 
 
 
 class TicketQueue(Protocol):
-    """Where tickets wait; Admission is the real one."""
+    """Holds the tickets that wait; Admission is the real one."""
 
     def enqueue(self, ticket: Ticket) -> None:
-        """Put it at its place."""
+        """Puts a ticket at its place."""
 
     def dequeue(self, ticket: Ticket) -> None:
-        """Take it out."""
+        """Takes a ticket out."""
 
     def let_go(self, ticket: Ticket) -> None:
-        """Its request is over."""
+        """Gives back what a ticket's request held, because it is over."""
 
 
 class SupportsClose(Protocol):
-    """What an attempt reserves."""
+    """Stands for what an attempt reserves."""
 
     def close(self) -> None:
-        """Give it back."""
+        """Gives back what was reserved."""
 
 
 T = TypeVar("T", bound=SupportsClose)
 
 
 def load_of(request: RouterRequest) -> RequestLoad:
-    """What a request brings."""
+    """Returns what a request brings to the queue."""
     work = work_of(len(request.token_ids), request.sampling.max_tokens, request.n)
     return RequestLoad(
         priority=request.context.priority,
@@ -50,7 +50,7 @@ def load_of(request: RouterRequest) -> RequestLoad:
 
 
 class Ticket(Generic[T]):
-    """A place in the queue. It stays the request's own until ``leave``, however often it waits."""
+    """Holds a request's place in the queue. It stays the request's own until ``leave``, however often it waits."""
 
     def __init__(
         self, admission: TicketQueue, pool: str, queue: str, order: Order, since: float, load: RequestLoad
@@ -64,7 +64,10 @@ class Ticket(Generic[T]):
         self._refusal: BatonError | None = None
 
     async def wait(self, attempt: Callable[[], T | None]) -> T:
-        """Wait for a turn in which ``attempt`` finds room; its placement. What it raises is raised here."""
+        """Waits for a turn in which ``attempt`` finds room, and returns its placement.
+
+        What it raises is raised here.
+        """
         if self._refusal is not None:
             raise self._refusal
         placed: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -82,7 +85,7 @@ class Ticket(Generic[T]):
             self._admission.dequeue(self)
 
     def take_turn(self) -> bool:
-        """Try now; False when there is no room. For Admission alone."""
+        """Tries to place now; returns False when there is no room. For Admission alone."""
         assert self._attempt is not None
         assert self._placed is not None
         if self._placed.done():
@@ -98,12 +101,12 @@ class Ticket(Generic[T]):
         return True
 
     def shed(self, error: BatonError) -> None:
-        """It gives way, now or as soon as it waits. For Admission alone."""
+        """Makes the request give way with ``error``, now or as soon as it waits. For Admission alone."""
         self._refusal = error
         if self._placed is not None and not self._placed.done():
             self._placed.set_exception(error)
 
     def leave(self) -> None:
-        """Give up the place, and what its request holds here. Idempotent."""
+        """Gives up the place, and what its request holds here. Idempotent."""
         self._admission.dequeue(self)
         self._admission.let_go(self)

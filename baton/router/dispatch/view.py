@@ -31,7 +31,9 @@ NO_LOAD = WorkerLoad()
 
 
 class ViewSettings(msgspec.Struct, frozen=True):
-    """How much a worker is handed ahead of time, in uncached prompt tokens; up to how many go the local way."""
+    """Limits how much a worker is handed ahead of time, in uncached prompt tokens, and how many go the local
+    way.
+    """
 
     window_tokens: int = 4096
     local_max_tokens: int = 64
@@ -57,7 +59,9 @@ class _WorkerCounts:
 
 
 class Reservation:
-    """A request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is computed."""
+    """Holds a request's place on its workers, counted here until ``close``; ``has_read`` when its prompt is
+    computed.
+    """
 
     def __init__(
         self, view: ClusterView, decision: RoutingDecision, uncached: int, seated: bool, share: PinShare | None
@@ -74,14 +78,14 @@ class Reservation:
             view.count(self._seat, sequences=1, unanswered=1)
 
     def answered(self) -> None:
-        """The decode worker said yes or no. Idempotent."""
+        """Notes that the decode worker said yes or no. Idempotent."""
         if self._unanswered:
             self._unanswered = False
             self._view.count(self.taken.decode, unanswered=-1)
             self._view.changed()
 
     def has_read(self) -> None:
-        """The prompt is computed: the reader has room for the next. Idempotent."""
+        """Notes that the prompt is computed, so the reader has room for the next. Idempotent."""
         if self._reader is not None:
             self._view.count(self._reader, requests=-1, tokens=-self._uncached)
             if self._reader == self.taken.prefill:
@@ -90,7 +94,7 @@ class Reservation:
             self._view.changed()
 
     def close(self) -> None:
-        """Everything is over there. Idempotent."""
+        """Ends the placement and its counts. Idempotent."""
         self.has_read()
         self.answered()
         if self._seat is not None:
@@ -133,7 +137,7 @@ class ClusterView:
         self._turn = 0
 
     async def run(self) -> None:
-        """Follow the roster until cancelled. Each look also lets the queue look at its deadlines."""
+        """Follows the roster until cancelled. Each look also lets the queue look at its deadlines."""
         while True:
             try:
                 self.refresh()
@@ -143,7 +147,7 @@ class ClusterView:
             await asyncio.sleep(POLL_S)
 
     def refresh(self) -> None:
-        """Take the roster's news."""
+        """Takes the roster's news."""
         seen = self._roster.snapshot()
         self._links.sync({worker_id: entry.info for worker_id, entry in seen.items()})
         self._loads = {worker_id: entry.load for worker_id, entry in seen.items()}
@@ -170,7 +174,7 @@ class ClusterView:
     # ---- what is asked of it -------------------------------------------------------------------------
 
     def snapshot(self, model_id: str, adapter_id: str = "") -> ClusterSnapshot:
-        """Workers that can take a request of the model now. The same object until something changes."""
+        """Returns the workers that can take a request of the model now. The same object until something changes."""
         if self._snapshots_of != self._revision.number:
             self._snapshots.clear()
             self._snapshots_of = self._revision.number
@@ -191,7 +195,7 @@ class ClusterView:
         )
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Models that are served, or were some minutes ago; by id."""
+        """Returns the models that are served, or were some minutes ago; by id."""
         return tuple(self._models[k][0] for k in sorted(self._models))
 
     def ready(self) -> bool:
@@ -218,21 +222,21 @@ class ClusterView:
         return Reservation(self, decision, uncached, seated, share)
 
     def full(self, worker_id: str, seconds: float) -> None:
-        """It refused somebody for want of room: offer it nothing for a moment."""
+        """Offers a worker nothing for ``seconds``, because it refused somebody for want of room."""
         own, now = self._of(worker_id), self._clock()
         own.full_until, own.tight_until = now + seconds, now + TIGHT_S
         self._snapshots.clear()
         asyncio.get_running_loop().call_later(seconds, self.changed)
 
     def roomy(self, worker_id: str) -> None:
-        """Something ended there: it may have room again."""
+        """Offers a worker again, because something ended there."""
         self._of(worker_id).full_until = float("-inf")
         self.changed()
 
     def count(
         self, worker_id: str, sequences: int = 0, requests: int = 0, tokens: int = 0, unanswered: int = 0
     ) -> None:
-        """For Reservation alone."""
+        """Adds to the counts of a worker (called by Reservation alone)."""
         own = self._of(worker_id)
         own.sequences += sequences
         own.unanswered += unanswered
@@ -240,16 +244,18 @@ class ClusterView:
         own.unread_tokens += tokens
 
     def sequences(self, worker_id: str) -> int:
-        """This router's, on one worker."""
+        """Returns this router's sequences on one worker."""
         return self._of(worker_id).sequences
 
     def busy(self, worker_id: str) -> tuple[int, int]:
-        """What it would lose by leaving: prompt tokens that wait there, sequences that run; of every router."""
+        """Returns what a worker would lose by leaving, of every router: prompt tokens that wait there, sequences
+        that run.
+        """
         load, own = self._loads.get(worker_id, NO_LOAD), self._of(worker_id)
         return max(load.waiting_tokens, own.unread_tokens), max(load.running + load.waiting, own.sequences)
 
     def own_counts(self) -> dict[str, tuple[int, int, int]]:
-        """worker id -> (sequences, unread requests, unread tokens) where any is not 0: empty when idle."""
+        """Returns by worker id (sequences, unread requests, unread tokens) where any is not 0: empty when idle."""
         counts = {k: (o.sequences, o.unread_requests, o.unread_tokens) for k, o in self._own.items()}
         return {k: c for k, c in counts.items() if any(c)}
 

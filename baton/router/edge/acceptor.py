@@ -43,13 +43,13 @@ class Acceptor:
         self._look()
 
     def close(self) -> None:
-        """Accept nobody any more; who is connected stays."""
+        """Accepts nobody any more; who is connected stays."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._listener.fileno())
 
     async def wait_closed(self) -> None:
-        """Until the timers are gone; uvicorn waits for the connections itself."""
+        """Waits until the timers are gone; uvicorn waits for the connections itself."""
         for timer in self._timers.values():
             timer.cancel()
         for task in list(self._beginning):

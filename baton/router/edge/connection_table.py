@@ -20,7 +20,9 @@ SIX = 8  # bytes of an IPv6 address that name a client's network: whoever has on
 
 
 class EdgeLimits(msgspec.Struct, frozen=True):
-    """What one connection may do before it is known who asks, and how many there may be. Bytes, counts, seconds.
+    """Limits what one connection may do before it is known who asks, and how many there may be.
+
+    Bytes, counts, seconds.
 
     ``max_per_address`` 0: any number.
     """
@@ -36,7 +38,10 @@ class EdgeLimits(msgspec.Struct, frozen=True):
 
 
 class Phase(enum.Enum):
-    """What a connection does. FRESH: nothing was asked yet. ENDING: it was answered before it had sent all."""
+    """Names what a connection does.
+
+    FRESH: nothing was asked yet. ENDING: it was answered before it had sent all.
+    """
 
     FRESH = enum.auto()
     HEAD = enum.auto()
@@ -47,20 +52,20 @@ class Phase(enum.Enum):
 
 
 class Connection(Protocol):
-    """What the table asks of a connection; ``since`` is when its phase began, on the table's clock."""
+    """Says what the table asks of a connection; ``since`` is when its phase began, on the table's clock."""
 
     phase: Phase
     since: float
 
     def drop(self) -> None:
-        """Close it now."""
+        """Closes the connection now."""
 
     def look(self, now: float) -> None:
-        """Close it if it is too slow."""
+        """Closes the connection if it is too slow."""
 
 
 class ConnectionEntry(msgspec.Struct, eq=False):
-    """One connection's place, from its accept to its end. ``spare``: only health and metrics are answered."""
+    """Keeps one connection's place, from its accept to its end. ``spare``: only health and metrics are answered."""
 
     address: bytes
     spare: bool = False
@@ -68,7 +73,7 @@ class ConnectionEntry(msgspec.Struct, eq=False):
 
 
 class ConnectionTable:
-    """The places of one listener."""
+    """Keeps the places of one listener."""
 
     def __init__(self, limits: EdgeLimits, clock: Callable[[], float]) -> None:
         self.limits, self.clock = limits, clock
@@ -81,7 +86,7 @@ class ConnectionTable:
         return len(self._entries) + len(self._spares)
 
     def enter(self, host: str) -> ConnectionEntry | None:
-        """A place for a newcomer from ``host``; None where even the spare ones are held by handshakes."""
+        """Returns a place for a newcomer from ``host``; None where even the spare ones are held by handshakes."""
         address, most = network_of(host), self.limits.max_per_address
         crowded = bool(most) and self._of[address] >= most
         if not crowded and (len(self._entries) < self.limits.max_connections or self._evict()):
@@ -97,7 +102,7 @@ class ConnectionTable:
         return entry
 
     def leave(self, entry: ConnectionEntry) -> None:
-        """Its connection is over. Idempotent."""
+        """Frees the place of a connection that is over. Idempotent."""
         if entry in self._entries:
             del self._entries[entry]
             self._of[entry.address] -= 1
@@ -106,14 +111,14 @@ class ConnectionTable:
         self._spares.pop(entry, None)
 
     def look(self) -> None:
-        """Let every connection see whether its time is up."""
+        """Lets every connection see whether its time is up."""
         now = self.clock()
         for entry in [*self._entries, *self._spares]:
             if entry.connection is not None:
                 entry.connection.look(now)
 
     def make_room(self, count: int) -> None:
-        """Close up to ``count`` that nobody waits for and nobody has just used."""
+        """Closes up to ``count`` connections that nobody waits for and nobody has just used."""
         for _ in range(count):
             if not self._evict(self.clock() - YOUNG_S):
                 break
@@ -147,7 +152,9 @@ class ConnectionTable:
 
 
 def network_of(host: str) -> bytes:
-    """What connections are counted by: an IPv4 address, or the network (/64) of an IPv6 one; b"" for none."""
+    """Returns what connections are counted by: an IPv4 address, or the network (/64) of an IPv6 one; b"" for
+    none.
+    """
     if ":" not in host:
         return host.encode()
     try:

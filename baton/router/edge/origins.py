@@ -25,14 +25,14 @@ MAX_AGE_S = 600
 
 
 class LoopbackOnly:
-    """``app`` for requests that name this machine, or one of ``hosts``; others hear which setting lets them in."""
+    """Serves requests that name this machine, or one of ``hosts``; others hear which setting lets them in."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], origins: Sequence[str]) -> None:
         self._app, self._hosts = app, frozenset(name.lower() for name in hosts)
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through, or answer."""
+        """Lets a request through, or answers it with the reason why not."""
         if scope["type"] == "http" and scope["path"] not in PROBES:
             headers = Headers(scope=scope)
             host, origin = headers.get("host"), headers.get("origin")
@@ -60,7 +60,7 @@ class LoopbackOnly:
 
 
 def host_of(authority: str) -> str:
-    """The host of ``host[:port]``, in lower case, without brackets; "" for what is none."""
+    """Returns the host of ``host[:port]``, in lower case, without brackets; "" for what is none."""
     try:
         return urlsplit(f"//{authority}").hostname or ""
     except ValueError:
@@ -68,7 +68,7 @@ def host_of(authority: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` can only mean this machine."""
+    """Returns whether ``host`` can only mean this machine."""
     if host == "localhost" or host.endswith(".localhost"):  # RFC 6761: never anything else
         return True
     try:
@@ -78,7 +78,9 @@ def is_loopback(host: str) -> bool:
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """``app`` for pages of ``origins``, preflights answered; "*" is anybody, who then may send no credentials."""
+    """Returns ``app`` for pages of ``origins``, preflights answered; "*" is anybody, who then may send no
+    credentials.
+    """
     if not origins:
         return app
     return CORSMiddleware(

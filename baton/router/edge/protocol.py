@@ -8,10 +8,12 @@ middle of an answer is never cut: no more is read of it.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn import Config
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from baton.router.api.errors import plain_error
 from baton.router.edge.connection_table import ConnectionEntry, ConnectionTable, Phase
@@ -25,13 +27,21 @@ log = logging.getLogger("baton.router.edge")
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection to REST, which ends when a limit is passed or ``ConnectionTable.look`` finds it too slow.
+    """Serves one connection to REST, which ends when a limit is passed or ``ConnectionTable.look`` finds it too
+    slow.
 
     ``phase`` says what it does now, ``since`` when that began, on the table's clock.
     """
 
-    def __init__(self, connections: ConnectionTable, entry: ConnectionEntry, *args: Any, **fields: Any) -> None:
-        super().__init__(*args, **fields)
+    def __init__(
+        self,
+        connections: ConnectionTable,
+        entry: ConnectionEntry,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+    ) -> None:
+        super().__init__(config, server_state, app_state)
         self._connections, self._entry, self._limits = connections, entry, connections.limits
         self.phase, self.since = Phase.FRESH, connections.clock()
         self._head = self._count = self._quiet = self._body = 0
@@ -42,7 +52,7 @@ class BoundedHttp(HttpToolsProtocol):
     # ---- what comes in -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Slice by slice, as long as nothing is over a limit."""
+        """Feeds the parser slice by slice, as long as nothing is over a limit."""
         if self._refusal is not None:
             self._linger(len(data))
             return
@@ -70,13 +80,13 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Notes the first byte of a request."""
         super().on_message_begin()
         self._head = self._count = self._quiet = self._body = 0
         self._whole = False
 
     def on_url(self, url: bytes) -> None:
-        """Part of a URL, or all of it."""
+        """Counts part of a URL, or all of it."""
         super().on_url(url)
         self._add(len(url))
         if len(self.url) > self._limits.max_url_bytes and self._refusal is None:
@@ -84,7 +94,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._refusal = (414, "url_too_long", text)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after the body."""
+        """Counts a header, or a trailer after the body."""
         super().on_header(name, value)
         self._add(len(name) + len(value) + 4)
         self._count += 1
@@ -92,7 +102,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._too_large()
 
     def on_headers_complete(self) -> None:
-        """The request begins, unless it is refused."""
+        """Begins the request, unless it is refused."""
         self._quiet = 0
         if self._refusal is not None:
             return
@@ -102,14 +112,14 @@ class BoundedHttp(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Part of a body."""
+        """Counts part of a body."""
         self._quiet = 0
         self._body += len(body)
         if self._refusal is None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is here, whole."""
+        """Notes that a whole request is here."""
         self._quiet, self._whole = 0, True
         if self._refusal is not None:
             return
@@ -117,15 +127,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._turn(Phase.IDLE if self.cycle.response_complete else Phase.ANSWER)
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser can't read."""
+        """Refuses what the parser can't read."""
         self._refusal = self._refusal or (400, "bad_http", msg)
 
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         crowded = self._entry.spare and cycle.scope["path"] not in PROBED
         super()._start_asgi_task(cycle, _crowded if crowded else app)  # type: ignore[arg-type]
 
     def on_response_complete(self) -> None:
-        """Answered: what follows may be the next request, the rest of this one, or nothing."""
+        """Notes that a request is answered: what follows may be the next, the rest of this one, or nothing."""
         super().on_response_complete()
         if self._refusal is not None:
             self.transport.close()
@@ -135,7 +145,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._turn(Phase.IDLE)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone."""
+        """Takes the closed connection out of the table."""
         self._connections.leave(self._entry)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -143,7 +153,7 @@ class BoundedHttp(HttpToolsProtocol):
     # ---- who is closed -------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Close it if it is too slow."""
+        """Closes the connection if it is too slow."""
         lasted, patience = now - self.since, self._limits.header_timeout_s
         if self._refusal is not None:
             if lasted > LINGER_S and not self._waiting_for_earlier():
@@ -158,7 +168,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._look_at_body(lasted, patience)
 
     def drop(self) -> None:
-        """Close it now, without a word."""
+        """Closes the connection now, without a word."""
         self.transport.abort()
 
     def _look_at_body(self, lasted: float, patience: float) -> None:

@@ -13,12 +13,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from baton.protos.errors import BatonError
 from baton.protos.rpc import heed_cancel
+from baton.router.access.json import Json
 from baton.router.observe.trail import Trail, TrailWriter, choice_json
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
@@ -31,17 +32,17 @@ FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: 
 
 
 class DecisionStore(Protocol):
-    """Where every router of a cluster finds every record; cluster.records.RecordStore is the real one."""
+    """Keeps records where every router of a cluster finds them; ``cluster.records.RecordStore`` is the real one."""
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """Keep them for the store's TTL; never raises, and never waits long."""
+        """Keeps records for the store's TTL; never raises, and never waits long."""
 
     async def get(self, key: str) -> bytes | None:
-        """One of them; None when it is gone or the store is away."""
+        """Returns one of them; None when it is gone or the store is away."""
 
 
 class DecisionRecord:
-    """A request that runs, or ended a moment ago: what its JSON is made of."""
+    """Collects what a request's JSON is made of, while it runs or just after it ended."""
 
     def __init__(self, request: RouterRequest, context_class: str, router_id: str, opened: float) -> None:
         self.request, self.context_class, self.router_id, self.opened = request, context_class, router_id, opened
@@ -49,11 +50,11 @@ class DecisionRecord:
 
     @property
     def over(self) -> bool:
-        """Every choice has ended."""
+        """Returns whether every choice has ended."""
         return all(t.over for t in self.trails)
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON would show it."""
+    def plain(self) -> Json:
+        """Returns the record as JSON shows it."""
         request = self.request
         return {
             "request_id": request.request_id,
@@ -73,17 +74,17 @@ class DecisionRecord:
 
 
 class RecordObserver(Protocol):
-    """Who is told of requests as they come and go; router.observe.traffic.TrafficMeter is one."""
+    """Hears of requests as they come and go; ``router.observe.traffic.TrafficMeter`` is one."""
 
     def opened(self, record: DecisionRecord) -> None:
-        """A request came in."""
+        """Takes note of a request that came in."""
 
     def over(self, record: DecisionRecord) -> None:
-        """All of its choices have ended."""
+        """Takes note of a request all of whose choices have ended."""
 
 
 class DecisionLog:
-    """The records. ``run`` writes them out; without it they stay live until the ring is full."""
+    """Keeps the decision records. ``run`` writes them out; without it they stay live until the ring is full."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class DecisionLog:
     # ---- dispatch's side -----------------------------------------------------------------------------
 
     def opened(self, request: RouterRequest, context_class: str) -> DecisionRecord:
-        """A request came in; its trails are added by ``trail``."""
+        """Begins the record of a request that came in; its trails are added by ``trail``."""
         record = DecisionRecord(request, context_class, self._router_id, self._clock())
         self._live[request.request_id] = record
         if self._observer is not None:
@@ -133,7 +134,7 @@ class DecisionLog:
         return trail
 
     def refused(self, request: RouterRequest, context_class: str, error: BatonError) -> None:
-        """A request that was turned away at the door: nobody was weighed for it, and why."""
+        """Records a request that was turned away at the door: nobody was weighed for it, and why."""
         record = self.opened(request, context_class)
         trail = self.trail(
             record, 0, ChoiceSummary(prompt_tokens=len(request.token_ids), context_class=context_class)
@@ -142,17 +143,17 @@ class DecisionLog:
         self.changed(record)
 
     def changed(self, record: DecisionRecord) -> None:
-        """It is to be written out again, soon."""
+        """Marks a record to be written out again, soon."""
         self._dirty[record.request.request_id] = None
 
     def unplaced(self) -> list[DecisionRecord]:
-        """Requests that wait for their first place."""
+        """Returns the requests that wait for their first place."""
         return [r for r in self._live.values() if not r.over and not any(t.placements for t in r.trails)]
 
     # ---- reading -------------------------------------------------------------------------------------
 
     async def find(self, request_id: str, tenant: str = "") -> bytes | None:
-        """The record as JSON: a live one, one of the ring, or another router's. None when nobody knows it.
+        """Returns the record as JSON: a live one, one of the ring, or another router's. None when nobody knows it.
 
         By its own id; or by the one that ``tenant`` gave it, which is no other tenant's business.
         """
@@ -178,14 +179,14 @@ class DecisionLog:
     # ---- writing -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write out what changed, again and again, until cancelled."""
+        """Writes out what changed, again and again, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
             heed_cancel()
 
     async def flush(self) -> None:
-        """Encode what changed; what is over moves to the ring; the store gets all of it in one batch."""
+        """Encodes what changed; what is over moves to the ring; the store gets all of it in one batch."""
         dirty, self._dirty = self._dirty, {}
         unsent: dict[str, bytes] = {}
         for request_id in dirty:
@@ -216,7 +217,9 @@ class DecisionLog:
 
 
 def bare_id(text: str) -> str:
-    """``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc`` name the request ``abc``."""
+    """Returns the request id in an answer's id: ``cmpl-abc``, ``chatcmpl-abc`` and ``resp_abc`` name the request
+    ``abc``.
+    """
     for prefix in ("chatcmpl-", "cmpl-", "resp_"):
         if text.startswith(prefix):
             return text.removeprefix(prefix)

@@ -27,7 +27,7 @@ MOST = 2048  # gaps that wait to be looked up, together
 
 
 class Gaps:
-    """``count`` each gap between tokens; ``drain`` hands over what was counted since the last time."""
+    """Counts the gaps between tokens; ``drain`` hands over what was counted since the last time."""
 
     __slots__ = ("_cells", "_each", "_seconds", "_tokens")
 
@@ -38,7 +38,7 @@ class Gaps:
         self._seconds = 0.0
 
     def count(self, seconds: float, tokens: int) -> None:
-        """``tokens`` came together, ``seconds`` after those before them."""
+        """Counts ``tokens`` that came together, ``seconds`` after those before them."""
         self._each.append(seconds / tokens)
         self._tokens.append(tokens)
         self._seconds += seconds
@@ -46,7 +46,9 @@ class Gaps:
             self._look_up()
 
     def drain(self, bins: Bins) -> tuple[dict[int, int], float]:
-        """Gaps by the histogram's bucket, and their seconds together; they are added to ``bins``, too."""
+        """Returns the gaps by the histogram's bucket, and their seconds together; they are added to ``bins``,
+        too.
+        """
         self._look_up()
         cells, seconds = self._cells, self._seconds
         self._cells, self._seconds = Counter(), 0.0
@@ -59,14 +61,16 @@ class Gaps:
 
 
 def cells_of(values: Sequence[float], counts: Sequence[int] | None = None) -> Cells:
-    """How many of ``values``, in seconds, are in each cell; each counts as one, or as often as ``counts`` says."""
+    """Counts how many of ``values``, in seconds, are in each cell; each counts as one, or as often as ``counts``
+    says.
+    """
     found = np.bincount(_EDGES.searchsorted(values), counts)
     (cells,) = found.nonzero()
     return dict(zip(cells.tolist(), map(int, found[cells].tolist()), strict=True))
 
 
 def sort_into(cells: Cells, bins: Bins) -> dict[int, int]:
-    """How many are in each of the histogram's buckets; they are added to ``bins``, too."""
+    """Counts how many are in each of the histogram's buckets; they are added to ``bins``, too."""
     buckets: dict[int, int] = {}
     for cell, count in cells.items():
         bucket, at = _BUCKETS[cell], _BINS[cell]

@@ -25,7 +25,10 @@ SloVerdict = str  # "met", "missed", "unjudged", or "" where no SLO was asked fo
 
 
 class ChoiceOutcome(msgspec.Struct, frozen=True, gc=False):
-    """One choice that is over, as its client saw it. Seconds from arrival; ``at`` since 1970, when it ended."""
+    """Describes one choice that is over, as its client saw it.
+
+    Seconds from arrival; ``at`` since 1970, when it ended.
+    """
 
     at: float
     request_id: str
@@ -52,13 +55,13 @@ Bins = dict[int, int]
 
 
 class ClassWindow(msgspec.Struct):
-    """One context class, over some seconds. ``counts`` by name, ``bins`` by what was timed."""
+    """Counts one context class over some seconds. ``counts`` by name, ``bins`` by what was timed."""
 
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     bins: dict[str, Bins] = msgspec.field(default_factory=dict)
 
     def add(self, other: ClassWindow) -> None:
-        """Both together."""
+        """Adds another window's counts and bins to this one's."""
         for name, count in other.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         for name, bins in other.bins.items():
@@ -71,7 +74,7 @@ class ClassWindow(msgspec.Struct):
 
 
 class LiveState(msgspec.Struct):
-    """What one process knows; ``seconds`` is how long its windows cover."""
+    """Holds what one process knows; ``seconds`` is how long its windows cover."""
 
     seconds: float
     classes: dict[str, ClassWindow]
@@ -80,7 +83,7 @@ class LiveState(msgspec.Struct):
 
 
 class LiveStats:
-    """The last minute by context class.
+    """Keeps the last minute by context class.
 
     ``clock`` gives monotonic seconds. ``before_a_look`` is called before a state is read, to add what waits
     elsewhere.
@@ -94,22 +97,22 @@ class LiveStats:
         self.recent: deque[ChoiceOutcome] = deque(maxlen=KEPT_REQUESTS)
 
     def slot(self) -> int:
-        """Which one is now."""
+        """Returns the number of the present slot."""
         return int(self._clock() / SLOT_S)
 
     def add(self, slot: int, context_class: str, window: ClassWindow) -> None:
-        """What a class did in a slot, which is now or was a moment ago."""
+        """Adds what a class did in a slot, which is the present one or was a moment ago."""
         if slot < self._summed[0]:
             self._summed = (-1, {})
         self._window(slot, context_class).add(window)
 
     def refused(self, context_class: str, had_slo: bool) -> None:
-        """One was turned away before it began."""
+        """Counts a request that was turned away before it began."""
         counts = {"refused": 1, "missed": 1} if had_slo else {"refused": 1}
         self.add(self.slot(), context_class, ClassWindow(counts))
 
     def state(self, waiting: dict[str, int]) -> LiveState:
-        """Of the slots that are not too old."""
+        """Returns the sum of the slots that are not too old."""
         self._before_a_look()
         newest = self.slot()
         if self._summed[0] != newest:  # once per slot: a look is taken each second
@@ -140,19 +143,19 @@ def _sum(slots: Iterable[dict[str, ClassWindow]]) -> dict[str, ClassWindow]:
 
 
 def bin_of(seconds: float) -> int:
-    """Its bin; each is 5% wide."""
+    """Returns the bin of some seconds; each bin is 5% wide."""
     return int(math.log(max(seconds, LEAST_S) / LEAST_S) / _PER_BIN)
 
 
 def bin_start(at: int) -> float:
-    """The least seconds that belong to a bin."""
+    """Returns the least seconds that belong to a bin."""
     return LEAST_S * math.exp(at * _PER_BIN)
 
 
 def verdict(
     ttft_s: float | None, tpot_s: float | None, slo_ttft_s: float, slo_tpot_s: float, ok: bool
 ) -> SloVerdict:
-    """Whether every SLO was met. One token has no TPOT: it is not judged; what failed missed."""
+    """Judges whether every SLO was met. One token has no TPOT: it is not judged; what failed missed."""
     if not slo_ttft_s and not slo_tpot_s:
         return ""
     late = slo_ttft_s and (ttft_s is None or ttft_s > slo_ttft_s)
@@ -163,7 +166,7 @@ def verdict(
 
 
 def merged(states: Iterable[LiveState]) -> LiveState:
-    """Of several processes, as one."""
+    """Returns the states of several processes as one."""
     total, waiting = LiveState(1.0, {}, [], {}), Counter[str]()
     for state in states:
         total.seconds = max(total.seconds, state.seconds)
@@ -177,7 +180,7 @@ def merged(states: Iterable[LiveState]) -> LiveState:
 
 
 def percentiles(bins: Bins) -> dict[str, float] | None:
-    """p50, p95 and p99 in seconds, right to 2.5%; None when nothing was timed."""
+    """Returns p50, p95 and p99 in seconds, right to 2.5%; None when nothing was timed."""
     total = sum(bins.values())
     if not total:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -43,18 +42,18 @@ ROLES = ("prefill", "decode")
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Dollars per worker and hour; 0: not said."""
+    """Holds the dollars per worker and hour; 0: not said."""
 
     prefill: float = 0.0
     decode: float = 0.0
 
     def of(self, role: str) -> float:
-        """Of one role's worker."""
+        """Returns the price of one role's worker."""
         return self.prefill if role == "prefill" else self.decode
 
 
 class WorkerSources(msgspec.Struct, frozen=True):
-    """Where a look finds the workers. ``reachable`` gives the ids of those whose link is up.
+    """Says where a look finds the workers. ``reachable`` gives the ids of those whose link is up.
 
     ``fullness`` is a worker's, by the controller's definition; None while its costs aren't known.
     """
@@ -67,7 +66,7 @@ class WorkerSources(msgspec.Struct, frozen=True):
 
 
 class TrafficSources(msgspec.Struct, frozen=True):
-    """Where a look finds what was asked for. ``waiting`` gives the requests in the queue by context class.
+    """Says where a look finds what was asked for. ``waiting`` gives the requests in the queue by context class.
 
     ``others`` asks the router's other processes for their states; None: there is only this one.
     """
@@ -78,7 +77,7 @@ class TrafficSources(msgspec.Struct, frozen=True):
 
 
 class RouterFacts(msgspec.Struct, frozen=True):
-    """What of a router doesn't change while it runs.
+    """Holds what of a router doesn't change while it runs.
 
     ``router`` is shown as it is; ``actions`` may be asked of it.
     """
@@ -108,15 +107,15 @@ class Overview:
         self._looking = asyncio.Lock()
 
     def state(self) -> LiveState:
-        """This process's share."""
+        """Returns this process's share of the live figures."""
         return self._traffic.live.state(self._traffic.waiting())
 
     def outdated(self) -> None:
-        """Something was changed: whoever looks next is to see it."""
+        """Makes whoever looks next see what was just changed."""
         self._at = float("-inf")
 
     async def snapshot(self) -> Json:
-        """As JSON would show it; at most ``FRESH_S`` old."""
+        """Returns the cluster as JSON shows it, at most ``FRESH_S`` old."""
         async with self._looking:
             if self._environment.clock() - self._at > FRESH_S:
                 self._at = self._environment.clock()  # before the look: what is changed meanwhile needs another
@@ -160,7 +159,7 @@ class Overview:
         departures = self._workers.departures
         return () if departures is None else await departures.recent()
 
-    async def _control(self) -> tuple[Any, Any, Any]:
+    async def _control(self) -> tuple[object, object, object]:
         if self._advice is None:
             return None, None, []
         advice, timeline, pin = await self._advice.look(TIMELINE)

@@ -32,7 +32,7 @@ ENCODER = msgspec.json.Encoder()
 
 
 class TraceLine(msgspec.Struct, gc=False):
-    """One answer."""
+    """Describes one answer in the trace."""
 
     timestamp: int
     input_length: int
@@ -63,7 +63,7 @@ class TraceRecorder:
         self._file = self._open()
 
     def record(self, ago_s: float, token_ids: Sequence[int], output_tokens: int, chain: bytes = b"") -> None:
-        """An answer to a prompt that arrived ``ago_s`` seconds ago; one without a token leaves no line.
+        """Records an answer to a prompt that arrived ``ago_s`` seconds ago; one without a token leaves no line.
 
         ``chain``: the hashes of its blocks of 16 (cluster.prefix_index.truncated), where they were made.
         """
@@ -78,7 +78,7 @@ class TraceRecorder:
             self._write_soon()
 
     def write(self) -> None:
-        """The answers that wait."""
+        """Writes the answers that wait."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -94,7 +94,7 @@ class TraceRecorder:
             self.lost += len(waiting)
 
     def close(self) -> None:
-        """Write nothing more, after the lines that wait."""
+        """Writes the lines that wait, and nothing more."""
         self.write()
         self._file.close()
 

@@ -13,7 +13,7 @@ KEPT_BLOCKS = 400_000
 
 
 class EndlessCache:
-    """The blocks of every prompt so far.
+    """Remembers the blocks of every prompt so far.
 
     Another router process's prompts are not seen: with several of them it is a lower bound.
     """
@@ -23,14 +23,16 @@ class EndlessCache:
         self._young, self._old = _Chains(), _Chains()
 
     def seen(self, chain: bytes) -> int:
-        """Leading blocks of a chain (their hashes in a row) that came before; from now on all of them did."""
+        """Returns how many leading blocks of a chain (their hashes in a row) came before; from now on all of them
+        did.
+        """
         found = max(self._old.known(chain), self._young.add(chain))
         if self._young.blocks >= self._kept:
             self._old, self._young = self._young, _Chains()
         return found // HASH_BYTES
 
     def could_reuse(self, chain: bytes, prompt_tokens: int) -> int:
-        """The tokens of a prompt that came before it; at least one is always computed."""
+        """Returns the tokens of a prompt that came before it; at least one is always computed."""
         return max(0, min(self.seen(chain) * BLOCK_TOKENS, prompt_tokens - 1))
 
     def __len__(self) -> int:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from time import monotonic, time
-from typing import Any
 
+from prometheus_client import Counter as PrometheusCounter
+
+from baton.cluster.instruments import ManyHistogram
 from baton.cluster.metrics import SECONDS, TOKENS
 from baton.cluster.telemetry import RouterMetrics, exemplar
 from baton.router.observe.gaps import Gaps, cells_of, sort_into
@@ -33,12 +35,11 @@ from baton.router.observe.recorder import TraceRecorder
 from baton.router.observe.reuse import EndlessCache
 
 MOST = 256  # choices that wait; they are folded in less than a millisecond
-OWN = {"e2e": "duration", "tpot": "tpot", "longest_gap": "longest_gap"}  # not stations: they have instruments
 _bucket, _length_bucket = partial(bisect_left, SECONDS), partial(bisect_left, TOKENS)
 
 
 class ClassTally:
-    """One model and class since the last fold."""
+    """Collects the choices of one model and class since the last fold."""
 
     __slots__ = ("chains", "firsts", "gaps", "labels", "model", "over", "prompts", "traced")
 
@@ -53,7 +54,10 @@ class ClassTally:
 
 
 class Tallies:
-    """All of them, by one ``clock``. ``recorder`` is whose lines meters write, on the ``wall_clock``'s time."""
+    """Keeps the tallies of all models and classes, by one ``clock``.
+
+    ``recorder`` is whose lines meters write, on the ``wall_clock``'s time.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,8 @@ class Tallies:
     ) -> None:
         self.metrics, self.live, self.wall_clock, self.recorder = metrics, live, wall_clock, recorder
         self._clock = clock
+        # Times that are no stations: they have instruments of their own.
+        self._own = {"e2e": metrics.duration, "tpot": metrics.tpot, "longest_gap": metrics.longest_gap}
         self._tallies: dict[tuple[str, str], ClassTally] = {}
         self._endless = EndlessCache()
         self._waiting = 0
@@ -73,28 +79,34 @@ class Tallies:
         metrics.asked.before(self.fold)
 
     def now(self) -> float:
-        """By the clock. What came before belongs to one slot of ``live``: with a new one it is folded."""
+        """Returns the time by the clock.
+
+        What came before belongs to one slot of ``live``: with a new one it is folded.
+        """
         now = self._clock()
         if now >= self._due:
             self.fold()
         return now
 
     def of(self, model: str, context_class: str) -> ClassTally:
-        """Where to take it down."""
+        """Returns the tally of a model and class."""
         found = self._tallies.get((model, context_class))
         if found is None:
             found = self._tallies[model, context_class] = ClassTally(model, context_class)
         return found
 
     def first(self, tally: ClassTally, seconds: float, trace_id: str) -> None:
-        """A choice's first token came."""
+        """Counts a choice's first token, ``seconds`` after its request arrived."""
         if trace_id:
             self.metrics.ttft.labels(*tally.labels).observe(seconds, exemplar(trace_id))
         else:
             tally.firsts.append(seconds)
 
     def ended(self, tally: ClassTally, over: ChoiceOutcome, chain: bytes | None, trace_id: str = "") -> None:
-        """A choice is over. ``chain``: of the prompt's blocks, as far as they are known; None: not its to count."""
+        """Counts a choice that is over.
+
+        ``chain``: of the prompt's blocks, as far as they are known; None: not its to count.
+        """
         tally.over.append(over)
         if chain is not None:
             tally.prompts.append(over)
@@ -106,7 +118,7 @@ class Tallies:
             self.fold()
 
     def fold(self) -> None:
-        """Hand over what was taken down."""
+        """Hands what was taken down over to the metrics and the live figures."""
         latest = [one for tally in self._tallies.values() for one in self._fold(tally)[-KEPT_REQUESTS:]]
         if self.live is not None:
             self.live.recent.extend(sorted(latest, key=attrgetter("at")))
@@ -176,14 +188,15 @@ class Tallies:
                 if name != "ttft":
                     self._histogram(tally, name).exemplify(value, exemplar(trace_id), one.at)
 
-    def _histogram(self, tally: ClassTally, name: str) -> Any:
-        if name in OWN:
-            return getattr(self.metrics, OWN[name]).labels(*tally.labels)
+    def _histogram(self, tally: ClassTally, name: str) -> ManyHistogram:
+        own = self._own.get(name)
+        if own is not None:
+            return own.labels(*tally.labels)
         return self.metrics.station.labels(*tally.labels, name)
 
 
 def counts_of(over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> dict[str, int]:
-    """What the live figures count of choices that ended."""
+    """Returns what the live figures count of choices that ended."""
     found = {
         "ended": len(over),
         "in": sum(e.prompt_tokens for e in over),
@@ -199,7 +212,7 @@ def counts_of(over: Sequence[ChoiceOutcome], outcomes: Mapping[str, int]) -> dic
 
 
 def times_of(over: Sequence[ChoiceOutcome]) -> dict[str, list[float]]:
-    """Their seconds by name: stations, and what a client saw. One token has no TPOT and no gap."""
+    """Returns the choices' seconds by name: stations, and what a client saw. One token has no TPOT and no gap."""
     found: dict[str, list[float]] = defaultdict(list)
     for one in over:
         for name, seconds in one.stations.items():
@@ -212,7 +225,7 @@ def times_of(over: Sequence[ChoiceOutcome]) -> dict[str, list[float]]:
 
 
 def judged(over: Sequence[ChoiceOutcome]) -> Iterator[tuple[str, str]]:
-    """Each SLO that was asked for, with its verdict."""
+    """Yields each SLO that was asked for, with its verdict."""
     for one in over:
         if one.verdict:
             judge = partial(verdict, one.ttft_s, one.tpot_s, ok=one.outcome in GOOD_ENDS)
@@ -220,7 +233,9 @@ def judged(over: Sequence[ChoiceOutcome]) -> Iterator[tuple[str, str]]:
             yield from ((slo, found) for slo, found in each.items() if found)
 
 
-def _count_lengths(counter: Any, histogram: Any, labels: tuple[str, str], lengths: Sequence[int]) -> None:
+def _count_lengths(
+    counter: PrometheusCounter, histogram: ManyHistogram, labels: tuple[str, str], lengths: Sequence[int]
+) -> None:
     total = sum(lengths)
     counter.labels(*labels).inc(total)
     histogram.labels(*labels).observe_many(Counter(map(_length_bucket, lengths)), total)

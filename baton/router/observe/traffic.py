@@ -23,10 +23,10 @@ WRITE_TOKENS = 64  # of an answer, in the cost policy's term "write"
 
 
 class UnplacedSource(Protocol):
-    """What is asked of a DecisionLog."""
+    """Says what is asked of a DecisionLog."""
 
     def unplaced(self) -> Iterable[DecisionRecord]:
-        """Requests that wait for their first place."""
+        """Returns the requests that wait for their first place."""
 
 
 class TrafficMeter:
@@ -38,13 +38,13 @@ class TrafficMeter:
         self._slice = TrafficSlice(router_id, self._since, 0.0, {}, 0, 0, [], [])
 
     def opened(self, record: DecisionRecord) -> None:
-        """A request came in."""
+        """Counts a request that came in."""
         traffic = self._of(record)
         traffic.arrived += 1
         traffic.arrived_tokens += len(record.request.token_ids)
 
     def over(self, record: DecisionRecord) -> None:
-        """All of its choices have ended; the first read the prompt."""
+        """Counts a request all of whose choices have ended; the first read the prompt."""
         traffic, prompt = self._of(record), len(record.request.token_ids)
         for trail in record.trails:
             self._answered(traffic, record, trail, prompt)

@@ -6,11 +6,11 @@ Knows nothing of how a policy chooses, nor of where records are kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from baton.protos.errors import BatonError
+from baton.router.access.json import Json
 from baton.router.policies import Option, RoutingDecision
 from baton.router.request.request import ChoiceSummary
 
@@ -20,7 +20,7 @@ NAMES = {"queue": "queue", "read": "prefill", "ship": "transfer"}
 
 
 class PlacementRecord(msgspec.Struct):
-    """One answer of the policy. Times in seconds after the request was opened, by the router's clock.
+    """Records one answer of the policy. Times in seconds after the request was opened, by the router's clock.
 
     ``weights`` are the decode worker's, which the whole answer has to be written on.
     """
@@ -33,7 +33,7 @@ class PlacementRecord(msgspec.Struct):
 
 
 class Trail(msgspec.Struct):
-    """One choice's way so far."""
+    """Records one choice's way so far."""
 
     choice: int
     summary: ChoiceSummary
@@ -42,16 +42,16 @@ class Trail(msgspec.Struct):
     over: bool = False
 
     def placed(self, decision: RoutingDecision, at_s: float, waited_s: float, weights: str = "") -> None:
-        """The policy took a way."""
+        """Notes that the policy took a way."""
         self.placements.append(PlacementRecord(at_s, waited_s, decision, weights=weights))
 
     def left(self, reason: str) -> None:
-        """It goes elsewhere: why."""
+        """Notes why the choice goes elsewhere."""
         if self.placements:
             self.placements[-1].left_for = reason
 
     def failed(self, error: BatonError) -> None:
-        """It ended without an answer, or without all of it."""
+        """Notes that the choice ended without an answer, or without all of it."""
         self.error, self.over = f"{error.label}: {error.message}", True
 
 
@@ -80,8 +80,8 @@ class TrailWriter:
         self._changed()
 
 
-def choice_json(trail: Trail) -> dict[str, Any]:
-    """As JSON would show it."""
+def choice_json(trail: Trail) -> Json:
+    """Returns a choice's trail as JSON shows it."""
     summary = trail.summary
     return {
         "choice": trail.choice,
@@ -101,7 +101,7 @@ def choice_json(trail: Trail) -> dict[str, Any]:
     }
 
 
-def _placement(placement: PlacementRecord) -> dict[str, Any]:
+def _placement(placement: PlacementRecord) -> Json:
     decision = placement.decision
     others = [o for o in decision.options if o is not decision.taken]
     return {
@@ -117,7 +117,7 @@ def _placement(placement: PlacementRecord) -> dict[str, Any]:
     }
 
 
-def _option(option: Option) -> dict[str, Any]:
+def _option(option: Option) -> Json:
     return {
         "way": option.way,
         "prefill": option.prefill,
@@ -130,7 +130,9 @@ def _option(option: Option) -> dict[str, Any]:
 
 
 def predicted_against_observed(trail: Trail) -> dict[str, dict[str, float | None]]:
-    """Of the first placement, when its policy predicts seconds: queue, prefill, transfer and TTFT."""
+    """Compares the first placement's predicted seconds with the observed ones: queue, prefill, transfer and
+    TTFT.
+    """
     if not trail.placements or not trail.placements[0].decision.in_seconds:
         return {}
     first, seen = trail.placements[0], trail.summary.stations

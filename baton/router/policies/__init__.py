@@ -24,10 +24,10 @@ Way = Literal["local", "prefill"]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A worker that can be reached, and what this router itself has on it.
+    """Describes a worker that can be reached, and what this router itself has on it.
 
-    ``sequences`` are this router's requests there; ``unread_tokens`` their uncached prompt tokens it still has
-    to compute, in ``unread_requests`` prompts. These are exact; ``load`` is everybody's, and up to a beat old.
+    ``sequences`` are this router's requests there; ``unread_tokens`` their uncached prompt tokens it still has to
+    compute, in ``unread_requests`` prompts. These are exact; ``load`` is everybody's, and up to a beat old.
     ``full``: it refused somebody a moment ago.
     """
 
@@ -40,22 +40,24 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The worker's id."""
+        """Returns the worker's id."""
         return self.info.worker_id
 
     @property
     def waiting_tokens(self) -> int:
-        """Prompt tokens ahead of a newcomer, by whichever of the two sources knows of more."""
+        """Returns the prompt tokens ahead of a newcomer, by whichever of the two sources knows of more."""
         return max(self.unread_tokens, self.load.waiting_tokens)
 
     @property
     def running(self) -> int:
-        """Sequences it works on, by whichever of the two sources knows of more."""
+        """Returns the sequences that it works on, by whichever of the two sources knows of more."""
         return max(self.sequences, self.load.running + self.load.waiting)
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
-    """The cluster at one moment, sorted by worker id. ``turn`` counts placements: what breaks ties and goes round.
+    """Describes the cluster at one moment, sorted by worker id.
+
+    ``turn`` counts placements: what breaks ties and goes round.
 
     ``window_tokens`` is how many uncached tokens a worker may be handed before it has read the ones it has.
     """
@@ -68,10 +70,11 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
 
 class RoutingRequest(msgspec.Struct, frozen=True):
-    """The request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by worker.
+    """Describes a request as policies see it: ``tokens`` to be read (prompt and replay), ``hits`` cached blocks by
+    worker.
 
-    Workers in ``avoid`` failed this request before: they are taken only if there is nobody else. SLOs are what
-    is left of them, in seconds; 0: none. ``session_worker`` decoded the session's last turn; "": no session.
+    Workers in ``avoid`` failed this request before: they are taken only if there is nobody else. SLOs are what is
+    left of them, in seconds; 0: none. ``session_worker`` decoded the session's last turn; "": no session.
     """
 
     tokens: int
@@ -84,20 +87,21 @@ class RoutingRequest(msgspec.Struct, frozen=True):
 
     @property
     def blocks(self) -> int:
-        """Blocks the prompt takes, the partial tail included."""
+        """Returns the blocks that the prompt takes, the partial tail included."""
         return -(-self.tokens // BLOCK_TOKENS)
 
     def cached(self, worker_id: str) -> int:
-        """Tokens the worker is said to hold already."""
+        """Returns the tokens that the worker is said to hold already."""
         return self.tokens - self.uncached(worker_id)
 
     def uncached(self, worker_id: str) -> int:
-        """Tokens the worker would have to compute; one at least."""
+        """Returns the tokens that the worker would have to compute; one at least."""
         return max(1, self.tokens - self.hits.get(worker_id, 0) * BLOCK_TOKENS)
 
 
 class Option(msgspec.Struct, frozen=True):
-    """A way that could be taken, with what it would cost: ``terms`` in seconds (or in the policy's own unit).
+    """Describes a way that could be taken, with what it would cost: ``terms`` in seconds (or in the policy's own
+    unit).
 
     ``cached_tokens``: of the prompt, what its reader is said to hold. ``fetch_from`` (a worker, at
     ``fetch_address``) holds ``fetch_blocks`` leading blocks that are cheaper for it to fetch than to compute;
@@ -116,20 +120,20 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def reader(self) -> str:
-        """The worker that computes the prompt."""
+        """Returns the worker that computes the prompt."""
         return self.prefill or self.decode
 
     @property
     def cost(self) -> float:
-        """The sum of the terms."""
+        """Returns the sum of the terms."""
         return sum(self.terms.values())
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """The option taken and those that were weighed against it, the taken one among them.
+    """Holds the option taken and those that were weighed against it, the taken one among them.
 
-    ``in_seconds``: terms predict seconds, so that they can be held against what is observed. ``more`` options
-    were weighed and not listed.
+    ``in_seconds``: terms predict seconds, so that they can be held against what is observed. ``more`` options were
+    weighed and not listed.
     """
 
     policy: str
@@ -143,12 +147,12 @@ Policy = Callable[[ClusterSnapshot, RoutingRequest], RoutingDecision | None]
 
 
 def names() -> list[str]:
-    """Policies there are: the files of this folder."""
+    """Returns the names of the policies: the files of this folder."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.ispkg)
 
 
 def load_policy(name: str) -> Policy:
-    """The policy whose file is called ``name``. Raises ConfigError that lists the choices."""
+    """Returns the policy whose file is called ``name``. Raises ConfigError that lists the choices."""
     if name not in names():
         raise ConfigError(f"no routing policy {name!r}; choose one of {', '.join(names())}", "router.policy")
     policy: Policy = importlib.import_module(f"{__name__}.{name}").choose
@@ -159,7 +163,9 @@ def load_policy(name: str) -> Policy:
 
 
 def has_room(worker: Candidate, uncached: int, window: int) -> bool:
-    """Whether a prompt handed over now would be read soon: no worker gets a second one that fills the window."""
+    """Returns whether a prompt handed over now would be read soon: no worker gets a second one that fills the
+    window.
+    """
     if worker.full or worker.unread_requests == 0:
         return not worker.full
     alone = worker.unread_requests == 1 and uncached <= window
@@ -167,13 +173,15 @@ def has_room(worker: Candidate, uncached: int, window: int) -> bool:
 
 
 def fits(first: Candidate, second: Candidate) -> bool:
-    """Whether KV made by the first can be shipped to the second."""
+    """Returns whether KV made by the first can be shipped to the second."""
     a, b = first.info, second.info
     return a.fingerprint == b.fingerprint and can_ship(a.layout, b.layout)
 
 
 def local_ways(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candidate]:
-    """Decode workers that may run the prompt themselves: short uncached rest, or nobody else who could."""
+    """Returns the decode workers that may run the prompt themselves: short uncached rest, or nobody else who
+    could.
+    """
     return [d for d in _decodes(snapshot, request) if _may_read(snapshot, request, d)]
 
 
@@ -184,7 +192,7 @@ def _may_read(snapshot: ClusterSnapshot, request: RoutingRequest, worker: Candid
 
 
 def pairs(snapshot: ClusterSnapshot, request: RoutingRequest) -> Iterator[tuple[Candidate, Candidate]]:
-    """Every (prefill, decode) that fits and has room."""
+    """Yields every (prefill, decode) that fits and has room."""
     writers = _decodes(snapshot, request)
     for p in preferred(snapshot.prefill, request.avoid):
         if has_room(p, request.uncached(p.id), snapshot.window_tokens):
@@ -197,17 +205,17 @@ def _decodes(snapshot: ClusterSnapshot, request: RoutingRequest) -> list[Candida
 
 
 def preferred(workers: tuple[Candidate, ...] | list[Candidate], avoid: frozenset[str]) -> list[Candidate]:
-    """Those not in ``avoid``, or all if that leaves nobody."""
+    """Returns the workers that are not in ``avoid``, or all if that leaves nobody."""
     return [w for w in workers if w.id not in avoid] or list(workers)
 
 
 def cheapest_first(options: list[Option]) -> list[Option]:
-    """In order of their costs; equals as they were."""
+    """Returns the options in order of their costs; equals as they were."""
     return sorted(options, key=attrgetter("cost"))
 
 
 def least(ranked: list[Option], turn: int) -> Option:
-    """The first of those ranked by cost; equals take turns."""
+    """Returns the first of those ranked by cost; equals take turns."""
     best = ranked[0].cost
     equals = list(takewhile(lambda option: option.cost <= best, ranked))
     return equals[turn % len(equals)]

@@ -47,7 +47,7 @@ class _Writer(NamedTuple):
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
-    """The cheapest way; equals take turns."""
+    """Chooses the cheapest way; equals take turns."""
     readers: dict[str, _Reader] = {}
     writers: dict[str, _Writer] = {}
     options = []

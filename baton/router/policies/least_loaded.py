@@ -22,7 +22,7 @@ from baton.router.policies import (
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
-    """The least loaded among those with room."""
+    """Chooses the least loaded workers among those with room."""
     options = [Option("local", d.id, terms=_terms(snapshot, d, d)) for d in local_ways(snapshot, request)]
     if not options:
         options = [Option("prefill", d.id, p.id, _terms(snapshot, p, d)) for p, d in pairs(snapshot, request)]

@@ -11,7 +11,7 @@ from baton.router.policies import ClusterSnapshot, Option, RoutingDecision, Rout
 
 
 def choose(snapshot: ClusterSnapshot, request: RoutingRequest) -> RoutingDecision | None:
-    """The next one in turn among those with room."""
+    """Chooses the next workers in turn among those with room."""
     turn = snapshot.turn
     options = [Option("local", d.id) for d in local_ways(snapshot, request)]
     if options:

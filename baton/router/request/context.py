@@ -12,7 +12,7 @@ from baton.router.access.keys import ApiKey
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """The context of one call, shared by all of its prompts and choices.
+    """Holds the context of one call, shared by all of its prompts and choices.
 
     ``deadline`` is on the router's monotonic clock; SLOs are in seconds, 0 for none. ``asked_id`` is the caller's
     own name for the call and not unique. ``session`` names the conversation that this is a turn of, or is "".

@@ -14,27 +14,27 @@ from baton.protos.errors import ConfigError
 
 
 class ContextClassLike(Protocol):
-    """A class as the config names it; ``max_tokens`` 0 takes the rest."""
+    """Describes a class as the config names it; ``max_tokens`` 0 takes the rest."""
 
     @property
     def name(self) -> str:
-        """A label."""
+        """Returns the class's name, which labels its metrics."""
 
     @property
     def max_tokens(self) -> int:
-        """Prompt tokens, inclusive."""
+        """Returns the most prompt tokens of the class, inclusive."""
 
     @property
     def slo_ttft_s(self) -> float:
-        """For requests that name none; 0: none."""
+        """Returns the TTFT SLO in seconds of requests that name none; 0: none."""
 
     @property
     def slo_tpot_s(self) -> float:
-        """The same, per output token."""
+        """Returns the SLO per output token in seconds of requests that name none; 0: none."""
 
 
 class ContextClass(msgspec.Struct, frozen=True):
-    """Prompts of at most ``max_tokens`` tokens; 0 takes the rest. SLOs in seconds, 0: none."""
+    """Describes prompts of at most ``max_tokens`` tokens; 0 takes the rest. SLOs in seconds, 0: none."""
 
     name: str
     max_tokens: int = 0
@@ -43,7 +43,7 @@ class ContextClass(msgspec.Struct, frozen=True):
 
 
 class ContextClasses:
-    """Classes in rising order; the last one takes whatever is longer."""
+    """Tags prompts by classes in rising order; the last one takes whatever is longer."""
 
     def __init__(self, classes: Iterable[ContextClassLike]) -> None:
         self._classes = [ContextClass(c.name, c.max_tokens, c.slo_ttft_s, c.slo_tpot_s) for c in classes]
@@ -55,13 +55,13 @@ class ContextClasses:
 
     @property
     def names(self) -> list[str]:
-        """Every class, shortest first."""
+        """Returns every class's name, shortest prompts first."""
         return [c.name for c in self._classes]
 
     def tag(self, prompt_tokens: int) -> str:
-        """The name of the first class that ``prompt_tokens`` fits in, or of the last."""
+        """Returns the name of the first class that ``prompt_tokens`` fits in, or of the last."""
         return self.of(prompt_tokens).name
 
     def of(self, prompt_tokens: int) -> ContextClass:
-        """The same, with its SLOs."""
+        """Returns the first class that ``prompt_tokens`` fits in, or the last, with its SLOs."""
         return next((c for c in self._classes if prompt_tokens <= c.max_tokens), self._classes[-1])

@@ -10,7 +10,9 @@ import msgspec
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """``clock`` gives monotonic seconds, ``wall_clock`` seconds since 1970, ``entropy(n)`` gives n random bytes."""
+    """Gives time and randomness: ``clock`` in monotonic seconds, ``wall_clock`` in seconds since 1970,
+    ``entropy(n)`` n bytes.
+    """
 
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time

@@ -27,7 +27,7 @@ HOLD_TIMES, HOLD_MOST_S = 4, 0.025  # behind, a run is held that often the delay
 
 
 class RouterRequest(msgspec.Struct, frozen=True):
-    """One validated prompt of a call, to be answered ``n`` times. ``sampling.seed`` is filled in.
+    """Describes one validated prompt of a call, to be answered ``n`` times. ``sampling.seed`` is filled in.
 
     ``context``, ``pin`` (the weights that answer) and ``prediction`` (the answer that the caller expects) are
     shared by all prompts of the caller's call.
@@ -44,7 +44,7 @@ class RouterRequest(msgspec.Struct, frozen=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """What the surfaces must know of a model that some worker serves now.
+    """Describes a model that some worker serves now, as the surfaces must know it.
 
     ``has_text``: it is a checkpoint with a tokenizer of its own, and not a paced engine, whose tokens are bytes.
     """
@@ -58,11 +58,11 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class ChoiceSummary(msgspec.Struct):
-    """What became of a choice. True at any time, complete once its stream ended.
+    """Tells what became of a choice. True at any time, complete once its stream ended.
 
-    ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock.
-    SLOs are the request's own or its class's; ``trace_id`` is set where its trace is kept. ``chain``: the hashes of
-    the prompt's full blocks in a row (cluster.prefix_index.truncated), where telemetry wants them.
+    ``stations``: "queue", "prefill", "transfer", "decode", "ttft", … in seconds, each by one process's clock. SLOs
+    are the request's own or its class's; ``trace_id`` is set where its trace is kept. ``chain``: the hashes of the
+    prompt's full blocks in a row (cluster.prefix_index.truncated), where telemetry wants them.
     """
 
     prompt_tokens: int
@@ -86,15 +86,15 @@ class ChoiceSummary(msgspec.Struct):
     chain: bytes = b""
 
     def took(self, station: Station) -> None:
-        """Add a station's seconds; a second visit (a retry) adds up."""
+        """Adds a station's seconds; a second visit (a retry) adds up."""
         self.stations[station.name] = self.stations.get(station.name, 0.0) + station.seconds
 
 
 class ChoiceStream:
-    """Runs of one choice's tokens, each output index exactly once and in order.
+    """Streams runs of one choice's tokens, each output index exactly once and in order.
 
-    Iterate it to its end, or ``cancel`` it: one of the two must happen, else its pages stay leased. Errors of
-    the tree (protos/errors.py) are raised by the iteration; runs that came before them are given out first.
+    Iterate it to its end, or ``cancel`` it: one of the two must happen, else its pages stay leased. Errors of the
+    tree (protos/errors.py) are raised by the iteration; runs that came before them are given out first.
     """
 
     def __init__(self, choice: int, summary: ChoiceSummary, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,7 +158,9 @@ class ChoiceStream:
             self._wake.set_result(None)
 
     def cancel(self, reason: str) -> None:
-        """Stop now ("client_gone", "stop_string", "deadline", "shutdown"). Idempotent; nothing to await.
+        """Stops the choice now ("client_gone", "stop_string", "deadline", "shutdown").
+
+        Idempotent; nothing to await.
 
         A reader that goes on iterating gets ``Cancelled``. After the end it does nothing.
         """
@@ -171,20 +173,20 @@ class ChoiceStream:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will be pushed."""
+        """Returns whether nothing more will be pushed."""
         return self._ended
 
     @property
     def error(self) -> BatonError | None:
-        """What ended it early."""
+        """Returns the error that ended the choice early."""
         return self._error
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
-        """What ``cancel`` calls, once at most."""
+        """Sets what ``cancel`` calls, once at most."""
         self._on_cancel = callback
 
     def push(self, run: TokenRun) -> int:
-        """Take ``run``, less the indices that were emitted before; how many tokens were new.
+        """Takes ``run``, less the indices that were emitted before; returns how many tokens were new.
 
         One with a finish_reason ends the stream: the summary must be complete by then.
         """
@@ -208,27 +210,30 @@ class ChoiceStream:
         return len(fresh.token_ids)
 
     def fail(self, error: BatonError) -> None:
-        """End with ``error``, unless it ended already."""
+        """Ends the stream with ``error``, unless it ended already."""
         if not self._ended:
             self._ended, self._error = True, error
             self._tell()
 
 
 class ServingBackend(Protocol):
-    """What the surfaces need of dispatch. ``router.dispatch.dispatcher.Dispatcher`` is the real one."""
+    """Says what the surfaces need of dispatch. ``router.dispatch.dispatcher.Dispatcher`` is the real one."""
 
     def open(self, request: RouterRequest) -> list[ChoiceStream]:
-        """One stream per choice. Raises Overloaded (queue full) and ModelNotFound; iterating raises the rest."""
+        """Opens one stream per choice.
+
+        Raises Overloaded (queue full) and ModelNotFound; iterating raises the rest.
+        """
 
     def models(self) -> tuple[ServedModel, ...]:
-        """What the workers serve, by id; a model stays for some minutes after its last worker went."""
+        """Returns what the workers serve, by id; a model stays for some minutes after its last worker went."""
 
     def ready(self) -> bool:
-        """Whether some worker could write an answer now."""
+        """Returns whether some worker could write an answer now."""
 
 
 def unseen(run: TokenRun, emitted: int) -> TokenRun | None:
-    """``run`` without its first ``emitted - run.output_index`` tokens; None when that leaves no news."""
+    """Returns ``run`` without its first ``emitted - run.output_index`` tokens; None when that leaves no news."""
     seen = emitted - run.output_index
     if seen == 0:
         return run
@@ -246,7 +251,7 @@ def unseen(run: TokenRun, emitted: int) -> TokenRun | None:
 
 
 def joined(runs: list[TokenRun]) -> TokenRun:
-    """Consecutive runs as one."""
+    """Joins consecutive runs to one."""
     ids = tuple(i for run in runs for i in run.token_ids)
     logprobs = tuple(p for run in runs for p in run.logprobs)
     last = runs[-1]

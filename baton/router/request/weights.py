@@ -16,7 +16,9 @@ from baton.protos.nouns import WorkerInfo
 
 
 class WeightsId(NamedTuple):
-    """What decides an answer besides the request: the weights, quantization included, and KV's fidelity."""
+    """Identifies what decides an answer besides the request: the weights, quantization included, and KV's
+    fidelity.
+    """
 
     fingerprint: str
     fidelity: str
@@ -31,20 +33,20 @@ def weights_of(info: WorkerInfo) -> WeightsId:
 
 
 class PinShare:
-    """A placed choice's part in a pin. ``close`` ends it; calling it again does nothing."""
+    """Holds a placed choice's part in a pin. ``close`` ends it; calling it again does nothing."""
 
     def __init__(self, pin: WeightsPin) -> None:
         self._pin: WeightsPin | None = pin
 
     def close(self) -> None:
-        """Ends the hold."""
+        """Ends the choice's part in the pin."""
         pin, self._pin = self._pin, None
         if pin is not None:
             pin.let_go()
 
 
 class WeightsPin:
-    """One call's weights: None while any will do."""
+    """Pins one call to one set of weights: None while any will do."""
 
     def __init__(self) -> None:
         self.weights: WeightsId | None = None

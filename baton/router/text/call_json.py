@@ -16,7 +16,10 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class CallParser:
-    """Reads one value. ``done`` after its last character, ``broken`` where it can't be a call's JSON."""
+    """Reads one JSON value that names a call.
+
+    ``done`` after its last character, ``broken`` where it can't be a call's JSON.
+    """
 
     def __init__(self, first_index: int = 0) -> None:
         self.done = self.broken = False
@@ -27,7 +30,7 @@ class CallParser:
         self._begin_call()
 
     def push(self, text: str) -> tuple[list[Event], str]:
-        """Events, and what of ``text`` lies behind the value (or where it broke)."""
+        """Returns events, and what of ``text`` lies behind the value (or where it broke)."""
         events: list[Event] = []
         for at, char in enumerate(text):
             if self.done or self.broken:
@@ -48,7 +51,7 @@ class CallParser:
 
     @property
     def passed(self) -> bool:
-        """Whether the value that was just read, of a call's own key, is a whole object or array."""
+        """Returns whether the value that was just read, of a call's own key, is a whole object or array."""
         return self._value_end is not None
 
     @property

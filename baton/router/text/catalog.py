@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from baton.protos.errors import CheckpointError, InvalidRequest, ModelNotFound, NoWorker
+from baton.router.access.json import Json
 from baton.router.request.request import ServedModel
 from baton.router.text.model import TextModel, load_text
 
@@ -20,7 +20,7 @@ _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One served model. ``defaults`` are the sampling fields of its generation_config.json.
+    """Describes one served model. ``defaults`` are the sampling fields of its generation_config.json.
 
     ``has_text``: its tokens stand for text, so that it can't be served without its tokenizer.
     """
@@ -31,7 +31,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     adapters: tuple[str, ...] = ()
     source: Path | None = None
-    defaults: dict[str, Any] = {}
+    defaults: Json = {}
     created: int = 0
     has_text: bool = False
 
@@ -42,7 +42,8 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 class ModelCatalog:
-    """The models of ``models()`` by id, each with its files under ``sources[model_id]`` (None or absent: no files).
+    """Knows the models of ``models()`` by id, each with its files under ``sources[model_id]`` (None or absent: no
+    files).
 
     A model that was seen stays known, so that a request for one whose workers restart meets 503, not 404.
     """
@@ -60,12 +61,15 @@ class ModelCatalog:
         self._texts: dict[str, TextModel] = {}
 
     def entries(self) -> list[ModelEntry]:
-        """What is served now, by id."""
+        """Returns what is served now, by id."""
         served = sorted(self._models(), key=lambda model: model.model_id)
         return [self._entry(model) for model in served]
 
     def find(self, model_id: str) -> ModelEntry:
-        """The entry of ``model_id``; empty takes the only one. Raises ModelNotFound, InvalidRequest, NoWorker."""
+        """Returns the entry of ``model_id``; empty takes the only one.
+
+        Raises ModelNotFound, InvalidRequest, NoWorker.
+        """
         entries = self.entries()
         if not model_id:
             return self._only(entries)
@@ -76,13 +80,13 @@ class ModelCatalog:
         raise ModelNotFound(f"the model {model_id!r} is not served here; served: {names}", "model")
 
     def preload(self) -> None:
-        """Read every tokenizer now (0.02–0.5 s each), so that no request waits for one. Raises CheckpointError."""
+        """Reads every tokenizer now (0.02–0.5 s each), so that no request waits for one. Raises CheckpointError."""
         for model_id, source in self._sources.items():
             if source is not None:
                 self._texts[model_id] = load_text(source, vocab_size=0)
 
     def text(self, entry: ModelEntry) -> TextModel:
-        """The model's text side, loaded at the first call unless preloaded. Raises CheckpointError."""
+        """Returns the model's text side, loaded at the first call unless preloaded. Raises CheckpointError."""
         found = self._texts.get(entry.model_id)
         if found is None:
             if entry.source is None and entry.has_text:
@@ -129,8 +133,8 @@ class ModelCatalog:
         )
 
 
-def generation_defaults(directory: Path | None) -> dict[str, Any]:
-    """Sampling fields that generation_config.json sets. Raises CheckpointError naming the file."""
+def generation_defaults(directory: Path | None) -> Json:
+    """Returns the sampling fields that generation_config.json sets. Raises CheckpointError naming the file."""
     path = directory / "generation_config.json" if directory else None
     if path is None or not path.is_file():
         return {}

@@ -6,18 +6,18 @@ Knows nothing of ids, streams or which model wrote it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
+from baton.router.access.json import Json
 from baton.router.text.reasoning_parsers import ReasoningParser
 from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, TextEvent, ToolParser
 
-MessageDelta = dict[str, Any]
+MessageDelta = Json
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """How a call's answers are to be read; each of its choices gets parsers of its own.
+    """Says how a call's answers are to be read; each of its choices gets parsers of its own.
 
     ``marks``: what stands in a text between thought, content and calls, and belongs to none of them.
     """
@@ -30,12 +30,12 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     marks: tuple[str, ...] = ()
 
     def reader(self) -> ChatReader:
-        """For one choice."""
+        """Returns a reader for one choice."""
         return ChatReader(self)
 
 
 class ChatReader:
-    """Of one choice. ``calls`` counts the tool calls that have begun."""
+    """Reads the text of one choice. ``calls`` counts the tool calls that have begun."""
 
     def __init__(self, reading: AnswerFormat) -> None:
         self._reading = reading
@@ -44,14 +44,14 @@ class ChatReader:
         self.calls = 0
 
     def push(self, text: str) -> list[MessageDelta]:
-        """What became certain with ``text``."""
+        """Returns the deltas that became certain with ``text``."""
         if self._reasoning is None:
             return self._answer(text)
         thought, answer = self._reasoning.push(text)
         return self._thought(thought) + self._answer(answer)
 
     def flush(self) -> list[MessageDelta]:
-        """The end: what was held back."""
+        """Returns the deltas that were held back, at the answer's end."""
         deltas: list[MessageDelta] = []
         if self._reasoning is not None:
             thought, answer = self._reasoning.flush()
@@ -59,11 +59,11 @@ class ChatReader:
         return deltas + self._deltas(self._tools.flush()) if self._tools else deltas
 
     def finish_reason(self, reason: str) -> str:
-        """An answer that stopped after calls stopped for them."""
+        """Returns the finish reason: an answer that stopped after calls stopped for them."""
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def message(self, text: str) -> MessageDelta:
-        """The whole ``text`` as a message."""
+        """Returns the whole ``text`` as a message."""
         message: MessageDelta = {"role": "assistant", "content": None, "refusal": None}
         for delta in self.push(text) + self.flush():
             for key in ("content", "reasoning_content"):

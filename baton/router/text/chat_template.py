@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.protos.errors import CheckpointError, InvalidRequest
+from baton.router.access.json import Json
 
 ChatMessage = Mapping[str, Any]
 PLAIN = """\
@@ -40,7 +41,7 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One compiled template and the model's special tokens, which templates name."""
+    """Renders one compiled template with the model's special tokens, which templates name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         self.source = source
@@ -60,7 +61,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text; ``switches`` are the template's own (enable_thinking, …).
+        """Returns the prompt's text; ``switches`` are the template's own (enable_thinking, …).
 
         Raises InvalidRequest where the template refuses the conversation.
         """
@@ -73,7 +74,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template can't render this: {error}", "messages") from None
 
     def render_open(self, messages: Sequence[ChatMessage], *rest: Any) -> str:
-        """As ``render`` without a generation prompt, up to the end of the last message's content.
+        """Renders without a generation prompt, up to the end of the last message's content.
 
         The way is transformers' (``continue_final_message``). Raises InvalidRequest where content is dropped.
         """
@@ -88,7 +89,9 @@ class ChatTemplate:
 
 
 def load_chat_template(directory: Path) -> ChatTemplate | None:
-    """The template of a model directory (chat_template.jinja, or in tokenizer_config.json); None without one."""
+    """Returns the template of a model directory (chat_template.jinja, or in tokenizer_config.json); None without
+    one.
+    """
     config = _read_json(directory / "tokenizer_config.json")
     source = _source(directory, config)
     if source is None:
@@ -96,7 +99,7 @@ def load_chat_template(directory: Path) -> ChatTemplate | None:
     return ChatTemplate(source, _special_tokens(_read_json(directory / "special_tokens_map.json") | config))
 
 
-def _source(directory: Path, config: dict[str, Any]) -> str | None:
+def _source(directory: Path, config: Json) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -106,13 +109,13 @@ def _source(directory: Path, config: dict[str, Any]) -> str | None:
     return found
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     values = {name: config.get(name) for name in _SPECIAL}
     texts = {name: v.get("content") if isinstance(v, dict) else v for name, v in values.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Json:
     if not path.is_file():
         return {}
     try:

@@ -16,43 +16,45 @@ MAX_HELD_TOKENS = 16
 
 
 class Detokenizer(Protocol):
-    """Text of one choice, piece by piece; the pieces joined are the whole text."""
+    """Writes the text of one choice, piece by piece; the pieces joined are the whole text."""
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with ``token_id``; may be empty."""
+        """Returns the text that became certain with ``token_id``; may be empty."""
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """The same for several at once."""
+        """Returns the text that became certain with several tokens."""
 
     def flush(self) -> str:
-        """What was still held back; incomplete characters become U+FFFD."""
+        """Returns what was still held back; incomplete characters become U+FFFD."""
 
 
 class ByteDetokenizer:
-    """For vocabularies in which every token is a string of bytes (byte-level BPE): exact and O(1) per token."""
+    """Detokenizes vocabularies in which every token is a string of bytes (byte-level BPE): exact and O(1) per
+    token.
+    """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Whole characters only; bytes of an unfinished one wait."""
+        """Returns whole characters only; bytes of an unfinished one wait."""
         return self._utf8.decode(self._token_bytes(token_id))
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """Decoded in one call."""
+        """Decodes several tokens in one call."""
         return self._utf8.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
-        """The unfinished character, replaced."""
+        """Returns the unfinished character, replaced."""
         return self._utf8.decode(b"", final=True)
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: decodes a short window twice, with and without the new tokens.
+    """Detokenizes any other vocabulary: decodes a short window twice, with and without the new tokens.
 
-    ``context`` holds ids before the first one, where the text continues them: a leading space that a decoder
-    strips at the start of a text is kept then. The way of Text Generation Inference and vLLM.
+    ``context`` holds ids before the first one, where the text continues them: a leading space that a decoder strips
+    at the start of a text is kept then. The way of Text Generation Inference and vLLM.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
@@ -61,7 +63,7 @@ class WindowDetokenizer:
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Text grows once it doesn't end in the middle of a character."""
+        """Returns text once it doesn't end in the middle of a character."""
         self._held.append(token_id)
         text = self._fresh()
         if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
@@ -69,11 +71,11 @@ class WindowDetokenizer:
         return self._settle(text)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """One by one: what is certain depends on where each ends."""
+        """Pushes tokens one by one: what is certain depends on where each ends."""
         return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
-        """What is held, as the decoder gives it."""
+        """Returns what is held, as the decoder gives it."""
         return self._settle(self._fresh()) if self._held else ""
 
     def _fresh(self) -> str:
@@ -94,7 +96,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that may go out, and whether a stop string ended it."""
+        """Returns the text that may go out, and whether a stop string ended it."""
         held = len(self._tail)
         found = [(held + at, len(m.stop)) for m in self._matchers if (at := m.push(text)) is not None]
         text = self._tail + text
@@ -108,11 +110,11 @@ class StopStrings:
 
     @property
     def held(self) -> str:
-        """The tail that waits."""
+        """Returns the tail that waits."""
         return self._tail
 
     def flush(self) -> str:
-        """The held tail: no stop string came of it."""
+        """Returns the held tail, of which no stop string came."""
         tail, self._tail = self._tail, ""
         for matcher in self._matchers:
             matcher.matched = 0

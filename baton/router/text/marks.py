@@ -17,7 +17,7 @@ class MarkSplitter:
         self._behind = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text before a mark, and what follows the mark: None while none came."""
+        """Returns the text before a mark, and what follows the mark: None while none came."""
         tail = self._stops.held
         released, found = self._stops.push(text)
         if not found:
@@ -26,5 +26,5 @@ class MarkSplitter:
         return released[: -len(mark)], (tail + text)[len(released) :]
 
     def flush(self) -> str:
-        """What waited."""
+        """Returns the text that waited for the rest of a mark."""
         return self._stops.flush()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from baton.protos.errors import InvalidRequest
 from baton.router.text.chat_template import PLAIN, ChatMessage, ChatTemplate, load_chat_template
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class TextModel:
-    """A tokenizer and, where the model has one, its chat template."""
+    """Joins a tokenizer and, where the model has one, its chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = tokenizer
@@ -31,11 +31,14 @@ class TextModel:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of any text."""
+        """Returns the ids of any text."""
         return await self._run(len(text) <= INLINE_CHARS, self.tokenizer.encode, text, add_special_tokens)
 
     async def encode_prompt(self, text: str, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
-        """Ids of a prompt to continue. Raises InvalidRequest for an empty one, though a model may add a token."""
+        """Returns the ids of a prompt to continue.
+
+        Raises InvalidRequest for an empty one, though a model may add a token.
+        """
         if not text:
             raise InvalidRequest(f"{param} is empty: give at least one token", param)
         return await self.encode(text, add_special_tokens)
@@ -44,10 +47,13 @@ class TextModel:
         self,
         messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
-        switches: Mapping[str, Any] | None = None,
+        switches: Mapping[str, object] | None = None,
         continues: bool = False,
     ) -> list[int]:
-        """Ids of a conversation; the template writes the special tokens itself. Raises as ``render_chat``."""
+        """Returns the ids of a conversation; the template writes the special tokens itself.
+
+        Raises as ``render_chat``.
+        """
         text = self.render_chat(messages, add_generation_prompt, switches, continues=continues)
         return await self.encode(text, add_special_tokens=False)
 
@@ -55,12 +61,13 @@ class TextModel:
         self,
         messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
-        switches: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
+        switches: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        documents: Sequence[Mapping[str, object]] | None = None,
         continues: bool = False,
     ) -> str:
-        """A conversation's text, see ``ChatTemplate``; ``continues`` leaves its last message open at the end.
+        """Returns a conversation's text, see ``ChatTemplate``; ``continues`` leaves its last message open at the
+        end.
 
         Raises InvalidRequest without a template.
         """
@@ -71,7 +78,7 @@ class TextModel:
         return self._template.render(messages, add_generation_prompt, switches, tools, documents)
 
     def hides(self, mark: str) -> bool:
-        """Whether a text that leaves special tokens out leaves out (part of) ``mark``."""
+        """Returns whether a text that leaves special tokens out leaves out (part of) ``mark``."""
         ids = self.tokenizer.encode(mark, add_special_tokens=False)
         return any(not self.tokenizer.token_bytes(i, skip_special_tokens=True) for i in ids)
 
@@ -82,20 +89,20 @@ class TextModel:
 
     @property
     def template_source(self) -> str:
-        """The chat template as it was written; empty for none."""
+        """Returns the chat template as it was written; empty for none."""
         return self._template.source if self._template else ""
 
     async def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``, whole."""
+        """Returns the text of ``ids``, whole."""
         return await self._run(len(ids) <= INLINE_IDS, self.tokenizer.decode, ids, skip_special_tokens)
 
     def token_names(self, ids: Sequence[int]) -> list[str]:
-        """Each as logprobs name it; a token that comes again is not worded again."""
+        """Returns each token as logprobs name it; a token that comes again is not worded again."""
         names = {token_id: token_name(self.tokenizer.token_bytes(token_id)) for token_id in set(ids)}
         return [names[token_id] for token_id in ids]
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """For one choice, see ``Tokenizer.detokenizer``."""
+        """Returns a detokenizer for one choice, see ``Tokenizer.detokenizer``."""
         return self.tokenizer.detokenizer(context, skip_special_tokens)
 
     async def _run(self, inline: bool, work: Callable[..., _T], *args: object) -> _T:
@@ -105,7 +112,7 @@ class TextModel:
 
 
 def load_text(directory: Path | None, vocab_size: int, special: Sequence[int] = ()) -> TextModel:
-    """The text side of a model directory; bytes without one (the paced engine). Raises CheckpointError."""
+    """Returns the text side of a model directory; bytes without one (the paced engine). Raises CheckpointError."""
     if directory is None:
         return TextModel(ByteTokenizer(vocab_size, special), ChatTemplate(PLAIN))
     return TextModel(HfTokenizer(directory / "tokenizer.json"), load_chat_template(directory))

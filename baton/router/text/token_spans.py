@@ -22,7 +22,7 @@ class _Span(msgspec.Struct, frozen=True):
 
 
 class TokenSpans:
-    """Tokens by their place in the text; ``shown`` gives what a token adds to it. Without logprobs: nothing.
+    """Knows tokens by their place in the text; ``shown`` gives what a token adds to it. Without logprobs: nothing.
 
     ``undivided``: the text is one part, so that all tokens are its own, wherever a tokenizer puts them.
     """
@@ -37,7 +37,7 @@ class TokenSpans:
         self._waiting: deque[_Span] = deque()
 
     def add(self, text: str, tokens: Iterable[TokenLogprobs]) -> None:
-        """More text, and more tokens; the text may lag behind."""
+        """Adds text and tokens; the text may lag behind."""
         for entry in tokens:
             begin, self._written = self._written, self._written + len(self._shown(entry.chosen.token_id))
             self._waiting.append(_Span(begin, self._written, entry))
@@ -46,7 +46,9 @@ class TokenSpans:
             self._align()
 
     def take(self, part: str) -> list[TokenLogprobs]:
-        """The tokens that wrote ``part``, which stands after all that was taken; a token belongs to one part."""
+        """Returns the tokens that wrote ``part``, which stands after all that was taken; a token belongs to one
+        part.
+        """
         if not self._waiting:
             return []
         if self._undivided:

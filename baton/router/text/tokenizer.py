@@ -22,23 +22,23 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back."""
+    """Turns text into ids and back."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Ids of ``text``; special tokens that occur in it are taken as such."""
+        """Returns the ids of ``text``; special tokens that occur in it are taken as such."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``, whole."""
+        """Returns the text of ``ids``, whole."""
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
-        """What one token adds to the text, which may be part of a character; empty for an unknown id."""
+        """Returns what one token adds to the text, which may be part of a character; empty for an unknown id."""
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """For one choice whose text continues ``context``."""
+        """Returns a detokenizer for one choice whose text continues ``context``."""
 
 
 class HfTokenizer:
-    """A tokenizer.json, through the ``tokenizers`` library. Raises CheckpointError when it can't be read."""
+    """Reads a tokenizer.json, through the ``tokenizers`` library. Raises CheckpointError when it can't be read."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -52,16 +52,16 @@ class HfTokenizer:
         self._byte_level = _decoder_type(self._tokenizer) == "ByteLevel"
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """As a batch of one: unlike ``encode`` of the library, that drops the GIL."""
+        """Encodes a text as a batch of one: unlike the library's ``encode``, that drops the GIL."""
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """As the library does it."""
+        """Decodes ids as the library does."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
-        """Exact for byte-level vocabularies, else from the token's own spelling."""
+        """Returns a token's bytes: exact for byte-level vocabularies, else from the token's own spelling."""
         if skip_special_tokens and token_id in self._special:
             return b""
         token = self._tokenizer.id_to_token(token_id)
@@ -70,21 +70,24 @@ class HfTokenizer:
         return _byte_level_bytes(token) if self._byte_level else _spelled_bytes(token)
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """By bytes where the vocabulary allows, else by a window."""
+        """Returns a detokenizer: by bytes where the vocabulary allows, else by a window."""
         if self._byte_level:
             return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
         return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens), context)
 
 
 class ByteTokenizer:
-    """For a model without a tokenizer (the paced engine): an id below 256 is that byte, others read ``<id>``."""
+    """Serves a model without a tokenizer (the paced engine): an id below 256 is that byte, others read ``<id>``."""
 
     def __init__(self, vocab_size: int, special: Sequence[int] = ()) -> None:
         self._vocab_size = vocab_size
         self._special = frozenset(special)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """UTF-8. Raises InvalidRequest where the vocabulary has fewer ids than bytes."""
+        """Encodes a text as its UTF-8 bytes.
+
+        Raises InvalidRequest where the vocabulary has fewer ids than bytes.
+        """
         ids = list(text.encode())
         if ids and max(ids) >= self._vocab_size:
             raise InvalidRequest(
@@ -94,17 +97,17 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Bytes joined; what isn't UTF-8 is replaced."""
+        """Joins the bytes; what isn't UTF-8 is replaced."""
         return b"".join(self.token_bytes(i, skip_special_tokens) for i in ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:
-        """One byte, or a readable stand-in."""
+        """Returns one byte, or a readable stand-in."""
         if skip_special_tokens and token_id in self._special:
             return b""
         return bytes([token_id]) if token_id < BYTES else f"<{token_id}>".encode()
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """By bytes."""
+        """Returns a detokenizer that works by bytes."""
         return ByteDetokenizer(lambda i: self.token_bytes(i, skip_special_tokens))
 
 

@@ -15,7 +15,7 @@ from baton.protos.v1 import worker_pb2 as w
 
 
 def said(error: grpc.aio.AioRpcError) -> BatonError | None:
-    """What the worker itself gave as the reason of a failed call; None when it is the transport's."""
+    """Returns what the worker itself gave as the reason of a failed call; None when it is the transport's."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
             return from_info(error_from_pb(w.WireError.FromString(value)))
@@ -23,7 +23,7 @@ def said(error: grpc.aio.AioRpcError) -> BatonError | None:
 
 
 def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
-    """The error of the tree that a broken call stands for."""
+    """Returns the error of the tree that a broken call stands for."""
     text = f"{worker_id}: {error.code().name}: {error.details()}"
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return WorkerLost(text)
@@ -33,7 +33,7 @@ def from_rpc(error: grpc.aio.AioRpcError, worker_id: str) -> BatonError:
 
 
 def first_of(group: BaseExceptionGroup) -> BaseException:
-    """The first error in a group that may hold groups."""
+    """Returns the first error in a group that may hold groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

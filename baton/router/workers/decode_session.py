@@ -19,7 +19,10 @@ log = logging.getLogger("baton.router")
 
 
 class DecodeSession:
-    """What is in flight on one connection. ``outbox`` is sent in order; ``receive`` takes what comes."""
+    """Keeps what is in flight on one connection to a decode worker.
+
+    ``outbox`` is sent in order; ``receive`` takes what comes.
+    """
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
@@ -31,40 +34,45 @@ class DecodeSession:
         return len(self._leases)
 
     def send(self, message: w.SessionUp) -> None:
-        """Queue it; never waits."""
+        """Queues a message; never waits."""
         self.outbox.put_nowait(message)
 
     def add(self, lease: DecodeLease) -> None:
-        """Deliver what comes for it from now on. Raises WorkerLost when the session is over."""
+        """Delivers what comes for a lease from now on. Raises WorkerLost when the session is over."""
         if self._lost is not None:
             raise self._lost
         self._leases[lease.request_id] = lease
 
     def remove(self, lease: DecodeLease) -> bool:
-        """Deliver nothing more; False when the worker had ended it already."""
+        """Delivers nothing more to a lease; returns False when the worker had ended it already."""
         return self._leases.pop(lease.request_id, None) is not None
 
     def receive(self, down: w.SessionDown) -> None:
-        """Deliver one message; what is for a request that left is dropped."""
-        kind = down.WhichOneof("message")
-        if kind == "tokens":
-            for output in down.tokens.outputs:
-                self._tokens(output)
-        elif kind in ("admitted", "rearmed", "refused", "ended"):
-            message = getattr(down, kind)
-            lease = self._leases.get(message.request_id)
-            if lease is not None:
-                self._deliver(lease, message)
+        """Delivers one message; what is for a request that left is dropped."""
+        match down.WhichOneof("message"):
+            case "tokens":
+                for output in down.tokens.outputs:
+                    self._tokens(output)
+            case "admitted":
+                self._deliver(down.admitted)
+            case "rearmed":
+                self._deliver(down.rearmed)
+            case "refused":
+                self._deliver(down.refused)
+            case "ended":
+                self._deliver(down.ended)
+            case _:
+                pass  # of a newer build of the worker
 
     def lose(self, error: BatonError) -> None:
-        """The connection is gone, and with it every lease."""
+        """Ends every lease with ``error``, because the connection is gone."""
         self._lost = error
         leases, self._leases = list(self._leases.values()), {}
         for lease in leases:
             lease.over(error)
 
     def move_away(self, error: BatonError) -> int:
-        """End every lease here with ``error``, telling the worker; how many they were."""
+        """Ends every lease here with ``error``, telling the worker; returns how many they were."""
         leases = list(self._leases.values())
         for lease in leases:
             lease.leave(error)
@@ -87,7 +95,10 @@ class DecodeSession:
             del self._leases[output.request_id]
             lease.over(None)
 
-    def _deliver(self, lease: DecodeLease, message: w.Admitted | w.Rearmed | w.Refused | w.Ended) -> None:
+    def _deliver(self, message: w.Admitted | w.Rearmed | w.Refused | w.Ended) -> None:
+        lease = self._leases.get(message.request_id)
+        if lease is None:
+            return
         if isinstance(message, w.Ended):
             del self._leases[lease.request_id]
             lease.over(_error_of(message.error, self.worker_id))
@@ -98,7 +109,7 @@ class DecodeSession:
 
 
 class DecodeLease:
-    """A request on a decode worker: ``async with`` it. Entering awaits the Admitted, or raises the refusal.
+    """Holds a request on a decode worker: ``async with`` it. Entering awaits the Admitted, or raises the refusal.
 
     ``ended`` resolves when the worker finished it, or raises why it ended early. ``why`` gives Cancel's reason.
     """
@@ -129,7 +140,7 @@ class DecodeLease:
         self.close()
 
     async def rearm(self) -> tuple[int, ...]:
-        """A new epoch: no frame of the old one is taken any more. Blocks that arrived and are kept.
+        """Starts a new epoch, so that no frame of the old one is taken any more. Returns the kept blocks' indices.
 
         Raises AlreadyCommitted when it is decoding, LeaseUnknown, WorkerLost.
         """
@@ -141,12 +152,12 @@ class DecodeLease:
         return tuple(rearmed.received_blocks)
 
     def close(self) -> None:
-        """Send Cancel, unless the worker ended it. Idempotent."""
+        """Sends Cancel, unless the worker ended the lease. Idempotent."""
         self._cancel()
         self.over(None)
 
     def leave(self, error: BatonError) -> None:
-        """The same, but whoever waits for its end gets ``error``."""
+        """Sends Cancel likewise, but whoever waits for the lease's end gets ``error``."""
         self._cancel()
         self.over(error)
 
@@ -158,19 +169,19 @@ class DecodeLease:
     # ---- for Session ---------------------------------------------------------------------------------
 
     def answered(self, message: w.Admitted | w.Rearmed) -> None:
-        """The worker said yes."""
+        """Takes the worker's consent."""
         if not self._answer.done():
             self._answer.set_result(message)
 
     def refused(self, error: BatonError) -> None:
-        """The worker said no: to Admit, which ends it, or to Rearm, which doesn't."""
+        """Takes the worker's refusal: of Admit, which ends the lease, or of Rearm, which doesn't."""
         if not self.lease:
             self._session.remove(self)
         if not self._answer.done():
             self._answer.set_exception(error)
 
     def over(self, error: BatonError | None) -> None:
-        """Nothing more will come."""
+        """Ends the lease: nothing more will come."""
         if error is None and not self.ended.done():
             self.ended.set_result(None)
         reason = error or Cancelled("the request ended before it was answered")

@@ -12,10 +12,10 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 
 from baton.protos import version
 from baton.protos.errors import BatonError, Cancelled, WorkerLost, WorkerStalled
@@ -36,34 +36,37 @@ BACKOFF_S = (0.05, 1.0)
 BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and can't serve us
 
 
-class WorkerLink(ABC):
-    """A connection to one incarnation of a worker. ``run`` keeps it until it is cancelled."""
+class LinkSettings(msgspec.Struct, frozen=True):
+    """Holds what all links of a router have in common. ``changed`` is called when one goes up or down.
 
-    def __init__(
-        self,
-        info: WorkerInfo,
-        router_id: str,
-        channel: grpc.aio.Channel,
-        changed: Callable[[], None],
-        rng: random.Random,
-        stall_s: float = STALL_S,
-    ) -> None:
+    ``stall_s``: a worker whose engine makes no progress for so many seconds is lost.
+    """
+
+    router_id: str
+    changed: Callable[[], None]
+    rng: random.Random
+    stall_s: float = STALL_S
+
+
+class WorkerLink(ABC):
+    """Keeps a connection to one incarnation of a worker. ``run`` keeps it until it is cancelled."""
+
+    def __init__(self, info: WorkerInfo, channel: grpc.aio.Channel, settings: LinkSettings) -> None:
         self.info = info
         self.up = self._was_up = False
-        self._router_id, self._channel, self._changed, self._rng = router_id, channel, changed, rng
-        self._stall_s = stall_s
+        self._channel, self._settings = channel, settings
         self._doubts = asyncio.Event()
         self._complaint = ""
 
     async def run(self) -> None:
-        """Connect, hold, reconnect with growing pauses: nothing but its own cancellation ends it."""
+        """Connects, holds, reconnects with growing pauses: nothing but its own cancellation ends it."""
         pause, longest = BACKOFF_S
         try:
             while True:
                 if await self._tried():
                     pause = BACKOFF_S[0]
                 heed_cancel()
-                await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+                await asyncio.sleep(pause * self._settings.rng.uniform(0.5, 1.0))
                 pause = min(longest, pause * 2)
         finally:
             self._set(False)
@@ -108,7 +111,7 @@ class WorkerLink(ABC):
 
         A stopped or hung process keeps its connections; only an answer tells.
         """
-        asked = stubs.WorkerStub(self._channel).Snapshot(w.SnapshotRequest(), timeout=self._stall_s)
+        asked = stubs.WorkerStub(self._channel).Snapshot(w.SnapshotRequest(), timeout=self._settings.stall_s)
         try:
             said_by = (await asked).incarnation
             heed_cancel()
@@ -123,7 +126,10 @@ class WorkerLink(ABC):
             raise WorkerLost(f"{self.info.address} is now another incarnation of {self.info.worker_id}")
 
     async def set_role(self, role: str, grace_s: float) -> str:
-        """Ask it to play another role; the incarnation that it will have then. Raises what the worker raised."""
+        """Asks the worker to play another role; returns the incarnation that it will have then.
+
+        Raises what the worker raised.
+        """
         request = w.SetRoleRequest(role=role, grace_seconds=grace_s)
         try:
             reply = await stubs.WorkerStub(self._channel).SetRole(request, timeout=HELLO_TIMEOUT_S)
@@ -144,7 +150,7 @@ class WorkerLink(ABC):
             log.info("%s %s is %s", self.info.role, self.info.worker_id, "up" if up else "down")
             self.up = up
             self._was_up |= up
-            self._changed()
+            self._settings.changed()
 
     def _check(self, seen: w.WorkerInfo) -> None:
         if not version.runs_with(seen.protocol):
@@ -154,18 +160,21 @@ class WorkerLink(ABC):
 
 
 class DecodeLink(WorkerLink):
-    """Holds the one Session with a decode worker."""
+    """Holds the one session with a decode worker."""
 
     _session: DecodeSession | None = None
 
     def admit(self, admit: w.Admit, sink: TokenSink, why: Callable[[], str]) -> DecodeLease:
-        """Enter the result to place the request. Raises WorkerLost when the link is down."""
+        """Returns a lease to enter, which places the request. Raises WorkerLost when the link is down."""
         if self._session is None or not self.up:
             raise WorkerLost(f"no connection to {self.info.worker_id}")
         return DecodeLease(self._session, admit, sink, why)
 
     def move_away(self, error: BatonError) -> int:
-        """Give up what this router has there, with ``error``: it goes elsewhere. How much that was."""
+        """Gives up what this router has there, with ``error``: it goes elsewhere.
+
+        Returns how much that was.
+        """
         return 0 if self._session is None else self._session.move_away(error)
 
     async def _hold(self) -> None:
@@ -176,7 +185,7 @@ class DecodeLink(WorkerLink):
         call = stubs.DecodeWorkerStub(self._channel).Session()
         tasks = [asyncio.create_task(_write(call, session), name=f"session to {self.info.worker_id}")]
         try:
-            session.send(w.SessionUp(hello=w.Hello(router_id=self._router_id, protocol=PROTOCOL)))
+            session.send(w.SessionUp(hello=w.Hello(router_id=self._settings.router_id, protocol=PROTOCOL)))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 self._check((await _read(call)).welcome.worker)
             await self._probe()
@@ -202,12 +211,12 @@ class DecodeLink(WorkerLink):
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _read_all(call: Any, session: DecodeSession) -> None:
+async def _read_all(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
     while True:
         session.receive(await _read(call))
 
 
-async def _read(call: Any) -> w.SessionDown:
+async def _read(call: grpc.aio.StreamStreamCall) -> w.SessionDown:
     down = await call.read()
     heed_cancel()
     if down is grpc.aio.EOF:
@@ -215,7 +224,7 @@ async def _read(call: Any) -> w.SessionDown:
     return down
 
 
-async def _write(call: Any, session: DecodeSession) -> None:
+async def _write(call: grpc.aio.StreamStreamCall, session: DecodeSession) -> None:
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while True:
             await call.write(await session.outbox.get())
@@ -225,13 +234,13 @@ async def _write(call: Any, session: DecodeSession) -> None:
 class PrefillLink(WorkerLink):
     """Watches the channel to a prefill worker, and calls it."""
 
-    def __init__(self, *parts: Any, **fields: Any) -> None:
-        super().__init__(*parts, **fields)
-        self._calls: set[Any] = set()
+    def __init__(self, info: WorkerInfo, channel: grpc.aio.Channel, settings: LinkSettings) -> None:
+        super().__init__(info, channel, settings)
+        self._calls: set[grpc.aio.UnaryUnaryCall] = set()
         self._stalled = False  # why its calls were cancelled
 
     async def prefill(self, request: w.PrefillRequest, timeout_s: float | None) -> w.PrefillResponse:
-        """Returns when every block was acknowledged. Cancelling the caller cancels the call.
+        """Calls Prefill and returns when every block was acknowledged. Cancelling the caller cancels the call.
 
         Raises what the worker raised, WorkerLost, or DeadlineExceeded.
         """
@@ -274,7 +283,7 @@ class PrefillLink(WorkerLink):
         self._doubts.clear()
         self._set(True)
         watch = asyncio.create_task(self._watch(), name=f"link watch of {self.info.worker_id}")
-        waits: list[asyncio.Task[Any]] = [
+        waits: list[asyncio.Task[object]] = [
             asyncio.create_task(self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)),
             asyncio.create_task(self._doubts.wait()),
             watch,

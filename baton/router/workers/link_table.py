@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from baton.protos.errors import WorkerLost
 from baton.protos.nouns import WorkerInfo
-from baton.router.workers.link import STALL_S, DecodeLink, PrefillLink, WorkerLink
+from baton.router.workers.link import STALL_S, DecodeLink, LinkSettings, PrefillLink, WorkerLink
 from baton.tls.rpc import PLAIN, Dialer
 
 CHANNEL_OPTIONS = [
@@ -28,7 +28,7 @@ CHANNEL_OPTIONS = [
 
 
 class LinkTable:
-    """Every link, by worker id. ``changed`` is called when one goes up or down."""
+    """Keeps one link per worker, by worker id. ``changed`` is called when one goes up or down."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LinkTable:
         dialer: Dialer = PLAIN,
     ) -> None:
         self.router_id = router_id
-        self._changed, self._rng, self._stall_s, self._dialer = changed, rng, stall_s, dialer
+        self._settings, self._dialer = LinkSettings(router_id, changed, rng, stall_s), dialer
         self._generations: dict[str, int] = {}  # of the certificate that a link's channel was made with
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
@@ -48,21 +48,21 @@ class LinkTable:
         return iter(self._links.values())
 
     def decode(self, worker_id: str) -> DecodeLink:
-        """Raises WorkerLost when there is none."""
+        """Returns the link to a decode worker."""
         link = self._links.get(worker_id)
         if not isinstance(link, DecodeLink):
             raise WorkerLost(f"no decode worker {worker_id}")
         return link
 
     def prefill(self, worker_id: str) -> PrefillLink:
-        """Raises WorkerLost when there is none."""
+        """Returns the link to a prefill worker."""
         link = self._links.get(worker_id)
         if not isinstance(link, PrefillLink):
             raise WorkerLost(f"no prefill worker {worker_id}")
         return link
 
     def sync(self, infos: Mapping[str, WorkerInfo]) -> None:
-        """Link to who is new, drop who was replaced, once its link is down: one that is up is the truth.
+        """Links to who is new and drops who was replaced, once its link is down: one that is up is the truth.
 
         One that ``infos`` lacks stays likewise. One that is down is linked anew when we have a new certificate.
         """
@@ -80,7 +80,7 @@ class LinkTable:
             self._drop(link)
 
     async def close(self) -> None:
-        """Drop all and wait until every connection is closed."""
+        """Drops all links and waits until every connection is closed."""
         for link in list(self):
             self._drop(link)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -89,7 +89,7 @@ class LinkTable:
         kind = DecodeLink if info.role == "decode" else PrefillLink
         self._generations[info.worker_id] = self._dialer.generation
         channel = self._dialer.channel(info.address, options=CHANNEL_OPTIONS)
-        link = kind(info, self.router_id, channel, self._changed, self._rng, self._stall_s)
+        link = kind(info, channel, self._settings)
         self._links[info.worker_id] = link
         task = asyncio.create_task(link.run(), name=f"link to {info.worker_id}")
         self._tasks[link] = task

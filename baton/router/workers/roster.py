@@ -1,4 +1,4 @@
-"""What the router reads of the roster of workers. Knows nothing of Redis; ``cluster.membership.Roster`` is one."""
+"""What the router reads of the roster; ``cluster.membership.PolledRoster`` is one. Knows nothing of Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.protos.nouns import WorkerInfo, WorkerLoad
 
 
 class RosterEntry(Protocol):
-    """One worker, as it last described itself."""
+    """Describes one worker, as it last described itself."""
 
     @property
     def info(self) -> WorkerInfo:
@@ -25,7 +25,7 @@ class RosterEntry(Protocol):
 
 
 class RosterReader(Protocol):
-    """The workers that have joined the cluster."""
+    """Lists the workers that have joined the cluster."""
 
     def snapshot(self) -> Mapping[str, RosterEntry]:
         """Returns the entries by worker id, without waiting for Redis."""

@@ -7,7 +7,6 @@ where it is rotated.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ class NativeProgram:
         self.ops = program.ops
         self.registers: dict[str, int] = {}
         self.widths: list[int] = []
-        self._kept: list[object] = []
+        self._kept: list[Any] = []
         self.vectors: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
         self.experts: dict[str, AnyExperts] = {}  # by the name of the first layer's weight
@@ -199,7 +198,7 @@ class NativeProgram:
         )
 
 
-_COMPILERS: dict[type, Callable[[NativeProgram, Any], structs.Op]] = {
+_COMPILERS: dict[type, Any] = {
     p.Embedding: NativeProgram._embed,
     p.RmsNorm: NativeProgram._rms_norm,
     p.Linear: NativeProgram._linear,

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import orjson
@@ -18,6 +18,7 @@ from baton.cluster.batch_store import BatchJob, BatchStore, JobClaim, JobClaimLo
 from baton.protos.errors import BatonError, QuotaExceeded, StorageFull, Unauthenticated, Unavailable
 from baton.protos.rpc import heed_cancel, settled
 from baton.router.access.caller import CALLER, Caller
+from baton.router.access.json import Json
 from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 
 class BatchLane:
-    """``queued``: requests that wait for a place; while there is one, the lane starts none of its own."""
+    """Answers batches when nobody else waits: ``queued`` gives the requests that wait for a place."""
 
     def __init__(
         self, service: GenerationService, store: BatchStore, owner: str, queued: Callable[[], int]
@@ -46,7 +47,7 @@ class BatchLane:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Work, while the block runs; what is unfinished then is somebody else's at once."""
+        """Works while the block runs; what is unfinished then is another router's at once."""
         task = asyncio.create_task(self._run(), name="batch lane")
         try:
             yield
@@ -149,7 +150,7 @@ class BatchLane:
         answered = await self._answered_before(job, held)
         places = asyncio.Semaphore(AT_ONCE)
         asked: list[asyncio.Task[None]] = []
-        refused: dict[str, Any] | None = None
+        refused: Json | None = None
         async with asyncio.TaskGroup() as scope:
             for number, line in enumerate(lines):
                 if number in answered:
@@ -172,7 +173,7 @@ class BatchLane:
             found |= answers.keys()
         return found
 
-    def _key_now(self, job: BatchJob) -> tuple[ApiKey | None, dict[str, Any] | None]:
+    def _key_now(self, job: BatchJob) -> tuple[ApiKey | None, Json | None]:
         """Its owner's key with the rates of now; or why there is to be no further line."""
         try:
             return self._service.quotas.gate.renewed(
@@ -242,7 +243,7 @@ class BatchLane:
             await asyncio.sleep(pause)
         return _gave_up(line, request_id, failed), False
 
-    async def _close(self, job: BatchJob, held: _ClaimState, error: dict[str, Any] | None = None) -> None:
+    async def _close(self, job: BatchJob, held: _ClaimState, error: Json | None = None) -> None:
         """Make files of the answers and end the job, as failed where there is an ``error``. Raises ClaimLost."""
         now, claim = self._now(), held.claim
         cancelled = await self._patiently(lambda: self._store.cancel_asked(job.id))

@@ -12,6 +12,7 @@ import msgspec
 import orjson
 
 from baton.protos.errors import BatonError, InvalidRequest, QuotaExceeded
+from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.errors import error_json
 from baton.router.api.large import parsed, require_light
@@ -22,7 +23,6 @@ from baton.router.api.responses.schemas import ResponsesBody
 
 MAX_LINES = 50_000
 MAX_TOLD = 20  # errors of a bad file that are told
-Json = dict[str, Any]
 CALLS: dict[str, tuple[type, Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),
     "/v1/completions": (CompletionBody, completion_call),
@@ -31,16 +31,16 @@ CALLS: dict[str, tuple[type, Callable[..., Awaitable[PreparedCall]]]] = {
 
 
 class BatchLine(msgspec.Struct, frozen=True):
-    """One request of a batch."""
+    """Describes one request of a batch."""
 
     custom_id: str
     method: str
     url: str
-    body: dict[str, Any]
+    body: Json
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Json]]:
-    """Every request, and what is wrong with the file: nothing runs when anything is."""
+    """Returns every request, and what is wrong with the file: nothing runs when anything is."""
     lines: list[BatchLine] = []
     errors: list[Json] = []
     seen: set[str] = set()
@@ -57,7 +57,7 @@ def read_lines(content: bytes, endpoint: str) -> tuple[list[BatchLine], list[Jso
 
 
 async def answer_line(service: GenerationService, line: BatchLine, request_id: str) -> tuple[Json, bool]:
-    """The response of one request as a batch's output has it, and whether it is a good one.
+    """Returns the response of one request as a batch's output has it, and whether it is a good one.
 
     Raises what trying again later may mend (Overloaded, Unavailable, QuotaExceeded).
     """

@@ -5,7 +5,7 @@ Knows nothing of how a request is answered (``batch_lane``). A tenant sees its o
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from baton.cluster.batch_store import BatchJob, BatchStore, ListPage, StoredFile
 from baton.protos.errors import BodyTooLarge, Cancelled, InvalidRequest, QuotaExceeded, RequestUnknown, Unavailable
 from baton.router.access.caller import CALLER
+from baton.router.access.json import Json
 from baton.router.api.batch.lines import read_lines
 from baton.router.api.body import body_docs
 from baton.router.api.errors import json_response
@@ -28,7 +29,7 @@ from baton.router.api.surfaces import BatchSurface
 
 DAY_S = 86_400
 LISTED, MOST_LISTED = 20, 100  # in one page
-FILE_DOCS: dict[str, Any] = {
+FILE_DOCS: Json = {
     "requestBody": {
         "required": True,
         "content": {
@@ -42,11 +43,10 @@ FILE_DOCS: dict[str, Any] = {
         },
     }
 }
-Json = dict[str, Any]
 
 
 class BatchBody(RequestBody):
-    """POST /v1/batches."""
+    """Describes the body of POST /v1/batches."""
 
     surface: ClassVar[str] = "batches"
 
@@ -57,7 +57,7 @@ class BatchBody(RequestBody):
 
 
 def batch_routes(surface: BatchSurface) -> APIRouter:
-    """``/v1/files`` and ``/v1/batches``."""
+    """Returns the routes of ``/v1/files`` and ``/v1/batches``."""
     routes = APIRouter()
 
     @routes.post("/v1/files", openapi_extra=FILE_DOCS)
@@ -142,7 +142,7 @@ async def _add_file(surface: BatchSurface, request: Request) -> StoredFile:
     return file
 
 
-async def _uploaded(upload: Any, purpose: Any) -> tuple[bytes, str]:
+async def _uploaded(upload: object, purpose: object) -> tuple[bytes, str]:
     if purpose != "batch":
         raise InvalidRequest(f"purpose is {purpose!r}: only 'batch' is served", "purpose")
     if not isinstance(upload, UploadFile):

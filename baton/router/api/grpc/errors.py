@@ -38,7 +38,9 @@ async def grpc_errors(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
 
 
 def rich_status(error: BatonError) -> status_pb2.Status:
-    """As google.rpc.Status: ErrorInfo, BadRequest where a field is named, RetryInfo, and our WireError."""
+    """Returns ``error`` as google.rpc.Status: ErrorInfo, BadRequest where a field is named, RetryInfo, and our
+    WireError.
+    """
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.label.upper(), domain=DOMAIN)]
     if error.param:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=error.message)

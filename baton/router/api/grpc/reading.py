@@ -27,7 +27,9 @@ class _UnreadableMessage:
 
 
 def tolerant(handler: Any) -> Any:
-    """``handler`` that reads what it can, and ends the call with the reason otherwise; None stays None."""
+    """Returns ``handler`` so that it reads what it can, and ends the call with the reason otherwise; None stays
+    None.
+    """
     if handler is None or handler.request_deserializer is None:
         return handler
     make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
@@ -37,8 +39,8 @@ def tolerant(handler: Any) -> Any:
     return make(wrap(behaviour), _reading(handler.request_deserializer), handler.response_serializer)
 
 
-def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(raw: bytes) -> Any:
+def _reading(deserialize: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    def read(raw: bytes) -> object:
         try:
             return deserialize(raw)
         except DecodeError as error:

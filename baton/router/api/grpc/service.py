@@ -34,13 +34,13 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """One method per rpc; each is validate, do, answer."""
+    """Serves ``baton.v1.Inference``: one method per rpc; each is validate, do, answer."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        """The whole answer."""
+        """Answers with the whole generation."""
         async with grpc_errors(context):
             generation, text = await self._prepared(request, context)
             with open_answer(self._service, generation, text) as answer:
@@ -57,7 +57,7 @@ class InferenceService(pb_grpc.InferenceServicer):
                     yield chunk
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        """Text -> ids."""
+        """Turns text into ids."""
         async with grpc_errors(context):
             entry = self._service.catalog.find(request.model)
             await self._service.quotas.charge_tokenizer(entry, len(request.text) // CHARS_PER_TOKEN)
@@ -65,7 +65,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             return pb.TokenizeResponse(ids=ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        """Ids -> text, special tokens included."""
+        """Turns ids into text, special tokens included."""
         async with grpc_errors(context):
             entry = self._service.catalog.find(request.model)
             await self._service.quotas.charge_tokenizer(entry, len(request.ids))
@@ -75,7 +75,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        """What is served now."""
+        """Lists the models that are served now."""
         async with grpc_errors(context):
             entries = self._service.catalog.entries()
             cards = [pb.ModelCard(id=e.model_id, max_model_len=e.max_model_len) for e in entries]
@@ -117,7 +117,7 @@ class InferenceService(pb_grpc.InferenceServicer):
 
 
 def require_short(message: Message) -> None:
-    """Raise InvalidRequest where a list or a map of ``message`` is longer than any may be."""
+    """Raises InvalidRequest where a list or a map of ``message`` is longer than any may be."""
     for field, value in message.ListFields():
         if field.is_repeated:
             check_count(field.name, len(value), MAX_LISTED)

@@ -6,20 +6,21 @@ Knows nothing of what tensors mean (``open_inference``).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
 from baton.protos.errors import BatonError, InvalidRequest
 from baton.protos.v1 import open_inference_pb2 as pb
 from baton.protos.v1 import open_inference_pb2_grpc as pb_grpc
+from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
 from baton.router.answer.validate import check_count
 from baton.router.api.grpc.errors import grpc_errors
 from baton.router.api.large import MAX_NUMBERS
 from baton.router.api.open_inference import tensors as oip
-from baton.router.api.open_inference.tensors import Json, Tensor
+from baton.router.api.open_inference.tensors import Tensor
 from baton.router.api.openai.prepared_call import Headers, PreparedCall, whole
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -31,38 +32,38 @@ _CONTENTS = {
 
 
 class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
-    """One method per rpc; each is read, do, answer."""
+    """Serves ``inference.GRPCInferenceService``: one method per rpc; each is read, do, answer."""
 
     def __init__(self, service: GenerationService) -> None:
         self._service = service
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        """We answer."""
+        """Answers that the server lives."""
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Whether a request could be placed now."""
+        """Answers whether a request could be placed now."""
         return pb.ServerReadyResponse(ready=self._service.serving.ready())
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """Whether the model is served now; an unknown one is not."""
+        """Answers whether the model is served now; an unknown one is not."""
         is_known = request.version in ("", oip.VERSION)
         return pb.ModelReadyResponse(ready=is_known and oip.served(self._service, request.name))
 
     async def ServerMetadata(
         self, request: pb.ServerMetadataRequest, context: Context
     ) -> pb.ServerMetadataResponse:
-        """Who we are."""
+        """Answers with the server's name, version and extensions."""
         return pb.ServerMetadataResponse(**oip.server_metadata())
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        """A model's tensors."""
+        """Answers with a model's tensors."""
         async with grpc_errors(context):
             oip.require_version(request.version)
             return pb.ModelMetadataResponse(**oip.model_metadata(self._service.catalog.find(request.name)))
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        """The whole answer."""
+        """Answers with the whole generation as tensors."""
         async with grpc_errors(context):
             call = await self._call(request, context, stream=False)
             content, _ = await whole(self._service, call)
@@ -71,7 +72,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
-        """Each request's answer in turn, in pieces; an error ends its request, not the stream."""
+        """Answers each request in turn, in pieces; an error ends its request, not the stream."""
         async for request in requests:
             try:
                 async for response in self._pieces(request, context):
@@ -122,7 +123,7 @@ def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:
     return tensors
 
 
-def _contents(one: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+def _contents(one: pb.ModelInferRequest.InferInputTensor) -> list[object]:
     if one.datatype not in _CONTENTS:
         raise InvalidRequest(f"{one.name} has datatype {one.datatype!r}: use {', '.join(_CONTENTS)}", one.name)
     found = getattr(one.contents, _CONTENTS[one.datatype])
@@ -130,7 +131,7 @@ def _contents(one: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     return list(found)
 
 
-def _parameter(value: pb.InferParameter) -> Any:
+def _parameter(value: pb.InferParameter) -> object:
     kind = value.WhichOneof("parameter_choice")
     return getattr(value, kind) if kind else None
 

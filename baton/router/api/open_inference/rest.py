@@ -15,6 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from baton.protos.errors import BatonError, InvalidRequest, NoWorker
+from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import Body, body_docs, read_body_of
@@ -23,7 +24,7 @@ from baton.router.api.errors import json_response, retry_headers
 from baton.router.api.large import parsed
 from baton.router.api.limits import read_body
 from baton.router.api.open_inference import tensors as oip
-from baton.router.api.open_inference.tensors import Json, Tensor
+from baton.router.api.open_inference.tensors import Tensor
 from baton.router.api.openai.prepared_call import respond, whole
 from baton.router.api.openai.schemas import CompletionBody
 from baton.router.api.sse import EventStyle, event_bytes
@@ -33,40 +34,42 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class InferInput(Body):
-    """One input. ``data`` as JSON, or ``parameters.binary_data_size`` bytes behind the JSON."""
+    """Describes one input tensor. ``data`` as JSON, or ``parameters.binary_data_size`` bytes behind the JSON."""
 
     name: str
     datatype: str
     shape: list[int] = Field(max_length=8)
-    parameters: dict[str, Any] = {}
+    parameters: Json = {}
     data: list[Any] | None = None
 
 
 class InferOutput(Body):
-    """One output that is wanted."""
+    """Names one output that is wanted."""
 
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: Json = {}
 
 
 class InferBody(Body):
-    """POST /v2/models/{model}/infer."""
+    """Describes the body of POST /v2/models/{model}/infer."""
 
     id: str = ""
-    parameters: dict[str, Any] = {}
+    parameters: Json = {}
     inputs: list[InferInput] = Field(max_length=16)
     outputs: list[InferOutput] = Field(default=[], max_length=16)
 
 
 class GenerateBody(Body):
-    """POST /v2/models/{model}/generate and generate_stream; ``parameters`` are fields of /v1/completions."""
+    """Describes the body of /v2/models/{model}/generate and generate_stream; ``parameters`` are fields of
+    /v1/completions.
+    """
 
     text_input: str
-    parameters: dict[str, Any] = {}
+    parameters: Json = {}
 
 
 def open_inference_routes(service: GenerationService) -> APIRouter:
-    """``/v2/…``."""
+    """Returns the routes below ``/v2``."""
     routes = APIRouter()
 
     @routes.get("/v2")

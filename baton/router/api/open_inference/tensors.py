@@ -16,6 +16,7 @@ import numpy as np
 
 from baton.protos.errors import InvalidRequest, ModelNotFound
 from baton.protos.version import product_version
+from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.answer.validate import check_count
 from baton.router.api.body import read_body_of
@@ -35,11 +36,10 @@ DTYPES = {
     "UINT32": "<u4", "UINT64": "<u8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
 NOT_OURS = frozenset({"prompt", "stream", "stream_options", "model", "priority"})  # the protocol has its own
-Json = dict[str, Any]
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """``values`` are flattened; BYTES are ``bytes``."""
+    """Describes a tensor whose ``values`` are flattened; BYTES are ``bytes``."""
 
     name: str
     datatype: str
@@ -59,7 +59,10 @@ MAX_DIMENSIONS = 8
 
 
 def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
-    """The values of a raw tensor: little-endian numbers, BYTES each after its length. Raises InvalidRequest."""
+    """Returns the values of a raw tensor: little-endian numbers, BYTES each after its length.
+
+    Raises InvalidRequest.
+    """
     if datatype == "BYTES":
         return _unpacked_bytes(name, raw)
     if datatype not in DTYPES:
@@ -73,14 +76,17 @@ def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:
 
 
 def packed(tensor: Tensor) -> bytes:
-    """The raw form of ``tensor``."""
+    """Returns the raw form of ``tensor``."""
     if tensor.datatype == "BYTES":
         return b"".join(struct.pack("<I", len(value)) + value for value in tensor.values)
     return np.array(tensor.values, DTYPES[tensor.datatype]).tobytes()
 
 
-def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, Any], stream: bool) -> CompletionBody:
-    """The completion that a request asks for. Raises InvalidRequest naming the tensor or parameter."""
+def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, object], stream: bool) -> CompletionBody:
+    """Returns the completion's body that a request asks for.
+
+    Raises InvalidRequest naming the tensor or parameter.
+    """
     given = {tensor.name: tensor for tensor in inputs}
     unknown = given.keys() - {name for name, _, _ in INPUTS}
     if unknown:
@@ -91,19 +97,19 @@ def body_of(model: str, inputs: Sequence[Tensor], parameters: Mapping[str, Any],
     return read_body_of(CompletionBody, fields | {"model": model or None, "prompt": prompt, "stream": stream})
 
 
-def completion_fields(parameters: Mapping[str, Any]) -> Json:
-    """What of ``parameters`` the completion's body is to judge: to obey, to refuse or to ignore."""
+def completion_fields(parameters: Mapping[str, object]) -> Json:
+    """Returns those of ``parameters`` that the completion's body is to judge: to obey, to refuse or to ignore."""
     return {name: value for name, value in parameters.items() if name not in NOT_OURS}
 
 
 async def call_of(service: GenerationService, headers: Headers, body: CompletionBody, version: str) -> PreparedCall:
-    """The call of that body. Raises InvalidRequest, ModelNotFound."""
+    """Returns the validated call of a completion's body. Raises InvalidRequest, ModelNotFound."""
     require_version(version)
     return await completion_call(service, headers, body)
 
 
 def outputs_of(completion: Json, wanted: Sequence[str]) -> list[Tensor]:
-    """An answer (or a chunk of one) as tensors; ``wanted`` names some, empty all. Raises InvalidRequest."""
+    """Returns an answer (or a chunk of one) as tensors; ``wanted`` names some, empty all. Raises InvalidRequest."""
     choices, usage = completion["choices"], completion.get("usage") or {}
     texts = [choice["text"].encode() for choice in choices]
     reasons = [(choice["finish_reason"] or "").encode() for choice in choices]
@@ -128,7 +134,7 @@ def require_version(version: str) -> None:
 
 
 def model_metadata(entry: ModelEntry) -> Json:
-    """A model's tensors."""
+    """Returns a model's tensors, as the protocol describes them."""
 
     def tensors(known: Sequence[tuple[str, str, list[int]]]) -> list[Json]:
         return [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in known]
@@ -143,16 +149,16 @@ def model_metadata(entry: ModelEntry) -> Json:
 
 
 def server_metadata() -> Json:
-    """Who we are."""
+    """Returns the server's name, version and extensions."""
     return {"name": "baton", "version": product_version(), "extensions": list(EXTENSIONS)}
 
 
 def served(service: GenerationService, model: str) -> bool:
-    """Whether some worker serves ``model`` now."""
+    """Returns whether some worker serves ``model`` now."""
     return service.serving.ready() and any(entry.model_id == model for entry in service.catalog.entries())
 
 
-def _prompt(given: Mapping[str, Tensor]) -> list[Any]:
+def _prompt(given: Mapping[str, Tensor]) -> list[object]:
     if ("text_input" in given) == ("input_ids" in given):
         raise InvalidRequest("give either text_input or input_ids", "text_input")
     if "text_input" in given:
@@ -173,7 +179,7 @@ def _sampling_parameters(given: Mapping[str, Tensor]) -> Json:
     return completion_fields(said)
 
 
-def _text(value: Any, name: str) -> str:
+def _text(value: object, name: str) -> str:
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:

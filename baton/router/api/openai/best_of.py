@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baton.router.access.json import Json
 from baton.router.answer.stream import TextDelta, Usage
-from baton.router.api.openai.shapes import Json, Shape
+from baton.router.api.openai.shapes import Shape
 
 
 class BestOf:
-    """``keep`` of each prompt's ``of`` choices, by rising index the likeliest first."""
+    """Words ``keep`` of each prompt's ``of`` choices, by rising index the likeliest first."""
 
     always_closes = False
 
@@ -20,19 +21,19 @@ class BestOf:
         self._shape, self._of, self._keep, self._shows_logprobs = shape, of, keep, shows_logprobs
 
     def opening(self) -> Iterator[Json]:
-        """Nothing: there is no stream of it."""
+        """Yields no chunk, because such an answer is never streamed."""
         return iter(())
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Nothing either."""
+        """Yields no chunk, because such an answer is never streamed."""
         return iter(())
 
     def closing(self, usage: Usage) -> Json:
-        """The wrapped shape's."""
+        """Returns the wrapped shape's closing chunk."""
         return self._shape.closing(usage)
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """The response with the best choices only."""
+        """Returns the response with the best choices only."""
         answer = self._shape.whole(pieces, usage)
         kept = [answer["choices"][at] | {"index": index} for index, at in enumerate(self._best(pieces))]
         if not self._shows_logprobs:  # asked of the engine for our own sake
@@ -47,6 +48,6 @@ class BestOf:
 
 
 def mean_logprob(piece: TextDelta) -> float:
-    """Per token; nothing written is as good as certain."""
+    """Returns the mean log-probability per token; nothing written is as good as certain."""
     logprobs = [entry.chosen.logprob for entry in piece.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else 0.0

@@ -6,11 +6,12 @@ Knows nothing of sampling or answers: ``/v1/chat/completions`` and ``/tokenize``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from baton.protos.errors import InvalidRequest
+from baton.router.access.json import Json
 from baton.router.api.openai.messages import Message
 from baton.router.api.openai.tools import ToolsBody
 from baton.router.text.model import TextModel
@@ -26,7 +27,7 @@ USUAL = "medium"
 
 
 class ConversationBody(ToolsBody):
-    """``chat_template_kwargs``: the template's own switches, ``documents`` and ``reasoning_effort`` among them.
+    """Declares how a conversation becomes a prompt.
 
     ``continue_final_message``: the last message is left open, and the answer goes on with it.
     """
@@ -34,8 +35,8 @@ class ConversationBody(ToolsBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Json | None = None
+    documents: list[Json] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     @model_validator(mode="after")
@@ -49,7 +50,7 @@ class ConversationBody(ToolsBody):
         return self
 
     def render(self, text: TextModel, messages: Sequence[Message], effort_param: str = "reasoning_effort") -> str:
-        """The prompt's text. Raises InvalidRequest for what the model's template can't say."""
+        """Returns the prompt's text. Raises InvalidRequest for what the model's template can't say."""
         continues = bool(self.continue_final_message)
         if continues and messages[-1].content is None:
             why = "the final message has no content: there is nothing to continue"
@@ -66,7 +67,7 @@ class ConversationBody(ToolsBody):
             continues,
         )
 
-    def _switches(self, names: frozenset[str], effort_param: str) -> dict[str, Any]:
+    def _switches(self, names: frozenset[str], effort_param: str) -> Json:
         """The template's switches, the effort among them. The client's own word goes first."""
         effort, given = self.reasoning_effort, self.chat_template_kwargs or {}
         if effort is None:

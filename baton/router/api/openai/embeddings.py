@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import orjson
@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
 from baton.router.access.headers import clean_traceparent
+from baton.router.access.json import Json
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import open_answer
@@ -38,7 +39,10 @@ INLINE_FLOATS = 16_384  # written on the loop
 
 
 class EmbeddingsBody(TruncatedBody):
-    """POST /v1/embeddings. ``pooling``: the mean of all tokens' states (the default), or the last token's."""
+    """Describes the body of POST /v1/embeddings.
+
+    ``pooling``: the mean of all tokens' states (the default), or the last token's.
+    """
 
     surface: ClassVar[str] = "embeddings"
 
@@ -55,7 +59,7 @@ class EmbeddingsBody(TruncatedBody):
 
 
 def embeddings_routes(service: GenerationService) -> APIRouter:
-    """``/v1/embeddings``."""
+    """Returns the route of ``/v1/embeddings``."""
     routes = APIRouter()
 
     @routes.post("/v1/embeddings", openapi_extra=body_docs(EmbeddingsBody))
@@ -129,6 +133,6 @@ def _written(vectors: list[Vector], body: EmbeddingsBody) -> bytes:
     )
 
 
-def _embedding(index: int, vector: Vector, form: str) -> dict[str, Any]:
-    value: Any = base64.b64encode(vector.tobytes()).decode() if form == "base64" else vector.tolist()
+def _embedding(index: int, vector: Vector, form: str) -> Json:
+    value: object = base64.b64encode(vector.tobytes()).decode() if form == "base64" else vector.tolist()
     return {"object": "embedding", "index": index, "embedding": value}

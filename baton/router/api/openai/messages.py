@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from baton.router.access.json import Json
 from baton.router.api.body import Body, FailFastModel
 from baton.router.api.large import require_light
 
 PER_MESSAGE = 256  # characters whose encoding costs what rendering a message does
 
 
-def _content(value: Any) -> str | None:
+def _content(value: object) -> str | None:
     """A message's content as text: a string as it is, text parts joined."""
     if value is None or isinstance(value, str):
         return value
@@ -30,12 +31,12 @@ def _content(value: Any) -> str | None:
 
 
 def size_of(messages: Sequence[Message]) -> int:
-    """What rendering costs, in characters: their content, and some for each message."""
+    """Returns what rendering messages costs, in characters: their content, and some for each message."""
     return sum(len(message.content or "") + PER_MESSAGE for message in messages)
 
 
 class TextPart(BaseModel):
-    """A part of a message's content, as the OpenAPI document has it."""
+    """Describes a part of a message's content, as the OpenAPI document has it."""
 
     type: Literal["text"]
     text: str
@@ -45,21 +46,21 @@ Content = Annotated[str | None, BeforeValidator(_content, json_schema_input_type
 
 
 class PastFunction(Body):
-    """What was called."""
+    """Names a function that was called, with its arguments."""
 
     name: str
     arguments: str = ""
 
 
 class PastCall(Body):
-    """A call that an earlier answer made."""
+    """Describes a call that an earlier answer made."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: PastFunction
 
-    def plain(self) -> dict[str, Any]:
-        """As templates want it: arguments as an object where they are one."""
+    def plain(self) -> Json:
+        """Returns the call as templates want it: arguments as an object where they are one."""
         require_light(self.function.arguments, "messages")
         try:
             arguments = json.loads(self.function.arguments or "{}")
@@ -73,7 +74,10 @@ class PastCall(Body):
 
 
 class Message(FailFastModel):
-    """One turn. Further keys (name, tool_call_id, …) go to the chat template as they are."""
+    """Describes one turn of a conversation.
+
+    Further keys (name, tool_call_id, …) go to the chat template as they are.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -81,8 +85,10 @@ class Message(FailFastModel):
     content: Content = None
     tool_calls: list[PastCall] | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As templates want it: text content, "developer" as the "system" that models were trained with."""
+    def plain(self) -> Json:
+        """Returns the message as templates want it: text content, "developer" as the "system" that models were
+        trained with.
+        """
         role = "system" if self.role == "developer" else self.role
         rest = dict(self.model_extra or {})
         if self.tool_calls:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from baton.protos.errors import InvalidRequest
 from baton.router.access.headers import clean_traceparent
+from baton.router.access.json import Json
 from baton.router.answer.generation import Generation, GenerationOptions
 from baton.router.answer.service import GenerationService
 from baton.router.answer.stream import AnswerStream, TextDelta, open_answer
@@ -24,7 +25,7 @@ from baton.router.api.large import INLINE_BYTES, aside, large_response
 from baton.router.api.openai.best_of import BestOf
 from baton.router.api.openai.messages import size_of
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, GenerationBody
-from baton.router.api.openai.shapes import ChatShape, CompletionShape, Json, Shape, collected, usage_json
+from baton.router.api.openai.shapes import ChatShape, CompletionShape, Shape, collected, usage_json
 from baton.router.api.openai.truncation import all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.api.sse import OPENAI_EVENTS, EventStream, EventStyle
@@ -43,7 +44,7 @@ CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
-    """A call, validated: ready to be opened. ``told``: headers of its answer."""
+    """Holds a validated call that is ready to be opened. ``told``: headers of its answer."""
 
     generation: Generation
     text: TextModel
@@ -54,7 +55,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
 
 
 async def completion_call(service: GenerationService, headers: Headers, body: CompletionBody) -> PreparedCall:
-    """Of ``/v1/completions``. Raises InvalidRequest, ModelNotFound."""
+    """Validates a call of ``/v1/completions``. Raises InvalidRequest, ModelNotFound."""
     if not 1 <= len(body.prompt) <= service.limits.max_prompts:
         raise InvalidRequest(
             f"prompt has {len(body.prompt)} entries: give 1 to {service.limits.max_prompts}", "prompt"
@@ -89,7 +90,7 @@ async def completion_call(service: GenerationService, headers: Headers, body: Co
 
 
 async def chat_call(service: GenerationService, headers: Headers, body: ChatBody) -> PreparedCall:
-    """Of ``/v1/chat/completions``. Raises InvalidRequest, ModelNotFound."""
+    """Validates a call of ``/v1/chat/completions``. Raises InvalidRequest, ModelNotFound."""
     names = dict(CHAT_NAMES)
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -102,7 +103,7 @@ async def chat_call(service: GenerationService, headers: Headers, body: ChatBody
 async def chat_generation(
     service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str]
 ) -> tuple[Generation, TextModel, AnswerFormat]:
-    """A conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
+    """Returns a conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
     entry = service.catalog.find(body.model or "")
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
@@ -197,7 +198,7 @@ def _ask(
 
 
 def timeout_s(headers: Headers) -> float | None:
-    """Seconds that the client gives us, if it says so."""
+    """Returns the seconds that the client gives us, if it says so."""
     said = headers.get(TIMEOUT_HEADER)
     try:
         seconds = float(said) if said else None
@@ -209,7 +210,9 @@ def timeout_s(headers: Headers) -> float | None:
 
 
 async def respond(service: GenerationService, call: PreparedCall) -> Response:
-    """The answer whole, or a stream whose first piece is already there: an error before it keeps its status."""
+    """Returns the answer whole, or a stream whose first piece is already there: an error before it keeps its
+    status.
+    """
     if not call.body.stream:
         content, summary = await whole(service, call)
         return await large_response(content, {ROUTE_HEADER: route_header(summary), **call.told}, is_scored(call))
@@ -223,7 +226,7 @@ async def respond(service: GenerationService, call: PreparedCall) -> Response:
 
 
 async def whole(service: GenerationService, call: PreparedCall) -> tuple[Json, ChoiceSummary]:
-    """The answer as one object, and how its first choice went."""
+    """Returns the answer as one object, and how its first choice went."""
     with open_answer(service, call.generation, call.text) as answer:
         parts: list[list[TextDelta]] = [[] for _ in range(answer.count)]
         async for piece in answer:
@@ -233,7 +236,9 @@ async def whole(service: GenerationService, call: PreparedCall) -> tuple[Json, C
 
 
 def is_scored(call: PreparedCall) -> bool:
-    """Whether tokens come back one by one: such an answer is as long as its prompt, times the alternatives."""
+    """Returns whether tokens come back one by one: such an answer is as long as its prompt, times the
+    alternatives.
+    """
     sampling = call.generation.samplings[0]
     asked = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     return asked or bool(call.body.return_token_ids)
@@ -257,7 +262,7 @@ async def _events(answer: AnswerStream, shape: Shape, body: GenerationBody) -> A
 
 
 def route_header(summary: ChoiceSummary) -> str:
-    """The way that a request took and its seconds at each station so far, for a person to read."""
+    """Words the way that a request took and its seconds at each station so far, for a person to read."""
     ways = {
         "way": summary.way,
         "class": summary.context_class,

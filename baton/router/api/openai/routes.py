@@ -17,7 +17,7 @@ from baton.router.api.openai.schemas import ChatBody, CompletionBody, body_docs
 
 
 def openai_routes(service: GenerationService) -> APIRouter:
-    """``/v1/completions`` and ``/v1/chat/completions``."""
+    """Returns the routes of ``/v1/completions`` and ``/v1/chat/completions``."""
     routes = APIRouter()
 
     @routes.post("/v1/completions", openapi_extra=body_docs(CompletionBody))

@@ -7,7 +7,6 @@ the text to be refused by its length.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from baton.protos.nouns import MAX_GRAMMAR_BYTES
 
@@ -17,16 +16,16 @@ TOO_LONG = " " * (MAX_GRAMMAR_BYTES + 1)
 TOO_DEEP = '{"not":' * MOST_DEEP + "{}" + "}" * MOST_DEEP
 
 
-def schema_text(schema: Any) -> str:
+def schema_text(schema: object) -> str:
     """Returns ``schema`` as JSON, or ``TOO_LONG`` or ``TOO_DEEP`` in its place."""
     return refusal_of(schema) or json.dumps(schema, ensure_ascii=False)
 
 
-def refusal_of(schema: Any) -> str:
+def refusal_of(schema: object) -> str:
     """Returns ``TOO_LONG`` or ``TOO_DEEP`` where ``schema`` is, else an empty string; stops looking there."""
     left, level = MAX_GRAMMAR_BYTES, [schema]
     for _ in range(MOST_DEEP):
-        below: list[Any] = []
+        below: list[object] = []
         for node in level:
             left -= len(node) if isinstance(node, str | dict | list) else 1
             if left < 0:

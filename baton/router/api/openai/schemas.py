@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
+from baton.router.access.json import Json
 from baton.router.answer.validate import COMPLETION_TOKENS
 from baton.router.api.body import SCHEMA_REF, Body, body_docs, parse_body
 from baton.router.api.openai.conversation import ConversationBody
@@ -35,7 +36,7 @@ Prompt = str | list[int]
 MAX_DRAFTS_NAME = "speculative.n_max"  # as llama.cpp's server has it
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def _prompts(value: object) -> list[Prompt]:
     """``value`` in one of the four forms of a prompt, as a list of prompts."""
     if isinstance(value, str):
         return [value]
@@ -60,7 +61,9 @@ Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str 
 
 
 class StreamOptions(RequestBody):
-    """``include_usage``: one more chunk with the usage and no choices; continuous: each chunk's usage so far."""
+    """Says what a stream tells of its usage: one more chunk at the end, or each chunk's usage so far
+    (continuous).
+    """
 
     inside: ClassVar[str] = "stream_options."
 
@@ -69,7 +72,7 @@ class StreamOptions(RequestBody):
 
 
 class Prediction(RequestBody):
-    """What the client expects as the answer (OpenAI's predicted outputs): it may speed the answer up."""
+    """Holds what the client expects as the answer (OpenAI's predicted outputs): it may speed the answer up."""
 
     inside: ClassVar[str] = "prediction."
 
@@ -78,12 +81,14 @@ class Prediction(RequestBody):
 
     @property
     def text(self) -> str:
-        """The expected answer."""
+        """Returns the expected answer."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class SamplingBody(ConstrainedBody):
-    """How tokens are chosen, where answers end, how they are queued and cached: what all of them have in common."""
+    """Declares the fields that all bodies share: how tokens are chosen, where answers end, how they are queued and
+    cached.
+    """
 
     model: str | None = None
     temperature: float | None = None
@@ -113,7 +118,7 @@ class SamplingBody(ConstrainedBody):
 
 
 class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
-    """What completions and chat have in common."""
+    """Declares the fields that completions and chat have in common."""
 
     max_tokens: int | None = None
     n: int | None = None
@@ -129,35 +134,35 @@ class GenerationBody(SamplingBody, StructuredBody, TruncatedBody):
             raise InvalidRequest("prompt_logprobs can't be streamed: leave stream out", "prompt_logprobs")
         return self
 
-    def sampling(self) -> dict[str, Any]:
-        """The sampling fields that the client set, as ``validate.resolve_sampling`` takes them."""
+    def sampling(self) -> Json:
+        """Returns the sampling fields that the client set, as ``validate.resolve_sampling`` takes them."""
         fields = {name: value for name in SAMPLING_FIELDS if (value := self._first(name)) is not None}
         grammar = self.grammar()
         return fields if grammar is None else fields | {"grammar": grammar[0]}
 
     def names(self) -> dict[str, str]:
-        """The client's names of sampling fields, where they differ from ours."""
+        """Returns the client's names of sampling fields, where they differ from ours."""
         grammar = self.grammar()
         return {"max_drafts": MAX_DRAFTS_NAME} | ({} if grammar is None else {"grammar": grammar[1]})
 
-    def _first(self, name: str) -> Any:
+    def _first(self, name: str) -> object:
         """A field's value, or what ``nvext`` says under that name."""
         value = getattr(self, name)
         return getattr(self.nvext, name, None) if value is None and self.nvext is not None else value
 
     @property
     def session(self) -> str:
-        """The conversation that this is a turn of; empty for none."""
+        """Returns the conversation that this is a turn of; empty for none."""
         return self.prompt_cache_key or self.session_id or ""
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Returns whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the usage so far."""
+        """Returns whether each chunk of a stream has the usage so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -169,7 +174,7 @@ SAMPLING_FIELDS = (
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """Describes the body of POST /v1/completions."""
 
     surface: ClassVar[str] = "completions"
 
@@ -191,26 +196,28 @@ class CompletionBody(GenerationBody):
 
     @property
     def keeps(self) -> int:
-        """Choices of each prompt that are given out."""
+        """Returns the choices of each prompt that are given out."""
         return 1 if self.n is None else self.n
 
     @property
     def picks(self) -> bool:
-        """Whether more of them are written than that."""
+        """Returns whether more answers are written than are given out."""
         return self.best_of is not None and self.best_of > self.keeps
 
     @property
     def prompt_only(self) -> bool:
-        """Nothing is to be written: the prompt comes back, with its logprobs where asked for."""
+        """Returns whether nothing is to be written: the prompt comes back, with its logprobs where asked for."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def answer_tokens(self) -> int:
-        """Room that the answer takes in the context."""
+        """Returns the room that the answer takes in the context."""
         return COMPLETION_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
-    def sampling(self) -> dict[str, Any]:
-        """``logprobs`` is the number of alternatives, with ``echo`` the prompt's too."""
+    def sampling(self) -> Json:
+        """Returns the sampling fields; ``logprobs`` is the number of alternatives, with ``echo`` the prompt's
+        too.
+        """
         asked = 0 if self.picks and self.logprobs is None else self.logprobs
         fields = super().sampling() | ({} if asked is None else {"logprobs": asked})
         if self.echo and self.logprobs is not None:
@@ -219,7 +226,7 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody, ConversationBody):
-    """POST /v1/chat/completions."""
+    """Describes the body of POST /v1/chat/completions."""
 
     surface: ClassVar[str] = "chat"
 
@@ -243,7 +250,7 @@ class ChatBody(GenerationBody, ConversationBody):
         return self
 
     def grammar(self) -> tuple[Grammar, str] | None:
-        """A demanded tool call is a form of answer too."""
+        """Returns what the answer must match; a demanded tool call is a form of answer too."""
         asked, demanded = super().grammar(), self.demanded()
         if demanded is None:
             return asked
@@ -253,11 +260,11 @@ class ChatBody(GenerationBody, ConversationBody):
 
     @property
     def answer_tokens(self) -> int:
-        """Room that the answer takes in the context, at least."""
+        """Returns the room that the answer takes in the context, at least."""
         return max(1, self.max_completion_tokens or self.max_tokens or 1)
 
-    def sampling(self) -> dict[str, Any]:
-        """``max_completion_tokens`` is the newer name of ``max_tokens``; ``top_logprobs`` the alternatives."""
+    def sampling(self) -> Json:
+        """Returns the sampling fields; ``max_completion_tokens`` is the newer name of ``max_tokens``."""
         fields = super().sampling()
         if self.max_completion_tokens is not None:
             fields["max_tokens"] = self.max_completion_tokens
@@ -265,7 +272,9 @@ class ChatBody(GenerationBody, ConversationBody):
 
 
 class TokenizeBody(ConversationBody):
-    """POST /tokenize: a prompt (with special tokens unless told) or a conversation (without them)."""
+    """Describes the body of POST /tokenize: a prompt (with special tokens unless told) or a conversation (without
+    them).
+    """
 
     surface: ClassVar[str] = "tokenize"
 
@@ -282,7 +291,7 @@ class TokenizeBody(ConversationBody):
 
 
 class DetokenizeBody(RequestBody):
-    """POST /detokenize."""
+    """Describes the body of POST /detokenize."""
 
     surface: ClassVar[str] = "detokenize"
 

@@ -7,34 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Protocol
 
 from baton.protos.nouns import TokenLogprob, TokenLogprobs
+from baton.router.access.json import Json
 from baton.router.answer.generation import Generation
 from baton.router.answer.stream import TextDelta, Usage
 from baton.router.text.chat_reader import AnswerFormat, ChatReader
 from baton.router.text.tokenizer import Tokenizer, token_name
 
-Json = dict[str, Any]
 LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for what JSON can't say: -inf
 
 
 class Shape(Protocol):
-    """How one endpoint words an answer. ``always_closes``: its streams end with ``closing``, asked for or not."""
+    """Words an answer as one endpoint does.
+
+    ``always_closes``: its streams end with ``closing``, asked for or not.
+    """
 
     always_closes: bool
 
     def opening(self) -> Iterator[Json]:
-        """Chunks that come before any text."""
+        """Yields the chunks that come before any text."""
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Chunks for ``piece``; none where it brings nothing that the client sees."""
+        """Yields the chunks for ``piece``; none where it brings nothing that the client sees."""
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """The response that isn't streamed; ``pieces[i]`` is all of choice i."""
+        """Returns the response that isn't streamed; ``pieces[i]`` is all of choice i."""
 
     def closing(self, usage: Usage) -> Json:
-        """The chunk with the usage and no choices."""
+        """Returns the chunk with the usage and no choices."""
 
 
 class _Frame:
@@ -60,7 +63,7 @@ class _Frame:
 
 
 class CompletionShape:
-    """``/v1/completions``. ``echoes[i]`` is what goes before the answers to prompt i."""
+    """Words an answer as ``/v1/completions`` does. ``echoes[i]`` is what goes before the answers to prompt i."""
 
     always_closes = False
 
@@ -86,21 +89,21 @@ class CompletionShape:
         self._wants_prompt = wants_prompt
 
     def opening(self) -> Iterator[Json]:
-        """Nothing: a completion has no roles."""
+        """Yields no chunk, because a completion has no roles."""
         return iter(())
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """One chunk, with the finish_reason where it is the last."""
+        """Yields one chunk, with the finish_reason where it is the last."""
         choice = self._choice(piece)
         if choice["text"] or choice["logprobs"] or piece.finish_reason or self._return_ids:
             yield self._frame.chunk(choice)
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """All choices, by index."""
+        """Returns all choices, by index."""
         return self._frame.whole("text_completion", [self._choice(piece) for piece in pieces], usage)
 
     def closing(self, usage: Usage) -> Json:
-        """Usage alone."""
+        """Returns the chunk that holds the usage alone."""
         return self._frame.closing(usage)
 
     def _choice(self, piece: TextDelta) -> Json:
@@ -168,7 +171,9 @@ class CompletionShape:
 
 
 class ChatShape:
-    """``/v1/chat/completions``: a role chunk first, and a chunk of its own for each finish_reason."""
+    """Words an answer as ``/v1/chat/completions`` does: a role chunk first, and a chunk of its own for each
+    finish_reason.
+    """
 
     always_closes = False
 
@@ -189,14 +194,14 @@ class ChatShape:
         self._return_ids = return_ids
 
     def opening(self) -> Iterator[Json]:
-        """The role, for each index."""
+        """Yields the role, for each index."""
         for index in range(self._generation.options.n):
             delta = {"role": "assistant", "content": ""}
             chunk = self._frame.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
             yield self._with_prompt_ids(chunk) if index == 0 else chunk
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """Content, thought and calls, then the end."""
+        """Yields content, thought and calls, then the end."""
         reader = self._readers.setdefault(piece.index, self._form.reader())
         deltas = reader.push(piece.text) + (reader.flush() if piece.finish_reason else [])
         rest = self._rest(piece, None)
@@ -210,14 +215,14 @@ class ChatShape:
             yield self._frame.chunk({"index": piece.index, "delta": {}, "logprobs": None, "finish_reason": reason})
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """All choices, by index."""
+        """Returns all choices, by index."""
         scores = pieces[0].prompt_logprobs
         scored = {} if scores is None else {"prompt_logprobs": prompt_json(scores, self._tokenizer)}
         choices = [self._choice(piece) for piece in pieces]
         return self._with_prompt_ids(self._frame.whole("chat.completion", choices, usage)) | scored
 
     def closing(self, usage: Usage) -> Json:
-        """Usage alone."""
+        """Returns the chunk that holds the usage alone."""
         return self._frame.closing(usage)
 
     def _choice(self, piece: TextDelta) -> Json:
@@ -241,7 +246,7 @@ class ChatShape:
 
 
 def logprob_json(entry: TokenLogprobs, tokenizer: Tokenizer, skip_special: bool) -> Json:
-    """A token of a chat or a response, with its alternatives, as OpenAI writes it.
+    """Returns a token of a chat or a response, with its alternatives, as OpenAI writes it.
 
     ``bytes`` of all tokens join to the text, so a special token that the text leaves out has none.
     """
@@ -255,7 +260,9 @@ def logprob_json(entry: TokenLogprobs, tokenizer: Tokenizer, skip_special: bool)
 
 
 def prompt_json(scores: tuple[TokenLogprobs, ...], tokenizer: Tokenizer) -> list[Json | None]:
-    """vLLM's ``prompt_logprobs``: by position, each likely token and the prompt's own; nothing for the first."""
+    """Returns vLLM's ``prompt_logprobs``: by position, each likely token and the prompt's own; nothing for the
+    first.
+    """
 
     def entry(one: TokenLogprob) -> Json:
         name = token_name(tokenizer.token_bytes(one.token_id))
@@ -269,7 +276,7 @@ def _first(entry: TokenLogprobs, top: int) -> TokenLogprobs:
 
 
 def usage_json(usage: Usage) -> Json:
-    """OpenAI's usage object; what became of drafts is told where any were verified."""
+    """Returns OpenAI's usage object; what became of drafts is told where any were verified."""
     told: Json = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -285,7 +292,7 @@ def usage_json(usage: Usage) -> Json:
 
 
 def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:
-    """Each choice's pieces as one."""
+    """Joins each choice's pieces to one."""
     return [
         TextDelta(
             index=index,
@@ -300,5 +307,5 @@ def collected(pieces: list[list[TextDelta]]) -> list[TextDelta]:
 
 
 def finite(logprob: float) -> float:
-    """A logprob that JSON can say."""
+    """Returns a logprob that JSON can say."""
     return max(logprob, LOWEST_LOGPROB)

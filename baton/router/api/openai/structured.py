@@ -7,32 +7,38 @@ Knows nothing of models or sampling. OpenAI's ``response_format``, vLLM's ``stru
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
+from baton.router.access.json import Json
 from baton.router.api.body import Body
 from baton.router.api.openai.schema_text import schema_text
 from baton.router.api.request_body import RequestBody
 
 ANY_OBJECT = '{"type": "object"}'
-Schema = dict[str, Any] | str
+Schema = Json | str
 Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
 
 
 class JsonSchemaFormat(Body):
-    """``name``, ``description`` and ``strict`` change nothing here: every answer follows the schema."""
+    """Describes a JSON schema; ``name``, ``description`` and ``strict`` change nothing: every answer follows the
+    schema.
+    """
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Json = Field(alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(RequestBody):
-    """OpenAI's. "text" is no constraint. ``schema`` beside the type: as SGLang and llama.cpp take it."""
+    """Describes the ``response_format`` of OpenAI's API.
+
+    "text" is no constraint. ``schema`` beside the type: as SGLang and llama.cpp take it.
+    """
 
     inside: ClassVar[str] = "response_format."
 
@@ -54,7 +60,10 @@ class ResponseFormat(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """vLLM's: one of these. ``grammar`` is EBNF in llama.cpp's GBNF or in Lark. No other key is let pass."""
+    """Describes vLLM's ``structured_outputs``: one of these fields.
+
+    ``grammar`` is EBNF in llama.cpp's GBNF or in Lark. No other key is let pass.
+    """
 
     surface: ClassVar[str] = "structured_outputs"
     inside: ClassVar[str] = "structured_outputs."
@@ -74,7 +83,7 @@ class StructuredOutputs(RequestBody):
 
 
 class NvExt(RequestBody):
-    """Dynamo's extensions of OpenAI's requests, where they are ours under another name."""
+    """Describes Dynamo's extensions of OpenAI's requests, where they are ours under another name."""
 
     surface: ClassVar[str] = "nvext"
     inside: ClassVar[str] = "nvext."
@@ -90,7 +99,10 @@ class NvExt(RequestBody):
 
 
 class ConstrainedBody(RequestBody):
-    """The fields that constrain an answer, but for OpenAI's own. ``ebnf`` is what ``guided_grammar`` is."""
+    """Declares the fields that constrain an answer, but for OpenAI's own.
+
+    ``ebnf`` is what ``guided_grammar`` is.
+    """
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
@@ -103,7 +115,7 @@ class ConstrainedBody(RequestBody):
     nvext: NvExt | None = None
 
     def grammar(self) -> tuple[Grammar, str] | None:
-        """What the answer must match and the field that says so. Raises InvalidRequest for two of them."""
+        """Returns what the answer must match, and the field that says so. Raises InvalidRequest for two of them."""
         found = {param: grammar for param, grammar in self._said() if grammar is not None}
         if len(found) > 1:
             raise InvalidRequest(f"give one of {' and '.join(found)}, not both", list(found)[1])
@@ -127,7 +139,7 @@ class ConstrainedBody(RequestBody):
 
 
 class StructuredBody(ConstrainedBody):
-    """All fields that constrain an answer."""
+    """Declares all fields that constrain an answer."""
 
     response_format: ResponseFormat | None = None
 

@@ -6,12 +6,13 @@ it is valid whatever the model was trained on.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from baton.protos.errors import InvalidRequest
 from baton.protos.nouns import Grammar
+from baton.router.access.json import Json
 from baton.router.api.body import Body
 from baton.router.api.openai.schema_text import refusal_of, schema_text
 from baton.router.api.request_body import RequestBody
@@ -20,40 +21,40 @@ from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, Too
 
 MAX_TOOLS = 128
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class Function(Body):
-    """What the model may call. ``parameters`` is a JSON schema; without it there are none."""
+    """Describes a function that the model may call. ``parameters`` is a JSON schema; without it there are none."""
 
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
 class Tool(Body):
-    """OpenAI's wrapping of a function."""
+    """Describes a tool as OpenAI wraps a function."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Body):
-    """The one function to call."""
+    """Names the one function to call."""
 
     name: Name
 
 
 class NamedChoice(Body):
-    """``tool_choice`` as an object."""
+    """Describes ``tool_choice`` as an object."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ToolsBody(RequestBody):
-    """The fields of tool calling."""
+    """Declares the fields of tool calling."""
 
     tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
@@ -73,14 +74,14 @@ class ToolsBody(RequestBody):
         return self
 
     @property
-    def offered(self) -> list[dict[str, Any]] | None:
-        """What the chat template shows the model; nothing for "none"."""
+    def offered(self) -> list[Json] | None:
+        """Returns what the chat template shows the model; nothing for "none"."""
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     def demanded(self) -> Grammar | None:
-        """What the answer must match where a call is demanded."""
+        """Returns what the answer must match where a call is demanded."""
         if isinstance(self.tool_choice, NamedChoice):
             return _schema(self._named(self.tool_choice.function.name))
         if self.tool_choice != "required":
@@ -94,58 +95,58 @@ class ToolsBody(RequestBody):
             return OneCall(self.tool_choice.function.name)
         return JsonCalls()
 
-    def _named(self, name: str) -> dict[str, Any]:
+    def _named(self, name: str) -> Json:
         return next(_parameters(t) for t in self.tools or () if t.function.name == name)
 
-    def _any_call(self) -> dict[str, Any]:
-        definitions: dict[str, Any] = {}
+    def _any_call(self) -> Json:
+        definitions: Json = {}
         calls = [_call_schema(i, tool, definitions) for i, tool in enumerate(self.tools or ())]
         most = {"maxItems": 1} if self.parallel_tool_calls is False else {}
         return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": definitions}
 
 
 class OneCall:
-    """The whole answer is one function's arguments."""
+    """Reads an answer that is one function's arguments as a whole."""
 
     def __init__(self, name: str) -> None:
         self._begin: list[Event] = [CallEvent(0, name)]
 
     def push(self, text: str) -> list[Event]:
-        """The call begins with its first character."""
+        """Returns the events of ``text``; the call begins with its first character."""
         if not text:
             return []
         events, self._begin = [*self._begin, ArgumentsEvent(0, text)], []
         return events
 
     def flush(self) -> list[Event]:
-        """Nothing waits."""
+        """Returns no event, because nothing waits."""
         return []
 
 
 class JsonCalls:
-    """The whole answer is an array of calls."""
+    """Reads an answer that is an array of calls as a whole."""
 
     def __init__(self) -> None:
         self._calls = CallParser()
 
     def push(self, text: str) -> list[Event]:
-        """As it comes."""
+        """Returns the events of ``text`` as it comes."""
         return self._calls.push(text)[0]
 
     def flush(self) -> list[Event]:
-        """Nothing waits."""
+        """Returns no event, because nothing waits."""
         return []
 
 
-def _schema(schema: dict[str, Any]) -> Grammar:
+def _schema(schema: Json) -> Grammar:
     return Grammar("json_schema", schema_text(schema))
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
+def _parameters(tool: Tool) -> Json:
     return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
 
 
-def _call_schema(number: int, tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
+def _call_schema(number: int, tool: Tool, definitions: Json) -> Json:
     """One call; what its parameters define moves to the root, under names of its own, where references look."""
     parameters = dict(_parameters(tool))
     for key in ("$defs", "definitions"):
@@ -160,7 +161,7 @@ def _call_schema(number: int, tool: Tool, definitions: dict[str, Any]) -> dict[s
     }
 
 
-def _moved(schema: Any, number: int) -> Any:
+def _moved(schema: object, number: int) -> object:
     """``schema`` with its references to definitions following them."""
     if isinstance(schema, list):
         return [_moved(part, number) for part in schema]

@@ -19,26 +19,29 @@ ALL_THAT_FITS = -1
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """At most ``tokens`` of a prompt: its last ones, or its first where ``keeps_first``."""
+    """Keeps at most ``tokens`` of a prompt: its last ones, or its first where ``keeps_first``."""
 
     tokens: int
     keeps_first: bool = False
 
     def of(self, ids: Sequence[int]) -> Sequence[int]:
-        """What is used of ``ids``."""
+        """Returns what is used of ``ids``."""
         if len(ids) <= self.tokens:
             return ids
         return ids[: self.tokens] if self.keeps_first else ids[len(ids) - self.tokens :]
 
 
 class TruncatedBody(RequestBody):
-    """``truncate_prompt_tokens``: -1 for as many as the model takes; its end is kept unless the side is "right"."""
+    """Declares how a prompt is cut; ``truncate_prompt_tokens`` -1 is as many as the model takes."""
 
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     def cut(self, max_model_len: int, answer_tokens: int = 1) -> Cut | None:
-        """What was asked for, of a context that also has to hold the answer. Raises InvalidRequest."""
+        """Returns the truncation that was asked for, of a context that also has to hold the answer.
+
+        Raises InvalidRequest.
+        """
         asked = self.truncate_prompt_tokens
         if asked is None:
             return None
@@ -59,7 +62,7 @@ async def all_ids(
     cut: Cut | None,
     param: str = "prompt",
 ) -> AsyncIterator[Sequence[int]]:
-    """Each prompt's ids. Others get a turn in between: short texts are tokenized on the loop."""
+    """Yields each prompt's ids. Others get a turn in between: short texts are tokenized on the loop."""
     for at, prompt in enumerate(prompts):
         if at % TURN == TURN - 1:
             await asyncio.sleep(0)
@@ -73,7 +76,10 @@ async def prompt_ids(
     cut: Cut | None,
     param: str = "prompt",
 ) -> Sequence[int]:
-    """Ids as they are, text tokenized; both cut. Raises InvalidRequest for an empty text, naming ``param``."""
+    """Returns a prompt's ids: ids as they are, text tokenized; both cut.
+
+    Raises InvalidRequest for an empty text, naming ``param``.
+    """
     if not isinstance(prompt, str):
         return prompt if cut is None else cut.of(prompt)
     ids = await text.encode_prompt(prompt, add_special_tokens, param)

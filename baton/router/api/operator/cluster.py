@@ -21,6 +21,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from baton.cluster.holds import SlotHold
 from baton.protos.errors import Forbidden, InvalidRequest, Unavailable, WorkerUnknown
 from baton.router.access.caller import CALLER
+from baton.router.access.json import Json
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed
@@ -43,13 +44,16 @@ HEADERS = {
 
 
 class HoldBody(Body):
-    """``drain``: nothing new, what runs ends there. ``eject``: what runs goes elsewhere. ``none``: put it back."""
+    """Takes a worker out of the rotation: ``drain`` gives it nothing new, and what runs ends there.
+
+    ``eject``: what runs goes elsewhere. ``none``: put it back.
+    """
 
     hold: Annotated[Literal["drain", "eject", "none"], Field(description="drain, eject or none")]
 
 
 def cluster_routes(surface: ClusterSurface) -> APIRouter:
-    """Figures and actions."""
+    """Returns the routes of the cluster's figures and of drain and eject."""
     routes = APIRouter()
 
     @routes.get("/v1/cluster")
@@ -75,7 +79,7 @@ def cluster_routes(surface: ClusterSurface) -> APIRouter:
 
 
 def page_routes() -> APIRouter:
-    """The page's files, from the package."""
+    """Returns the routes of the page's files, which come from the package."""
     routes, folder = APIRouter(include_in_schema=False), files("baton.router") / "dashboard"
     found = {
         entry.name: (entry.read_bytes(), MEDIA["." + entry.name.rpartition(".")[2]])
@@ -103,7 +107,7 @@ async def _events(overview: Overview) -> AsyncIterator[bytes]:
         await asyncio.sleep(STREAM_S)
 
 
-async def _hold(surface: ClusterSurface, slot: str, how: str) -> dict[str, Any]:
+async def _hold(surface: ClusterSurface, slot: str, how: str) -> Json:
     if surface.roster is None:
         raise Unavailable("this router is not part of a cluster whose workers can be held")
     roster = surface.roster

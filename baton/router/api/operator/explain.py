@@ -21,7 +21,7 @@ class _Owner(msgspec.Struct):
 
 
 def explain_routes(decisions: DecisionLog) -> APIRouter:
-    """The one route."""
+    """Returns the route of ``/v1/requests/{id}/explain``."""
     routes = APIRouter()
 
     @routes.get("/v1/requests/{request_id}/explain")

@@ -6,7 +6,7 @@ leaves a pinned cluster alone until ``{"ratio": "auto"}`` takes the pin back.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from baton.cluster.advice import AdviceStore, RatioPin, TimelineEntry
 from baton.protos.errors import BatonError, Forbidden, InvalidRequest, Unavailable
 from baton.router.access.caller import CALLER
+from baton.router.access.json import Json
 from baton.router.api.body import Body, body_docs
 from baton.router.api.errors import json_response
 from baton.router.api.large import parsed
@@ -29,7 +30,7 @@ TIMELINE_SHOWN = 50
 
 
 class RoleBody(Body):
-    """What a worker is to become; ``grace_s``: how long prompts it reads may still take.
+    """Describes what a worker is to become; ``grace_s``: how long prompts it reads may still take.
 
     ``force``: also where it leaves a model without a worker of a role.
     """
@@ -40,7 +41,10 @@ class RoleBody(Body):
 
 
 class RatioBody(Body):
-    """``PREFILL:DECODE``, or ``auto``. ``force``: also where a model is left without a worker of a role."""
+    """Describes a ratio to form: ``PREFILL:DECODE``, or ``auto``.
+
+    ``force``: also where a model is left without a worker of a role.
+    """
 
     ratio: str
     grace_s: Annotated[float, Field(ge=0, le=600)] = GRACE_S
@@ -48,7 +52,7 @@ class RatioBody(Body):
 
 
 def roles_routes(surface: RoleSurface | None) -> APIRouter:
-    """All of them."""
+    """Returns the routes of roles and the ratio."""
     routes = APIRouter()
 
     @routes.post("/v1/workers/{slot}/role", openapi_extra=body_docs(RoleBody))
@@ -82,7 +86,7 @@ def roles_routes(surface: RoleSurface | None) -> APIRouter:
     return routes
 
 
-async def _set_ratio(given: RoleSurface, body: RatioBody) -> dict[str, Any]:
+async def _set_ratio(given: RoleSurface, body: RatioBody) -> Json:
     control, store = given.control, given.store
     before = control.ratio()
     if body.ratio == "auto":
@@ -101,8 +105,8 @@ async def _set_ratio(given: RoleSurface, body: RatioBody) -> dict[str, Any]:
     return await shown(control, store) | {"changes": msgspec.to_builtins(changes)}
 
 
-async def shown(control: RoleControl, store: AdviceStore) -> dict[str, Any]:
-    """As JSON would show it."""
+async def shown(control: RoleControl, store: AdviceStore) -> Json:
+    """Returns the ratio, the pin, the controller's advice and the timeline as JSON shows them."""
     prefill, decode = control.ratio()
     pin = await _pinned(store)
     advice, timeline = await store.get(), await store.timeline(TIMELINE_SHOWN)

@@ -27,7 +27,7 @@ CHARS_OF_CONTEXT = 8  # times as many as the model's context holds tokens
 
 
 def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Exposition) -> APIRouter:
-    """Health, metrics and version."""
+    """Returns the routes of health, metrics and version."""
     routes = APIRouter()
 
     @routes.get("/health")
@@ -54,7 +54,7 @@ def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Expos
 
 
 def model_routes(service: GenerationService) -> APIRouter:
-    """Models and their tokenizers."""
+    """Returns the routes of models and their tokenizers."""
     routes = APIRouter()
 
     @routes.get("/v1/models")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from baton.router.access.json import Json
 from baton.router.answer.service import GenerationService
 from baton.router.api.disconnect import until_disconnect
 from baton.router.api.errors import error_json
@@ -16,7 +17,7 @@ from baton.router.api.limits import read_body
 from baton.router.api.openai.prepared_call import CHAT_NAMES, Headers, PreparedCall, chat_generation, respond
 from baton.router.api.openai.schemas import body_docs
 from baton.router.api.request_body import ignored_header
-from baton.router.api.responses.schemas import Json, ResponsesBody
+from baton.router.api.responses.schemas import ResponsesBody
 from baton.router.api.responses.shape import ResponsesShape
 from baton.router.api.sse import EventStyle, named_event_bytes
 
@@ -29,7 +30,7 @@ NAMES = CHAT_NAMES | {
 
 
 def responses_routes(service: GenerationService) -> APIRouter:
-    """``/v1/responses``."""
+    """Returns the route of ``/v1/responses``."""
     routes = APIRouter()
 
     @routes.post("/v1/responses", openapi_extra=body_docs(ResponsesBody))
@@ -45,7 +46,7 @@ async def _respond(service: GenerationService, request: Request, body: Responses
 
 
 async def responses_call(service: GenerationService, headers: Headers, body: ResponsesBody) -> PreparedCall:
-    """Of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
+    """Validates a call of ``/v1/responses``. Raises InvalidRequest, ModelNotFound."""
     chat = body.chat()
     generation, text, form = await chat_generation(service, headers, chat, NAMES)
     shape = ResponsesShape(generation, text.tokenizer, int(service.environment.wall_clock()), body, form)

@@ -5,11 +5,12 @@ Knows nothing of models or streams. Stateless: nothing is stored, so nothing ear
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from baton.protos.errors import InvalidRequest
+from baton.router.access.json import Json
 from baton.router.api.body import Body, read_body_of
 from baton.router.api.openai.schemas import ChatBody, SamplingBody, StreamOptions
 from baton.router.api.openai.tools import Name
@@ -27,21 +28,20 @@ Includable = Literal[
     "web_search_call.results",
 ]
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
-Json = dict[str, Any]
 
 
 class TextFormat(Body):
-    """``text.format``: flat, unlike chat's ``response_format``."""
+    """Describes ``text.format``, which is flat, unlike chat's ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: Json | None = Field(default=None, alias="schema")
 
 
 class TextOptions(RequestBody):
-    """How the text is to look."""
+    """Describes how the text is to look."""
 
     inside: ClassVar[str] = "text."
 
@@ -49,7 +49,7 @@ class TextOptions(RequestBody):
 
 
 class Reasoning(RequestBody):
-    """How much the model is to think. Its thought comes whole; those of earlier turns aren't read again."""
+    """Says how much the model is to think. Its thought comes whole; those of earlier turns aren't read again."""
 
     surface: ClassVar[str] = "reasoning"
     inside: ClassVar[str] = "reasoning."
@@ -58,28 +58,31 @@ class Reasoning(RequestBody):
 
 
 class FlatTool(Body):
-    """A function tool; other kinds of tool are run by OpenAI's servers, not by a model server."""
+    """Describes a function tool; other kinds of tool are run by OpenAI's servers, not by a model server."""
 
     type: Literal["function"]
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     strict: bool | None = None
 
 
 class FlatChoice(Body):
-    """``tool_choice`` as an object."""
+    """Describes ``tool_choice`` as an object."""
 
     type: Literal["function"]
     name: Name
 
 
 class ResponsesBody(SamplingBody):
-    """POST /v1/responses. ``include``: logprobs; what else it can name goes with tools that aren't here."""
+    """Describes the body of POST /v1/responses.
+
+    ``include``: logprobs; what else it can name goes with tools that aren't here.
+    """
 
     surface: ClassVar[str] = "responses"
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Json]
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: TextOptions | None = None
@@ -91,7 +94,7 @@ class ResponsesBody(SamplingBody):
     top_logprobs: int | None = None
     reasoning: Reasoning | None = None
     stream_options: StreamOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Json | None = None
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ResponsesBody:
@@ -105,11 +108,11 @@ class ResponsesBody(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the message is to have the logprobs of its tokens."""
+        """Returns whether the message is to have the logprobs of its tokens."""
         return LOGPROBS in (self.include or ())
 
     def chat(self) -> ChatBody:
-        """The same request as a chat. Raises InvalidRequest naming the input item at fault."""
+        """Returns the same request as a chat. Raises InvalidRequest naming the input item at fault."""
         said: Json = {"messages": self._messages()}
         for name, field in SamplingBody.model_fields.items():
             said[field.alias or name] = getattr(self, name)
@@ -125,7 +128,7 @@ class ResponsesBody(SamplingBody):
         said["tool_choice"] = self._choice()
         return read_body_of(ChatBody, {name: value for name, value in said.items() if value not in (None, [])})
 
-    def _choice(self) -> Any:
+    def _choice(self) -> object:
         if isinstance(self.tool_choice, FlatChoice):
             return {"type": "function", "function": {"name": self.tool_choice.name}}
         return self.tool_choice
@@ -186,7 +189,7 @@ def _string(item: Json, key: str, param: str) -> str:
     return value
 
 
-def _text(content: Any, param: str) -> str:
+def _text(content: object, param: str) -> str:
     """A string, or text parts joined."""
     if isinstance(content, str):
         return content

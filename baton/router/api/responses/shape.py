@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baton.router.access.json import Json
 from baton.router.answer.generation import Generation
 from baton.router.answer.stream import TextDelta, Usage
 from baton.router.api.openai.shapes import logprob_json
-from baton.router.api.responses.schemas import Json, ResponsesBody
+from baton.router.api.responses.schemas import ResponsesBody
 from baton.router.text.chat_reader import AnswerFormat, MessageDelta
 from baton.router.text.token_spans import TokenSpans
 from baton.router.text.tokenizer import Tokenizer
@@ -20,7 +21,7 @@ DONE = {"message": "response.output_text", "reasoning": "response.reasoning_text
 
 
 class ResponsesShape:
-    """One answer as output items, in the order in which the model begins them: thought, message, calls."""
+    """Words one answer as output items, in the order in which the model begins them: thought, message, calls."""
 
     always_closes = True
 
@@ -39,12 +40,12 @@ class ResponsesShape:
         self._reason = ""
 
     def opening(self) -> Iterator[Json]:
-        """The response as it begins."""
+        """Yields the response as it begins."""
         yield self._event("response.created", response=self._response("in_progress", None))
         yield self._event("response.in_progress", response=self._response("in_progress", None))
 
     def chunks(self, piece: TextDelta) -> Iterator[Json]:
-        """What the piece adds to the items; the last one closes them."""
+        """Yields what the piece adds to the items; the last one closes them."""
         self._spans.add(piece.text, piece.logprobs)
         for delta in self._reader.push(piece.text):
             yield from self._take(delta)
@@ -55,12 +56,12 @@ class ResponsesShape:
             yield from self._close()
 
     def closing(self, usage: Usage) -> Json:
-        """The whole response."""
+        """Returns the whole response."""
         status = self._status
         return self._event(f"response.{status}", response=self._response(status, usage))
 
     def whole(self, pieces: list[TextDelta], usage: Usage) -> Json:
-        """The response that isn't streamed."""
+        """Returns the response that isn't streamed."""
         for _ in self.chunks(pieces[0]):
             pass
         return self._response(self._status, usage)

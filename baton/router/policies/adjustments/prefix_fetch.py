@@ -19,7 +19,9 @@ LEAST_LIMIT_S = 0.1  # the first fetch from a worker connects first
 
 
 class Fetch(NamedTuple):
-    """Leading blocks that ``source`` is said to hold, and what taking them saves, in seconds (above 0)."""
+    """Describes leading blocks that ``source`` is said to hold, and what taking them saves, in seconds (above
+    0).
+    """
 
     source: Candidate
     blocks: int
@@ -28,7 +30,7 @@ class Fetch(NamedTuple):
 
 
 def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candidate) -> Fetch | None:
-    """The fullest worker as a source; None when computing is as quick, or nobody holds more."""
+    """Returns the fetch from the fullest worker; None when computing is as quick, or nobody holds more."""
     own = request.hits.get(reader.id, 0)
     source = _fullest(snapshot, request, reader, own)
     if source is None:
@@ -40,7 +42,7 @@ def best_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, reader: Candi
 
 
 def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: RoutingDecision) -> RoutingDecision:
-    """``decision`` with the fetch that its reader should make first, if any."""
+    """Returns ``decision`` with the fetch that its reader should make first, if any."""
     reader = next((p for p in snapshot.prefill if p.id == decision.taken.prefill), None)
     fetch = None if reader is None else best_fetch(snapshot, request, reader)
     if fetch is None:
@@ -57,7 +59,7 @@ def with_fetch(snapshot: ClusterSnapshot, request: RoutingRequest, decision: Rou
 
 
 def uncached(request: RoutingRequest, option: Option) -> int:
-    """Tokens that the option's reader will compute."""
+    """Returns the tokens that the option's reader will compute."""
     return min(request.uncached(option.reader), max(1, request.tokens - option.fetch_blocks * BLOCK_TOKENS))
 
 

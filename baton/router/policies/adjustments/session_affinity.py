@@ -19,7 +19,7 @@ LEAST = 0.05  # in the policy's own unit: seconds, or parts of a batch
 def choose_with_session(
     policy: Policy, snapshot: ClusterSnapshot, request: RoutingRequest
 ) -> RoutingDecision | None:
-    """What ``policy`` takes, or the session's way where that is dearer by the credit at most."""
+    """Chooses what ``policy`` takes, or the session's way where that is dearer by the credit at most."""
     best = policy(snapshot, request)
     at_home = tuple(d for d in snapshot.decode if d.id == request.session_worker)
     if best is None or not at_home or request.session_worker in request.avoid:

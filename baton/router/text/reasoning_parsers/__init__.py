@@ -17,22 +17,22 @@ AUTO, NONE = "auto", "none"
 
 
 class ReasoningParser(Protocol):
-    """One answer's text -> (thought, answer)."""
+    """Splits one answer's text into (thought, answer)."""
 
     def push(self, text: str) -> tuple[str, str]:
-        """What became certain with ``text``, of either."""
+        """Returns what became certain with ``text``, of either."""
 
     def flush(self) -> tuple[str, str]:
-        """The end: what was held back."""
+        """Returns what was held back, at the answer's end."""
 
 
 def names() -> list[str]:
-    """The formats there are."""
+    """Returns the names of the formats there are."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
 def load(name: str, template: str = "") -> ModuleType | None:
-    """The format's module; "auto" the one that ``template`` mentions; None for none. Raises ConfigError."""
+    """Returns the format's module; "auto" the one that ``template`` mentions; None for none. Raises ConfigError."""
     if name == NONE:
         return None
     if name == AUTO:

@@ -10,7 +10,7 @@ MARKS = (BEGIN, END)
 
 
 class Think:
-    """Thought until its end mark, then answer to the last character."""
+    """Reads a thought until its end mark, then the answer to the last character."""
 
     def __init__(self, thinking: bool) -> None:
         self._start: list[str] | None = None if thinking else []
@@ -19,7 +19,7 @@ class Think:
         self._trims = thinking
 
     def push(self, text: str) -> tuple[str, str]:
-        """Only the very beginning of an answer can open a thought."""
+        """Returns thought and answer of ``text``; only the very beginning of an answer can open a thought."""
         if self._start is not None:
             text = self._begin(text)
         if self._thought is None:
@@ -32,7 +32,7 @@ class Think:
         return thought, self._trimmed(behind)
 
     def flush(self) -> tuple[str, str]:
-        """What waited to see which it is."""
+        """Returns what waited to see which it is."""
         if self._start:
             return "", "".join(self._start)
         return (self._thought.flush(), "") if self._thought else ("", "")
@@ -62,5 +62,5 @@ class Think:
 
 
 def make(thinking: bool = False) -> ReasoningParser:
-    """A parser for one answer."""
+    """Returns a parser for one answer."""
     return Think(thinking)

@@ -20,20 +20,20 @@ USUAL = "hermes"  # for a template that names none of the marks
 
 
 class TextEvent(msgspec.Struct, frozen=True):
-    """Text for the reader."""
+    """Carries text for the reader."""
 
     text: str
 
 
 class CallEvent(msgspec.Struct, frozen=True):
-    """The call number ``index`` begins."""
+    """Says that the call number ``index`` begins."""
 
     index: int
     name: str
 
 
 class ArgumentsEvent(msgspec.Struct, frozen=True):
-    """More of the JSON text that the call number ``index`` passes."""
+    """Carries more of the JSON text that the call number ``index`` passes."""
 
     index: int
     text: str
@@ -43,22 +43,22 @@ Event = TextEvent | CallEvent | ArgumentsEvent
 
 
 class ToolParser(Protocol):
-    """One answer's text -> events."""
+    """Turns one answer's text into events."""
 
     def push(self, text: str) -> list[Event]:
-        """What became certain with ``text``."""
+        """Returns the events that became certain with ``text``."""
 
     def flush(self) -> list[Event]:
-        """The end: what was held back."""
+        """Returns the events that were held back, at the answer's end."""
 
 
 def names() -> list[str]:
-    """The formats there are."""
+    """Returns the names of the formats there are."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__))
 
 
 def load(name: str, template: str = "") -> ModuleType:
-    """The format's module; "auto" takes the first whose marks ``template`` mentions. Raises ConfigError."""
+    """Returns the format's module; "auto" takes the first whose marks ``template`` mentions. Raises ConfigError."""
     if name == AUTO:
         modules = [load(format_name) for format_name in names()]
         return next((m for m in modules if any(mark in template for mark in m.MARKS)), load(USUAL))

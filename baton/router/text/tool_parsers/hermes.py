@@ -14,7 +14,7 @@ MARKS = (BEGIN,)
 
 
 class Hermes:
-    """Text outside of the marks is said; a call that is no JSON is said as it came."""
+    """Reads Hermes calls: text outside of the marks is said; a call that is no JSON is said as it came."""
 
     def __init__(self) -> None:
         self._outside = MarkSplitter(BEGIN)
@@ -24,7 +24,7 @@ class Hermes:
         self._before = -1
 
     def push(self, text: str) -> list[Event]:
-        """Alternates between outside and inside as often as ``text`` does."""
+        """Returns the events of ``text``, which may go in and out of calls several times."""
         events: list[Event] = []
         rest: str | None = text
         while rest is not None:
@@ -32,7 +32,7 @@ class Hermes:
         return events
 
     def flush(self) -> list[Event]:
-        """A call that was never closed counts if it has begun."""
+        """Returns the last events; a call that was never closed counts if it has begun."""
         events: list[Event] = []
         if self._inside is None:
             self._say(self._outside.flush(), events)
@@ -74,5 +74,5 @@ class Hermes:
 
 
 def make() -> ToolParser:
-    """A parser for one answer."""
+    """Returns a parser for one answer."""
     return Hermes()

@@ -26,7 +26,7 @@ class Llama3:
         self._raw: list[str] = []
 
     def push(self, text: str) -> list[Event]:
-        """Events, once it is clear what the answer is."""
+        """Returns events, once it is clear what the answer is."""
         if self._says is None:
             text = self._judge(text)
         if self._says is None or not text:
@@ -34,7 +34,7 @@ class Llama3:
         return [TextEvent(text)] if self._says else self._read(text)
 
     def flush(self) -> list[Event]:
-        """What was held, and a value that named no call."""
+        """Returns what was held, and a value that named no call."""
         held = "".join(self._start) if self._says is None else self._unread()
         return [TextEvent(held)] if held else []
 
@@ -79,5 +79,5 @@ class Llama3:
 
 
 def make() -> ToolParser:
-    """A parser for one answer."""
+    """Returns a parser for one answer."""
     return Llama3()

@@ -16,7 +16,7 @@ MARKS = (MARK,)
 
 
 class Mistral:
-    """Text before the first mark is said; after it there are only calls."""
+    """Reads Mistral's calls: text before the first mark is said; after it there are only calls."""
 
     def __init__(self) -> None:
         self._outside: MarkSplitter | None = MarkSplitter(MARK)
@@ -27,7 +27,7 @@ class Mistral:
         self._raw: list[str] = []
 
     def push(self, text: str) -> list[Event]:
-        """Events of ``text``."""
+        """Returns the events of ``text``."""
         events: list[Event] = []
         rest = text
         while rest:
@@ -35,7 +35,7 @@ class Mistral:
         return events
 
     def flush(self) -> list[Event]:
-        """What was held; a call without a name as it came."""
+        """Returns what was held; a call without a name as it came."""
         if self._outside:
             held = self._outside.flush()
         else:
@@ -93,5 +93,5 @@ class Mistral:
 
 
 def make() -> ToolParser:
-    """A parser for one answer."""
+    """Returns a parser for one answer."""
     return Mistral()
