@@ -18,9 +18,9 @@ from baton.cluster.departures import Departure, note_blocking
 from baton.process.children import BACKOFF_S, HEALTHY_S, child_environment
 from baton.process.endings import Ending, OomKills, ending_of
 from baton.process.processes import end_sessions, kill_session, wait_exit
-from baton.protos.errors import ErrorInfo
+from baton.protos.errors import ConfigError, ErrorInfo
 from baton.worker.slots import SlotRecord, WorkerSlot, slots_closed
-from baton.worker.spec import WorkerSpec
+from baton.worker.spec import load_spec
 
 FIRST_TRIES = 3  # a host that was never ready is not started more often than this
 GRACE_S = 2.0
@@ -169,8 +169,8 @@ class HostSupervisor:
         if record is None or not record.address or not self._plan.spec or self._over():
             return
         try:
-            spec = msgspec.json.decode(self._plan.spec, type=WorkerSpec)
-        except msgspec.MsgspecError:
+            spec = load_spec(self._plan.spec)
+        except ConfigError:
             return  # of a command that isn't a worker host
         if spec.member.redis_url:
             gone = Departure(record.slot, record.incarnation, record.role, *ending, time.time())
