@@ -19,6 +19,7 @@ from baton.kernels.linear import cpu, reference
 from baton.kernels.linear.packed import (
     BF16,
     E4M3_A16,
+    ORDERED,
     W8_OUTLIERS,
     PackedWeight,
     pack_bf16,
@@ -47,6 +48,8 @@ CPU_FORMS: dict[str, Callable[[Tensor], PackedWeight]] = {
     "codes g16": lambda w: random_codes(w, 16),
     "codes g64": lambda w: random_codes(w, 64),
     "int8 outliers": lambda w: with_outliers(w, 1.5),
+    "int4 ordered": lambda w: in_any_order(quantize(w, 4, 32)),
+    "int8 ordered mins": lambda w: in_any_order(random_integers(w, 8, 64)),
     "e4m3 row": lambda w: pack_e4m3(w.to(torch.float8_e4m3fn), torch.rand(len(w)) + 0.5, E4M3_A16),
     "e4m3 g128": lambda w: random_e4m3(w, 128),
 }
@@ -62,6 +65,12 @@ def random_integers(w: Tensor, bits: int, group: int) -> PackedWeight:
     high = 1 << (bits - 1)
     q = torch.randint(-high, high, w.shape, dtype=torch.int8)
     return pack_integers(q, bits, group, torch.rand(len(w), groups) * 0.1 + 0.01, torch.randn(len(w), groups))
+
+
+def in_any_order(weight: PackedWeight) -> PackedWeight:
+    """The same columns, by inputs that lie elsewhere."""
+    order = torch.randperm(weight.k, dtype=torch.int32)
+    return dataclasses.replace(weight, kind=ORDERED[weight.kind], table=order)
 
 
 def with_outliers(w: Tensor, threshold: float) -> PackedWeight:

@@ -40,6 +40,7 @@ BUGS = tuple(
         "SIGN",
         "EXACT",
         "TABLE",
+        "ORDER",
     )
 )
 

@@ -32,7 +32,13 @@ MAGIC = b"BATONPW1"
 PREFIX = 24  # magic, header bytes, header checksum
 ALIGN = 64
 PARTS = ("data", "scales", "mins", "row_scale", "table")
-DTYPES = {"uint8": torch.uint8, "int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int32": torch.int32,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 
 class Part(msgspec.Struct, frozen=True):

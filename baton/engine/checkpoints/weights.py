@@ -21,7 +21,7 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Linear, LmHead, Program, Weight
 from baton.engine.quant import NONE, Reader, on_load, reader_of
 from baton.engine.quant.gguf import GgufCheckpoint
-from baton.kernels.linear.integers import Part, packed_of, values_of
+from baton.kernels.linear.integers import Part, packed_of, regrouped, values_of
 from baton.kernels.linear.packed import BF16, VERSION, PackedWeight, beside, pack_bf16
 from baton.protos.errors import CheckpointError, ConfigError
 
@@ -119,14 +119,17 @@ class _Maker:
         for at in range(0, len(weight.sources), each):
             own = slice(at, at + each)
             one = msgspec.structs.replace(weight, sources=weight.sources[own], shapes=weight.shapes[own])
-            packed = self._pack(one)
+            packed = self._pack(one, ordered=False)
             if self._reader is not None and packed.kind == BF16:
                 return None
             found.append(packed)
         return beside(found)
 
-    def _pack(self, weight: Weight) -> PackedWeight:
+    def _pack(self, weight: Weight, ordered: bool = True) -> PackedWeight:
+        """``ordered``: rows of inputs may be put into another order first; never those of the head."""
         parts = self._parts(weight)
+        if not ordered or weight.name == HEAD:
+            parts = [regrouped(part) for part in parts]
         if (packed := packed_of(parts)) is not None:
             return packed
         whole = torch.cat([values_of(part).float() for part in parts])

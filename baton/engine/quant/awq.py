@@ -13,7 +13,6 @@ from baton.engine.program.config import ModelConfig
 from baton.engine.quant import Reader, Tensors
 from baton.engine.quant.gptq import integers, unpack
 from baton.kernels.linear.integers import Integers
-from baton.protos.errors import CheckpointError
 
 BITS = 4
 PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])  # of outputs 0 … 7 in an int32
@@ -45,8 +44,14 @@ class AwqReader:
         q, zeros = (in_order(self._tensors.tensor(f"{base}.{part}")) for part in ("qweight", "qzeros"))
         scales = self._tensors.tensor(f"{base}.scales").float()
         if q.shape != (shape[1], shape[0]) or zeros.shape != scales.shape:
-            raise CheckpointError(f"tensor {base}.qweight is packed for {tuple(q.T.shape)}, not {shape}", "model")
-        return integers(q.T, BITS, scales.T, zeros.T)
+            problem = f"is packed for {tuple(q.T.shape)} and its scales for {tuple(scales.shape)}, not {shape}"
+            raise self._tensors.error(f"{base}.qweight", problem)
+        found = integers(q.T, BITS, scales.T, zeros.T)
+        if found is None:
+            raise self._tensors.error(
+                f"{base}.scales", f"has {len(scales)} groups; use sizes that are multiples of 16"
+            )
+        return found
 
 
 def in_order(packed: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""GPTQ checkpoints (https://arxiv.org/abs/2210.17323), as AutoGPTQ and GPTQModel write them: 4 or 8 bits.
+"""GPTQ checkpoints (https://arxiv.org/abs/2210.17323), as AutoGPTQ and GPTQModel write them: 2, 3, 4 or 8 bits.
 
-Knows nothing of models. Per linear layer: qweight int32 (k / per, n), inputs packed from the low bits up;
-scales (groups, n); qzeros int32 (groups, n / per), zero - 1 ("gptq") or zero ("gptq_v2"); g_idx (k,), each input's
-group. Where g_idx isn't in order (desc_act), neighbours don't share a scale: such layers are rounded anew to 8 bits
-in groups of 32, a tenth of the error that 4 bits have already.
+Knows nothing of models. Per linear layer: qweight int32 (k x bits / 32, n), inputs packed from the low bits up,
+those of 3 bits across words; scales (groups, n); qzeros int32 (groups, n x bits / 32), zero - 1 ("gptq") or zero
+("gptq_v2"); g_idx (k,), each input's group. Where g_idx isn't in order (desc_act), the inputs of a group are put
+side by side, and rows of activations into their order before they are multiplied.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import torch
 from torch import Tensor
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.quant import Reader, Tensors
+from baton.engine.quant import LEAST_GROUP, Reader, Tensors
 from baton.kernels.linear.integers import Integers
-from baton.kernels.linear.packed import quantize
-from baton.protos.errors import CheckpointError
 
-REGROUPED = 32
+BITS = (2, 3, 4, 8)
 
 
 def reader(model: ModelConfig, tensors: Tensors) -> Reader:
     """Checks the settings. Raises CheckpointError naming the one that isn't known."""
     settings = model.fields["quantization_config"]
     bits, form = settings.get("bits"), settings.get("checkpoint_format", "gptq")
-    if bits not in (4, 8):
-        raise model.error("quantization_config.bits", f"is {bits!r}; GPTQ with 4 or 8 bits is known")
+    if bits not in BITS:
+        raise model.error("quantization_config.bits", f"is {bits!r}; GPTQ with 2, 3, 4 or 8 bits is known")
     if form not in ("gptq", "gptq_v2"):
         raise model.error("quantization_config.checkpoint_format", f"is {form!r}; gptq and gptq_v2 are known")
     return GptqReader(tensors, bits, 0 if form == "gptq_v2" else 1)
@@ -43,48 +41,64 @@ class GptqReader:
         base = name.removesuffix(".weight")
         if f"{base}.qweight" not in self._names:
             return None
+        n, k = shape
         q = unpack(self._tensors.tensor(f"{base}.qweight").T, self._bits).T  # (k, n)
-        zeros = unpack(self._tensors.tensor(f"{base}.qzeros"), self._bits) + self._offset  # (groups, n)
+        if q.shape != (k, n):
+            problem = f"is packed for {tuple(q.T.shape)} by {self._bits} bits, config.json asks for {shape}"
+            raise self._tensors.error(f"{base}.qweight", problem)
         scales = self._tensors.tensor(f"{base}.scales").float()
-        if q.shape != (shape[1], shape[0]) or scales.shape[1] != shape[0] or zeros.shape != scales.shape:
-            raise CheckpointError(f"tensor {base}.qweight is packed for {tuple(q.T.shape)}, not {shape}", "model")
-        order = self._order(base, shape[1], len(scales))
-        if order is not None:
-            return regrouped((scales[order] * (q - zeros[order])).T)
-        return integers(q.T, self._bits, scales.T, zeros.T)
+        if scales.dim() != 2 or scales.shape[1] != n:
+            raise self._tensors.error(f"{base}.scales", f"has shape {tuple(scales.shape)}; (groups, {n}) is known")
+        zeros = unpack(self._tensors.tensor(f"{base}.qzeros"), self._bits)[:, :n] + self._offset  # (groups, n)
+        if zeros.shape != scales.shape:
+            problem = f"is packed for {tuple(zeros.shape)}, its scales are {tuple(scales.shape)}"
+            raise self._tensors.error(f"{base}.qzeros", problem)
+        return self._ordered(base, q.T, scales, zeros)
 
-    def _order(self, base: str, k: int, groups: int) -> Tensor | None:
+    def _ordered(self, base: str, q: Tensor, scales: Tensor, zeros: Tensor) -> Integers:
+        """With the inputs of a group side by side, those of an act-order layer by way of ``order``."""
+        groups, order = self._groups(base, q.shape[1], len(scales)), None
+        if groups is not None:
+            order = groups.argsort(stable=True)
+            q = q[:, order]
+        found = integers(q, self._bits, scales.T, zeros.T)
+        if found is None:
+            size = -(-q.shape[1] // len(scales))
+            problem = f"has groups of {size} inputs; multiples of {LEAST_GROUP} are known"
+            raise self._tensors.error(f"{base}.scales", problem)
+        return found if order is None else found._replace(order=order.int())
+
+    def _groups(self, base: str, k: int, count: int) -> Tensor | None:
         """Each input's group, None where they are in order."""
         if f"{base}.g_idx" not in self._names:
             return None
-        found = self._tensors.tensor(f"{base}.g_idx").long()
-        plain = torch.arange(k) // -(-k // groups)
+        found, size = self._tensors.tensor(f"{base}.g_idx").long(), -(-k // count)
+        plain = torch.arange(k) // size
+        if found.shape != plain.shape or not torch.equal(found.sort().values, plain):
+            problem = f"doesn't put {k} inputs into {count} groups of {size}; quantize the model again"
+            raise self._tensors.error(f"{base}.g_idx", problem)
         return None if torch.equal(found, plain) else found
 
 
-def integers(q: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> Integers:
-    """q (n, k) from 0 up, scales and zeros (n, groups) -> around the middle; mins where a zero isn't there."""
-    half = 1 << (bits - 1)
+def integers(q: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> Integers | None:
+    """q (n, k) from 0 up, scales and zeros (n, groups) -> around the middle; mins where a zero isn't there.
+
+    None for groups whose size isn't a multiple of LEAST_GROUP.
+    """
+    half, kept = 1 << (bits - 1), 8 if bits == 8 else 4
     group = -(-q.shape[1] // scales.shape[1])
-    if group % 16 and scales.shape[1] > 1:
-        raise CheckpointError(f"groups of {group} inputs are not known; they must be a multiple of 16", "model")
+    if group % LEAST_GROUP and scales.shape[1] > 1:
+        return None
     mins = None if bool((zeros == half).all()) else scales * (zeros - half)
-    return Integers(
-        (q - half).to(torch.int8), bits, 0 if scales.shape[1] == 1 else group, scales.contiguous(), mins
-    )
-
-
-def regrouped(weight: Tensor) -> Integers:
-    """Rounded to 8 bits in small groups."""
-    found = quantize(weight.contiguous(), 8, REGROUPED)
-    assert found.scales is not None
-    assert found.row_scale is not None
-    n = found.n
-    scales = found.scales.float().transpose(1, 2).reshape(-1, found.scales.shape[1])[:n] * found.row_scale[:n, None]
-    return Integers(found.integers(), 8, REGROUPED, scales)
+    group = 0 if scales.shape[1] == 1 else group
+    return Integers((q - half).to(torch.int8), kept, group, scales.contiguous(), mins)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """(rows, columns) int32 -> (rows, columns x 32 / bits) int32, from the low bits up."""
+    """(rows, columns) int32 -> (rows, columns x 32 / bits) int32, across words where need be."""
+    if 32 % bits:
+        ones = ((packed[..., None] >> torch.arange(32, dtype=torch.int32)) & 1).flatten(-2)
+        places = torch.arange(bits, dtype=torch.int32)
+        return (ones.unflatten(-1, (-1, bits)) << places).sum(-1, dtype=torch.int32)
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     return ((packed[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)

@@ -11,6 +11,7 @@
 
 #include "half_panel.h"
 #include "narrow_forms.h"
+#include "order.h"
 #include "outliers.h"
 #include "results.h"
 #include "rows.h"
@@ -219,6 +220,14 @@ void with_outliers(const PackedLinear& w, const void* x, int32_t x_dtype, int64_
   add_outliers(w, outliers, results.out, results.dtype, results.stride);
 }
 
+void with_order(const PackedLinear& w, const void* x, int32_t x_dtype, int64_t x_stride, int64_t m, const Results& results) {
+  PackedLinear plain = w;
+  plain.kind = w.kind == LINEAR_W8_ORDERED ? LINEAR_W8 : LINEAR_W4, plain.mins = order_of(w).mins;
+  Results own = results;
+  own.w = &plain;
+  linear(plain, in_order(w, x, x_dtype, x_stride, m).data(), F32, w.k, m, own);
+}
+
 }  // namespace
 }  // namespace baton
 
@@ -227,5 +236,6 @@ BATON_API void baton_linear(const baton::PackedLinear* w, const void* x, int32_t
   using namespace baton;
   if (m <= 0) return;
   const Results results{w, bias, out, out_dtype, out_stride, nullptr, m};
-  (w->kind == LINEAR_W8_OUTLIERS ? with_outliers : linear)(*w, x, x_dtype, x_stride, m, results);
+  const auto run = w->kind == LINEAR_W8_OUTLIERS ? with_outliers : is_ordered(w->kind) ? with_order : linear;
+  run(*w, x, x_dtype, x_stride, m, results);
 }

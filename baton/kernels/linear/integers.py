@@ -17,14 +17,17 @@ from torch import Tensor
 from baton.kernels.linear.codes import Codes, stack_codes
 from baton.kernels.linear.packed import (
     E4M3_A16,
+    ORDERED,
     W8,
     W8_OUTLIERS,
     PackedWeight,
     pack_e4m3,
     pack_e4m3_groups,
     pack_integers,
+    quantize,
 )
 
+REGROUPED = 32  # inputs to a scale where weights are rounded anew to 8 bits
 SPREAD = 128  # inputs of the group that a row's scale is spread over where groups are needed
 
 
@@ -33,7 +36,8 @@ class Integers(NamedTuple):
 
     ``q`` (n, k) int8 within ``bits``; ``scales``, ``mins`` float32 (n, groups), each over ``group`` inputs; group
     0: one per row. ``outliers``: activations of such a magnitude are multiplied in float, 0: none are; above 0 it
-    goes with 8 bits and group 0.
+    goes with 8 bits and group 0. ``order``: which input each column multiplies, int32 (k,); None where they are in
+    order.
     """
 
     q: Tensor
@@ -42,6 +46,7 @@ class Integers(NamedTuple):
     scales: Tensor
     mins: Tensor | None = None
     outliers: float = 0.0
+    order: Tensor | None = None
 
 
 class Scaled(NamedTuple):
@@ -77,7 +82,31 @@ def values_of(part: Tensor | Part) -> Tensor:
 
 
 def stack(parts: Sequence[Integers]) -> PackedWeight:
-    """Stacks the parts along the rows, packed. 4 bits stay 4 bits where all parts are."""
+    """Stacks the parts along the rows. 4 bits stay 4 bits where all are; different orders are rounded anew."""
+    if not all(_same(part.order, parts[0].order) for part in parts):
+        return quantize(torch.cat([values_of(part) for part in parts]), 8, REGROUPED)
+    if parts[0].order is None:
+        return _stack(parts)
+    packed = _stack([part._replace(order=None) for part in parts])
+    return dataclasses.replace(packed, kind=ORDERED[packed.kind], table=parts[0].order)
+
+
+def regrouped(part: Tensor | Part) -> Tensor | Part:
+    """The part, rounded anew to 8 bits where its inputs are in another order, for who can't put rows into it."""
+    if not isinstance(part, Integers) or part.order is None:
+        return part
+    found = quantize(values_of(part).contiguous(), 8, REGROUPED)
+    assert found.scales is not None
+    assert found.row_scale is not None
+    scales = found.scales.float().transpose(1, 2).reshape(-1, found.scales.shape[1])[: found.n]
+    return Integers(found.integers(), 8, REGROUPED, scales * found.row_scale[: found.n, None])
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _stack(parts: Sequence[Integers]) -> PackedWeight:
     bits, group = max(part.bits for part in parts), _common_group(parts)
     scales = torch.cat([_spread(part.scales, part, group) for part in parts])
     mins = None

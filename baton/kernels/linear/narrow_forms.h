@@ -3,6 +3,7 @@
 //
 //   CODES     as W4 (linear.h), a nibble being a place in the table: 16 int8, to which `mins` of the struct points
 //   W8_OUTLIERS  as W8 without groups, `mins` pointing to a float: see outliers.h
+//   W8_ORDERED, W4_ORDERED  as W8 and W4, `mins` pointing to an Order: see order.h
 //   E4M3_A16  as W8, a byte being a float8_e4m3fn; rows of activations are bf16, sums float; with a group, scales as of integers
 #pragma once
 
@@ -10,12 +11,19 @@
 
 namespace baton {
 
-constexpr int32_t LINEAR_CODES = 4, LINEAR_E4M3_A16 = 5, LINEAR_W8_OUTLIERS = 6;  // PackedLinear.kind; 3 is a GPU's
+constexpr int32_t LINEAR_CODES = 4, LINEAR_E4M3_A16 = 5, LINEAR_W8_OUTLIERS = 6;
+constexpr int32_t LINEAR_W8_ORDERED = 7, LINEAR_W4_ORDERED = 8;  // PackedLinear.kind; 3 is a GPU's
 
-inline bool is_of_bytes(int32_t kind) { return kind == LINEAR_W8 || kind == LINEAR_E4M3_A16 || kind == LINEAR_W8_OUTLIERS; }
+inline bool is_ordered(int32_t kind) { return kind == LINEAR_W8_ORDERED || kind == LINEAR_W4_ORDERED; }
+
+inline bool is_of_bytes(int32_t kind) {
+  return kind == LINEAR_W8 || kind == LINEAR_E4M3_A16 || kind == LINEAR_W8_OUTLIERS || kind == LINEAR_W8_ORDERED;
+}
 
 // Whether `mins` are mins: one per group and output.
-inline bool has_mins(const PackedLinear& w) { return w.mins && w.kind != LINEAR_CODES && w.kind != LINEAR_W8_OUTLIERS; }
+inline bool has_mins(const PackedLinear& w) {
+  return w.mins && w.kind != LINEAR_CODES && w.kind != LINEAR_W8_OUTLIERS && !is_ordered(w.kind);
+}
 
 // A planted bug, which the op's tests must catch: the upper half of the table is never read.
 #ifdef BATON_MUTATION_LINEAR_TABLE

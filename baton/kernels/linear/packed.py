@@ -25,10 +25,11 @@ from baton.kernels.linear.rounding import EXACT, TINY, WHOLE, as_stored, best_sc
 PANEL = 64  # rows of a panel
 BF16, W8, W4 = 0, 1, 2  # kinds of weights: linear.h's LinearKind
 E4M3 = 3  # a kind of form.cuh's: only a GPU has it, elsewhere the reference computes it
-CODES, E4M3_A16, W8_OUTLIERS = 4, 5, 6  # kinds of narrow_forms.h's: only a CPU has them
+CODES, E4M3_A16, W8_OUTLIERS, W8_ORDERED, W4_ORDERED = 4, 5, 6, 7, 8  # narrow_forms.h's: only a CPU has them
+ORDERED = {W8: W8_ORDERED, W4: W4_ORDERED}  # kinds by those of the same numbers in order
 ROWS = ("data", "scales", "mins", "row_scale")  # what a PackedWeight has panel by panel
-ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128}
-VERSION = 3  # this layout's and rounding's version: part of the name of what is cached on disk
+ZERO = {W8: 128, W4: 8, CODES: 0, W8_OUTLIERS: 128, W8_ORDERED: 128, W4_ORDERED: 8}
+VERSION = 4  # this layout's and rounding's version: part of the name of what is cached on disk
 
 
 class PackedMatrixStruct(ctypes.Structure):
@@ -47,13 +48,20 @@ class PackedMatrixStruct(ctypes.Structure):
     ]
 
 
+class OrderStruct(ctypes.Structure):
+    """order.h: Order."""
+
+    _fields_ = (("mins", ctypes.c_void_p), ("inputs", ctypes.c_void_p))
+
+
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """Holds a weight (n, k) in panels.
 
     ``data`` uint8, panels in order; ``scales``, ``mins`` float16 (panels, groups, 64) or None; ``row_scale``
     float32 (panels x 64), None for plain bf16. ``group`` 0: one scale per row. ``table``: of CODES, what its
-    nibbles stand for, 16 int8; of W8_OUTLIERS, from which magnitude on inputs are multiplied in float, one float32.
+    nibbles stand for, 16 int8; of W8_OUTLIERS, from which magnitude on inputs are multiplied in float, one float32;
+    of W8_ORDERED and W4_ORDERED, which input each column multiplies, int32 (k,).
     """
 
     kind: int
@@ -73,9 +81,23 @@ class PackedWeight:
     @cached_property
     def struct(self) -> PackedMatrixStruct:
         """Returns what native code takes; valid as long as this object lives."""
-        tensors = (self.data, self.scales, self.mins if self.table is None else self.table, self.row_scale)
-        addresses = (None if t is None else t.data_ptr() for t in tensors)
+        beside = ctypes.addressof(self._order) if self.is_ordered else _address(self._beside)
+        addresses = (_address(self.data), _address(self.scales), beside, _address(self.row_scale))
         return PackedMatrixStruct(self.kind, self.group, self.n, self.k, *addresses, self.exact)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether rows are put into another order first."""
+        return self.kind in ORDERED.values()
+
+    @property
+    def _beside(self) -> Tensor | None:
+        """What the struct's ``mins`` point to."""
+        return self.mins if self.table is None else self.table
+
+    @cached_property
+    def _order(self) -> OrderStruct:
+        return OrderStruct(_address(self.mins), _address(self.table))
 
     @cached_property
     def exact(self) -> int:
@@ -109,7 +131,11 @@ class PackedWeight:
         if self.mins is not None:
             whole -= _spread(self.mins, self.group, self.n, self.k).to(dtype)
         assert self.row_scale is not None
-        return whole * self.row_scale[: self.n, None].to(dtype)
+        whole *= self.row_scale[: self.n, None].to(dtype)
+        if not self.is_ordered:
+            return whole
+        assert self.table is not None
+        return torch.empty_like(whole).index_copy_(1, self.table.long(), whole)
 
     def _narrow(self) -> Tensor:
         """What scales multiply, (n, k)."""
@@ -123,7 +149,7 @@ class PackedWeight:
     def integers(self) -> Tensor:
         """Returns the quantized integers without their zero, or the codes, (n, k) int8."""
         data = self.data
-        if self.kind in (W4, CODES):
+        if self.kind in (W4, W4_ORDERED, CODES):
             data = torch.stack((data.view(-1, PANEL, 4) & 15, data.view(-1, PANEL, 4) >> 4), 1)
         return (_from_steps(data.reshape(-1), 4, self.n, self.k).to(torch.int16) - ZERO[self.kind]).to(torch.int8)
 
@@ -270,6 +296,10 @@ def _units(scales: Tensor) -> Tensor:
     """(n, groups) -> per row the power of two that float16 holds its scales best in, (n,) float32."""
     peak = scales.abs().amax(1).double().clamp_min(2.0**-100)
     return torch.exp2(torch.floor(torch.log2(peak)) - 10).float()
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _to_steps(x: Tensor, step: int, width: int, fill: int = 0) -> Tensor:

@@ -71,10 +71,9 @@ def of_gguf(file_bytes: int, weights: int) -> Precision:
 def _grouped(settings: dict[str, Any]) -> float:
     """GPTQ's and AWQ's bits per weight."""
     bits = int(settings.get("bits") or settings.get("w_bit") or 0)
-    if bits not in (4, 8):
-        raise ValueError(f"bits is {bits}; 4 and 8 are known")
-    if settings.get("desc_act"):
-        return 8.0 + GROUP_BITS / 32  # rounded anew to int8 in groups of 32
+    if bits not in (2, 3, 4, 8):
+        raise ValueError(f"bits is {bits}; 2, 3, 4 and 8 are known")
+    bits = max(bits, 4)  # those of 2 and 3 are kept in 4
     group = int(settings.get("group_size") or settings.get("q_group_size") or 128)
     return bits + (GROUP_BITS / group if group > 0 else 0.0)
 

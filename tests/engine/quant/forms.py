@@ -86,6 +86,8 @@ def rounded(weight: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Ten
 
 def packed(columns: np.ndarray, bits: int, order: tuple[int, ...]) -> Tensor:
     """(rows, columns) of small integers -> (rows, columns x bits / 32); ``order[i]`` sits in the i-th bits."""
+    if 32 % bits:
+        return packed_across(columns, bits)
     per = 32 // bits
     out = np.zeros((columns.shape[0], columns.shape[1] // per), np.uint32)
     for at in range(out.shape[1]):
@@ -94,14 +96,34 @@ def packed(columns: np.ndarray, bits: int, order: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(out.view(np.int32))
 
 
-def gptq(bits: int = 4, group: int = 32, symmetric: bool = True, order: bool = False, version: int = 1) -> Form:
+def packed_across(columns: np.ndarray, bits: int) -> Tensor:
+    """The same of integers that go on in the next int32, as AutoGPTQ packs 3 bits."""
+    out = np.zeros((columns.shape[0], columns.shape[1] * bits // 32), np.uint32)
+    for row, values in enumerate(columns.tolist()):
+        whole = sum(value << (bits * place) for place, value in enumerate(values))
+        out[row] = [(whole >> (32 * word)) & 0xFFFFFFFF for word in range(out.shape[1])]
+    return torch.from_numpy(out.view(np.int32))
+
+
+def gptq(
+    bits: int = 4,
+    group: int = 32,
+    symmetric: bool = True,
+    order: bool = False,
+    version: int = 1,
+    alike: bool = True,
+) -> Form:
     """AutoGPTQ's layout."""
     settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order, "sym": symmetric}
     settings["checkpoint_format"] = "gptq_v2" if version == 2 else "gptq"
-    plain = tuple(range(32 // bits))
+    plain, seeds = tuple(range(32 // bits)), torch.Generator()
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
-        turn = torch.randperm(weight.shape[1]) if order else torch.arange(weight.shape[1])
+        k = weight.shape[1]
+        seeds.manual_seed(
+            k if alike else seeds.initial_seed() + 1
+        )  # alike: layers of the same inputs have one order
+        turn = torch.randperm(k, generator=seeds) if order else torch.arange(k)
         q, zero, scale, value = rounded(weight[:, turn], bits, group, symmetric)
         back = torch.argsort(turn)
         stored_zero = zero.T.numpy() - (1 if version == 1 else 0)

@@ -14,7 +14,7 @@ from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.quant.ggml.blocks import KINDS as GGML_KINDS
 from baton.engine.quant.gguf import gguf_name
-from baton.kernels.linear.packed import CODES, E4M3_A16, W4, W8, PackedWeight, one_of
+from baton.kernels.linear.packed import CODES, E4M3_A16, W4, W4_ORDERED, W8, W8_ORDERED, PackedWeight, one_of
 from baton.protos.errors import CheckpointError, ConfigError
 from tests.engine.quant import forms
 
@@ -25,7 +25,10 @@ CASES = {
     "gptq asymmetric": (forms.gptq(symmetric=False), W4, HALF),
     "gptq v2": (forms.gptq(symmetric=False, version=2), W4, HALF),
     "gptq 8 bits": (forms.gptq(bits=8), W8, 1e-6),
-    "gptq desc_act": (forms.gptq(order=True), W8, 8e-3),
+    "gptq 3 bits": (forms.gptq(bits=3), W4, 1e-6),
+    "gptq 2 bits asymmetric": (forms.gptq(bits=2, symmetric=False), W4, HALF),
+    "gptq desc_act": (forms.gptq(order=True), W4_ORDERED, 1e-6),
+    "gptq desc_act 8 bits asymmetric": (forms.gptq(bits=8, order=True, symmetric=False), W8_ORDERED, HALF),
     "awq": (forms.awq(), W4, HALF),
     "awq g64": (forms.awq(group=64), W4, HALF),
     "int8 channel": (forms.compressed("int8", "channel"), W8, 1e-6),
@@ -86,6 +89,15 @@ def test_a_checkpoint_holds_its_twins_values(base: Path, tmp_path: Path, case: s
     same_values(coded, plain, tmp_path, kind, most)
 
 
+def test_layers_of_different_orders_are_rounded_anew_together(base: Path, tmp_path: Path) -> None:
+    coded, plain = forms.write(base, tmp_path, forms.gptq(order=True, alike=False))
+    found, twin = loaded(coded, tmp_path).weights["0.qkv"], loaded(plain, tmp_path).weights["0.qkv"]
+    assert isinstance(found, PackedWeight)
+    assert isinstance(twin, torch.Tensor)
+    assert found.kind == W8
+    assert float((found.dequantized() - twin).norm() / twin.norm()) < 8e-3
+
+
 @pytest.mark.parametrize("case", ["gptq", "awq", "int8 channel", "fp8 blocks", "int4 packed"])
 def test_experts_hold_their_twins_values(tmp_path: Path, case: str) -> None:
     form, kind, most = CASES[case]
@@ -112,7 +124,7 @@ def test_a_gguf_holds_its_twins_values(gguf_base: Path, tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 3}, "bits is 3; GPTQ with 4 or 8"),
+        ({"bits": 5}, "bits is 5; GPTQ with 2, 3, 4 or 8"),
         ({"checkpoint_format": "marlin"}, "'marlin'; gptq and gptq_v2"),
         ({"quant_method": "awq", "bits": 8}, "bits is 8; AWQ with 4"),
         ({"quant_method": "awq", "version": "gemv"}, "'gemv'; gemm is known"),

@@ -41,7 +41,7 @@ def bytes_of(shape: ModelShape, linear: float, head: float) -> float:
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4.25, 16),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1, "lm_head": True}, 8, 8),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 9, 16),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}, 4.25, 16),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, 4.5, 16),
         (groups(INT4), 4.25, 16),
         (groups({"type": "int", "num_bits": 8, "strategy": "channel"}, INT4), 8, 16),
@@ -72,7 +72,7 @@ def test_a_quantized_checkpoint_takes_the_bits_that_it_has(
         ({"quant_method": "fp8", "weight_block_size": [128]}, "quantization_config of fp8"),
         ({"load_in_4bit": True}, "quant_method is None"),
         ("int4", "quant_method is None"),
-        ({"quant_method": "gptq", "bits": 3}, "bits is 3"),
+        ({"quant_method": "gptq", "bits": 5}, "bits is 5"),
         (groups({"type": "int", "num_bits": 2}), "2 bits"),
         ({"quant_method": "compressed-tensors"}, "config_groups is missing"),
     ],

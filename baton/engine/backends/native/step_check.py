@@ -27,7 +27,7 @@ from baton.protos.nouns import BLOCK_TOKENS, KvLayout
 # ‖native - reference‖ / ‖reference‖. Quantized layers also round their activations to 8 bits, bf16 ones to bf16.
 EXACT = 1e-5
 LINEAR = {LINEAR_F32: 2e-5, packed.BF16: 8e-3, packed.E4M3_A16: 8e-3}
-LINEAR |= dict.fromkeys((packed.W8, packed.W8_OUTLIERS, packed.W4, packed.CODES), 3e-2)
+LINEAR |= dict.fromkeys((packed.W8, packed.W8_OUTLIERS, packed.W4, packed.CODES, *packed.ORDERED.values()), 3e-2)
 ATTENTION = {"float32": EXACT, "bfloat16": EXACT, "int8": 5e-4, "fp8_e4m3": 2e-5}  # q has 15 bits against int8 keys
 STORED = {"float32": EXACT, "bfloat16": 1e-3, "int8": 2e-3, "fp8_e4m3": 2e-2}  # a tie may round either way
 

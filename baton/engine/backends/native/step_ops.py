@@ -74,9 +74,13 @@ class StepOps:
         found = self._ops.rms_norm(state.registers(op.x), delta, self._vector(op.weight), op.eps)
         state.registers(op.out).copy_(found)
 
-    def _linear(self, op: p.Linear, state: OpContext) -> None:
-        weight = parts(self._native.matrix(op.weight))
+    def _linear(self, op: p.Linear, state: OpContext) -> bool:
+        matrix = self._native.matrix(op.weight)
+        if matrix.is_ordered:
+            return False  # which torch's op has no form for
+        weight = parts(matrix)
         state.registers(op.out).copy_(self._ops.linear(state.registers(op.x), *weight, self._vector(op.bias)))
+        return True
 
     def _rope_append(self, op: p.RopeAppend, state: OpContext) -> None:
         qkv = state.registers(op.qkv).unflatten(1, (-1, self._program.head_dim))
