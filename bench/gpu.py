@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from baton.engine.backends.cuda.gpu import require
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda.library import Device, device
+from baton.kernels.cuda.library import CudaLibrary, device
 from baton.protos.errors import ConfigError
 from bench.cuda import rows as shown
 from bench.cuda.rows import RESULTS, Row, absent
@@ -89,7 +89,7 @@ def within(parts: Sequence[tuple[str, Callable[[float], Iterator[Row]]]], until:
 
 
 def plan(
-    only: Sequence[str], loaded: Device, top: shown.Ceilings
+    only: Sequence[str], loaded: CudaLibrary, top: shown.Ceilings
 ) -> list[tuple[str, Callable[[float], Iterator[Row]]]]:
     """The parts asked for, in order."""
     from bench.cuda import cases, checks, prompts, served, small, step

@@ -54,6 +54,25 @@ MACHINES: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "ops",
             ),
             Panel(
+                "Drafted tokens",
+                (
+                    PanelQuery(q.rate(W["draft_tokens"], "worker", ALL_WORKERS), "{{worker}} verified"),
+                    PanelQuery(q.rate(W["draft_tokens_accepted"], "worker", ALL_WORKERS), "{{worker}} accepted"),
+                ),
+                "ops",
+                about="Where worker.speculation is on.",
+            ),
+            Panel(
+                "Drafts",
+                (
+                    PanelQuery(q.rate(W["drafts"], "worker", ALL_WORKERS), "{{worker}} drafts verified"),
+                    PanelQuery(
+                        q.rate(W["draft_seconds"], "worker", ALL_WORKERS), "{{worker}} seconds spent on drafts"
+                    ),
+                ),
+                "ops",
+            ),
+            Panel(
                 "Power of hosts",
                 (
                     PanelQuery(

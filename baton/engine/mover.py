@@ -54,7 +54,7 @@ class MoverChannel:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._on_card = join.device is not None and CUDA
         self._todo: queue.SimpleQueue[MoveBytes | None] = queue.SimpleQueue()
-        self._group: Any = None
+        self._group: Any = None  # torch's stubs lack send and recv
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, move: MoveBytes | None) -> None:
@@ -106,7 +106,7 @@ class Mover:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._channels: dict[str, MoverChannel] = {}
-        self._stores: dict[int, Any] = {}  # ours, by port
+        self._stores: dict[int, dist.TCPStore] = {}  # ours, by port
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -138,7 +138,7 @@ class Mover:
             if channel is not None:
                 channel.put(None if isinstance(message, LeaveChannel) else message)
 
-    def store_of(self, join: JoinChannel) -> Any:
+    def store_of(self, join: JoinChannel) -> dist.TCPStore:
         """Returns the store where the two ends of a channel meet: the receiver's, which is in this process for a
         receiver.
         """
@@ -193,7 +193,7 @@ def bytes_at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_ubyte * size).from_address(address), dtype=torch.uint8)
 
 
-def make_group(join: JoinChannel, store: Any) -> Any:
+def make_group(join: JoinChannel, store: dist.Store) -> Any:
     """Returns the two-rank group of a channel. Raises RuntimeError when the other end doesn't come."""
     named = dist.PrefixStore(join.group, store)
     if CUDA:

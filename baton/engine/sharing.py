@@ -14,7 +14,7 @@ from baton.protos.errors import PoolExhausted
 KEPT_FOR_REQUESTS = 8  # fills leave an eighth of the pages, so that what is fetched doesn't starve what is computed
 
 
-class Sharing:
+class PageSharing:
     """Keeps the pins, keeps and fills that are open, by the I/O process's key."""
 
     def __init__(self, pool: PagePool) -> None:

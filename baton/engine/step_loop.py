@@ -15,7 +15,7 @@ from baton.engine.handlers import Handlers, Table
 from baton.engine.isolate import StepOutcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import SequenceState
-from baton.engine.sharing import Sharing
+from baton.engine.sharing import PageSharing
 from baton.engine.step_log import StepLog
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
@@ -24,16 +24,16 @@ from baton.protos.nouns import EngineRequest, PoolSnapshot
 
 log = logging.getLogger("baton.engine")
 
-REPORT_EVERY_S = 0.1
-IDLE_WAIT_S = 5.0
+REPORT_EVERY_S = 0.1  # seconds between two reports, because readers look a few times a second
+IDLE_WAIT_S = 5.0  # seconds that an idle loop sleeps at most; a message wakes it
 NO_REQUEST = -1  # the key of no request, for messages without one: requests' keys begin at 1
 
 
 class Channel(Protocol):
-    """The engine's end of the local channel (worker/channel.py)."""
+    """What a loop needs of its end of the local channel (worker/channel.py)."""
 
     def send(self, message: ch.ToIo) -> None:
-        """Queues a message; never blocks."""
+        """Queues a message and never blocks."""
 
     def poll(self, timeout_s: float) -> list[ch.ToEngine]:
         """Returns the messages that have come, waiting up to ``timeout_s`` seconds for the first.
@@ -53,7 +53,7 @@ class EngineParts(NamedTuple):
     channel: Channel
     clock: Callable[[], float]
     grammars: Grammars
-    sharing: Sharing
+    sharing: PageSharing
     memory: memoryview | None
 
     @classmethod
@@ -67,11 +67,11 @@ class EngineParts(NamedTuple):
         memory: memoryview | None = None,
     ) -> EngineParts:
         """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default."""
-        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), Sharing(pool), memory)
+        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), PageSharing(pool), memory)
 
 
 class StepLoop(ABC):
-    """Base of both loops: a role adds ``beat``, ``patience``, its messages' ``handlers`` and its counts."""
+    """Is the base of both loops: a role adds ``beat``, ``patience``, its messages' ``handlers`` and its counts."""
 
     def __init__(self, parts: EngineParts):
         self.parts = parts
@@ -94,33 +94,33 @@ class StepLoop(ABC):
 
     @abstractmethod
     def beat(self) -> bool:
-        """Run one step if there is one; False when there is nothing to compute now."""
+        """Runs one step if there is one; returns False where there is nothing to compute now."""
 
     def patience(self) -> float:
-        """Seconds an idle loop may sleep before it must look at the clock again."""
+        """Returns the seconds that an idle loop may sleep before it must look at the clock again."""
         return IDLE_WAIT_S
 
     @abstractmethod
     def fail(self, key: int, error: Exception) -> None:
-        """End one request with ``error``; everything else goes on."""
+        """Ends one request with ``error``; everything else goes on."""
 
     @abstractmethod
     def load(self) -> tuple[int, int, int]:
-        """Running sequences, waiting sequences, prompt tokens that wait."""
+        """Returns the running sequences, those that wait, and the prompt tokens that wait."""
 
     def extras(self) -> dict[str, int]:
-        """Fields of Stats that only this role counts."""
+        """Returns what only this role counts, by field of Stats."""
         return {}
 
     @property
     @abstractmethod
     def empty(self) -> bool:
-        """Whether no request is left here, and no page is anybody's but the cache's or a share's."""
+        """Tells whether no request is left here, and no page is anybody's but the cache's or a share's."""
 
     # ---- the beat ----
 
     def run(self) -> None:
-        """Until Shutdown, or until the I/O process is gone; or, with ``next_role`` set, until nothing is left."""
+        """Runs until Shutdown or the I/O process is gone; with ``next_role`` set, until nothing is left."""
         busy = False
         while not self.leaving and not (self.next_role and self.empty):
             try:
@@ -135,12 +135,12 @@ class StepLoop(ABC):
         return max(0.0, min(self.patience(), self._until_report()))
 
     def sequence(self, key: int, request: EngineRequest) -> SequenceState:
-        """The sequence of a request that came as ``key``; its grammar begins to compile."""
+        """Returns the sequence of a request that came as ``key``; its grammar begins to compile."""
         grammar = self.parts.grammars.begin(request)
         return SequenceState(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
 
     def turn(self, messages: list[ch.ToEngine]) -> bool:
-        """Take ``messages``, run a step, report; True while there may be more to compute."""
+        """Takes ``messages``, runs a step and reports; returns True while there may be more to compute."""
         self.parts.grammars.turn()
         for message in messages:
             self.take(message)
@@ -161,7 +161,7 @@ class StepLoop(ABC):
             self.fail(getattr(message, "key", NO_REQUEST), error)
 
     def compute(self, plan: StepPlan) -> StepOutcome:
-        """Run ``plan`` with each failure kept to its sequence; the step is logged."""
+        """Runs ``plan`` with each failure kept to its sequence; the step is logged."""
         outcome = run_isolated(self.parts.runner, plan)
         self.log.note(plan.shape(outcome.seconds))
         for seq, error in outcome.failed.items():
@@ -214,7 +214,7 @@ class StepLoop(ABC):
         self.channel.send(ch.RoleIs(earlier.next_role))
 
     def snapshot(self) -> PoolSnapshot:
-        """The pool and the queues, counted now."""
+        """Returns the pool and the queues, counted now."""
         counts = self.pool.snapshot_counts()
         running, waiting, _ = self.load()
         return PoolSnapshot(
@@ -262,6 +262,6 @@ class StepLoop(ABC):
 
 
 def note(error: Exception, what: str) -> None:
-    """Log what isn't a typed refusal: its request hears the message, the log keeps the trace."""
+    """Logs what isn't a typed refusal: its request hears the message, the log keeps the trace."""
     if not isinstance(error, BatonError):
         log.error("%s", what, exc_info=error)

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import baton
 from baton.process.processes import die_with_parent, kill_session
 
-BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # seconds before each new start of a process that died
+BACKOFF_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # seconds before each new start: what dies at once must not cost a core
 HEALTHY_S = 10.0  # seconds of life after which the next death counts as a first one again
 LOOK_S = 0.5  # how late, at most, the end of a process is seen whose pipes others have
 OnStart = Callable[[asyncio.subprocess.Process], Awaitable[None]]
@@ -32,11 +32,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the last process started."""
+        """Returns the pid of the last process started, None before there was one."""
         return self.process.pid if self.process else None
 
     async def start(self) -> asyncio.subprocess.Process:
-        """Start it (again). With ``pipes`` its stdin and stdout are ours, else only the log is written."""
+        """Starts the process (again). With ``pipes`` its stdin and stdout are ours; else all goes to the log."""
         pipe = asyncio.subprocess.PIPE if self._pipes else asyncio.subprocess.DEVNULL
         with _appended(self.log) as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -81,7 +81,7 @@ class ChildProcess:
         await _ended(self.process)
 
     def last_words(self, size: int = 800) -> str:
-        """What its log ends with: the message after "error: " where it ended with one of ours."""
+        """Returns what its log ends with: the message after "error: " where it ended with one of ours."""
         text = self.log.read_text(errors="replace")[-size:].strip() if self.log.is_file() else ""
         return f"{text.rpartition('error: ')[2] or 'it printed nothing'} (log: {self.log})"
 

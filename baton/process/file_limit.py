@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-WANTED = 65_536
+WANTED = 65_536  # files, enough for as many connections and no more than kernels give
 
 
 def raise_file_limit() -> None:

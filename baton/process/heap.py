@@ -16,7 +16,7 @@ YOUNG = 5000  # more objects made than freed, and it is looked whether some of t
 
 
 def settle_heap() -> None:
-    """Collect once; later collections look at what comes after only, and not for every few objects."""
+    """Collects garbage once; later collections look only at what comes after, each time it is YOUNG objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

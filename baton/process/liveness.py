@@ -13,20 +13,20 @@ from typing import Any, Protocol
 
 from grpc_health.v1 import health_pb2
 
-BEAT_S = 1.0
+BEAT_S = 1.0  # seconds between two touches: a probe asks less often
 log = logging.getLogger("baton.worker")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Health(Protocol):
-    """The servicer of grpc.health.v1."""
+    """What of the servicer of grpc.health.v1 is needed here."""
 
     async def Check(self, request: Any, context: Any) -> Any:
-        """The status of one service; the empty name is the whole worker."""
+        """Returns the status of one service; the empty name is the whole worker."""
 
 
 def alive_file(slot_dir: str, slot: str) -> Path:
-    """The file's place."""
+    """Returns where the alive file of ``slot`` lies."""
     return Path(slot_dir) / f"{slot}.alive"
 
 

@@ -24,9 +24,9 @@ from typing import Self
 
 import msgspec
 
-LOOKS = 5  # in the time that counts as a stall
-KEPT = 32
-MOST_LOOKS = 1000  # while it stands still once
+LOOKS = 5  # looks in the time that counts as a stall, so that its stack is seen
+KEPT = 32  # stalls that are remembered
+MOST_LOOKS = 1000  # samples of one stall, because each holds a stack
 STOOD_STILL = "the event loop stood still"
 FRAMES = 12  # innermost ones of a stack
 log = logging.getLogger("baton.loop")
@@ -35,12 +35,12 @@ log = logging.getLogger("baton.loop")
 def watching(
     stall_s: float, notice: Callable[[float], object] = lambda seconds: None
 ) -> contextlib.AbstractContextManager[object]:
-    """A watch over the loop that runs, for ``stall_s`` seconds over 0; else nothing."""
+    """Returns a watch over the running loop for stalls of ``stall_s`` seconds; one that does nothing for 0."""
     return LoopWatch(stall_s, notice) if stall_s else contextlib.nullcontext()
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """One hold: seconds that are this process' own doing, and where the loop's thread was."""
+    """A hold of the loop: seconds that are this process' own doing, and where the loop's thread was."""
 
     seconds: float
     stack: str
@@ -64,7 +64,7 @@ class _Used(msgspec.Struct, frozen=True):
 
 
 class LoopWatch:
-    """``with LoopWatch(0.05) as watch:`` on the loop's thread; ``watch.stalls`` are those so far, newest last."""
+    """Watches the loop of the thread that enters it; ``stalls`` are those so far, the newest last."""
 
     def __init__(self, stall_s: float, notice: Callable[[float], object] = lambda seconds: None) -> None:
         self.stalls: deque[Stall] = deque(maxlen=KEPT)

@@ -22,10 +22,10 @@ from prometheus_client.registry import Collector
 from baton.tls.identity import Identity
 from baton.tls.reporting import complain
 
-PATIENCE_S = 5.0  # until a peer must say something more
-LASTS_S = 15.0  # a connection in all
-AT_ONCE = 32
-REST_S = 0.25
+PATIENCE_S = 5.0  # seconds until a peer must say something more
+LASTS_S = 15.0  # seconds that a connection lasts in all
+AT_ONCE = 32  # connections, of which each has a thread
+REST_S = 0.25  # seconds without accepting, while there are no descriptors
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 log = logging.getLogger("baton.worker")
 
@@ -33,7 +33,7 @@ log = logging.getLogger("baton.worker")
 def start_metrics(
     port: int, host: str, registry: Collector, identity: Identity | None
 ) -> tuple[Any, threading.Thread]:
-    """The server (with ``server_port``, ``shutdown`` and ``server_close``) and its thread. Raises OSError."""
+    """Starts the server; returns it and its thread. Raises OSError where the port can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = type("MetricsServer", (_Server,), {"address_family": family, "identity": identity})
     app = make_wsgi_app(registry)  # type: ignore[arg-type]  # it only collects

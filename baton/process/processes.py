@@ -63,13 +63,13 @@ def wait_exit(pid: int, timeout_s: float) -> bool:
 
 
 def session_members(session: int) -> list[int]:
-    """Every living process of a session, zombies left out."""
+    """Returns every living process of a session, zombies left out."""
     entries = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [int(entry.name) for entry in entries if _session_of(entry) == session]
 
 
 def named_in_session(name: str) -> int | None:
-    """A process of our own session by the name the kernel knows, or None."""
+    """Returns a process of our own session by the name that the kernel knows, or None."""
     for pid in session_members(os.getsid(0)):
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
@@ -78,7 +78,7 @@ def named_in_session(name: str) -> int | None:
 
 
 def kill_session(session: int) -> None:
-    """SIGKILL everything in a session, and wait until it is gone; also what is forked while we look."""
+    """Kills everything in a session, also what is forked meanwhile, and waits until it is gone."""
     for _ in range(KILL_ROUNDS):
         members = session_members(session)
         if not members:
@@ -89,7 +89,7 @@ def kill_session(session: int) -> None:
 
 
 def end_sessions(leaders: Iterable[int], grace_s: float) -> None:
-    """SIGTERM each leader; what is left of its session after ``grace_s`` is killed."""
+    """Sends SIGTERM to each leader; what is left of its session after ``grace_s`` seconds is killed."""
     sessions = list(leaders)
     _signal_all(sessions, signal.SIGTERM)
     deadline = time.monotonic() + grace_s

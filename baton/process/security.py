@@ -26,7 +26,7 @@ log = logging.getLogger("baton.tls")
 
 
 def files_of(tls: TlsConfig, role: str) -> TlsFiles | None:
-    """What a process of ``role`` shows and trusts inside the cluster; None where nothing is encrypted."""
+    """Returns what a process of ``role`` shows and trusts inside the cluster; None where nothing is encrypted."""
     if not tls.enabled:
         return None
     cert, key, ca = tls.cert, tls.key, tls.ca
@@ -37,20 +37,20 @@ def files_of(tls: TlsConfig, role: str) -> TlsFiles | None:
 
 
 def identity_of(files: TlsFiles | None, where: str = "", roles: Sequence[str] = ()) -> Identity | None:
-    """None where nothing is encrypted; ``roles`` are those that may connect (empty: all). Raises ConfigError."""
+    """Returns the identity in ``files``, None without TLS; only ``roles`` may connect (empty: all)."""
     if files is None:
         return None
     return Identity(files, where, only_roles(files, roles) if roles else everybody)
 
 
 def router_dialer(config: BatonConfig) -> Dialer:
-    """How the router reaches workers."""
+    """Returns what the router reaches workers by."""
     identity = identity_of(files_of(config.tls, "router"))
     return PLAIN if identity is None else Dialer(identity)
 
 
 def public_identity(config: BatonConfig) -> Identity | None:
-    """What clients of the router meet. Raises ConfigError."""
+    """Returns the identity that clients of the router meet, None for plaintext. Raises ConfigError."""
     tls, own = config.tls, files_of(config.tls, "router")
     if own is None:
         return None
@@ -60,7 +60,7 @@ def public_identity(config: BatonConfig) -> Identity | None:
 
 
 def probing_context(config: BatonConfig) -> ssl.SSLContext | None:
-    """For asking a router that we started ourselves whether it is ready: who answers there is known."""
+    """Returns a context that verifies nobody, for asking a router that we started ourselves whether it is ready."""
     own = files_of(config.tls, "client" if config.tls.dir else "router")
     if own is None:
         return None
@@ -73,7 +73,7 @@ def probing_context(config: BatonConfig) -> ssl.SSLContext | None:
 
 
 def ray_environment(config: BatonConfig) -> dict[str, str]:
-    """Ray's own TLS, where it was asked for; its variables must be the same on every node."""
+    """Returns the variables of Ray's own TLS, where it was asked for; they must be the same on every node."""
     ray, own = config.ray, files_of(config.tls, "ray")
     if ray.cert:
         files = (ray.cert, ray.key, ray.ca)
@@ -86,20 +86,20 @@ def ray_environment(config: BatonConfig) -> dict[str, str]:
 
 
 def show_ends(config: BatonConfig, public: Identity | None, gauge: Gauge) -> None:
-    """Until when a router's certificates are good, looked up at each scrape; nothing where nothing is encrypted."""
+    """Shows until when a router's certificates are good, looked up at each scrape; nothing without TLS."""
     for kind, identity in (("api", public), ("cluster", identity_of(files_of(config.tls, "router")))):
         if identity is not None:
             gauge.labels(kind=kind).set_function(partial(getattr, identity, "ends"))
 
 
 def show_end(files: TlsFiles | None, gauge: Gauge) -> None:
-    """The same of a worker's certificate."""
+    """Shows until when a worker's certificate is good, looked up at each scrape; nothing without TLS."""
     if (identity := identity_of(files)) is not None:
         gauge.set_function(partial(getattr, identity, "ends"))
 
 
 def warn_of_plaintext(host: str, files: TlsFiles | None) -> None:
-    """Workers that others can reach should not speak plaintext, unless somebody said that the network is safe."""
+    """Warns where a worker that others can reach speaks plaintext."""
     if files is None and host not in LOOPBACK:
         log.warning(
             "worker.host %s can be reached from outside, in plaintext and without authentication: set [tls], or "

@@ -22,7 +22,7 @@ def end_within(seconds: float) -> None:
 
 
 async def end_unless_turning(seconds: float) -> None:
-    """While this task runs: a process whose event loop stands still for that long is ended."""
+    """Ends the process if its event loop stands still for ``seconds``, for as long as this task runs."""
     while True:
         end_within(seconds)
         await asyncio.sleep(seconds / 10)

@@ -218,7 +218,7 @@ class EngineFailed(_Message):
 
 
 class SnapshotIs(_Message):
-    """Answers AskSnapshot."""
+    """Answers AskSnapshot with the pool's counts."""
 
     ticket: int
     snapshot: PoolSnapshot

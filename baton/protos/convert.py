@@ -1,6 +1,7 @@
-"""Each noun <-> its protobuf twin. Nothing else in the house builds or reads these messages field by field.
+"""Each noun that has a protobuf twin, to it and back.
 
-Knows nothing of channels or servers. What can't be read (a wrong major protocol version) is the caller's to judge.
+Knows nothing of channels or servers. Messages that belong to one service alone (a session's, a prefill's) are
+built and read beside it. Whether a peer's protocol may be read at all is the caller's to judge (version.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SCALARS = (
 
 
 def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
-    """Every field is set, so that a reader needs no defaults of its own."""
+    """Returns ``s`` with every field set, so that a reader needs no defaults of its own."""
     out = c.Sampling(
         logit_bias=s.logit_bias,
         stop_token_ids=s.stop_token_ids,
@@ -50,7 +51,7 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
 
 
 def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
-    """Only the fields the sender set: what a client said, before defaults."""
+    """Returns only the fields that the sender set: what a client said, before defaults."""
     scalars = (*_SCALARS, "logprobs", "prompt_logprobs", "pooling", "max_drafts")
     fields: dict[str, Any] = {n: getattr(pb, n) for n in scalars if pb.HasField(n)}
     if pb.logit_bias:
@@ -67,7 +68,7 @@ def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
 
 
 def sampling_from_pb(pb: c.Sampling) -> nouns.Sampling:
-    """Unset fields take the noun's defaults."""
+    """Returns the noun; fields that are not set take its defaults."""
     return nouns.Sampling(**sampling_fields(pb))
 
 
@@ -80,14 +81,17 @@ def _logprob_from_pb(t: c.TokenLogprob) -> nouns.TokenLogprob:
 
 
 def logprobs_to_pb(t: nouns.TokenLogprobs) -> c.TokenLogprobs:
+    """Returns a token's logprobs and its alternatives' as its protobuf twin."""
     return c.TokenLogprobs(chosen=_logprob_to_pb(t.chosen), top=[_logprob_to_pb(x) for x in t.top])
 
 
 def logprobs_from_pb(t: c.TokenLogprobs) -> nouns.TokenLogprobs:
+    """Returns a token's logprobs and its alternatives' as the noun, from its protobuf twin."""
     return nouns.TokenLogprobs(_logprob_from_pb(t.chosen), tuple(_logprob_from_pb(x) for x in t.top))
 
 
 def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
+    """Returns a run of tokens as its protobuf twin."""
     return c.TokenRun(
         output_index=run.output_index,
         token_ids=run.token_ids,
@@ -100,6 +104,7 @@ def run_to_pb(run: nouns.TokenRun) -> c.TokenRun:
 
 
 def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
+    """Returns a run of tokens as the noun, from its protobuf twin."""
     return nouns.TokenRun(
         output_index=pb.output_index,
         token_ids=tuple(pb.token_ids),
@@ -112,14 +117,17 @@ def run_from_pb(pb: c.TokenRun) -> nouns.TokenRun:
 
 
 def stations_to_pb(stations: tuple[nouns.Station, ...]) -> list[c.Station]:
+    """Returns the stations of a request's way as its protobuf twins."""
     return [c.Station(name=s.name, seconds=s.seconds) for s in stations]
 
 
 def stations_from_pb(pb: Any) -> tuple[nouns.Station, ...]:
+    """Returns the stations of a request's way as the nouns, from their protobuf twins."""
     return tuple(nouns.Station(s.name, s.seconds) for s in pb)
 
 
 def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
+    """Returns a KV layout as its protobuf twin."""
     return c.KvLayout(
         version=layout.version,
         block_tokens=layout.block_tokens,
@@ -143,6 +151,7 @@ def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
 
 
 def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
+    """Returns a KV layout as the noun, from its protobuf twin."""
     return nouns.KvLayout(
         dtype=pb.dtype,
         groups=tuple(
@@ -163,10 +172,12 @@ _INFO_MAPS = ("data_addresses",)
 
 
 def info_to_pb(info: nouns.WorkerInfo) -> w.WorkerInfo:
+    """Returns who a worker is as its protobuf twin."""
     return w.WorkerInfo(layout=layout_to_pb(info.layout), **{f: getattr(info, f) for f in _INFO_FIELDS})
 
 
 def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
+    """Returns who a worker is as the noun, from its protobuf twin."""
     fields = {f: getattr(pb, f) for f in _INFO_FIELDS}
     lists = {f: tuple(fields[f]) for f in _INFO_LISTS}
     maps = {f: dict(fields[f]) for f in _INFO_MAPS}
@@ -174,23 +185,27 @@ def info_from_pb(pb: w.WorkerInfo) -> nouns.WorkerInfo:
 
 
 def snapshot_to_pb(s: nouns.PoolSnapshot) -> w.PoolSnapshot:
+    """Returns a pool's counts as its protobuf twin."""
     return w.PoolSnapshot(**{f: getattr(s, f) for f in nouns.PoolSnapshot.__struct_fields__})
 
 
 def snapshot_from_pb(pb: w.PoolSnapshot) -> nouns.PoolSnapshot:
+    """Returns a pool's counts as the noun, from its protobuf twin."""
     return nouns.PoolSnapshot(**{f: getattr(pb, f) for f in nouns.PoolSnapshot.__struct_fields__})
 
 
 def error_to_pb(e: ErrorInfo) -> w.WireError:
+    """Returns an error as its protobuf twin."""
     return w.WireError(type=e.type, message=e.message, param=e.param, retry_after_s=e.retry_after_s)
 
 
 def error_from_pb(pb: w.WireError) -> ErrorInfo:
+    """Returns an error as the noun, from its protobuf twin."""
     return ErrorInfo(pb.type, pb.message, pb.param, pb.retry_after_s)
 
 
 def engine_request(pb: w.Admit | w.PrefillRequest) -> nouns.EngineRequest:
-    """What the engine needs of an Admit or a PrefillRequest."""
+    """Returns what the engine needs of an Admit or a PrefillRequest."""
     return nouns.EngineRequest(
         request_id=pb.request_id,
         token_ids=tuple(pb.token_ids),

@@ -44,7 +44,7 @@ import msgspec
 
 
 class BatonError(Exception):
-    """Root of the tree. ``message`` is for people, ``param`` names the field at fault (or "")."""
+    """Is the root of the tree. ``message`` is for people, ``param`` names the field at fault (or "")."""
 
     grpc_status: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
@@ -77,7 +77,7 @@ class BodyTooLarge(InvalidRequest):
 
 
 class Unauthenticated(BatonError):
-    """No API key, or one that opens nothing."""
+    """The request has no API key, or one that opens nothing."""
 
     grpc_status, http_status, label = "UNAUTHENTICATED", 401, "unauthenticated"
 
@@ -95,7 +95,7 @@ class ModelNotFound(BatonError):
 
 
 class RequestUnknown(BatonError):
-    """A message about a request nobody here knows."""
+    """The message is about a request that nobody here knows."""
 
     grpc_status, http_status, label = "NOT_FOUND", 404, "request_unknown"
 
@@ -137,13 +137,13 @@ class Unavailable(BatonError):
 
 
 class NoWorker(Unavailable):
-    """No ready worker of a role that the request needs."""
+    """There is no ready worker of a role that the request needs."""
 
     label = "no_worker"
 
 
 class WorkerLost(Unavailable):
-    """A worker's connection broke while it had the request."""
+    """A worker's connection broke while the worker had the request."""
 
     label = "worker_lost"
 
@@ -191,7 +191,7 @@ class HandoffRefused(BatonError):
 
 
 class LeaseUnknown(HandoffRefused):
-    """No such lease: never given, ended, or of another incarnation."""
+    """There is no such lease: it was never given, has ended, or is of another incarnation."""
 
     label = "lease_unknown"
 
@@ -245,7 +245,7 @@ class CheckpointError(StartupError):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """An error as data: what crosses a process line."""
+    """An error as data, which can cross a process line."""
 
     type: str
     message: str
@@ -264,12 +264,12 @@ BY_NAME: dict[str, type[BatonError]] = _tree(BatonError)
 
 
 def to_info(error: BaseException) -> ErrorInfo:
-    """``error`` as data. What isn't ours becomes the root of the tree, its text kept."""
+    """Returns ``error`` as data. What isn't ours becomes the root of the tree, its text kept."""
     if isinstance(error, BatonError):
         return ErrorInfo(type(error).__name__, error.message, error.param, error.retry_after_s)
     return ErrorInfo("BatonError", f"{type(error).__name__}: {error}")
 
 
 def from_info(info: ErrorInfo) -> BatonError:
-    """The exception that ``info`` stands for; an unknown type becomes the root."""
+    """Returns the exception that ``info`` stands for; an unknown type becomes the root."""
     return BY_NAME.get(info.type, BatonError)(info.message, info.param, info.retry_after_s)

@@ -36,14 +36,14 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def require_sound(matcher: LLMatcher) -> None:
-    """Raise InvalidRequest where the matcher gave up."""
+    """Raises InvalidRequest where the matcher gave up."""
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split("\n<state>")[0].split())
         raise InvalidRequest(f"the grammar can't be followed: {reason}", "grammar")
 
 
 def byte_tokenizer(vocab_size: int = BYTES) -> LLTokenizer:
-    """For a model without a tokenizer: id below 256 is that byte, others are never part of an answer.
+    """Returns a tokenizer for a model without one: an id below 256 is that byte, others are in no answer.
 
     Its end token is ``vocab_size``: an id that no model chooses. Raises InvalidRequest below 256 ids.
     """

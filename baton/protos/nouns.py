@@ -12,8 +12,8 @@ from baton.protos.version import product_version
 
 BLOCK_TOKENS = 16
 MAX_LOGPROBS = 20
-# A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
 POOLINGS = ("mean", "last")
+# A JSON schema; a regular expression; a JSON array of strings; an EBNF grammar (GBNF or Lark).
 GRAMMAR_KINDS = ("json_schema", "regex", "choice", "grammar")
 MAX_GRAMMAR_BYTES = 64 << 10
 TENANT_SALT_BYTES = 16  # of a key's tenant, at the start of ``tenant_salt``; a client's own follows
@@ -55,12 +55,12 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def penalised(self) -> bool:
-        """Whether earlier tokens change the logits."""
+        """Tells whether earlier tokens change the logits."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """ln p of one token under the raw logits; rank 1 is the likeliest."""
+    """Holds ln p of one token under the raw logits; rank 1 is the likeliest."""
 
     token_id: int
     logprob: float
@@ -68,14 +68,14 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """The emitted token's logprob and the likeliest alternatives, likeliest first."""
+    """Holds the emitted token's logprob and the likeliest alternatives, likeliest first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
 
 
 class TokenRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Consecutive outputs of one choice; ``output_index`` is the first one's absolute index.
+    """Holds consecutive outputs of one choice; ``output_index`` is the first one's absolute index.
 
     ``accepted_drafts`` of the tokens were drafted; ``rejected_drafts`` more were drafted and are not among them.
     """
@@ -124,12 +124,12 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> int:
-        """Runs of 16 tokens in a page."""
+        """Returns how many runs of 16 tokens a page has."""
         return self.block_tokens // BLOCK_TOKENS
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of 16 tokens, all layers."""
+        """Returns the bytes of 16 tokens, all layers."""
         return self.page_bytes * BLOCK_TOKENS // max(1, self.block_tokens)
 
 
@@ -165,12 +165,12 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 def of_this_build(info: WorkerInfo) -> WorkerInfo:
-    """With this process's version: what a worker says of itself. (A default would be taken for others' too.)"""
+    """Returns ``info`` with this build's version, which a worker says of itself; a default would be others' too."""
     return msgspec.structs.replace(info, version=product_version())
 
 
 class PoolSnapshot(msgspec.Struct, frozen=True):
-    """The page pool, counted. At baseline: leased == 0 and quarantined == 0."""
+    """Counts the page pool. At baseline nothing is leased and nothing quarantined."""
 
     pages: int
     free: int
@@ -187,7 +187,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def at_baseline(self) -> bool:
-        """Nothing is leased and nothing waits in quarantine."""
+        """Tells whether nothing is leased and nothing waits in quarantine."""
         return self.leased == 0 and self.quarantined == 0 and self.leases == 0
 
 
@@ -209,12 +209,12 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def replayed(self) -> int:
-        """Outputs that were emitted before; the next output has this index."""
+        """Returns how many outputs were emitted before; the next output has this index."""
         return len(self.token_ids) - self.prompt_tokens
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """What one engine step held and how long it took: what cost curves are fitted on.
+    """Tells what one engine step held and how many seconds it took; cost curves are fitted on these.
 
     ``prefill_attention`` is the sum over prefill chunks of new x (context before + new / 2), in token pairs;
     ``decode_context`` the sum over decoding sequences of the tokens each one reads. ``draft_tokens`` are rows of
@@ -247,7 +247,7 @@ class TransferCurve(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvLink(msgspec.Struct, frozen=True, array_like=True):
-    """How KV gets from a worker to ``peer``, as a preflight measured it. ``fallback``: why not by a better way."""
+    """Tells how KV gets from a worker to ``peer``, by its preflight; ``fallback`` says why not by a better way."""
 
     peer: str
     transport: str
@@ -257,7 +257,7 @@ class KvLink(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedPages(msgspec.Struct, frozen=True, array_like=True):
-    """An engine's pages on its card, for a process of its user: which card, the driver's handle, bytes."""
+    """Names an engine's pages on its card for a process of its user: which card, the driver's handle, bytes."""
 
     card: str
     handle: bytes

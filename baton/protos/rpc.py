@@ -19,7 +19,7 @@ ERROR_METADATA = "baton-error-bin"
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:
-    """End the call with ``error``; one that isn't ours becomes INTERNAL."""
+    """Ends the call with ``error``; one that isn't ours becomes INTERNAL."""
     info = to_info(error)
     status = grpc.StatusCode[BY_NAME.get(info.type, BatonError).grpc_status]
     metadata = ((ERROR_METADATA, error_to_pb(info).SerializeToString()),)
@@ -39,7 +39,7 @@ def heed_cancel() -> None:
 
 
 async def settled(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Until all have ended. To be the last in a TaskGroup's block, where ``heed_cancel`` may be called after it.
+    """Waits until all ``tasks`` have ended. It is to be the last in a TaskGroup's block, before ``heed_cancel``.
 
     A task that fails while the block is left already counts as a cancellation of the parent that Python 3.11 never
     takes back; one that fails inside the block is taken back.

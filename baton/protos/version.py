@@ -16,7 +16,7 @@ PROTOCOL = "1.1"
 
 @cache
 def product_version() -> str:
-    """The installed version; "0+unknown" when it runs from a bare checkout."""
+    """Returns the installed version; "0+unknown" where it runs from a bare checkout."""
     try:
         return installed("baton-serve")
     except PackageNotFoundError:
@@ -24,13 +24,13 @@ def product_version() -> str:
 
 
 def runs_with(theirs: str, ours: str = "") -> bool:
-    """Whether the two protocols may meet; ``ours`` empty is this build's. What can't be read may not."""
+    """Tells whether the two protocols may meet; an empty ``ours`` is this build's. What can't be read may not."""
     one, other = _parts(ours or PROTOCOL), _parts(theirs)
     return one is not None and other is not None and one[0] == other[0] and abs(one[1] - other[1]) <= 1
 
 
 def refusal(who: str, theirs: str, build: str = "") -> str:
-    """What to tell people when they may not."""
+    """Returns what to tell people where two protocols may not meet."""
     made = f" (baton {build})" if build else ""
     return (
         f"{who}{made} speaks protocol {theirs or 'unknown'}, this process (baton {product_version()}) {PROTOCOL}: "

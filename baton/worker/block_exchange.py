@@ -27,7 +27,7 @@ Publish = Callable[[Sequence[bytes], Sequence[bytes]], None]
 
 
 class WorkerBlocks:
-    """``source`` answers Fetch; ``warmer`` brings blocks here; the index hears what is held in all."""
+    """Exchanges cached blocks: ``source`` answers Fetch, ``warmer`` brings blocks here."""
 
     def __init__(
         self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo, observe: Callable[[FillReport], None]
@@ -50,7 +50,7 @@ class WorkerBlocks:
         self.source = BlockSource(send, memory, info.layout, info.model_id, self.warmer.lift)
 
     def plays(self, role: str) -> None:
-        """The worker's role from now on."""
+        """Sets the role that the worker plays from now on."""
         if self._tiers is not None:
             self._tiers.plays(role)
 
@@ -61,7 +61,7 @@ class WorkerBlocks:
             self._tiers.holdings.announce_to(publish)
 
     def tiers(self) -> tuple[Tier, ...]:
-        """The lower tiers, for their figures."""
+        """Returns the lower tiers, whose figures are shown; none where there are none."""
         return self._tiers.tiers.tiers if self._tiers else ()
 
     def take(self, message: ch.FromCache) -> None:
@@ -81,12 +81,12 @@ class WorkerBlocks:
                 assert_never(message)
 
     def running(self, sequences: int) -> None:
-        """How many sequences the engine works on."""
+        """Sets how many sequences the engine works on: lifting blocks gives way to them."""
         if self._tiers is not None:
             self._tiers.running(sequences)
 
     def lost(self, error: WorkerLost) -> None:
-        """The engine is gone."""
+        """Ends every fetch and fill that waits for the engine, which is gone, with ``error``."""
         self.source.lost(error)
         self._filler.lost(error)
 

@@ -114,7 +114,7 @@ def recv_fd(sock: socket.socket, timeout_s: float | None = None) -> int | None:
 
 
 class EngineChannel:
-    """The engine's end: ``poll`` waits, ``send`` never does. ``clock`` is in monotonic seconds."""
+    """Is the engine's end: ``poll`` waits and ``send`` never does. ``clock`` gives monotonic seconds."""
 
     def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         sock.setblocking(False)
@@ -127,7 +127,7 @@ class EngineChannel:
 
     @property
     def closed(self) -> bool:
-        """Whether the peer is known to be gone."""
+        """Tells whether the peer is known to be gone."""
         return self._ended or self._out.gone
 
     def send(self, message: ToIo) -> None:
@@ -139,7 +139,7 @@ class EngineChannel:
         self._out.write()
 
     def send_fd(self, fd: int) -> None:
-        """Pass ``fd``; the first thing on the channel."""
+        """Passes the descriptor ``fd`` to the peer, before any message is sent."""
         send_fd(self._sock, fd)
 
     def poll(self, timeout_s: float | None = 0.0) -> list[ToEngine]:
@@ -207,7 +207,7 @@ class IoChannel:
 
     @property
     def closed(self) -> bool:
-        """Whether the engine is gone or the channel was closed."""
+        """Tells whether the engine is gone or the channel was closed."""
         return self._ended
 
     def send(self, message: ToEngine) -> None:
@@ -218,13 +218,13 @@ class IoChannel:
             self._loop.add_writer(self._sock.fileno(), self._writable)
 
     async def receive(self) -> ToIo:
-        """The next message. Raises EOFError when the engine is gone and everything it said has been returned."""
+        """Returns the next message. Raises EOFError once the engine is gone and all that it said was returned."""
         while not self._messages:
             await self._more()
         return self._messages.popleft()
 
     async def receive_fd(self) -> int | None:
-        """The fd that the engine sends first; None when it sends a message instead (it failed to start)."""
+        """Returns the fd that the engine sends first; None where it failed to start and sends a message instead."""
         while not self._fds and not self._messages:
             await self._more()
         return self._fds.pop(0) if self._fds else None

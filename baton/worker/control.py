@@ -25,13 +25,13 @@ from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 
-LOOK_EVERY_S = 0.02
-AWAY_S = 0.05  # in which routers hear that their requests go elsewhere
-MAX_GRACE_S = 600.0
+LOOK_EVERY_S = 0.02  # seconds between two looks whether requests have ended: a drain is that much longer at most
+AWAY_S = 0.05  # seconds in which routers hear that their requests go elsewhere, before those are cancelled
+MAX_GRACE_S = 600.0  # seconds of grace at most, because a worker that drains for longer is better ended
 
 
 class RoleService(Protocol):
-    """DecodeService or PrefillService."""
+    """What the worker asks of its role's service, which is a DecodeService or a PrefillService."""
 
     finished: int
 
@@ -43,20 +43,20 @@ class RoleService(Protocol):
         """Acts on a message of the engine about requests."""
 
     def cancel_all(self, reason: str) -> int:
-        """End what runs; how many that were."""
+        """Ends every request that runs; returns how many those were."""
 
     def send_away(self, error: BatonError) -> int:
-        """Tell routers of what loses nothing by going on elsewhere; how many that were."""
+        """Tells routers of the requests that lose nothing by going on elsewhere; returns how many those were."""
 
     def hang_up(self) -> None:
-        """Nothing follows what is queued for routers."""
+        """Ends every router's session after what is queued for it."""
 
     def lost(self, error: BatonError) -> None:
-        """The engine is gone."""
+        """Ends every request with ``error``, because the engine is gone."""
 
 
 class RoleChange(msgspec.Struct, frozen=True):
-    """Somebody wants this worker to play ``role``, and to be known as ``incarnation`` then."""
+    """Says that somebody asked the worker to play ``role``, and to be known as ``incarnation`` then."""
 
     role: str
     grace_s: float
@@ -64,7 +64,7 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class WorkerControl:
-    """The worker's own state, in its I/O process.
+    """Holds the worker's own state in its I/O process, and changes it as others ask.
 
     ``announce(info, role)`` makes it known that this worker drains, and remembers what it is to become; False
     when nobody can be told.
@@ -81,7 +81,7 @@ class WorkerControl:
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
     async def snapshot(self) -> PoolSnapshot:
-        """The pool, counted by the engine between two steps. Raises WorkerLost when it dies meanwhile."""
+        """Returns the pool as the engine counts it between two steps. Raises WorkerLost when it dies meanwhile."""
         ticket = next(self._tickets)
         self._asked[ticket] = answer = asyncio.get_running_loop().create_future()
         self._send(ch.AskSnapshot(ticket))
@@ -91,13 +91,13 @@ class WorkerControl:
             del self._asked[ticket]
 
     def answered(self, message: ch.SnapshotIs) -> None:
-        """The engine counted."""
+        """Hands the engine's count to whoever asked for it."""
         answer = self._asked.get(message.ticket)
         if answer is not None and not answer.done():
             answer.set_result(message.snapshot)
 
     async def drain(self, grace_s: float) -> tuple[int, int]:
-        """Take nothing new; requests that finished within ``grace_s``, and those that had to be cancelled."""
+        """Takes nothing new; returns how many requests finished within ``grace_s``, and how many were cancelled."""
         before = self._service.finished
         self.info = msgspec.structs.replace(self.info, state="draining")
         self._send(ch.Drain())
@@ -108,7 +108,7 @@ class WorkerControl:
         return self._service.finished - before, cancelled
 
     async def set_role(self, role: str, grace_s: float) -> str:
-        """Begin to change; the incarnation under which ``role`` will be served.
+        """Begins to change the role; returns the incarnation under which ``role`` will be served.
 
         Raises InvalidRequest, Draining, Unavailable.
         """
@@ -132,7 +132,7 @@ class WorkerControl:
         return ask.incarnation
 
     async def role_asked(self) -> RoleChange:
-        """Once somebody asked, and routers were told."""
+        """Returns the change of role once somebody asked for one and routers were told."""
         await self._confirmed.wait()
         return self._role_asked.result()
 
@@ -155,7 +155,7 @@ class WorkerControl:
         return ask.incarnation
 
     def lost(self, error: WorkerLost) -> None:
-        """The engine is gone."""
+        """Ends every request with ``error``, because the engine is gone."""
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -174,23 +174,23 @@ class WorkerShell(stubs.WorkerServicer):
         self._source = source
 
     async def Describe(self, request: w.DescribeRequest, context: Any) -> w.WorkerInfo:
-        """At once, whatever the engine does."""
+        """Answers at once who this worker is, whatever the engine does."""
         return convert.info_to_pb(self._control.info)
 
     async def Snapshot(self, request: w.SnapshotRequest, context: Any) -> w.PoolSnapshot:
-        """Counted after the step in flight."""
+        """Answers with the pool's counts after the step in flight."""
         try:
             return convert.snapshot_to_pb(await self._control.snapshot())
         except BatonError as error:
             await abort(context, error)
 
     async def Drain(self, request: w.DrainRequest, context: Any) -> w.DrainResponse:
-        """Returns when nothing runs any more."""
+        """Drains the worker; answers when nothing runs any more."""
         finished, cancelled = await self._control.drain(request.grace_seconds)
         return w.DrainResponse(finished=finished, cancelled=cancelled)
 
     async def SetRole(self, request: w.SetRoleRequest, context: Any) -> w.SetRoleResponse:
-        """Answered as soon as the change has begun: this server goes with the role."""
+        """Changes the role; answers as soon as that has begun, because this server goes with the role."""
         try:
             incarnation = await self._control.set_role(request.role, request.grace_seconds)
         except BatonError as error:
@@ -198,7 +198,7 @@ class WorkerShell(stubs.WorkerServicer):
         return w.SetRoleResponse(incarnation=incarnation)
 
     async def Fetch(self, request: w.FetchRequest, context: Any) -> AsyncIterator[w.FetchedBlock]:
-        """The leading blocks that are cached here."""
+        """Streams the leading blocks that are cached here."""
         layout = convert.layout_from_pb(request.layout)
         try:
             async with aclosing(self._source.fetch(request.model_id, tuple(request.hashes), layout)) as pages:

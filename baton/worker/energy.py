@@ -14,7 +14,7 @@ JouleCounter = Callable[[], float | None]
 
 
 class Energy:
-    """``joules`` by source since this was made; {} where the platform gives none (a container often hides it)."""
+    """Counts joules by source since it was made; none where the counters are hidden, as in many containers."""
 
     def __init__(self, rapl: Path = RAPL, gpus: Callable[[], list[JouleCounter]] | None = None) -> None:
         packages = [_Rapl(path) for path in sorted(rapl.glob("intel-rapl:[0-9]*")) if path.name.count(":") == 1]
@@ -25,7 +25,7 @@ class Energy:
         self._before = {source: _sum(reads) for source, reads in self._reads.items() if reads}
 
     def joules(self) -> dict[str, float]:
-        """So far."""
+        """Returns the energy used since this was made, in joules, by source."""
         return {source: max(0.0, _sum(self._reads[source]) - before) for source, before in self._before.items()}
 
 
@@ -48,7 +48,7 @@ class _Rapl:
 
 
 def nvml() -> list[JouleCounter]:
-    """One counter per GPU that NVML can read; none without its library or a GPU."""
+    """Returns one counter per GPU that NVML can read, in joules; none without its library or a GPU."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
         count = ctypes.c_uint()

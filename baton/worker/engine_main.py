@@ -44,7 +44,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Exit status 0 when told to leave, 1 when the engine couldn't start."""
+    """Runs the engine; returns exit status 0 when it was told to leave, 1 when it couldn't start."""
     parser = argparse.ArgumentParser(prog="baton.worker.engine_main")
     parser.add_argument("--spec", required=True, help="WorkerSpec as JSON")
     parser.add_argument("--fd", type=int, required=True, help="the inherited end of the socket pair")
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """No engine outlives its I/O process; a terminal's Ctrl-C is the I/O process's to act on."""
+    """Has the kernel end this engine with its I/O process, and leaves signals such as Ctrl-C to that process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the I/O process is gone already")
@@ -80,7 +80,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
-    """Load, allocate, announce. Raises CheckpointError, ConfigError."""
+    """Loads the model, makes the pages and announces both. Raises CheckpointError, ConfigError."""
     runner, profile_pages = make_runner(spec.engine)
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
@@ -127,7 +127,7 @@ def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:
 
 
 def make_runner(spec: EngineSpec) -> tuple[Runner, int]:
-    """The paced engine or a real one, and the pages that its profile asks for (0: none)."""
+    """Returns the paced engine or a real one, and how many pages its profile asks for (0: none)."""
     if spec.paced_profile:
         return make_paced(spec)
     config = EngineConfig(
@@ -145,7 +145,7 @@ def make_runner(spec: EngineSpec) -> tuple[Runner, int]:
 
 
 def make_paced(spec: EngineSpec) -> tuple[Runner, int]:
-    """A runner that takes its time from a profile."""
+    """Returns a runner that takes its time from a profile, and how many pages the profile asks for."""
     from baton.cost.curves import step_seconds
     from baton.cost.profiles import load_profile
     from baton.engine.backends.paced.runner import PacedRunner
@@ -163,7 +163,7 @@ def make_paced(spec: EngineSpec) -> tuple[Runner, int]:
 
 
 def tokenizer_of(spec: EngineSpec) -> Path | None:
-    """The model's tokenizer.json; None where it has none, as a paced engine."""
+    """Returns the path of the model's tokenizer.json; None where it has none, as a paced engine."""
     path = None if spec.paced_profile else locate(spec.model) / "tokenizer.json"
     return path if path is not None and path.is_file() else None
 

@@ -27,7 +27,7 @@ FROM_CARD = ("auto", "cuda_ipc", "nccl")  # transports that take blocks from a c
 
 
 class EngineProcess:
-    """A running engine. Start it from the main thread: it dies with the thread that started it."""
+    """Is a running engine. Start it from the main thread, because it dies with the thread that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: IoChannel, wants_card: bool = True):
         self.process = process
@@ -39,7 +39,7 @@ class EngineProcess:
 
     @classmethod
     def spawn(cls, spec: WorkerSpec, ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        """The child, with its end of the socket pair. It is not told where Redis is: command lines are public."""
+        """Starts the child with its end of the socket pair, but not with Redis' URL: command lines are public."""
         fd, told = theirs.fileno(), msgspec.structs.replace(spec, member=MemberSpec())
         command = [sys.executable, "-m", "baton.worker.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
         command += ["--parent", str(os.getpid())]
@@ -52,7 +52,7 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, spec: WorkerSpec) -> EngineProcess:
-        """Wait for the model to be loaded. Raises the engine's own StartupError."""
+        """Starts an engine and waits until its model is loaded. Raises the engine's own StartupError."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = cls.spawn(spec, ours, theirs)
@@ -80,7 +80,7 @@ class EngineProcess:
             self.memory.device = opened_or_none(message.device_pages, self.memory.view())
 
     def obituary(self) -> str:
-        """How it ended, waiting a moment for the kernel to say."""
+        """Returns how the engine ended, in words, waiting a second at most for the kernel to say."""
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -88,7 +88,7 @@ class EngineProcess:
         return ending_of(code, self._memory).detail
 
     def leave(self, patience_s: float = 1.0) -> None:
-        """Ask it to go, then make it."""
+        """Asks the engine to go, and ends it after ``patience_s`` seconds."""
         self.channel.send(Shutdown())
         self.channel.close()
         try:
@@ -97,7 +97,7 @@ class EngineProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it now."""
+        """Ends the engine now."""
         self.channel.close()
         self.process.kill()
         self.process.wait()

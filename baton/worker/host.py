@@ -54,16 +54,16 @@ T = TypeVar("T")
 log = logging.getLogger("baton.worker")
 
 EXIT_STARTUP, EXIT_TAKEN, EXIT_ENGINE_LOST = 1, 3, 70
-STOP_GRACE_S = 0.3
-HANG_UP_S = 1.0  # for what is queued for routers as a role ends; normally it takes milliseconds
-CHANGE_S = 5.0  # an engine that has nothing to do plays another role sooner than that
+STOP_GRACE_S = 0.3  # seconds for calls in flight as the server stops, which is after the drain
+HANG_UP_S = 1.0  # seconds for what is queued for routers as a role ends; normally it takes milliseconds
+CHANGE_S = 5.0  # seconds after which a change of role failed: an idle engine needs less than one
 # What takes longer hangs, and is ended so that the slot comes free: opening what a role serves; leaving, beyond its
 # drain; leaving without an engine, when there is little to put in order. So is an event loop that stands still.
 OPEN_S, LEAVE_S, LOST_S, HUNG_S = 15.0, 8.0, 3.0, 60.0
 
 
 def main() -> int:
-    """Parse, take the slot, run; the exit status says how it ended."""
+    """Runs a worker as the command line says; returns its exit status."""
     parser = argparse.ArgumentParser(prog="baton.worker.host")
     parser.add_argument("--spec", required=True, help="WorkerSpec: JSON, or a file that holds it")
     try:
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def run(spec: WorkerSpec) -> int:
-    """The worker of ``spec``, from start to exit status, in this process."""
+    """Runs the worker of ``spec`` in this process, and returns its exit status."""
     logging.basicConfig(
         level=spec.observe.log_level.upper(), format=f"%(asctime)s {spec.slot} %(levelname)s %(message)s"
     )
@@ -89,7 +89,7 @@ def run(spec: WorkerSpec) -> int:
 
 
 class WorkerHost:
-    """One life of a worker. ``prepared`` is called when all is there but its first role."""
+    """Lives one life of a worker. ``prepared`` is called when all is there but its first role."""
 
     def __init__(self, spec: WorkerSpec, slot: WorkerSlot, prepared: Callable[[], None] = lambda: None):
         self.spec = spec
@@ -99,7 +99,7 @@ class WorkerHost:
         self.stop: asyncio.Event = asyncio.Event()
 
     async def run(self) -> int:
-        """From start to exit status."""
+        """Runs the worker from its start to its end; returns the exit status."""
         watch_signals(self.stop)
         watch_owner(self.spec.owner_pid, self.stop)
         self.spec = msgspec.structs.replace(self.spec, role=await present_role(self.spec, self.slot.read()))
@@ -284,7 +284,7 @@ class WorkerCore:
 
 
 def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerInfo:
-    """Who this worker is, but for its addresses."""
+    """Returns who this worker is, but for its addresses."""
     info = WorkerInfo(
         worker_id=spec.slot,
         incarnation=incarnation,
@@ -304,13 +304,13 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
 
 
 def watch_signals(stop: asyncio.Event) -> None:
-    """SIGTERM and SIGINT ask for an orderly end."""
+    """Sets ``stop`` at SIGTERM or SIGINT, which ask for an orderly end."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 def watch_owner(pid: int, stop: asyncio.Event) -> None:
-    """End when process ``pid`` ends; 0 watches nobody."""
+    """Sets ``stop`` when process ``pid`` ends; 0 watches nobody."""
     if not pid:
         return
     try:

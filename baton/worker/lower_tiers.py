@@ -20,7 +20,7 @@ from baton.worker.spec import WorkerSpec
 
 
 class WorkerTiers:
-    """What is below the device: the tiers, what is held in all, and the write-back that ``close`` ends."""
+    """Owns what is below the device: the tiers, the list of what is held in all, and the write-back."""
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self._disk: DiskTier | None = None
@@ -33,11 +33,11 @@ class WorkerTiers:
         self._task = asyncio.create_task(self._writeback.run(), name="write-back")
 
     def plays(self, role: str) -> None:
-        """The worker's role from now on."""
+        """Sets the role that the worker plays from now on."""
         self._beside_decode = role == "decode" and self._shares_cores
 
     def running(self, sequences: int) -> None:
-        """Lift gently while a CPU decodes; a GPU's steps have a memory of their own."""
+        """Has blocks lifted gently while a CPU decodes ``sequences``; a GPU's steps have a memory of their own."""
         self.tiers.duty = BESIDE_DECODE if self._beside_decode and sequences else 1.0
 
     def take(self, message: ch.Kept | ch.CacheIdle) -> None:
@@ -51,7 +51,7 @@ class WorkerTiers:
                 assert_never(message)
 
     async def close(self) -> None:
-        """Stop copying; what the disk holds stays for the next process of the slot."""
+        """Stops copying and closes the tiers; what the disk holds stays for the next process of the slot."""
         self._task.cancel()
         try:
             await asyncio.wait({self._task})

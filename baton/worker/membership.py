@@ -23,7 +23,7 @@ from baton.worker.spec import WorkerSpec
 
 
 async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
-    """What this slot was last told to be, or was: it comes back as that, and not as what it was planned to be."""
+    """Returns the role that this slot was last told to play, or played; only without either the planned one."""
     recorded = record.role if record is not None and record.role else spec.role
     if not spec.member.redis_url:
         return recorded
@@ -39,7 +39,7 @@ async def present_role(spec: WorkerSpec, record: SlotRecord | None) -> str:
 async def join(
     spec: WorkerSpec, worker: RoleRuntime, report: WorkerReport, stack: AsyncExitStack, held: tuple[bytes, ...] = ()
 ) -> Membership | None:
-    """Become a member until ``stack`` closes, with ``held`` blocks cached already; None without a Redis URL."""
+    """Makes the worker a member until ``stack`` closes, with ``held`` blocks cached already; None without Redis."""
     own = spec.member
     if not own.redis_url:
         return None

@@ -18,21 +18,21 @@ from baton.protos.rpc import heed_cancel
 
 log = logging.getLogger("baton.kv")
 
-LOOK_S = 2.0
-AGAIN_S = 60.0  # after one that failed: its first handoff tries anyway
+LOOK_S = 2.0  # seconds between two looks at who is a member: a first handoff rarely comes sooner
+AGAIN_S = 60.0  # seconds until a way that failed is measured again; the first handoff to it tries anyway
 
 ReadRoster = Callable[[], Awaitable[Mapping[str, WorkerEntry]]]
 
 
 class PeerProber(Protocol):
-    """What chooses the ways."""
+    """Measures the way to a worker, as the transport that chooses ways does."""
 
     async def meet(self, address: str, incarnation: str) -> None:
-        """Measure what serves there, unless that was done, or is due again. Raises BatonError."""
+        """Measures the way to ``incarnation`` at ``address`` if that is due. Raises BatonError."""
 
 
 class Peers:
-    """Of the prefill worker ``ours``; ``run`` until cancelled."""
+    """Measures the ways from the prefill worker ``ours`` to those decode workers that are members."""
 
     def __init__(
         self, ours: WorkerInfo, roster: ReadRoster, prober: PeerProber, clock: Callable[[], float]
@@ -41,7 +41,7 @@ class Peers:
         self._not_before: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """Look who is here, again and again."""
+        """Looks who is a member and measures the ways to them, every LOOK_S seconds until it is cancelled."""
         while True:
             try:
                 await self.meet_all()
@@ -51,7 +51,7 @@ class Peers:
             await asyncio.sleep(LOOK_S)
 
     async def meet_all(self) -> None:
-        """Everyone who is here now."""
+        """Measures the way to each decode worker that is a member now."""
         for entry in (await self._roster()).values():
             await self._meet(entry.info)
 

@@ -11,25 +11,25 @@ from collections.abc import Callable, Mapping
 from baton.protos.channel import Stats
 from baton.protos.nouns import EngineWork
 
-OVER_S = 5.0
-KEPT = 256
+OVER_S = 5.0  # seconds that a rate looks back: a few reports, so that it neither jumps nor lags
+KEPT = 256  # totals at most, more than come in OVER_S
 
 
 class Rates:
-    """``now(totals)`` at any time; ``per_second`` over the last ``over_s``. ``clock`` in monotonic seconds."""
+    """Turns totals into rates over the last ``over_s`` seconds. ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float], over_s: float = OVER_S) -> None:
         self._clock, self._over_s = clock, over_s
         self._seen: deque[tuple[float, dict[str, float]]] = deque()
 
     def now(self, totals: Mapping[str, float]) -> None:
-        """What the totals are."""
+        """Takes the totals as they are now."""
         self._seen.append((self._clock(), dict(totals)))
         while len(self._seen) > KEPT:
             self._seen.popleft()
 
     def per_second(self) -> dict[str, float]:
-        """By name; empty before there is a total."""
+        """Returns each total's rate per second, by name; nothing before there is a total."""
         now = self._clock()
         while len(self._seen) > 1 and self._seen[1][0] <= now - self._over_s:
             self._seen.popleft()
@@ -41,7 +41,7 @@ class Rates:
 
 
 def done(stats: Stats, work: EngineWork | None) -> dict[str, float]:
-    """An engine's totals, by what is asked of them; operations and bytes only where the cost of a step is known."""
+    """Returns an engine's totals by name; operations and bytes only where the cost of a step is known."""
     totals = {
         "prefill_tokens": float(stats.tokens_prefilled),
         "decode_tokens": float(stats.tokens_decoded),
@@ -54,12 +54,12 @@ def done(stats: Stats, work: EngineWork | None) -> dict[str, float]:
 
 
 def flops(stats: Stats, work: EngineWork) -> float:
-    """Operations that the steps so far needed."""
+    """Returns the operations that the steps so far needed."""
     tokens = stats.tokens_prefilled + stats.tokens_decoded
     pairs = stats.prefill_pairs + stats.decode_context
     return tokens * work.token_flops + stats.tokens_decoded * work.sample_flops + pairs * work.pair_flops
 
 
 def bytes_read(stats: Stats, work: EngineWork) -> float:
-    """Bytes that they had to read: the weights once a step, and the context of what was decoded."""
+    """Returns the bytes that the steps so far read: the weights each step, and the context of what was decoded."""
     return stats.step * work.step_bytes + stats.decode_context * work.context_bytes

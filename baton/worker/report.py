@@ -45,7 +45,7 @@ class Machine(NamedTuple):
 
 
 class WorkerReport:
-    """The figures of one role: its engine's, its handoffs', its tiers' and the machine's power."""
+    """Holds the figures of one role: its engine's, its handoffs', its tiers' and the machine's power."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ log = logging.getLogger("baton.worker")
 
 
 class RoleRuntime:
-    """A role's service with its engine. ``listen`` pumps until the engine is gone, or plays another role.
+    """Runs a role's service with its engine, until the engine is gone or plays another role.
 
     ``blocks`` and ``keys`` (of requests on the engine's channel) outlive a role.
     """
@@ -82,7 +82,7 @@ class RoleRuntime:
         self.control = WorkerControl(info, send, self.service)
 
     async def listen(self) -> None:
-        """Every message of the engine, until it is gone."""
+        """Handles every message of the engine, until it is gone or plays another role."""
         async for message in self._engine.channel:
             if isinstance(message, ch.RoleIs):
                 self.next_role = message.role
@@ -94,7 +94,7 @@ class RoleRuntime:
         self.engine_lost = True
 
     def lost(self, error: WorkerLost) -> None:
-        """Everything in flight ends with ``error``."""
+        """Ends everything in flight with ``error``, because the engine is gone."""
         self.blocks.lost(error)
         self.service.lost(error)
         self.control.lost(error)
@@ -117,7 +117,7 @@ class RoleRuntime:
             await self.health.set(name, serving.NOT_SERVING if stalls else serving.SERVING)
 
     async def leave(self, grace_s: float, member: Membership | None) -> None:
-        """Drain: routers are told first, then requests may finish."""
+        """Drains the role: routers are told first, then requests may finish within ``grace_s`` seconds."""
         await self.health.enter_graceful_shutdown()
         if member is not None:
             member.info = msgspec.structs.replace(self.control.info, state="draining")
@@ -125,7 +125,7 @@ class RoleRuntime:
         await self.control.drain(grace_s)
 
     def add_to(self, server: grpc.aio.Server) -> list[str]:
-        """Register the role's services; their full names."""
+        """Registers the role's services; returns their full names."""
         stubs.add_WorkerServicer_to_server(WorkerShell(self.control, self.blocks.source), server)
         if isinstance(self.service, PrefillService):
             stubs.add_PrefillWorkerServicer_to_server(PrefillShell(self.service), server)
@@ -179,7 +179,7 @@ class RoleRuntime:
 
 
 async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStack) -> grpc.aio.Server:
-    """Bind, register, start; ``worker.control.info`` has the address then. Raises ConfigError."""
+    """Binds the ports, registers the services and starts; ``worker.control.info`` has the addresses then."""
     own = spec.server
     guards = [NameGuard(names_for(WORKER_CALLS, own.tls.domain), spec.slot)] if own.tls else []
     options = [*server_options(worker.control.info.layout.page_bytes), ("grpc.so_reuseport", 0)]
@@ -208,7 +208,7 @@ async def serve_grpc(spec: WorkerSpec, worker: RoleRuntime, stack: AsyncExitStac
 
 
 class CurrentRegistry(Collector):
-    """What /metrics shows: the present role's registry, behind one port for the process's life."""
+    """Is what /metrics shows: the present role's registry, behind one port for the process's life."""
 
     def __init__(self, present: CollectorRegistry) -> None:
         self.present = present
@@ -223,7 +223,7 @@ class CurrentRegistry(Collector):
 
 
 def serve_metrics(slot: str, own: ServerSpec, registry: CurrentRegistry, stack: AsyncExitStack) -> str:
-    """GET /metrics on a port of its own; its address, empty when off."""
+    """Serves GET /metrics on a port of its own; returns its address, empty where it is off. Raises ConfigError."""
     if not own.metrics:
         return ""
     try:

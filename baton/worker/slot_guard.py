@@ -21,12 +21,12 @@ from baton.kv.transport.auto import this_host
 from baton.protos.rpc import heed_cancel
 from baton.worker.spec import WorkerSpec
 
-LEAVE_S = 1.0
+LEAVE_S = 1.0  # seconds for giving the slot's lease back; without that it runs out by itself
 log = logging.getLogger("baton.worker")
 
 
 class SlotGuard:
-    """``async with SlotGuard(…) as mine``: waits for the slot; ``mine`` is False when ``stop`` came first.
+    """Waits for the slot at ``async with SlotGuard(…) as mine``; ``mine`` is False where ``stop`` came first.
 
     ``waits(place)`` is called once when another node has the slot. When it is lost later, ``stop`` is set.
     """

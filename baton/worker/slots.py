@@ -21,7 +21,7 @@ NAMED_S = 0.1  # a host that has the lock writes its pid within this
 
 
 class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a host says of itself. ``state``: "starting", "ready", "failed" (``error`` says why)."""
+    """What a host says of itself. ``state`` is "starting", "ready" or "failed", where ``error`` says why."""
 
     slot: str
     pid: int
@@ -35,7 +35,7 @@ class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WorkerSlot:
-    """One slot in ``folder``. A host calls ``acquire`` and ``write``; supervisors only read."""
+    """Is one slot in ``folder``. A host calls ``acquire`` and ``write``; supervisors only read."""
 
     def __init__(self, folder: str | Path, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class WorkerSlot:
             self._fd = None
 
     def holder(self) -> int | None:
-        """The pid that holds the slot now, or None."""
+        """Returns the pid that holds the slot now, or None."""
         try:
             fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -75,20 +75,20 @@ class WorkerSlot:
             os.close(fd)
 
     def write(self, record: SlotRecord) -> None:
-        """Say how the host is doing; readers never see half a record. The folder must exist."""
+        """Writes how the host is doing; readers never see half a record. The folder must exist."""
         draft = self._record.with_suffix(f".{os.getpid()}.tmp")
         draft.write_bytes(msgspec.json.encode(record))
         draft.replace(self._record)
 
     def read(self) -> SlotRecord | None:
-        """The last record, also of a host that is gone; None when there is none."""
+        """Returns the last record, also of a host that is gone; None where there is none."""
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=SlotRecord)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
     def current(self, pid: int) -> SlotRecord | None:
-        """The record that process ``pid`` wrote, if it wrote one."""
+        """Returns the record that process ``pid`` wrote, None where it wrote none."""
         record = self.read()
         return record if record is not None and record.pid == pid else None
 
@@ -127,16 +127,16 @@ def _named_within(fd: int, patience_s: float) -> int | None:
 
 
 def close_slots(folder: str | Path) -> None:
-    """From now on no supervisor starts anything in ``folder``."""
+    """Closes the slots in ``folder``: no supervisor starts anything there any more."""
     Path(folder, CLOSED).touch()
 
 
 def slots_closed(folder: str | Path) -> bool:
-    """Whether the cluster of this folder is going down (or its folder is gone)."""
+    """Tells whether the cluster of this folder is going down, or its folder is gone."""
     return Path(folder, CLOSED).exists() or not Path(folder).is_dir()
 
 
 def holders(folder: str | Path) -> dict[str, int]:
-    """slot name -> pid, of every slot that is held now."""
+    """Returns the pid of each slot in ``folder`` that is held now, by the slot's name."""
     found = {lock.stem: WorkerSlot(folder, lock.stem).holder() for lock in Path(folder).glob("*.lock")}
     return {name: pid for name, pid in found.items() if pid is not None}

@@ -22,7 +22,7 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class EngineSpec(_Group, frozen=True):
-    """Which weights the engine runs, and on what."""
+    """Says which weights the engine runs, and on what."""
 
     model: str = ""  # directory or hub id; unused by paced devices
     model_name: str = ""  # what clients call it; empty takes the model's (or profile's) last part
@@ -38,17 +38,17 @@ class EngineSpec(_Group, frozen=True):
 
     @property
     def paced_profile(self) -> str:
-        """The PROFILE of a device named ``paced:PROFILE``, or an empty string."""
+        """Returns the PROFILE of a device named ``paced:PROFILE``, else an empty string."""
         return paced_profile(self.device)
 
     @property
     def model_id(self) -> str:
-        """The name that clients use for the model."""
+        """Returns the name that clients use for the model."""
         return model_id(self.model_name, self.model, self.device)
 
 
 class CacheSpec(_Group, frozen=True):
-    """How many pages of KV there are, of which size, and what lies below them."""
+    """Says how many pages of KV there are, of which size, and what lies below them."""
 
     pages: int = 0
     block_tokens: int = 16  # tokens in a page: a multiple of 16
@@ -60,12 +60,12 @@ class CacheSpec(_Group, frozen=True):
 
     @property
     def has_tiers(self) -> bool:
-        """Whether there is anything below the device's pages."""
+        """Tells whether there is anything below the device's pages."""
         return bool(self.host_tier_bytes or self.disk_tier_bytes)
 
 
 class StepSpec(_Group, frozen=True):
-    """How much an engine's step does, and how long the engine may take for something."""
+    """Says how much an engine's step does, and how long the engine may take for something."""
 
     max_batch: int = 64  # sequences in a step
     prefill_chunk_tokens: int = 512
@@ -76,7 +76,7 @@ class StepSpec(_Group, frozen=True):
 
 
 class ServerSpec(_Group, frozen=True):
-    """Where the worker listens, and how it leaves. A port of 0 is a free one."""
+    """Says where the worker listens, and how it leaves. A port of 0 is a free one."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -89,7 +89,7 @@ class ServerSpec(_Group, frozen=True):
 
 
 class MemberSpec(_Group, frozen=True):
-    """How the worker makes itself known."""
+    """Says how the worker makes itself known to routers."""
 
     redis_url: str = ""  # empty: no membership
     namespace: str = "baton"
@@ -98,7 +98,7 @@ class MemberSpec(_Group, frozen=True):
 
 
 class ObserveSpec(_Group, frozen=True):
-    """What is counted, traced and logged."""
+    """Says what is counted, traced and logged."""
 
     telemetry: bool = True  # whether anything is counted for /metrics
     vllm_names: bool = False  # show metrics under vLLM's names too
@@ -108,7 +108,7 @@ class ObserveSpec(_Group, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One worker: which slot it has, its role, and the settings of each of its parts."""
+    """Says which slot a worker has, its role, and the settings of each of its parts."""
 
     slot: str  # worker id, stable over restarts
     role: Literal["prefill", "decode"]

@@ -18,7 +18,7 @@ UNKNOWN = "unknown"  # the peer of a handoff that reached nobody
 
 
 class TransferFigures:
-    """The handoffs of one role; ``fit`` learns what bytes take, and outlives the role."""
+    """Counts the handoffs of one role; ``fit`` learns what bytes take, and outlives the role."""
 
     def __init__(self, metrics: WorkerMetrics, fit: TransferFit, clock: Callable[[], float]) -> None:
         self._metrics, self._fit = metrics, fit
@@ -62,12 +62,12 @@ class TransferFigures:
 
     @property
     def links(self) -> tuple[KvLink, ...]:
-        """The way to each decode worker that was measured."""
+        """Returns the way to each decode worker that was measured."""
         return tuple(self._links.values())
 
     @property
     def pairs(self) -> tuple[KvPair, ...]:
-        """What went to each decode worker, with bytes per second of the last seconds."""
+        """Returns what went to each decode worker, with bytes per second over the last seconds."""
         rates = self._rates.per_second()
         return tuple(
             KvPair(p.peer, p.transfers, p.failures, p.bytes, rates.get(p.peer, 0.0)) for p in self._pairs.values()

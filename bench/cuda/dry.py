@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from baton.kernels.cuda import build
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from bench.cuda import cases, clock, prompts, small, step
 from bench.cuda.ops import Ops
 from bench.cuda.rows import Ceilings, Row
@@ -40,7 +40,7 @@ STEP = {"hidden": 128, "inner": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, 
 
 
 @contextmanager
-def tiny() -> Iterator[Device]:
+def tiny() -> Iterator[CudaLibrary]:
     """All parts at tiny sizes, on the CPU, over the shim; torch.compile left out. Raises BuildError."""
     changes: list[tuple[Any, dict[str, Any]]] = [
         (clock, {"DEVICE": "cpu", "PAST_L2": 1}),
@@ -53,10 +53,10 @@ def tiny() -> Iterator[Device]:
     with ExitStack() as stack:
         for module, values in changes:
             stack.enter_context(mock.patch.multiple(module, **values))
-        yield Device(build.simt())
+        yield CudaLibrary(build.simt())
 
 
-def parts(device: Device) -> Iterator[Row]:
+def parts(device: CudaLibrary) -> Iterator[Row]:
     """Every part that measures an op or a step, in ``tiny``."""
     ops = Ops(device)
     yield from cases.ceilings()[1]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.abi.native import I32, I64, F, P
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
 from baton.kernels.moe.native import Experts
 from baton.kernels.paged_attention.native import page_bytes
@@ -29,7 +29,7 @@ GROUP = np.dtype([("first", "<i4"), ("count", "<i4"), ("keys", "<i4")])  # casca
 class Ops:
     """Of a loaded library."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaLibrary) -> None:
         self._library = device.library
 
     def call(self, name: str, kinds: Sequence[Any], *arguments: Any, alive: object = ()) -> Call:

@@ -17,7 +17,7 @@ from baton.engine.backends.cuda.runner import AT_ONCE, BY_GRAPH, PLAIN, CudaRunn
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.plan import ModelSpec, SampleSpec, SequenceStep, StepPlan
 from baton.engine.program import ops as p
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedWeight
 from baton.kv.layout.page import layout_for
 from baton.protos.nouns import LayerGroup, Sampling
@@ -40,7 +40,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def steps(
-    device: Device, top: Ceilings, batches: tuple[int, ...] = (1, 8, 32), kinds: tuple[str, ...] = tuple(KINDS)
+    device: CudaLibrary, top: Ceilings, batches: tuple[int, ...] = (1, 8, 32), kinds: tuple[str, ...] = tuple(KINDS)
 ) -> Iterator[Row]:
     """Rows of each kind of weights."""
     for kind in kinds:
@@ -134,7 +134,7 @@ def decodes(batch: int, pages: int) -> StepPlan:
     )
 
 
-def runner_of(device: Device, kind: str) -> tuple[CudaRunner, int]:
+def runner_of(device: CudaLibrary, kind: str) -> tuple[CudaRunner, int]:
     """The runner, and the bytes of all matrices that a decode reads."""
     program = llama()
     weights: dict[str, torch.Tensor | PackedWeight] = {}

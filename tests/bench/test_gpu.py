@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from baton.kernels.cuda import build, on_gpu
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from bench import gpu
 from bench.cuda import cases, checks, dry, prompts, rows, served, small, step
 from bench.cuda.rows import Ceilings, Row, Sample, absent, merged, rated, versus
@@ -146,14 +146,14 @@ def test_memory_of_the_programs_own_is_found_in_its_map() -> None:
 
 
 @pytest.fixture
-def shim() -> Iterator[Device]:
+def shim() -> Iterator[CudaLibrary]:
     """Sizes that the shim manages; every call runs once, on the CPU."""
     with needs_compiler(), dry.tiny() as device:
         yield device
 
 
 @pytest.mark.thorough
-def test_every_measured_call_runs_without_a_gpu(shim: Device) -> None:
+def test_every_measured_call_runs_without_a_gpu(shim: CudaLibrary) -> None:
     """What is proved are the calls, not figures."""
     found = list(dry.parts(shim))
     assert [(row.name, row.said) for row in found if row.value is None] == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.speculate.draft_model import DraftModel
-from baton.engine.speculate.drafter import Tally
+from baton.engine.speculate.drafter import Drafter, Tally
+from baton.engine.speculate.names import speculators
 from tests.decode_worker.test_preemption import (
     DEMO,
     VOCAB,
@@ -35,8 +38,17 @@ def exactly(found: dict[str, Told], wanted: dict[str, Told]) -> None:
         assert told == wanted[name], name
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("engine", [paced, real])
+LONG = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("engine", "chance"),
+    [
+        *((paced, chance) for chance in (0.0, 0.6, 1.0)),
+        (real, 0.6),
+        *(pytest.param(real, chance, marks=LONG) for chance in (0.0, 1.0)),
+    ],
+)
 def test_drafts_change_no_bit_of_any_kind_of_answer(engine: object, chance: float) -> None:
     whole, _ = undisturbed(made := engine())  # type: ignore[operator]
     drafter = drafted(made, chance)
@@ -58,6 +70,27 @@ def test_preemption_between_drafts_changes_no_answer(way: Way) -> None:
         run = Run(engine, way, drafted(engine, 0.6, seed=at))
         run.local(at)
         same(run.told(), undisturbed(engine)[0], f"drafted, preempted before step {at}: {way.value}")
+
+
+@pytest.mark.parametrize("engine", [paced, pytest.param(real, marks=LONG)])
+def test_what_is_looked_up_changes_no_bit_either(engine: object) -> None:
+    whole, _ = undisturbed(made := engine())  # type: ignore[operator]
+    drafter = Drafter(speculators("auto+suffix"))
+    for _ in range(2):  # the second finds the first one's answers in the corpus
+        (run := Run(made, drafter=drafter)).local()
+        exactly(run.told(), whole)
+    assert drafter.tally.proposed > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", Way)
+def test_ten_thousand_answers_are_what_they_are_without_drafts(way: Way) -> None:
+    engine, rng = paced(), random.Random(way.value)
+    steps = every(engine)
+    for seed in range(2500 // len(engine.requests) + 1):
+        run = Run(engine, way, drafted(engine, rng.random(), seed))
+        run.local(rng.choice(steps), rng.choice(steps))
+        same(run.told(), undisturbed(engine)[0], f"drafted, seed {seed}, {way.value}")
 
 
 def test_what_was_handed_over_goes_on_with_drafts() -> None:

@@ -82,7 +82,8 @@ def test_what_is_not_there_is_found_out() -> None:
 
 
 NO_PLACES = {"bench/results/gpu.json", "baton/fabric"}  # a run on a GPU writes the one, the other is a Ray label
-PLACE = re.compile(r"`((?:baton|bench|deploy|docs|examples|models|tests)/[\w./-]+)`")
+PACKAGES = "|".join(sorted(p.name for p in (ROOT / "baton").iterdir() if (p / "__init__.py").exists()))
+PLACE = re.compile(rf"`((?:baton|bench|deploy|docs|examples|models|tests|{PACKAGES})/[\w./-]+)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)

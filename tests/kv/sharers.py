@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from baton.engine.sharing import Sharing
+from baton.engine.sharing import PageSharing
 from baton.kv.exchange.filling import Filler
 from baton.kv.exchange.source import BlockSource
 from baton.kv.memory.host_pages import PageMemory
@@ -35,7 +35,7 @@ class Sharer:
     def __init__(self, pages: int = 64, stall_s: float = 0.6) -> None:
         self.memory = PageMemory.create(pages, PAGE)
         self.pool = PagePool(pages)
-        self.sharing = Sharing(self.pool)
+        self.sharing = PageSharing(self.pool)
         self.source = BlockSource(self.tell, self.memory, LAYOUT, "m")
         self.filler = Filler(self.tell, self.memory, time.monotonic, stall_s)
         self.deaf = False

@@ -53,7 +53,7 @@ class DotProducts:
     def rate(self) -> float:
         """Operations per second, once; 0 without the instruction."""
         found: list[int] = []
-        elapsed = seconds(lambda: found.append(self._call(self._int8, PIECES, self.rounds)))
+        elapsed = seconds(lambda: found.append(self._call(self._int8, PIECES, self.rounds) or 0))
         return found[0] / elapsed
 
 

@@ -25,7 +25,7 @@ from baton.bench.kv import beside
 from baton.bench.rows import RANDOM, Row, median, spread
 from baton.engine.load import EngineConfig, load_runner
 from baton.engine.plan import Runner, SequenceStep, StepPlan
-from baton.engine.sharing import Sharing
+from baton.engine.sharing import PageSharing
 from baton.kv.exchange.filling import Filler
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
@@ -90,7 +90,7 @@ class EmptyPool:
 
     def empty(self) -> None:
         """As if everything had been evicted."""
-        self._sharing = Sharing(PagePool(self.memory.pages))
+        self._sharing = PageSharing(PagePool(self.memory.pages))
         self.filler = Filler(self._tell, self.memory, time.perf_counter)
 
     def _tell(self, message: Any) -> None:

@@ -13,13 +13,13 @@ from baton.cost.curves import decode_seconds
 from baton.cost.fit import StepFit
 from baton.protos.nouns import BLOCK_TOKENS, StepCurve, StepSample
 
-REFIT_EVERY = 16  # steps; a fit costs about a millisecond
+REFIT_EVERY = 16  # steps between two fits, because a fit costs about a millisecond
 # Where decoding alone takes as long as the target, a prompt still gets on: its chunk may add so much to the step.
 LEAST_SHARE = 0.25
 
 
 class StepBudget:
-    """``target_s`` is the time between two tokens of an answer that is wanted; 0 for none."""
+    """Keeps steps short: ``target_s`` seconds are wanted between two tokens of an answer; 0 for no target."""
 
     def __init__(self, target_s: float = 0.0) -> None:
         self._target = target_s
@@ -27,7 +27,7 @@ class StepBudget:
         self._curve: StepCurve | None = None
 
     def observe(self, sample: StepSample) -> None:
-        """One step was run."""
+        """Learns from a step that was run."""
         if not self._target:
             return
         self._fit.observe(sample)
@@ -36,16 +36,16 @@ class StepBudget:
 
     @property
     def limits(self) -> bool:
-        """Whether there is anything to keep to, and enough was seen to do so."""
+        """Tells whether there is a target, and enough steps were seen to keep to it."""
         return self._curve is not None
 
     @property
     def limit_s(self) -> float:
-        """Seconds that a step should take at most; 0 for no limit."""
+        """Returns the seconds that a step should take at most; 0 for no limit."""
         return self._target
 
     def chunk(self, most: int, start: int, sequences: int, context: int) -> int:
-        """Prompt tokens, a block at least and ``most`` at most, that follow ``start`` ones in a step.
+        """Returns how many prompt tokens, a block at least and ``most`` at most, follow ``start`` ones in a step.
 
         ``sequences`` decode beside them and read ``context`` tokens; with none, nobody waits and ``most`` it is.
         """
@@ -57,7 +57,7 @@ class StepBudget:
         return min(most, max(BLOCK_TOKENS, fits // BLOCK_TOKENS * BLOCK_TOKENS))
 
     def batch(self, contexts: Sequence[int], most: int) -> int:
-        """How many of the answers, which read ``contexts``, may advance in one step: one at least."""
+        """Returns how many answers that read ``contexts`` tokens may advance in one step: one at least."""
         curve, context = self._curve, 0
         if curve is None:
             return most

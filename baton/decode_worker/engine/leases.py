@@ -16,7 +16,7 @@ from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 
 
 class HandoffLease:
-    """The lease of a request whose prompt another worker computes."""
+    """Tracks the lease of a request whose prompt another worker computes. Times are monotonic seconds."""
 
     def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float):
         self.lease_id = lease_id
@@ -33,49 +33,49 @@ class HandoffLease:
 
     @property
     def complete(self) -> bool:
-        """Every block is here."""
+        """Tells whether every block is here."""
         return not self._missing
 
     @property
     def outstanding(self) -> list[int]:
-        """Blocks that a stream may bring."""
+        """Returns the blocks that a stream may still bring, in order."""
         return sorted(self._missing)
 
     @property
     def table(self) -> list[int]:
-        """The lease's own list of pages."""
+        """Returns the lease's own list of pages, by block."""
         return self._pages.pages
 
     @property
     def settled(self) -> bool:
-        """Nobody can write the pages any more."""
+        """Tells whether nobody can write the pages any more."""
         return not self._gate and not self._writers
 
     @property
     def received(self) -> tuple[int, ...]:
-        """Blocks that arrived, under any epoch."""
+        """Returns the blocks that arrived, under any epoch, in order."""
         return tuple(sorted(self._arrived))
 
     @property
     def deadline(self) -> float | None:
-        """When the lease ends without progress; None while a stream is open (keepalive watches that one)."""
+        """Returns when the lease ends without progress; None while a stream is open, which keepalive watches."""
         return None if self.committed or self._writers else self._deadline
 
     def opened(self, epoch: int, now: float) -> None:
-        """A stream of ``epoch`` may write."""
+        """Notes that a stream of ``epoch`` may write from now on."""
         if not self.settled:
             self._writers.add(epoch)
             self._progress(now)
 
     def closed(self, epoch: int, now: float) -> None:
-        """That stream writes no more."""
+        """Notes that the stream of ``epoch`` writes no more."""
         if epoch in self._writers:
             self._writers.discard(epoch)
             self._progress(now)
             self._settle()
 
     def arrived(self, blocks: Iterable[int], now: float) -> None:
-        """Blocks that were verified and written; a late one of an earlier epoch counts as well."""
+        """Counts blocks that were verified and written; a late one of an earlier epoch counts as well."""
         fresh = self._missing.intersection(blocks)
         self._missing -= fresh
         self._arrived |= fresh
@@ -83,7 +83,7 @@ class HandoffLease:
             self._progress(now)
 
     def rearm(self, lease_id: bytes, epoch: int, now: float) -> None:
-        """A second prefill comes under ``epoch``; what arrived stays."""
+        """Begins a second prefill under ``epoch``; what arrived stays. Raises HandoffRefused."""
         if lease_id != self.lease_id:
             raise LeaseUnknown("that lease is not this request's; admit it again", "lease")
         if self.committed:
@@ -94,12 +94,12 @@ class HandoffLease:
         self._progress(now)
 
     def commit(self) -> None:
-        """The prompt is here; the sequence owns the pages now."""
+        """Gives the pages to the sequence, because the prompt is here."""
         self.committed = True
         self.shut()
 
     def shut(self) -> None:
-        """The I/O process opens no more receives for this lease."""
+        """Closes the gate: the I/O process opens no more receives for this lease."""
         if self._gate:
             self._gate = False
             self._settle()

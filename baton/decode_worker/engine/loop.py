@@ -30,12 +30,12 @@ from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
 from baton.protos.nouns import Station, StepSample, TokenRun
 
-LEASE_ID_BYTES = 16
-SHARED_S = 10.0  # that a sequence without a page waits for those that the I/O process reads or fills for others
+LEASE_ID_BYTES = 16  # too many to guess
+SHARED_S = 10.0  # seconds that a sequence without a page waits for pages that others read or fill
 
 
 class RequestState:
-    """One request here: its sequence, its handoff (None on the local way) and its times."""
+    """Holds what is known of one request: its job, its handoff's lease (None on the local way) and its times."""
 
     def __init__(self, job: DecodeJob, receive: HandoffLease | None, now: float):
         self.job = job
@@ -46,7 +46,7 @@ class RequestState:
 
     @property
     def awaited(self) -> bool:
-        """Whether its prompt is still on the way here."""
+        """Tells whether its prompt is still on the way here."""
         return self.receive is not None and not self.receive.committed
 
 
@@ -92,7 +92,7 @@ class DecodeLoop(StepLoop):
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
-        """Sweep, plan, run, tell."""
+        """Ends leases that ran out, plans a step, runs it and tells what it gave."""
         self._sweep()
         self._end_late()
         plan = self.scheduler.plan()
@@ -117,7 +117,7 @@ class DecodeLoop(StepLoop):
             self.drafter.observe(rows, sample.prefill_tokens, sample.seconds)
 
     def patience(self) -> float:
-        """Until the next lease runs out."""
+        """Returns the seconds until the next lease runs out."""
         deadlines = [r.deadline for key, r in self.receives.items() if key in self.requests and r.deadline]
         return min([IDLE_WAIT_S, *(d - self.clock() for d in deadlines)])
 
@@ -206,7 +206,7 @@ class DecodeLoop(StepLoop):
             self._forget_settled(key)
 
     def fail(self, key: int, error: Exception) -> None:
-        """End one request with ``error``."""
+        """Ends one request with ``error``."""
         state = self.requests.get(key)
         if state is None:
             return
@@ -395,11 +395,11 @@ class DecodeLoop(StepLoop):
 
     @property
     def empty(self) -> bool:
-        """No answer is being written, and no stream may write a page."""
+        """Tells whether no answer is being written, and no stream may write a page."""
         return not self.requests and not self.receives
 
     def load(self) -> tuple[int, int, int]:
-        """Sequences in the batch, those that wait (preempted, or beyond the batch), prompt tokens to read."""
+        """Returns the sequences in the batch, those that wait, and the prompt tokens to read."""
         running = self.scheduler.running
         reading = sum(d.sequence.pending for d in (*running, *self.scheduler.waiting) if d.reading)
         beyond = max(0, len(running) - self.scheduler.max_batch)
@@ -419,7 +419,7 @@ class DecodeLoop(StepLoop):
         )
 
     def extras(self) -> dict[str, int]:
-        """What only a decode worker counts."""
+        """Returns what only a decode worker counts, by field of Stats."""
         return {
             "preemptions": self.scheduler.preemptions,
             "leases_swept": self.leases_swept,

@@ -24,7 +24,7 @@ from baton.protos.nouns import TokenRun
 
 
 class DecodeJob:
-    """A sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
+    """Holds a sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
 
     def __init__(self, sequence: SequenceState, root: bytes, pages: PageLease, age: int):
         self.sequence = sequence
@@ -37,7 +37,7 @@ class DecodeJob:
         sequence.computed = pages.held * self._size
 
     def advance(self, tokens: int) -> None:
-        """``tokens`` more have their KV; blocks that are full now become findable."""
+        """Counts ``tokens`` more as having their KV; blocks that are full now become findable."""
         self.sequence.computed += tokens
         full = self.sequence.computed // self._size
         if full > self.sealed:
@@ -76,18 +76,18 @@ class DecodeJob:
             self.pages.shrink(needed)
 
     def restart(self, pages: PageLease) -> None:
-        """Begin again on new pages, after the blocks that were found."""
+        """Begins again on new pages, after the blocks that were found."""
         self.pages, self.sealed = pages, pages.held
         self.sequence.computed = pages.held * pages.block_tokens
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Its place in the order: less is sooner."""
+        """Returns its place in the order: less is sooner."""
         return self.sequence.request.priority, self.age
 
     @property
     def reading(self) -> bool:
-        """Whether more than the next token's KV is missing: a prompt, or a recompute."""
+        """Tells whether more than the next token's KV is missing: a prompt's, or after a preemption all of it."""
         computed = self.sequence.computed
         return len(self.sequence.tokens) - computed > 1 or computed < self._prompt
 
@@ -120,15 +120,15 @@ class DecodeScheduler:
 
     @property
     def growth_reserve(self) -> int:
-        """Pages a newcomer must leave: each running sequence will ask for its next one soon."""
+        """Returns the pages that a newcomer must leave, because each running sequence will soon ask for one."""
         return min(len(self.running), self.pool.pages // 8)
 
     def add(self, job: DecodeJob) -> None:
-        """Join the batch, in order."""
+        """Adds a job to the batch, in order."""
         insort(self.running, job, key=lambda d: d.rank)
 
     def remove(self, job: DecodeJob) -> None:
-        """Leave, in whatever state; the pages go back."""
+        """Removes a job, in whatever state; its pages go back."""
         for members in (self.running, self.waiting):
             if job in members:
                 members.remove(job)
@@ -138,7 +138,7 @@ class DecodeScheduler:
             job.swap_entry = None
 
     def plan(self) -> StepPlan:
-        """The next step: one token for each sequence that writes, and drafts; chunks for those that read."""
+        """Returns the next step: a token and drafts for each sequence that writes, chunks for those that read."""
         if self.waiting:
             self._resume()
         shares = self._shares()
@@ -189,7 +189,7 @@ class DecodeScheduler:
         return draft
 
     def starved(self) -> DecodeJob | None:
-        """After an empty plan: the oldest sequence, which found no page; None while a grammar compiles."""
+        """Returns, after an empty plan, the oldest sequence, which found no page; None while a grammar compiles."""
         if any(not job.sequence.ready for job in self.running):
             return None
         return next(iter(self.running or self.waiting), None)

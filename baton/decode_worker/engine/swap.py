@@ -16,21 +16,21 @@ from baton.cost.curves import prefill_seconds
 from baton.cost.fit import StepFit
 from baton.protos.nouns import KvLayout, StepCurve, StepSample
 
-SHARE = 4  # the area holds this part of the pages' memory at most
-REMEMBERED = 32  # steps that read prompts, and as many that only write: what the curve is fitted on
-FIRST_GUESS_S = 1e-9  # per byte, until a copy was measured
-NEW = 0.3  # weight of the last copy
+SHARE = 4  # the area holds 1/SHARE of the pages' memory at most, because few sequences are preempted at once
+REMEMBERED = 32  # steps that read prompts, and as many that only write, on which the curve is fitted
+FIRST_GUESS_S = 1e-9  # seconds to copy a byte (1 GB/s), until a copy was measured
+NEW = 0.3  # weight of the last copy in the mean, because one copy varies with what else runs
 
 
 class SwapEntry(NamedTuple):
-    """The first ``tokens`` tokens' KV, a copy of each page."""
+    """Holds a copy of the KV of a sequence's first ``tokens`` tokens, page by page."""
 
     pages: tuple[bytes, ...]
     tokens: int
 
 
 class SwapArea:
-    """``memory`` is the pages' own, ``capacity`` bytes may lie here at once."""
+    """Sets KV aside: ``memory`` is the pages' own, and ``capacity`` bytes may lie here at once."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class SwapArea:
 
     @classmethod
     def beside(cls, memory: memoryview, layout: KvLayout, pages: int) -> SwapArea:
-        """For ``pages`` pages, with room for a part of what they hold, taken only as sequences are preempted."""
+        """Returns an area for ``pages`` pages with room for 1/SHARE of them; memory is taken as it is used."""
         return cls(memory, layout.page_bytes, layout.block_tokens, pages * layout.page_bytes // SHARE)
 
     def observe(self, sample: StepSample) -> None:
-        """One step was run."""
+        """Learns from a step that was run."""
         (self._reads if sample.prefill_tokens else self._writes).append(sample)
 
     def save(self, pages: Sequence[int], tokens: int) -> SwapEntry | None:
-        """A copy of the pages of ``tokens`` tokens; None where computing them again costs less, or without room."""
+        """Copies the pages of ``tokens`` tokens; None where computing them again costs less, or without room."""
         kept = pages[: -(-tokens // self._block_tokens)]
         size = len(kept) * self._page_bytes
         if not kept or self.used + size > self._capacity or not self._cheaper(size, tokens):
@@ -71,7 +71,7 @@ class SwapArea:
         return SwapEntry(copies, tokens)
 
     def restore(self, entry: SwapEntry, pages: Sequence[int], held: int) -> None:
-        """Write it into ``pages``, whose first ``held`` have their content already; it is gone from here."""
+        """Writes a copy into ``pages``, whose first ``held`` have their content already, and drops it."""
         began, copied = self._clock(), 0
         for page, content in zip(pages[held:], entry.pages[held:], strict=False):
             self._page(page)[:] = content
@@ -82,7 +82,7 @@ class SwapArea:
         self.drop(entry)
 
     def drop(self, entry: SwapEntry) -> None:
-        """Its sequence has ended."""
+        """Drops the copy of a sequence that has ended."""
         self.used -= len(entry.pages) * self._page_bytes
 
     def _page(self, page: int) -> memoryview:

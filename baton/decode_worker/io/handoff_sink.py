@@ -31,12 +31,12 @@ from baton.protos.errors import (
 if TYPE_CHECKING:
     from baton.decode_worker.io.intake import Intake
 
-REPORT_BLOCKS = 64
-MAX_PROBE_BYTES = 8 << 20
+REPORT_BLOCKS = 64  # blocks at most between two reports to the engine, so that a commit has little left to tell
+MAX_PROBE_BYTES = 8 << 20  # of a preflight's frame, because anybody may send one
 
 
 class HandoffSink:
-    """A Sink: the frames of one stream. ``intake`` knows the leases, the pages and whom to tell."""
+    """Takes the frames of one stream (a Sink). ``intake`` knows the leases, the pages and whom to tell."""
 
     def __init__(self, intake: Intake, line: ReplyStream) -> None:
         self.lease: IntakeLease | None = None
@@ -56,21 +56,21 @@ class HandoffSink:
     # ---- what the transport says -----------------------------------------------------------------------
 
     def take(self, frame: Frame) -> None:
-        """OPEN or COMMIT."""
+        """Takes an OPEN or a COMMIT frame."""
         self._guarded(self._control, frame)
 
     def place(self, frame: Frame) -> Sequence[memoryview] | None:
-        """The pages of the blocks announced; None when the frame is refused."""
+        """Returns the pages of the blocks that ``frame`` announces; None where it is refused."""
         places: list[memoryview] = []
         self._guarded(lambda f: places.extend(self._places(f)), frame)
         return None if self._stopped else places
 
     def landed(self, frame: Frame, checksums: Sequence[int], resident: bool = False) -> None:
-        """The blocks' bytes lie in their places: they count if their checksums are right."""
+        """Counts the blocks whose bytes lie in their places now, if their checksums are right."""
         self._guarded(lambda f: self._arrived(f, checksums, resident), frame)
 
     def over(self, error: BatonError | None) -> None:
-        """The sender left, or can't be understood."""
+        """Ends the stream, whose sender left or can't be understood, which ``error`` says."""
         if error is not None:
             self.stop(error)
         self._stopped = True
@@ -80,7 +80,7 @@ class HandoffSink:
     # ---- what the intake says --------------------------------------------------------------------------
 
     def stop(self, error: BatonError) -> None:
-        """Refuse: nothing is written from now on; the sender hears why."""
+        """Refuses the stream: nothing is written from now on, and the sender hears why."""
         if self._stopped:
             return
         self._stopped = True
@@ -91,7 +91,7 @@ class HandoffSink:
         self._depart()
 
     def committed(self) -> None:
-        """The engine took over: the last acknowledgement, whatever happens next."""
+        """Sends the last acknowledgement, because the engine took the handoff over."""
         if self._stopped or self._commit_frame is None:
             return
         self._stopped = True
@@ -100,7 +100,7 @@ class HandoffSink:
         self._line.end()
 
     def leave(self) -> None:
-        """This stream writes no more; the engine hears it once."""
+        """Leaves the lease: this stream writes no more, which the engine hears once."""
         lease = self.lease
         if lease is None or not lease.has(self, self.rank):
             return

@@ -23,7 +23,7 @@ from baton.protos.nouns import KvLayout
 
 
 class Intake:
-    """Every handoff to this worker. ``send_to_engine`` must not block."""
+    """Takes every handoff to this worker. ``send_to_engine`` must not block."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Intake:
         self._scratch = memoryview(b"")
 
     def accept(self, line: ReplyStream) -> Sink:
-        """A transport has a new stream: this takes its frames."""
+        """Returns what takes the frames of a transport's new stream."""
         return HandoffSink(self, line)
 
     # ---- what the engine and the session say -----------------------------------------------------------
@@ -52,12 +52,12 @@ class Intake:
     def register(
         self, key: int, lease_id: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
     ) -> None:
-        """The engine admitted ``key``: blocks ``held``… of ``hashes`` may be written to their ``pages``."""
+        """Opens a lease: blocks ``held``… of ``hashes`` may be written to their ``pages``."""
         lease = IntakeLease(key, lease_id, epoch, pages, hashes, held)
         self._by_key[key] = self._by_id[lease_id] = lease
 
     def rearm(self, key: int, epoch: int) -> None:
-        """Only ``epoch`` counts from now on; blocks that are in stay in. Call it before the engine hears of it."""
+        """Lets only ``epoch`` count from now on; blocks that are in stay in. Call it before the engine hears."""
         lease = self._by_key.get(key)
         if lease is None or epoch <= lease.epoch:
             return
@@ -66,7 +66,7 @@ class Intake:
             stream.stop(StaleEpoch(f"epoch {epoch} took over from {stream.epoch}", "epoch"))
 
     def close(self, key: int, error: BatonError | None = None) -> None:
-        """The lease is closed: nothing is written for it from this moment. An open stream ends with ``error``."""
+        """Closes a lease: nothing is written for it from this moment. An open stream ends with ``error``."""
         lease = self._by_key.pop(key, None)
         if lease is None:
             return
@@ -75,7 +75,7 @@ class Intake:
             stream.stop(error or LeaseUnknown("the lease was closed; the request has ended here", "lease"))
 
     def on_committed(self, key: int, epoch: int) -> None:
-        """The engine took the handoff over: the sender gets its last acknowledgement, whatever happens next."""
+        """Sends the last acknowledgement of a handoff that the engine took over."""
         lease = self._by_key.get(key)
         for stream in () if lease is None else lease.open_streams:
             if stream.epoch == epoch:
@@ -83,22 +83,22 @@ class Intake:
 
     @property
     def open_streams(self) -> int:
-        """Streams that may write."""
+        """Returns how many streams may write."""
         return sum(len(lease.open_streams) for lease in self._by_key.values())
 
     # ---- what arrivals ask -----------------------------------------------------------------------------
 
     def lease(self, lease_id: bytes) -> IntakeLease | None:
-        """Who may be filled under ``lease``."""
+        """Returns the lease of that id; None where none is open."""
         return self._by_id.get(lease_id)
 
     def count(self, blocks: int, size: int) -> None:
-        """That many were verified."""
+        """Counts ``blocks`` that were verified, of ``size`` bytes in all."""
         self.received_blocks += blocks
         self.received_bytes += size
 
     def scratch(self, size: int) -> memoryview:
-        """Memory of ``size`` bytes that nobody reads; all who ask share it."""
+        """Returns memory of ``size`` bytes that nobody reads; all who ask share it."""
         if len(self._scratch) < size:
             self._scratch = memoryview(bytearray(size))
         return self._scratch[:size]

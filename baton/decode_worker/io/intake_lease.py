@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class IntakeLease:
-    """One lease's. ``received`` blocks are whole and verified."""
+    """Tracks what one lease lets be written: blocks from ``held`` on; ``received`` ones are whole and verified."""
 
     def __init__(
         self, key: int, lease_id: bytes, epoch: int, pages: Sequence[int], hashes: Sequence[bytes], held: int
@@ -38,16 +38,16 @@ class IntakeLease:
 
     @property
     def open_streams(self) -> tuple[HandoffSink, ...]:
-        """Those that may write now."""
+        """Returns the streams that may write now."""
         return tuple(self._streams.values())
 
     def rearm(self, epoch: int) -> None:
-        """Only ``epoch`` counts from now on."""
+        """Lets only ``epoch`` count from now on."""
         self.epoch = epoch
         self._closings.clear()
 
     def join(self, stream: HandoffSink, rank: int, senders: int) -> bool:
-        """``stream`` brings shard ``rank``, one of ``senders``; whether it is the first. Raises HandoffRefused."""
+        """Lets ``stream`` bring shard ``rank`` of ``senders``; tells if it is the first. Raises HandoffRefused."""
         if rank in self._streams:
             raise HandoffRefused("a handoff of this lease and epoch is already open", "lease")
         if senders != self._senders:
@@ -60,22 +60,22 @@ class IntakeLease:
         return len(self._streams) == 1
 
     def leave(self, stream: HandoffSink, rank: int) -> bool:
-        """``stream`` writes no more; whether it was one, and the last."""
+        """Lets ``stream`` write no more; tells whether it was one that might, and the last."""
         if self._streams.get(rank) is not stream:
             return False
         del self._streams[rank]
         return not self._streams
 
     def has(self, stream: HandoffSink, rank: int) -> bool:
-        """Whether ``stream`` may write."""
+        """Tells whether ``stream`` may write."""
         return self._streams.get(rank) is stream
 
     def needs(self, index: int, rank: int) -> bool:
-        """Whether that shard's part of a block isn't in."""
+        """Tells whether shard ``rank``'s part of a block isn't in."""
         return index not in self.received and index not in self._parts[rank]
 
     def arrived(self, numbers: Iterable[int], rank: int) -> list[int]:
-        """That shard's part of them was verified; the blocks that are whole by it."""
+        """Counts shard ``rank``'s part of blocks as verified; returns those that are whole by it."""
         if self._senders == 1:
             self.received.update(numbers)
             return list(numbers)
@@ -89,11 +89,11 @@ class IntakeLease:
         return whole
 
     def missing(self, rank: int) -> list[int]:
-        """Blocks whose part of that shard is still to come."""
+        """Returns the blocks whose part of shard ``rank`` is still to come."""
         return [i for i in range(self.held, len(self.hashes)) if self.needs(i, rank)]
 
     def commit(self, rank: int, closing: Closing) -> Closing | None:
-        """That shard's sender is done; what the first of them said, once all are."""
+        """Notes that shard ``rank``'s sender is done; returns what the first of them said, once all are."""
         self._closings[rank] = closing
         if len(self._closings) < self._senders:
             return None

@@ -17,13 +17,13 @@ from baton.protos import channel as ch
 from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import TokenRun
 
-GAP_S = 0.005
-WIDE_GAP_S = 0.010  # where one of the above held MANY_STEPS: no reader tells 100 writes a second from 200
-MANY_STEPS = 3
+GAP_S = 0.005  # seconds between two frames, because each costs a write
+WIDE_GAP_S = 0.010  # seconds after a frame of MANY_STEPS: no reader tells 100 writes a second from 200
+MANY_STEPS = 3  # steps in GAP_S that are quick ones
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An answer to, or the end of, one request."""
+    """An engine's answer to one request, or its end."""
 
     request_id: str
     message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended
@@ -42,7 +42,7 @@ class TokenFrame(msgspec.Struct):
 
 
 class SessionRequest:
-    """A request that the session asked for. ``key`` is its name on the engine's channel."""
+    """Is a request that a session asked for. ``key`` is its number on the engine's channel."""
 
     def __init__(self, key: int, request_id: str, session: RouterSession, traceparent: str, local: bool):
         self.key = key
@@ -56,7 +56,7 @@ class SessionRequest:
 
 
 class RouterSession:
-    """The outbox of one router, and its requests by id."""
+    """Keeps the outbox of one router, and its requests by id."""
 
     def __init__(self, router_id: str):
         self.router_id = router_id
@@ -68,16 +68,16 @@ class RouterSession:
         self._gap_s = GAP_S
 
     def reply(self, request: SessionRequest, message: ch.Admitted | ch.Rearmed | ch.Refused | ch.Ended) -> None:
-        """Queue an answer; a request that was replaced under its id gets none."""
+        """Queues an answer; a request that was replaced under its id gets none."""
         if self.requests.get(request.request_id) is request:
             self._put(Reply(request.request_id, message))
 
     def refuse(self, request_id: str, error: ErrorInfo) -> None:
-        """Say no to what never became a request."""
+        """Queues a refusal of what never became a request."""
         self._put(Reply(request_id, ch.Refused(0, error)))
 
     def tokens(self, step: int, request: SessionRequest, output: ch.Output) -> None:
-        """Add to the pending frame, or begin one."""
+        """Adds an output to the pending frame, or begins one."""
         if request.cancelled:
             return
         last = self._outbox[-1] if self._outbox else None
@@ -92,24 +92,24 @@ class RouterSession:
         last.outputs[request.request_id] = output if earlier is None else merge(earlier, output)
 
     def forget_tokens(self, request: SessionRequest) -> None:
-        """It was cancelled: what is queued of its answer isn't wanted, least of all if its id is used again."""
+        """Drops what is queued of a cancelled request's answer, because its id may be used again."""
         for item in self._outbox:
             if isinstance(item, TokenFrame):
                 item.outputs.pop(request.request_id, None)
 
     def lost(self, error: ErrorInfo) -> None:
-        """The engine is gone: every request ends with ``error``, then the session ends."""
+        """Ends every request with ``error``, because the engine is gone, and then the session."""
         for request in tuple(self.requests.values()):
             self.reply(request, ch.Ended(request.key, error))
         self.end()
 
     def end(self) -> None:
-        """Nothing follows what is queued."""
+        """Ends the session after what is queued."""
         self._over = True
         self._news.set()
 
     async def outgoing(self) -> AsyncIterator[Reply | TokenFrame]:
-        """What to write, in order; a frame that was given out grows no more."""
+        """Yields what to write, in order; a frame that was given out grows no more."""
         while True:
             while self._outbox:
                 if len(self._outbox) == 1 and isinstance(self._outbox[0], TokenFrame):
@@ -143,7 +143,7 @@ class RouterSession:
 
 
 def merge(first: ch.Output, then: ch.Output) -> ch.Output:
-    """Two consecutive outputs of one request as one."""
+    """Returns two consecutive outputs of one request as one."""
     run = TokenRun(
         output_index=first.run.output_index,
         token_ids=first.run.token_ids + then.run.token_ids,

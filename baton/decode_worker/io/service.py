@@ -31,7 +31,7 @@ from baton.protos.nouns import EngineRequest
 
 
 class DecodeService:
-    """Every session of this worker. ``send`` hands the engine a message and never blocks."""
+    """Serves every session of this worker. ``send`` hands the engine a message and never blocks."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class DecodeService:
 
     @property
     def active(self) -> int:
-        """Requests that have not ended."""
+        """Returns how many requests have not ended."""
         return len(self._requests)
 
     # ---- sessions ----
 
     def open_session(self, router_id: str) -> RouterSession:
-        """A router is here."""
+        """Opens a session for a router."""
         session = RouterSession(router_id)
         self._sessions.add(session)
         return session
 
     def close_session(self, session: RouterSession, reason: str = "session_lost") -> None:
-        """It is gone: every request of it is cancelled."""
+        """Closes a session whose router is gone: every request of it is cancelled."""
         self._sessions.discard(session)
         for request in tuple(session.requests.values()):
             self._cancel(request, reason)
@@ -84,7 +84,7 @@ class DecodeService:
         ttl_s: float,
         traceparent: str,
     ) -> None:
-        """Ask the engine for a lease; Admitted or Refused follows."""
+        """Asks the engine for a lease; Admitted or Refused follows."""
         earlier = session.requests.get(request.request_id)
         if earlier is not None and not earlier.cancelled:
             error = InvalidRequest(
@@ -106,7 +106,7 @@ class DecodeService:
             self._send(admit)
 
     def rearm(self, session: RouterSession, request_id: str, lease: bytes, epoch: int) -> None:
-        """A second prefill will come; frames of the first are refused from this moment."""
+        """Announces a second prefill; frames of the first are refused from this moment."""
         entry = session.requests.get(request_id)
         if entry is None:
             session.refuse(request_id, to_info(LeaseUnknown("the request has ended here; admit it again", "lease")))
@@ -116,20 +116,20 @@ class DecodeService:
         self._send(ch.Rearm(entry.key, lease, epoch))
 
     def cancel(self, session: RouterSession, request_id: str, reason: str) -> None:
-        """End it; Ended follows unless it had ended already."""
+        """Cancels a request; Ended follows unless it had ended already."""
         entry = session.requests.get(request_id)
         if entry is not None:
             self._cancel(entry, reason)
 
     def cancel_all(self, reason: str) -> int:
-        """End every request, as a drain's grace is over; how many that were."""
+        """Cancels every request, because a drain's grace is over; returns how many those were."""
         entries = tuple(self._requests.values())
         for entry in entries:
             self._cancel(entry, reason)
         return len(entries)
 
     def send_away(self, error: BatonError) -> int:
-        """Every request is to go on elsewhere: its router hears ``error`` now. How many that were.
+        """Tells each request's router to go on elsewhere, by ``error``; returns how many requests those were.
 
         They run here until they are cancelled. Doing that in the same moment would break handoffs on their way
         here before their router has heard why, and it would hold that against the prefill workers.
@@ -145,7 +145,7 @@ class DecodeService:
             session.end()
 
     def lost(self, error: BatonError) -> None:
-        """The engine is gone."""
+        """Ends every session and every handoff with ``error``, because the engine is gone."""
         for session in tuple(self._sessions):
             session.lost(to_info(error))
         for key in tuple(self._requests):

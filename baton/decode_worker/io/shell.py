@@ -18,14 +18,14 @@ from baton.protos.v1 import worker_pb2_grpc as stubs
 
 
 class DecodeShell(stubs.DecodeWorkerServicer):
-    """One Session stream per router."""
+    """Speaks gRPC for the decode service: one Session stream per router."""
 
     def __init__(self, service: DecodeService, info: Callable[[], WorkerInfo]):
         self._service = service
         self._info = info
 
     async def Session(self, incoming: AsyncIterator[w.SessionUp], context: Any) -> AsyncIterator[w.SessionDown]:
-        """Until the router leaves or is lost; either cancels what it had here."""
+        """Serves a router until it leaves or is lost; either cancels what it had here."""
         hello = await anext(aiter(incoming), None)
         if hello is None or not hello.HasField("hello"):
             await abort(context, InvalidRequest("the first message of a session is Hello", "hello"))
@@ -62,7 +62,7 @@ class DecodeShell(stubs.DecodeWorkerServicer):
 
 
 def down_to_pb(item: Reply | TokenFrame) -> w.SessionDown:
-    """One queued item as its protobuf twin."""
+    """Returns one queued item as its protobuf twin."""
     if isinstance(item, TokenFrame):
         return w.SessionDown(tokens=_frame(item))
     message, request_id = item.message, item.request_id

@@ -64,7 +64,7 @@ def peak_flops(weight: Tensor | PackedWeight | None, device: str) -> float:
     if device == "cpu" and isinstance(weight, PackedWeight) and native.library() is not None:
         found: list[int] = []
         dots = native.function("ceiling_dots", I32, I32, I64, result=I64)
-        seconds = _best(lambda: found.append(dots(weight.kind != BF16, PIECES, ROUNDS)), device, PRODUCTS)
+        seconds = _best(lambda: found.append(dots(weight.kind != BF16, PIECES, ROUNDS) or 0), device, PRODUCTS)
         if found[0]:
             return found[0] / seconds
     dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32

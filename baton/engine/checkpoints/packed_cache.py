@@ -50,7 +50,7 @@ class Part(msgspec.Struct, frozen=True):
     checksum: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class WeightEntry(msgspec.Struct, frozen=True):
     """Describes a weight in the file's header."""
 
     kind: int
@@ -93,11 +93,11 @@ def read(path: Path) -> dict[str, PackedWeight]:
     header = whole[PREFIX : PREFIX + size]
     if whole[:8] != MAGIC or xxhash.xxh3_64_intdigest(header) != checksum:
         raise CacheDamaged(f"{path}: the header is not what was written")
-    entries = msgspec.json.decode(header, type=dict[str, Entry])
+    entries = msgspec.json.decode(header, type=dict[str, WeightEntry])
     return {name: _mapped(whole, entry, f"{path}: {name}") for name, entry in entries.items()}
 
 
-def _mapped(whole: mmap.mmap, entry: Entry, what: str) -> PackedWeight:
+def _mapped(whole: mmap.mmap, entry: WeightEntry, what: str) -> PackedWeight:
     parts = {name: _tensor(whole, part, f"{what}.{name}") for name, part in entry.parts.items()}
     return PackedWeight(entry.kind, entry.n, entry.k, entry.group, **parts)
 
@@ -131,7 +131,7 @@ def _write(path: Path, weights: dict[str, PackedWeight]) -> None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             parts[part] = Part(at, tuple(tensor.shape), dtype, xxhash.xxh3_64_intdigest(raw))
             at = _up(at + tensor.nbytes)
-        entries[name] = Entry(weight.kind, weight.n, weight.k, weight.group, parts)
+        entries[name] = WeightEntry(weight.kind, weight.n, weight.k, weight.group, parts)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -141,7 +141,7 @@ def _write(path: Path, weights: dict[str, PackedWeight]) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _fill(file: Any, entries: dict[str, Entry], weights: dict[str, PackedWeight]) -> None:
+def _fill(file: Any, entries: dict[str, WeightEntry], weights: dict[str, PackedWeight]) -> None:
     base = _up(PREFIX + len(msgspec.json.encode(entries)) + 32 * sum(len(e.parts) for e in entries.values()))
     moved = {name: _moved(entry, base) for name, entry in entries.items()}
     header = msgspec.json.encode(moved)
@@ -153,7 +153,7 @@ def _fill(file: Any, entries: dict[str, Entry], weights: dict[str, PackedWeight]
     file.truncate(max(file.tell(), base))
 
 
-def _moved(entry: Entry, base: int) -> Entry:
+def _moved(entry: WeightEntry, base: int) -> WeightEntry:
     parts = {name: msgspec.structs.replace(part, offset=part.offset + base) for name, part in entry.parts.items()}
     return msgspec.structs.replace(entry, parts=parts)
 

@@ -106,7 +106,7 @@ class ModelConfig:
         """Returns an error about one field."""
         return CheckpointError(f"{self.path}: {name} {problem}", name)
 
-    def _get(self, name: str, default: Any) -> Any:
+    def _get(self, name: str, default: object) -> object:
         found = self.fields.get(name)
         return default if found is None else found
 
@@ -120,7 +120,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} can't be read as a JSON object: {error}", "model") from error
 
 
-def _ids(path: Path, found: Any) -> tuple[int, ...]:
+def _ids(path: Path, found: object) -> tuple[int, ...]:
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(i, int) for i in ids):
         raise CheckpointError(f"{path}: eos_token_id is {found!r}; it must be token ids", "eos_token_id")

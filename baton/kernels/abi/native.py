@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from baton.kernels.abi.build import BuildError, built
 
@@ -22,6 +21,8 @@ ISA_ENV = "BATON_ISA"
 REFERENCE = "reference"  # a value of $BATON_ISA: no native code at all
 F32, BF16 = 0, 1  # common.h: Dtype
 P, I32, I64, F = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+CType = type[ctypes.c_void_p] | type[ctypes.c_int32] | type[ctypes.c_int64] | type[ctypes.c_float]
+NativeFunction = Callable[..., int | None]  # an exported symbol; None where it has no result
 _NEEDS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "avx512vbmi"},
     "avx2": {"avx2", "fma", "f16c"},
@@ -78,7 +79,7 @@ def set_threads(count: int) -> None:
         found.baton_set_threads(I32(count))
 
 
-def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
+def function(name: str, *arguments: CType, result: CType | None = None) -> NativeFunction:
     """Returns ``baton_<name>`` with its argument types declared. Raises RuntimeError where there is no
     library.
     """
@@ -88,7 +89,7 @@ def function(name: str, *arguments: Any, result: Any = None) -> Callable[..., An
     return declare(found, name, *arguments, result=result)
 
 
-def declare(library: ctypes.CDLL, name: str, *arguments: Any, result: Any = None) -> Callable[..., Any]:
+def declare(library: ctypes.CDLL, name: str, *arguments: CType, result: CType | None = None) -> NativeFunction:
     """Returns ``baton_<name>`` of ``library`` with its argument types declared."""
     found = library[f"baton_{name}"]  # a fresh object each time: nobody else's declaration is changed
     found.argtypes, found.restype = list(arguments), result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from baton.kernels.abi import native
 NAMESPACE = "baton"
 _library = torch.library.Library(NAMESPACE, "DEF")
 
-Function = Callable[..., Any]
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def define(schema: str, fake: Function) -> Callable[[Function], Function]:
+def define(schema: str, fake: Callable[..., object]) -> Callable[[Function], Function]:
     """Makes the function below it ``torch.ops.baton.<name in schema>``; ``fake`` gives shapes and dtypes
     alone.
     """
@@ -38,7 +38,7 @@ def define(schema: str, fake: Function) -> Callable[[Function], Function]:
 
 
 @cache
-def symbol(name: str, *arguments: Any) -> Function | None:
+def symbol(name: str, *arguments: native.CType) -> native.NativeFunction | None:
     """Returns ``baton_<name>`` with its argument types declared; None where there is no library."""
     return None if native.library() is None else native.function(name, *arguments)
 

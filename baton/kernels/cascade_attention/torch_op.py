@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +26,17 @@ from baton.kernels.paged_attention.torch_op import (
 )
 
 
-def _fake(q: Tensor, *rest: Any) -> Tensor:
-    require_queries(q, rest[5])
+def _fake(
+    q: Tensor,
+    memory: Tensor,
+    table: Tensor,
+    items: Tensor,
+    groups: Tensor,
+    dtype: str,
+    kv_heads: int,
+    *rest: object,
+) -> Tensor:
+    require_queries(q, kv_heads)
     return q.new_empty(q.shape)
 
 

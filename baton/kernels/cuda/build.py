@@ -41,7 +41,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledOp:
     """Holds one op for a GPU: its cubin, and what ptxas said of each kernel."""
 
     op: str
@@ -70,7 +70,7 @@ def nvcc() -> str:
     return found
 
 
-def cubins(names: Iterable[str] | None = None) -> list[Compiled]:
+def cubins(names: Iterable[str] | None = None) -> list[CompiledOp]:
     """Returns every op (or those named) compiled for sm_90a. Raises BuildError with what the compiler said."""
     compiler = nvcc()
     version = cpu._run([compiler, "--version"])
@@ -153,13 +153,13 @@ def source_key(op: str) -> str:
     return hashlib.sha256(b"".join(each.read_bytes() for each in sources(source(op)))).hexdigest()[:16]
 
 
-def _cubin(compiler: str, version: str, op: str) -> Compiled:
+def _cubin(compiler: str, version: str, op: str) -> CompiledOp:
     path = _folder("cubin") / f"{op}-{_key(f'{version} {NVCC_FLAGS}'.encode(), source(op))}.cubin"
     log = path.with_suffix(".log")
     if not (path.exists() and log.exists()):
         said = _said([compiler, *NVCC_FLAGS, "-cubin", str(source(op)), "-o", str(path)])
         log.write_text(said)
-    return Compiled(op, path, log.read_text())
+    return CompiledOp(op, path, log.read_text())
 
 
 def _said(command: list[str]) -> str:

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from baton.kernels.abi.build import BuildError, _run
 from baton.kernels.cuda import build
@@ -22,6 +22,17 @@ from baton.kernels.cuda.names import short
 LEDGER = Path(__file__).with_name("ledger.json")
 COSTS = ("registers", "shared", "spills")
 Cost = dict[str, int]
+
+
+class Ledger(TypedDict):
+    """Holds, by op, the costs of each kernel and the key of the sources that were compiled."""
+
+    arch: str
+    nvcc: str
+    kernels: dict[str, dict[str, Cost]]
+    sources: dict[str, str]
+
+
 _WHAT = re.compile(
     r"Compiling entry function '(?P<entry>\S+)'|Function properties for (?P<of>\S+)"
     r"|(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
@@ -60,14 +71,14 @@ def release() -> str:
     return found[1] if found else "unknown"
 
 
-def taken() -> dict[str, Any]:
+def taken() -> Ledger:
     """Returns the ledger of the sources as they are, with their keys. Raises BuildError."""
     kernels = {made.op: costs(made.ptxas) for made in build.cubins()}
     sources = {op: build.source_key(op) for op in kernels}
     return {"arch": build.ARCH, "nvcc": release(), "kernels": kernels, "sources": sources}
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def differences(old: Ledger, new: Ledger) -> list[str]:
     """Returns in words every kernel that costs more than the ledger allows, and every one that only one of
     them has.
     """

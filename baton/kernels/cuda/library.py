@@ -14,14 +14,14 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from baton.kernels.abi import build as cpu
+from baton.kernels.abi.native import CType
 from baton.kernels.cuda import build
 
 SIMT_ENV = "BATON_CUDA_SIMT"
 P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+_FUNCTIONS: dict[str, tuple[CType, ...]] = {
     "session_open": (P, I64, P),
     "session_close": (P,),
     "session_bind": (P, P, I64, I64, P),
@@ -50,18 +50,18 @@ class DeviceError(RuntimeError):
     """Carries what CUDA said of a call, or the shim of a launch."""
 
 
-class Device:
+class CudaLibrary:
     """Wraps a library whose functions are called with host code's rules: 0, or a status that has words."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.library = path, ctypes.CDLL(str(path))
         self.library.baton_device_error.restype = ctypes.c_char_p
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, ctypes._NamedFuncPointer] = {}
         for name, arguments in _FUNCTIONS.items():
             found = self._functions[name] = self.library[f"baton_{name}"]
             found.argtypes, found.restype = list(arguments), ctypes.c_int
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Calls ``baton_<name>``. Raises DeviceError."""
         if status := self._functions[name](*arguments):
             said = (self.library.baton_device_error(status) or b"").decode(errors="replace")
@@ -88,14 +88,14 @@ def on_shim() -> bool:
 
 
 @cache
-def device() -> Device:
+def device() -> CudaLibrary:
     """Returns this process's library.
 
     Raises BuildError where nothing is built and there is no nvcc, or where the library can't be loaded.
     """
     path = build.simt() if on_shim() else _prebuilt() or build.library()
     try:
-        return Device(path)
+        return CudaLibrary(path)
     except (OSError, AttributeError) as error:
         raise cpu.BuildError(f"the CUDA kernels can't be loaded: {error}") from error
 

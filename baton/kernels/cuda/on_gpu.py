@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from baton.kernels.cuda.library import Device, DeviceError
+from baton.kernels.abi.native import CType
+from baton.kernels.cuda.library import CudaLibrary, DeviceError
 
 ON_GPU_ENV = "BATON_CUDA_ON_GPU"
 MOST_REGION = 4 << 30  # bytes of the largest region that is registered
@@ -28,17 +28,17 @@ class GpuError(AssertionError):
     """Carries what CUDA said of a call."""
 
 
-class Function:
+class GpuFunction:
     """Calls one exported op, with ``argtypes`` as the CPU's symbol has them, and waits for the GPU before it
     returns.
     """
 
     def __init__(self, gpu: OnGpu, name: str) -> None:
         self._gpu, self._call = gpu, gpu.device.library[name]
-        self.argtypes: list[Any] = []
-        self.restype: Any = None
+        self.argtypes: list[CType] = []
+        self.restype: CType | None = None
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: object) -> None:
         self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
         self._gpu.calls += 1
         with self._gpu.memory_shared():
@@ -56,7 +56,7 @@ class OnGpu:
     """Stands in for a ``shim.Simt``."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.device, self.calls = path, Device(path), 0
+        self.path, self.device, self.calls = path, CudaLibrary(path), 0
         pageable = ctypes.c_int()
         self.device.call("device_pageable", ctypes.byref(pageable))
         self._pageable = bool(pageable.value)
@@ -72,8 +72,8 @@ class OnGpu:
         """Returns nothing, because errors are in what was raised."""
         return ""
 
-    def __getitem__(self, name: str) -> Function:
-        return Function(self, name)
+    def __getitem__(self, name: str) -> GpuFunction:
+        return GpuFunction(self, name)
 
     @contextmanager
     def memory_shared(self) -> Iterator[None]:

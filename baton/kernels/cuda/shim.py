@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import weakref
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from baton.kernels.abi.native import CType
 from baton.kernels.cuda import on_gpu
 
 
@@ -21,15 +22,15 @@ class SimtError(AssertionError):
     """Carries what the shim found wrong with a kernel, or a launch that it refused."""
 
 
-class Function:
+class ShimFunction:
     """Calls one exported op, with ``argtypes`` as the CPU's symbol has them. Raises SimtError."""
 
     def __init__(self, library: Simt, name: str) -> None:
         self._library, self._call = library, library.library[name]
-        self.argtypes: list[Any] = []
-        self.restype: Any = None
+        self.argtypes: list[CType] = []
+        self.restype: CType | None = None
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: object) -> None:
         self._call.argtypes, self._call.restype = [*self.argtypes, ctypes.c_void_p], ctypes.c_int
         if status := self._call(*arguments, None):
             raise SimtError(f"status {status}: {self._library.error()}")
@@ -70,8 +71,8 @@ class Simt:
         """Returns the kernels launched so far, by which a suite shows that it ran on the shim."""
         return int(self.library.baton_simt_launches())
 
-    def __getitem__(self, name: str) -> Function:
-        return Function(self, name)
+    def __getitem__(self, name: str) -> ShimFunction:
+        return ShimFunction(self, name)
 
 
 def as_library(path: Path, seed: int = 1, preempt: int = 0, blocks: int = 2) -> ctypes.CDLL:

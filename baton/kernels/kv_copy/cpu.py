@@ -6,12 +6,11 @@ Knows nothing of pages, frames or leases.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I64, P
+from baton.kernels.abi.native import I64, NativeFunction, P
 from baton.kernels.kv_copy import reference
 
 ARGUMENTS = (P, P, I64, I64, P)
@@ -27,7 +26,7 @@ def kv_copy(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[in
     return run(_function(), dst, src, size)
 
 
-def run(function: Callable[..., Any], dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
+def run(function: NativeFunction, dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
     """Calls baton_kv_copy once, from whichever library. Returns the checksums."""
     sources, sums = array("Q", src), array("Q", bytes(8 * len(src)))
     places = None if dst is None else array("Q", dst)
@@ -46,7 +45,7 @@ def copy_only(dst: Sequence[int], src: Sequence[int], size: int) -> None:
 
 
 @cache
-def _function() -> Callable[..., Any]:
+def _function() -> NativeFunction:
     return native.function("kv_copy", *ARGUMENTS)
 
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I32, I64, P
+from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.linear import reference
 from baton.kernels.linear.packed import E4M3, PackedWeight
 
@@ -27,7 +26,7 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
     return run(_function(), x, weight, bias)
 
 
-def run(function: Callable[..., Any], x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+def run(function: NativeFunction, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Calls baton_linear once, from whichever library. Returns (rows, n) in x's dtype."""
     assert x.shape[1] == weight.k
     x = x if x.stride(1) == 1 else x.contiguous()
@@ -37,7 +36,7 @@ def run(function: Callable[..., Any], x: Tensor, weight: PackedWeight, bias: Ten
 
 
 def prepared(
-    function: Callable[..., Any], x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None
+    function: NativeFunction, x: Tensor, weight: PackedWeight, out: Tensor, bias: Tensor | None = None
 ) -> Callable[[], None]:
     """Returns the call of ``run`` with everything at hand, to be timed without what it takes to get it
     together.
@@ -55,5 +54,5 @@ def prepared(
 
 
 @cache
-def _function() -> Callable[..., Any]:
+def _function() -> NativeFunction:
     return native.function("linear", *ARGUMENTS)

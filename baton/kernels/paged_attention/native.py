@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -94,7 +93,7 @@ def append(
     del kept
 
 
-def item_table(items: Sequence[Item]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
+def item_table(items: Sequence[Item]) -> tuple[NDArray[np.void], list[NDArray[np.int32]]]:
     """Returns the items as structs, and the block tables that they point to, which the caller must keep
     alive.
     """

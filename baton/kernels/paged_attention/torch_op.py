@@ -10,7 +10,7 @@ queries. Rows of q lie sequence by sequence.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Sequences(NamedTuple):
     """Holds ITEMS as numbers and as structs that point into ``table``, int32."""
 
     numbers: list[list[int]]
-    structs: NDArray[Any]
+    structs: NDArray[np.void]
     table: Tensor
 
     def pages(self, at: int) -> Tensor:
@@ -94,8 +94,10 @@ def require_queries(q: Tensor, kv_heads: int) -> None:
     require(grouped, "q is (rows, heads, head_dim), heads a multiple of kv_heads")
 
 
-def _fake(q: Tensor, *rest: Any) -> Tensor:
-    require_queries(q, rest[4])
+def _fake(
+    q: Tensor, memory: Tensor, table: Tensor, items: Tensor, dtype: str, kv_heads: int, *rest: object
+) -> Tensor:
+    require_queries(q, kv_heads)
     return q.new_empty(q.shape)
 
 

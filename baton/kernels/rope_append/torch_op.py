@@ -6,7 +6,6 @@ Knows nothing of models. ``turns`` (positions, head_dim): cos of each position's
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +25,21 @@ SCHEMA = (
 Norms = tuple[Tensor | None, Tensor | None]
 
 
-def _fake(qkv: Tensor, *rest: Any) -> None:
+def _fake(
+    qkv: Tensor,
+    memory: Tensor,
+    table: Tensor,
+    items: Tensor,
+    turns: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    dtype: str,
+    kv_heads: int,
+    *rest: object,
+) -> None:
     require(
-        qkv.dim() == 3 and qkv.shape[1] > 2 * rest[8], "rope_append: qkv is (rows, heads + 2 kv_heads, head_dim)"
+        qkv.dim() == 3 and qkv.shape[1] > 2 * kv_heads, "rope_append: qkv is (rows, heads + 2 kv_heads, head_dim)"
     )
 
 

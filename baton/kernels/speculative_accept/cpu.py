@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I32, I64, P
+from baton.kernels.abi.native import I32, I64, NativeFunction, P
 from baton.kernels.speculative_accept import reference
 from baton.kernels.speculative_accept.reference import Rejection
 
@@ -35,12 +34,12 @@ def speculative_accept(tokens: Tensor, by: Tensor | Rejection) -> tuple[int, int
 
 
 def run(
-    function: Callable[..., Any], sequences: Sequence[tuple[Tensor, Tensor | Rejection]]
+    function: NativeFunction, sequences: Sequence[tuple[Tensor, Tensor | Rejection]]
 ) -> list[tuple[Tensor, int]]:
     """Calls baton_speculative_accept once, from whichever library. Returns ``emitted``, and how many stand."""
     drafts, kept, found = np.zeros(len(sequences), DRAFT), [], []
 
-    def point(draft: Any, field: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    def point(draft: np.void, field: str, value: Tensor, dtype: torch.dtype) -> Tensor:
         kept.append(value.to(dtype) if value.stride()[-1:] in ((), (1,)) else value.to(dtype).contiguous())
         draft[field] = kept[-1].data_ptr()
         return kept[-1]

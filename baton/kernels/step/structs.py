@@ -6,14 +6,12 @@ Knows nothing of programs or plans. Field by field it is what step.h, lm_head.h,
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from baton.kernels.abi import native
-from baton.kernels.abi.native import I32, I64, F, P
+from baton.kernels.abi.native import I32, I64, F, NativeFunction, P
 
 EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD, MOE = range(8)  # step.h: OpKind
 LINEAR_F32 = 100  # the kind of float32 weights: dense.h's
@@ -83,6 +81,6 @@ class PagedKv(ctypes.Structure):
 
 
 @cache
-def run_step() -> Callable[..., Any]:
+def run_step() -> NativeFunction:
     """Returns baton_step(model, step, from, to). Raises RuntimeError where there is no library."""
     return native.function("step", P, P, I32, I32)

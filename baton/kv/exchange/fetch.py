@@ -6,7 +6,7 @@ Knows nothing of pages or of why somebody wants them. Hash and checksum are chec
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,6 +20,8 @@ from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.tls.rpc import PLAIN, Dialer
+
+FetchCall: TypeAlias = "grpc.aio.UnaryStreamCall[w.FetchRequest, w.FetchedBlock]"
 
 KEPT_CHANNELS = 64  # channels kept, the oldest is dropped first
 
@@ -50,7 +52,9 @@ class BlockFetcher:
             await channel.close()
         self._channels.clear()
 
-    async def _read(self, call: Any, address: str) -> w.FetchedBlock | None:
+    async def _read(
+        self, call: grpc.aio.UnaryStreamCall[w.FetchRequest, w.FetchedBlock], address: str
+    ) -> w.FetchedBlock | None:
         try:
             block = await call.read()
         except grpc.aio.AioRpcError as error:

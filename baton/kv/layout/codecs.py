@@ -8,7 +8,7 @@ largest 448; OCP 8-bit Floating Point Specification 1.0) of x / scale with scale
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ def to_float32(data: memoryview, dtype: str) -> Floats:
     return np.frombuffer(data, np.dtype(dtype)).astype(np.float32, copy=False)
 
 
-def from_float32(values: Floats, dtype: str) -> NDArray[Any]:
+def from_float32(values: Floats, dtype: str) -> NDArray[np.uint16 | np.float16 | np.float32]:
     """Returns ``values`` in ``dtype``, rounded to nearest even; beyond float16's range they become its
     largest.
     """

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda.library import Device, device
+from baton.kernels.cuda.library import CudaLibrary, device
 from baton.kernels.kv_copy.cpu import LEAST_BYTES
 from baton.kv.memory.cuda_driver import Driver, driver
 from baton.protos.errors import ConfigError
@@ -29,7 +29,7 @@ P, I64 = ctypes.c_void_p, ctypes.c_int64
 class Copier:
     """Launches copies on the card. There is one per process."""
 
-    def __init__(self, cuda: Driver, kernels: Device) -> None:
+    def __init__(self, cuda: Driver, kernels: CudaLibrary) -> None:
         self._cuda, self._stream = cuda, cuda.stream()
         self._copy = kernels.library.baton_kv_copy
         self._copy.argtypes, self._copy.restype = [P, P, I64, I64, P, P], ctypes.c_int

@@ -16,13 +16,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from baton.kv.tiers.lending import Loan
 from baton.kv.tiers.slab import Slab, Touching
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 BATCH = 16  # blocks copied at once
 PIECE_BYTES = 1 << 20  # bytes of a piece, because they take a tenth of a millisecond and hold no step up for long
@@ -48,7 +48,7 @@ class Tier:
             return False
         return asyncio.get_running_loop().time() - self._given_up[1] > HUNG_S
 
-    async def run(self, work: Callable[..., T], *args: Any) -> T:
+    async def run(self, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> T:
         """Returns the result of ``work`` on the tier's thread, which may touch the caller's pages meanwhile.
 
         ``work`` gets the slab, what to touch pages within, and ``args``. However often its caller is cancelled: no
@@ -121,8 +121,8 @@ class Tiers:
             end, most = at + 1, at + self._batch(pages)
             while end < min(len(blocks), most) and blocks[end] in tier.slab:
                 end += 1
-            work = (_load, blocks[at:end], pages[at:end])
-            loaded = await (self._gently(tier, *work) if self.duty < 1.0 else tier.run(*work))
+            here = blocks[at:end], pages[at:end]
+            loaded = await (self._gently(tier, _load, *here) if self.duty < 1.0 else tier.run(_load, *here))
             at += loaded
             if loaded:  # else the tier has just dropped a damaged block: a lower one may have it whole
                 yield loaded
@@ -145,7 +145,7 @@ class Tiers:
                     continue
                 yield await self._gently(tier, _put, blocks[at : at + step], pages[at : at + step])
 
-    async def _everywhere(self, work: Callable[..., T], *args: Any) -> list[T]:
+    async def _everywhere(self, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> list[T]:
         """On all tiers at once that don't hang. However it ends, it has ended on each of them."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -154,10 +154,10 @@ class Tiers:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _gently(self, tier: Tier, work: Callable[..., T], *args: Any) -> T:
+    async def _gently(self, tier: Tier, work: Callable[[Slab, Touching, *Ts], T], *args: *Ts) -> T:
         """One piece, nothing beside it, and the pause that it costs."""
         async with self._turn:
-            done, took = await tier.run(partial(_timed, self._clock, work), *args)
+            done, took = await tier.run(_timed(self._clock, work), *args)
             self._owed_s += min(took * (1 / self.duty - 1), MOST_PAUSE_S)
             if self._owed_s >= LEAST_PAUSE_S:
                 pause, self._owed_s = self._owed_s, 0.0
@@ -171,9 +171,14 @@ def _seen(job: asyncio.Future[Any]) -> None:
         job.exception()
 
 
-def _timed(clock: Callable[[], float], work: Callable[..., T], slab: Slab, *args: Any) -> tuple[T, float]:
-    began = clock()
-    return work(slab, *args), clock() - began
+def _timed(
+    clock: Callable[[], float], work: Callable[[Slab, Touching, *Ts], T]
+) -> Callable[[Slab, Touching, *Ts], tuple[T, float]]:
+    def timed(slab: Slab, touching: Touching, *args: *Ts) -> tuple[T, float]:
+        began = clock()
+        return work(slab, touching, *args), clock() - began
+
+    return timed
 
 
 def _put(slab: Slab, touching: Touching, blocks: Sequence[bytes], pages: Sequence[memoryview]) -> list[bytes]:

@@ -12,7 +12,6 @@ import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -90,7 +89,7 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     """Returns the server's half, to be given to ``server.add_generic_rpc_handlers((…,))``."""
     keep_freed_buffers()
 
-    async def handle(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def handle(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         line = QueuedReplyStream()
         sink = accept(line)
         reading = asyncio.ensure_future(_read(context, sink, line))
@@ -110,7 +109,7 @@ def handoff_handler(accept: Accept) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, {"Handoff": method})
 
 
-async def _read(context: grpc.aio.ServicerContext[Any, Any], sink: Sink, line: QueuedReplyStream) -> None:
+async def _read(context: grpc.aio.ServicerContext[bytes, bytes], sink: Sink, line: QueuedReplyStream) -> None:
     """Deliver message by message; however it ends, so does the line."""
     try:
         while (data := await context.read()) is not grpc.aio.EOF:

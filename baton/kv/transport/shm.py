@@ -115,7 +115,7 @@ class ShmServer(SocketServer):
 
     def __init__(self, sock: socket.socket, accept: Accept) -> None:
         super().__init__(sock, accept, same_user)
-        self.mappings: dict[tuple[int, int], Mapping] = {}
+        self.mappings: dict[tuple[int, int], MappedMemory] = {}
 
     def incoming(self, stream_id: bytes, anchor: bool, fds: list[int]) -> IncomingStream:
         """Returns a new stream over the sender's memory, whose descriptor is the one of ``fds``. Raises
@@ -129,7 +129,7 @@ class ShmServer(SocketServer):
 class ShmIncomingStream(IncomingStream):
     """Takes a stream whose blocks are fetched from the sender's memory."""
 
-    def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, mapping: Mapping) -> None:
+    def __init__(self, accept: Accept, server: SocketServer, stream_id: bytes, mapping: MappedMemory) -> None:
         super().__init__(accept, server, stream_id)
         self._mapping = mapping
 
@@ -149,10 +149,10 @@ class ShmIncomingStream(IncomingStream):
         self._mapping.leave()
 
 
-class Mapping:
+class MappedMemory:
     """Maps a sender's memory read-only while a connection of that sender is open."""
 
-    def __init__(self, fd: int, known: dict[tuple[int, int], Mapping]) -> None:
+    def __init__(self, fd: int, known: dict[tuple[int, int], MappedMemory]) -> None:
         status = os.fstat(fd)
         _check_sealed(fd)
         self._key = (status.st_dev, status.st_ino)
@@ -165,7 +165,7 @@ class Mapping:
         self.address = copying.address(self.view)
         known[self._key] = self
 
-    def enter(self) -> Mapping:
+    def enter(self) -> MappedMemory:
         """Counts one user more and returns the mapping."""
         self._users += 1
         return self
@@ -193,10 +193,10 @@ def _read_only(fd: int) -> int:
         raise WorkerLost(f"our pages can't be shown read-only ({error}); is /proc mounted?", "shm") from None
 
 
-def _map(known: dict[tuple[int, int], Mapping], fd: int) -> Mapping:
+def _map(known: dict[tuple[int, int], MappedMemory], fd: int) -> MappedMemory:
     status = os.fstat(fd)
     mapping = known.get((status.st_dev, status.st_ino))
-    return (Mapping(fd, known) if mapping is None else mapping).enter()
+    return (MappedMemory(fd, known) if mapping is None else mapping).enter()
 
 
 def _check_sealed(fd: int) -> None:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Protocol
 
 import msgspec
 import xxhash
@@ -144,12 +144,25 @@ class Frame(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, blocks=tuple(table))
 
 
+class Digest(Protocol):
+    """Computes a checksum of bytes that come piece by piece."""
+
+    def update(self, data: Bytes, /) -> None:
+        """Adds the next bytes."""
+
+    def intdigest(self) -> int:
+        """Returns the checksum of all bytes added since the last ``reset``."""
+
+    def reset(self) -> None:
+        """Begins anew."""
+
+
 def checksum(data: Bytes) -> int:
     """Returns the xxh3-64 of ``data``."""
     return int(xxhash.xxh3_64_intdigest(data))
 
 
-def digest() -> Any:
+def digest() -> Digest:
     """Returns a hash object (``update``, ``intdigest``, ``reset``) that computes xxh3-64 piece by piece."""
     return xxhash.xxh3_64()
 

@@ -22,7 +22,7 @@ from baton.protos.nouns import Station
 
 
 class Shipment:
-    """What of one job the decode worker lacks, and whether the I/O process may be reading its pages."""
+    """Tracks what of one job the decode worker lacks, and whether the I/O process may be reading its pages."""
 
     def __init__(self, job: PrefillJob, message: ch.Prefill):
         self.job = job
@@ -32,7 +32,7 @@ class Shipment:
         self._pinned: PageLease | None = None
 
     def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
-        """Blocks that are finished since the last call; the first ones pin the lease's pages."""
+        """Returns the blocks that were finished since the last call; the first ones pin the lease's pages."""
         computed = self.job.sequence.computed
         blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
         fresh = tuple(self._block(i, resident) for i in range(self._next, blocks) if self._wanted(i))
@@ -44,16 +44,16 @@ class Shipment:
 
     @property
     def pinned(self) -> bool:
-        """Whether the I/O process was told of pages."""
+        """Tells whether the I/O process was told of pages."""
         return self._pinned is not None
 
     def close(self) -> None:
-        """The job needs its pages no more; those the I/O process was told of wait for ``release``."""
+        """Closes the job's lease; pages that the I/O process was told of wait for ``release``."""
         if self.job.lease is not None:
             self.job.lease.close()
 
     def release(self) -> None:
-        """Nobody reads the pages any more."""
+        """Lets go of the pages, which nobody reads any more."""
         if self._pinned is not None:
             self._pinned.release()
             self._pinned = None
@@ -80,7 +80,7 @@ class PrefillLoop(StepLoop):
         self._hit_tokens = self._asked_tokens = 0
 
     def beat(self) -> bool:
-        """Plan, run, announce."""
+        """Plans a step, runs it and announces its blocks and first tokens."""
         plan = self.scheduler.plan(self.clock())
         if not plan.items:
             return False
@@ -129,7 +129,7 @@ class PrefillLoop(StepLoop):
             shipment.release()
 
     def fail(self, key: int, error: Exception) -> None:
-        """End one prompt with ``error``."""
+        """Ends one prompt with ``error``."""
         self.scheduler.remove(key)
         shipment = self.shipments.get(key)
         if shipment is not None:
@@ -176,14 +176,14 @@ class PrefillLoop(StepLoop):
 
     @property
     def empty(self) -> bool:
-        """No prompt is being read, and none being shipped."""
+        """Tells whether no prompt is being read, and none being shipped."""
         return not self.scheduler.jobs and not self.shipments
 
     def load(self) -> tuple[int, int, int]:
-        """Prompts being read, prompts that wait, tokens still to be computed."""
+        """Returns the prompts being read, those that wait, and the tokens still to be computed."""
         started = sum(job.lease is not None for job in self.scheduler.jobs.values())
         return started, len(self.scheduler.jobs) - started, self.scheduler.waiting_tokens
 
     def extras(self) -> dict[str, int]:
-        """Prefix reuse, in tokens."""
+        """Returns prefix reuse, in tokens, by field of Stats."""
         return {"prefix_hit_tokens": self._hit_tokens, "prefix_asked_tokens": self._asked_tokens}

@@ -13,11 +13,11 @@ from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 
-AGING_TOKENS_PER_S = 2048.0
+AGING_TOKENS_PER_S = 2048.0  # tokens by which a second of waiting makes a prompt shorter, so that none starves
 
 
 class PrefillJob:
-    """A prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
+    """Holds a prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
 
     def __init__(self, sequence: SequenceState, hashes: list[bytes], now: float, block_tokens: int = BLOCK_TOKENS):
         self.block_tokens = block_tokens
@@ -29,33 +29,33 @@ class PrefillJob:
 
     @property
     def tokens(self) -> int:
-        """Length of what is to be read."""
+        """Returns how many tokens the prompt has."""
         return len(self.sequence.request.token_ids)
 
     @property
     def held_lease(self) -> PageLease:
-        """The lease of a job that was started."""
+        """Returns the lease of a job that was started."""
         assert self.lease is not None, "this job has no pages yet"
         return self.lease
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were found instead of computed."""
+        """Returns how many prompt tokens were found instead of computed."""
         held = 0 if self.lease is None else self.lease.held
         return min(held * self.block_tokens, self.sequence.request.prompt_tokens)
 
     @property
     def remaining(self) -> int:
-        """Tokens still to be computed."""
+        """Returns how many tokens are still to be computed."""
         return self.tokens - self.sequence.computed
 
     def full_hashes(self) -> list[bytes]:
-        """Hashes of the blocks that can be cached."""
+        """Returns the hashes of the blocks that can be cached: the full ones."""
         return self.hashes[: self.tokens // self.block_tokens]
 
 
 class PrefillScheduler:
-    """Jobs that are being read or wait for it."""
+    """Schedules the jobs that are being read or wait for it."""
 
     def __init__(self, pool: PagePool, chunk_tokens: int, max_batch: int, aging: float = AGING_TOKENS_PER_S):
         self.pool = pool
@@ -76,11 +76,11 @@ class PrefillScheduler:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens still to be computed, over all jobs."""
+        """Returns how many tokens are still to be computed, over all jobs."""
         return sum(job.remaining for job in self.jobs.values())
 
     def plan(self, now: float) -> StepPlan:
-        """The next step; jobs it starts get their lease here."""
+        """Returns the next step; jobs that it starts get their lease here. ``now`` is in monotonic seconds."""
         items: list[SequenceStep] = []
         budget, room = self.chunk_tokens, True
         for job in sorted(self.jobs.values(), key=lambda j: self._urgency(j, now)):

@@ -37,7 +37,7 @@ FRAME_BYTES = 1 << 20
 
 
 class HandoffReport(msgspec.Struct, frozen=True):
-    """What a handoff took, on the sender's clock.
+    """Tells what a handoff took, on the sender's clock.
 
     ``exposed_s`` are the seconds after the first token was known, by the engine's own word; ``busy_s`` those with
     bytes unacknowledged.

@@ -19,7 +19,7 @@ from baton.protos.nouns import KvLayout
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """Who sends: the same for every handoff of a worker."""
+    """The worker that sends: the same for every handoff of it."""
 
     worker_id: str
     model_id: str

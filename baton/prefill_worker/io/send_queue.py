@@ -32,7 +32,7 @@ class SendQueue:
 
     @property
     def has_more(self) -> bool:
-        """Whether something can be sent without waiting for the engine."""
+        """Tells whether something can be sent without waiting for the engine."""
         return self._ahead is not None or bool(self._ready) or not self._items.empty()
 
     async def next(self, wire: WirePlan) -> QueueItem | ReceiverBlock:

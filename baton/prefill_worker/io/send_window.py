@@ -12,7 +12,7 @@ from baton.protos.errors import CorruptFrame
 
 
 class SendWindow:
-    """A window of ``size`` bytes. ``clock`` is in seconds; ``busy_s`` is the time with bytes unacknowledged."""
+    """Keeps ``size`` bytes at most on their way. ``busy_s`` is the time with bytes unacknowledged, by ``clock``."""
 
     def __init__(self, size: int, clock: Callable[[], float]) -> None:
         self.busy_s = 0.0
@@ -50,7 +50,7 @@ class SendWindow:
         self.acknowledged(tuple(self._unacked))
 
     def wants_ack(self, size: int, has_more: bool) -> bool:
-        """Whether a frame of ``size`` bytes is to ask for an acknowledgement, because the sender may wait for it.
+        """Tells whether a frame of ``size`` bytes is to ask for an acknowledgement, as the sender may wait for it.
 
         That is so where nothing else is ready, or a quarter of the window went out since the last one asked.
         """

@@ -48,7 +48,7 @@ class PrefillCall(msgspec.Struct, frozen=True):
 
 
 class PrefillResult(msgspec.Struct, frozen=True):
-    """The first token, when the decode worker has taken everything over."""
+    """The first token, known once the decode worker has taken everything over."""
 
     first: TokenRun
     cached_tokens: int
@@ -61,7 +61,7 @@ class PrefillResult(msgspec.Struct, frozen=True):
 
 
 class _Job:
-    """One prompt on its way."""
+    """One prompt on its way to a decode worker."""
 
     def __init__(self, handoff: Handoff, call: PrefillCall):
         self.handoff = handoff
@@ -107,7 +107,7 @@ class _Job:
 
 
 class PrefillService:
-    """Every prompt of this worker. ``send`` hands the engine a message and never blocks."""
+    """Serves every prompt of this worker. ``send`` hands the engine a message and never blocks."""
 
     def __init__(
         self,
@@ -138,11 +138,11 @@ class PrefillService:
 
     @property
     def active(self) -> int:
-        """Prompts that have not ended."""
+        """Returns how many prompts have not ended."""
         return len(self._jobs)
 
     async def prefill(self, call: PrefillCall) -> PrefillResult:
-        """Compute a prompt and hand its blocks over. Raises the tree's errors; cancelling it cancels all."""
+        """Computes a prompt and hands its blocks over. Raises the tree's errors; cancelling it cancels all."""
         self._check(call)
         self._meet(call.decode_address, call.decode_incarnation)
         key, handoff = next(self._keys), self._handoff(call)
@@ -172,20 +172,20 @@ class PrefillService:
         )
 
     def cancel_all(self, reason: str) -> int:
-        """End every prompt, as a drain's grace is over; how many that were."""
+        """Ends every prompt, because a drain's grace is over; returns how many those were."""
         for job in self._jobs.values():
             job.handoff.fail(Draining(f"the prefill worker leaves ({reason}); ask another"))
         return len(self._jobs)
 
     def send_away(self, error: BatonError) -> int:
-        """Nothing: what is being read is better read to its end than begun again elsewhere."""
+        """Does nothing and returns 0, because a prompt is better read to its end than begun again elsewhere."""
         return 0
 
     def hang_up(self) -> None:
-        """Nothing: calls end by themselves."""
+        """Does nothing, because calls end by themselves."""
 
     def lost(self, error: BatonError) -> None:
-        """The engine is gone."""
+        """Ends every handoff with ``error``, because the engine is gone."""
         self._lost = error
         for job in self._jobs.values():
             job.handoff.fail(error)

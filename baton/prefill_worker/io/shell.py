@@ -18,7 +18,7 @@ class PrefillShell(stubs.PrefillWorkerServicer):
         self._service = service
 
     async def Prefill(self, request: w.PrefillRequest, context: Any) -> w.PrefillResponse:
-        """When the first token is known and every block is acknowledged."""
+        """Answers when the first token is known and every block is acknowledged."""
         try:
             result = await self._service.prefill(call_from_pb(request))
         except Exception as error:
@@ -36,7 +36,7 @@ class PrefillShell(stubs.PrefillWorkerServicer):
 
 
 def call_from_pb(pb: w.PrefillRequest) -> PrefillCall:
-    """The noun of a PrefillRequest."""
+    """Returns the noun of a PrefillRequest."""
     return PrefillCall(
         request=convert.engine_request(pb),
         model_id=pb.model_id,

@@ -28,22 +28,22 @@ class WirePlan(msgspec.Struct, frozen=True):
 
     @property
     def unit(self) -> int:
-        """Bytes of one block on its way."""
+        """Returns the bytes of one block on its way."""
         return self.layout.page_bytes if self.bridge is None else self.bridge.unit
 
     def take(self, block: ShipBlock) -> list[ShipBlock | ReceiverBlock]:
-        """One of our blocks is there; what can be sent by it."""
+        """Takes one of our blocks; returns what can be sent by it."""
         return [block] if self.paging is None else [*self.paging.take(block)]
 
     def hash(self, block: ShipBlock | ReceiverBlock) -> bytes:
-        """The receiver's hash of it."""
+        """Returns the receiver's hash of a block."""
         if self.hashes is not None:
             return self.hashes[block.index]
         assert isinstance(block, ShipBlock), "another chain's hashes come with the wire"
         return block.hash
 
     def payload(self, block: ShipBlock | ReceiverBlock, memory: PageMemory) -> tuple[memoryview, int | None]:
-        """Its bytes as the receiver takes them, and where in our pages they lie; None: in memory of their own."""
+        """Returns a block's bytes as the receiver takes them, and where in our pages they lie (None: elsewhere)."""
         if isinstance(block, ShipBlock):
             page = memory.page(block.page)
             if self.bridge is None:

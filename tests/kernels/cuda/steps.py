@@ -14,7 +14,7 @@ from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program import ops as p
 from baton.kernels.cuda import build
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.paged_attention.stored import read_layer
 from baton.protos.nouns import LayerGroup, Sampling
 from tests.kernels.compilers import needs_compiler
@@ -38,8 +38,8 @@ DRAWN = Sampling(temperature=0.9, top_p=0.9, seed=5, repetition_penalty=1.2, pre
 
 
 @needs_compiler()
-def simt(extra: tuple[str, ...] = ()) -> Device:
-    return Device(build.simt(STEP_OPS, extra))
+def simt(extra: tuple[str, ...] = ()) -> CudaLibrary:
+    return CudaLibrary(build.simt(STEP_OPS, extra))
 
 
 def model(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, **rest: Any) -> p.Program:

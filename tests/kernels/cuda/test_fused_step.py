@@ -18,7 +18,7 @@ from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.kernels.abi import native
 from baton.kernels.cuda import on_gpu
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from tests.kernels.cuda import steps
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
@@ -29,7 +29,7 @@ LAUNCHES = {BF16: (20, 16), INT8: (20, 17), INT4: (20, 17)}
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
+def device() -> CudaLibrary:
     return steps.simt()
 
 
@@ -44,7 +44,7 @@ def program_of(parallel: bool = False) -> p.Program:
     return msgspec.structs.replace(made, ops=tuple(ops))
 
 
-def runner_of(program: p.Program, kind: Any, on: Device) -> CudaRunner:
+def runner_of(program: p.Program, kind: Any, on: CudaLibrary) -> CudaRunner:
     runner = CudaRunner(trials.spec_of(program, "bfloat16"), program, trials.random_weights(program, kind, 3), on)
     runner.bind(memoryview(bytearray(trials.PAGES * runner.spec.layout.page_bytes)), trials.PAGES)
     return runner
@@ -70,7 +70,9 @@ def results(runner: CudaRunner, plan: StepPlan, one_by_one: bool) -> tuple[list[
         ) - before
 
 
-def both(kind: Any, on: Device, lengths: list[int], parallel: bool = False) -> Iterator[tuple[list[Tensor], int]]:
+def both(
+    kind: Any, on: CudaLibrary, lengths: list[int], parallel: bool = False
+) -> Iterator[tuple[list[Tensor], int]]:
     for one_by_one in (True, False):
         runner = runner_of(program_of(parallel), kind, on)
         yield results(runner, next(steps.steps(runner.spec.vocab_size, lengths, steps.DRAWN)), one_by_one)
@@ -79,25 +81,25 @@ def both(kind: Any, on: Device, lengths: list[int], parallel: bool = False) -> I
 
 @pytest.mark.skipif(on_gpu.asked(), reason="a GPU counts no launches")
 @pytest.mark.parametrize("kind", LAUNCHES, ids=str)
-def test_a_step_has_fewer_launches_than_ops_one_by_one_and_the_same_bits(device: Device, kind: Any) -> None:
+def test_a_step_has_fewer_launches_than_ops_one_by_one_and_the_same_bits(device: CudaLibrary, kind: Any) -> None:
     (alone, many), (together, few) = both(kind, device, [9, 4])
     assert (many, few) == LAUNCHES[kind]
     assert all(map(torch.equal, alone, together))
 
 
 @pytest.mark.parametrize("kind", [BF16, INT4], ids=str)
-def test_a_prompts_rows_have_the_same_bits_too(device: Device, kind: Any) -> None:
+def test_a_prompts_rows_have_the_same_bits_too(device: CudaLibrary, kind: Any) -> None:
     (alone, _), (together, _) = both(kind, device, [70])
     assert all(map(torch.equal, alone, together))
 
 
 @pytest.mark.parametrize("kind", [BF16, INT8], ids=str)
-def test_what_two_ops_read_stays_as_it_is(device: Device, kind: Any) -> None:
+def test_what_two_ops_read_stays_as_it_is(device: CudaLibrary, kind: Any) -> None:
     (alone, _), (together, _) = both(kind, device, [5], parallel=True)
     assert all(map(torch.equal, alone, together))
 
 
-def test_float32_matrices_share_no_launch(device: Device) -> None:
+def test_float32_matrices_share_no_launch(device: CudaLibrary) -> None:
     (alone, many), (together, few) = both(torch.float32, device, [3])
     assert many == few
     assert all(map(torch.equal, alone, together))

@@ -15,7 +15,7 @@ from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.program import ops as p
 from baton.kernels.abi import native
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.protos.errors import BatonError
 from baton.protos.nouns import LayerGroup
 from tests.kernels.cuda import steps
@@ -26,7 +26,7 @@ PAGES, ROWS = 24, 270  # more rows than a graph is captured for
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
+def device() -> CudaLibrary:
     return steps.simt()
 
 
@@ -46,7 +46,7 @@ def two_layers() -> p.Program:
     return msgspec.structs.replace(one, ops=(embed, *layer, *again, head), groups=(group,))
 
 
-def runners(on: Device) -> tuple[NativeRunner, CudaRunner]:
+def runners(on: CudaLibrary) -> tuple[NativeRunner, CudaRunner]:
     program = two_layers()
     spec, weights = trials.spec_of(program, "bfloat16"), trials.random_weights(program, torch.bfloat16, 3)
     both = NativeRunner(spec, program, weights), CudaRunner(spec, program, weights, on)
@@ -67,7 +67,7 @@ def pages_apart(cpu: NativeRunner, gpu: CudaRunner) -> float:
     return float(((have - want).norm(dim=1) / want.norm(dim=1).clamp_min(1e-3)).max())
 
 
-def test_each_layers_rows_are_in_the_hosts_pages_when_the_step_is_done(device: Device) -> None:
+def test_each_layers_rows_are_in_the_hosts_pages_when_the_step_is_done(device: CudaLibrary) -> None:
     cpu, gpu = runners(device)
     want, have = cpu.run(plan()), gpu.run(plan())
     assert pages_apart(cpu, gpu) < 2e-2

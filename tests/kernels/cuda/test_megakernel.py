@@ -19,7 +19,7 @@ from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.kernels.abi import native
 from baton.kernels.cuda import build, shim
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import Sampling
 from tests.kernels.compilers import needs_compiler
@@ -94,8 +94,8 @@ def ops() -> ctypes.CDLL:
 
 
 @pytest.fixture(scope="module")
-def device(ops: ctypes.CDLL) -> Device:
-    return Device(Path(ops.path))  # type: ignore[attr-defined]
+def device(ops: ctypes.CDLL) -> CudaLibrary:
+    return CudaLibrary(Path(ops.path))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("kind", "kv"), first_now(FORMS, 2), ids=str)
@@ -141,7 +141,7 @@ def test_planted_bugs_are_caught(ops: ctypes.CDLL, bug: str) -> None:
     assert any(is_caught(library(*flags, seed=seed, preempt=100, races=races), [check]) for seed in range(4))
 
 
-def runner(device: Device, kind: Kind, kv: str, how: int, shape: Shape = SMALL) -> CudaRunner:
+def runner(device: CudaLibrary, kind: Kind, kv: str, how: int, shape: Shape = SMALL) -> CudaRunner:
     program = llama(shape)
     made = CudaRunner(
         trials.spec_of(program, kv), program, trials.random_weights(program, kind, 3), device, how=how
@@ -151,7 +151,7 @@ def runner(device: Device, kind: Kind, kv: str, how: int, shape: Shape = SMALL) 
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), DRAWN], ids=["greedy", "drawn"])
-def test_a_session_draws_the_same_tokens_and_captures_the_step(device: Device, sampling: Sampling) -> None:
+def test_a_session_draws_the_same_tokens_and_captures_the_step(device: CudaLibrary, sampling: Sampling) -> None:
     answers = []
     for how in (BY_GRAPH, AT_ONCE):
         gpu = runner(device, INT4, "int8", how)
@@ -166,7 +166,7 @@ def test_a_session_draws_the_same_tokens_and_captures_the_step(device: Device, s
     assert answers[0] == answers[1]
 
 
-def test_a_batch_of_more_rows_takes_the_graph(device: Device) -> None:
+def test_a_batch_of_more_rows_takes_the_graph(device: CudaLibrary) -> None:
     gpu = runner(device, torch.bfloat16, "bfloat16", AT_ONCE)
     asked = steps(gpu.spec.vocab_size, [1] * 9, Sampling(temperature=0.0))
     plan = next(asked)
@@ -186,7 +186,9 @@ def without(number: int, **changes: Any) -> Callable[[p.Program], p.Program]:
     return changed
 
 
-def test_a_program_that_is_no_llama_is_refused_by_the_op(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_no_llama_is_refused_by_the_op(
+    device: CudaLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
 
     def load(shape: Shape, kind: Kind, kv: str, change: Callable[[p.Program], p.Program] = lambda x: x) -> str:

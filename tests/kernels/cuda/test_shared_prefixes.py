@@ -15,7 +15,7 @@ from baton.engine.backends.cuda.runner import BY_GRAPH, PLAIN, CudaRunner
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import Runner, SequenceStep, StepPlan, StepResult
 from baton.kernels.abi import native
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.protos.errors import ConfigError
 from tests.kernels.cuda import steps
 
@@ -26,11 +26,11 @@ HEAD = (0, 1, 2)  # its pages
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
+def device() -> CudaLibrary:
     return steps.simt()
 
 
-def runners(kv: str, on: Device, how: int = PLAIN, least: int = LEAST) -> tuple[NativeRunner, CudaRunner]:
+def runners(kv: str, on: CudaLibrary, how: int = PLAIN, least: int = LEAST) -> tuple[NativeRunner, CudaRunner]:
     program = trials.one_layer(steps.model())
     spec, weights = trials.spec_of(program, kv), trials.random_weights(program, torch.bfloat16, 3)
     both = NativeRunner(spec, program, weights), CudaRunner(spec, program, weights, on)
@@ -68,13 +68,13 @@ def apart(want: list[StepResult], have: list[StepResult]) -> float:
 
 
 @pytest.mark.parametrize(("kv", "how"), [("bfloat16", BY_GRAPH), ("int8", PLAIN)])
-def test_who_shares_a_prefix_answers_as_on_the_cpu(device: Device, kv: str, how: int) -> None:
+def test_who_shares_a_prefix_answers_as_on_the_cpu(device: CudaLibrary, kv: str, how: int) -> None:
     cpu, gpu = runners(kv, device, how)
     assert apart(answers(cpu), answers(gpu)) < trials.STATES
     gpu.close()
 
 
-def test_without_being_asked_each_reads_for_itself(device: Device) -> None:
+def test_without_being_asked_each_reads_for_itself(device: CudaLibrary) -> None:
     found: list[Any] = []
     for least in (0, PREFIX + 16, LEAST):
         _, gpu = runners("bfloat16", device, least=least)
@@ -85,7 +85,7 @@ def test_without_being_asked_each_reads_for_itself(device: Device) -> None:
     assert np.allclose(found[0], found[2], atol=0.05)
 
 
-def test_the_engine_shares_where_its_setting_says_so(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_shares_where_its_setting_says_so(device: CudaLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CUDA_SIMT", "1")
     program = trials.one_layer(steps.model())
     spec, weights = trials.spec_of(program, "bfloat16"), trials.random_weights(program, torch.bfloat16, 3)

@@ -24,7 +24,7 @@ from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.plan import StepPlan
 from baton.engine.program import ops as p
 from baton.kernels.abi import native
-from baton.kernels.cuda.library import Device, DeviceError
+from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.protos.errors import BatonError
 from baton.protos.nouns import Sampling
 from tests.kernels.cuda.steps import DRAWN, Kind, model, pages_agree, simt, steps
@@ -43,17 +43,17 @@ OPS = {
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
+def device() -> CudaLibrary:
     return simt()
 
 
 @pytest.fixture
-def pair(device: Device) -> Iterator[Callable[..., tuple[NativeRunner, CudaRunner]]]:
+def pair(device: CudaLibrary) -> Iterator[Callable[..., tuple[NativeRunner, CudaRunner]]]:
     """The same layer of random weights on the CPU and on the shim, each with pages of its own."""
     made: list[CudaRunner] = []
 
     def of(
-        kind: Kind = torch.bfloat16, kv: str = "bfloat16", on: Device = device
+        kind: Kind = torch.bfloat16, kv: str = "bfloat16", on: CudaLibrary = device
     ) -> tuple[NativeRunner, CudaRunner]:
         program = trials.one_layer(model())
         spec, weights = trials.spec_of(program, kv), trials.random_weights(program, kind, 3)
@@ -79,7 +79,7 @@ def pair(device: Device) -> Iterator[Callable[..., tuple[NativeRunner, CudaRunne
     ids=["bf16", "int4 over int8 KV, QK-norm", "int8 over fp8 KV, a window", "float32 matrices"],
 )
 def test_prompts_in_chunks_and_decodes_answer_as_on_the_cpu(
-    device: Device, kind: Kind, kv: str, shape: dict[str, Any]
+    device: CudaLibrary, kind: Kind, kv: str, shape: dict[str, Any]
 ) -> None:
     program, found = model(**shape), []
 
@@ -95,7 +95,7 @@ def test_prompts_in_chunks_and_decodes_answer_as_on_the_cpu(
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, (8, 0)], ids=str)
-def test_a_layer_of_experts_answers_as_on_the_cpu(device: Device, kind: Kind) -> None:
+def test_a_layer_of_experts_answers_as_on_the_cpu(device: CudaLibrary, kind: Kind) -> None:
     layer = p.Moe("x", "logits", "up", "down", 6, 2, renormalise=True, out="y")
     program = msgspec.structs.replace(model(), ops=(*model().ops, layer))
     weights: Any = {"w": trials.random_weights(trials.one_layer(model()), kind, 1)["o"]}
@@ -136,7 +136,9 @@ def test_each_op_answers_as_the_cpus_on_the_same_inputs(pair: Any, kind: Kind, k
     assert pages_agree(cpu, gpu, plan)
 
 
-def test_a_replayed_graph_draws_as_launches_do_and_reads_lengths_and_seeds_anew(device: Device, pair: Any) -> None:
+def test_a_replayed_graph_draws_as_launches_do_and_reads_lengths_and_seeds_anew(
+    device: CudaLibrary, pair: Any
+) -> None:
     answers = []
     for how in (PLAIN, BY_GRAPH):
         _, gpu = pair(torch.bfloat16)
@@ -224,7 +226,7 @@ def test_a_step_that_fails_says_so_and_its_repeat_brings_every_page_again(
 
 
 def test_a_session_that_cannot_be_opened_leaves_no_weights_on_the_device(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: CudaLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, call, put, release = set[int](), device.call, device.put, device.release
 
@@ -246,11 +248,11 @@ def test_a_session_that_cannot_be_opened_leaves_no_weights_on_the_device(
     assert not there
 
 
-def test_the_host_can_not_look_at_device_memory(device: Device) -> None:
+def test_the_host_can_not_look_at_device_memory(device: CudaLibrary) -> None:
     """So that host code which does is found here, not on a GPU."""
     code = (
-        "import ctypes; from pathlib import Path; from baton.kernels.cuda.library import Device\n"
-        f"d = Device(Path({str(device.path)!r})); at = d.put(id(d), 16); ctypes.string_at(at, 1)"
+        "import ctypes; from pathlib import Path; from baton.kernels.cuda.library import CudaLibrary\n"
+        f"d = CudaLibrary(Path({str(device.path)!r})); at = d.put(id(d), 16); ctypes.string_at(at, 1)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path.cwd()).returncode == -11
 

@@ -21,7 +21,7 @@ from baton.engine.plan import ModelSpec
 from baton.engine.program.ops import Program
 from baton.kernels.abi import native
 from baton.kernels.abi.build import BuildError
-from baton.kernels.cuda.library import Device, device, on_shim
+from baton.kernels.cuda.library import CudaLibrary, device, on_shim
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import EngineWork
 
@@ -32,7 +32,7 @@ MOST_HEAD_DIM = 256
 SHARED_ENV = "BATON_SHARED_PREFIXES"
 
 
-def kernels_or_none() -> Device | None:
+def kernels_or_none() -> CudaLibrary | None:
     """Returns the library, prebuilt or built now, or None where there is none, which the log says."""
     try:
         return device()
@@ -56,7 +56,7 @@ def on_kernels(
     spec: ModelSpec,
     program: Program,
     weights: Weights,
-    found: Device,
+    found: CudaLibrary,
     work: EngineWork | None = None,
     plain: bool = False,
     mega: bool = False,
@@ -104,7 +104,7 @@ def shared_least() -> int:
     return int(text)
 
 
-def _tried(spec: ModelSpec, program: Program, weights: Weights, found: Device, how: int) -> str:
+def _tried(spec: ModelSpec, program: Program, weights: Weights, found: CudaLibrary, how: int) -> str:
     if on_shim():
         return ""
     if native.library() is None:

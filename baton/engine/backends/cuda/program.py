@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.program import ops as p
-from baton.kernels.cuda.library import Device
+from baton.kernels.cuda.library import CudaLibrary
 from baton.kernels.linear.packed import PackedMatrixStruct, PackedWeight
 from baton.kernels.moe.native import AnyExperts, Experts
 
@@ -20,7 +20,7 @@ from baton.kernels.moe.native import AnyExperts, Experts
 class CudaProgram(NativeProgram):
     """Owns the weights on ``device`` until ``close``."""
 
-    def __init__(self, program: p.Program, weights: Weights, device: Device) -> None:
+    def __init__(self, program: p.Program, weights: Weights, device: CudaLibrary) -> None:
         self._device = device
         self._taken: list[int] = []
         self._structs: dict[str, PackedMatrixStruct] = {}

@@ -25,7 +25,7 @@ from baton.engine.backends.native.program import Weights
 from baton.engine.backends.native.step_runner import StepRunner
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import Program
-from baton.kernels.cuda.library import Device, DeviceError
+from baton.kernels.cuda.library import CudaLibrary, DeviceError
 from baton.kernels.step import structs
 from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import EngineWork
@@ -47,7 +47,7 @@ class CudaRunner(StepRunner):
         spec: ModelSpec,
         program: Program,
         weights: Weights,
-        device: Device,
+        device: CudaLibrary,
         clock: Callable[[], float] = time.perf_counter,
         work: EngineWork | None = None,
         how: int = BY_GRAPH,

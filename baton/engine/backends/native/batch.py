@@ -36,7 +36,7 @@ class NativeBatch:
 
     def __init__(self, plan: StepPlan, vocab_size: int, pages: int) -> None:
         items = plan.items
-        self._kept: list[Any] = []
+        self._kept: list[Array] = []
         self.sampled = tuple([(item.seq, spec) for item in items if item.sample for spec in _asks(item)])
         self.scored = tuple([item for item in items if item.targets])
         tokens, table, wanted, scores, runs = self._runs(items)
@@ -122,7 +122,7 @@ def _address(memory: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
 
 
-def fill(choice: Any, spec: SampleSpec, vocab_size: int) -> list[Array]:
+def fill(choice: np.void, spec: SampleSpec, vocab_size: int) -> list[Array]:
     """Writes how ``spec`` chooses into one row of CHOICE. Returns the arrays that the row now points at."""
     sampling, kept = spec.sampling, []
 

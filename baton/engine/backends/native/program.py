@@ -7,6 +7,7 @@ where it is rotated.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class NativeProgram:
         self.ops = program.ops
         self.registers: dict[str, int] = {}
         self.widths: list[int] = []
-        self._kept: list[Any] = []
+        self._kept: list[object] = []
         self.vectors: dict[str, Tensor] = {}
         self.tables: dict[str, Tensor] = {}
         self.experts: dict[str, AnyExperts] = {}  # by the name of the first layer's weight
@@ -198,7 +199,7 @@ class NativeProgram:
         )
 
 
-_COMPILERS: dict[type, Any] = {
+_COMPILERS: dict[type, Callable[[NativeProgram, Any], structs.Op]] = {
     p.Embedding: NativeProgram._embed,
     p.RmsNorm: NativeProgram._rms_norm,
     p.Linear: NativeProgram._linear,

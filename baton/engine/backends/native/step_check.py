@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,12 +65,13 @@ class StepCheck:
             if not error <= most:
                 raise BatonError(f"op {number} {op}: {what} is {error:.2e} off its reference, at most {most:g}")
 
-    def _get(self, state: CheckContext, name: str | None) -> Any:
-        if name is None:
-            return None
+    def _optional(self, state: CheckContext, name: str | None) -> Tensor | None:
+        return None if name is None else self._get(state, name)
+
+    def _get(self, state: CheckContext, name: str) -> Tensor:
         return self._native.register(state.arena, state.batch.rows, name).clone()
 
-    def _vector(self, name: str | None) -> Any:
+    def _vector(self, name: str | None) -> Tensor | None:
         return None if name is None else self._native.weight(name).float()  # type: ignore[union-attr]
 
     def _matrix(self, name: str) -> tuple[Tensor, float]:
@@ -86,7 +88,7 @@ class StepCheck:
         return lambda: [("out", self._get(state, op.out), wanted, 4e-3)]
 
     def _rms_norm(self, op: p.RmsNorm, state: CheckContext) -> Callable[[], Named]:
-        x, delta = self._get(state, op.x), self._get(state, op.delta)
+        x, delta = self._get(state, op.x), self._optional(state, op.delta)
         total, normed = self._kernels.rms_norm(x, delta, self._vector(op.weight), op.eps)
         return lambda: [
             ("x", self._get(state, op.x), total, EXACT),
@@ -136,7 +138,7 @@ class StepCheck:
         most = ATTENTION[self._layout.dtype]
         return lambda: [("out", self._get(state, op.out), torch.cat(outs), most)]
 
-    def _attend(self, op: p.PagedAttention, state: CheckContext, q: Tensor, item: Any) -> Tensor:
+    def _attend(self, op: p.PagedAttention, state: CheckContext, q: Tensor, item: np.void) -> Tensor:
         first, _, queries, start = item.tolist()
         kv = self._layer(state, self._table(state, item), op.layer)
         rows, scale = q[first : first + queries], self._program.head_dim**-0.5
@@ -150,7 +152,7 @@ class StepCheck:
         loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
         return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
 
-    def _table(self, state: CheckContext, item: Any) -> Tensor:
+    def _table(self, state: CheckContext, item: np.void) -> Tensor:
         flat, first = state.batch.flat, (int(item["pages"]) - state.batch.flat.ctypes.data) // 4
         return torch.from_numpy(flat[first : first - (-int(item["start"] + item["queries"]) // BLOCK_TOKENS)])
 
@@ -174,7 +176,7 @@ def _kind(weight: Tensor | packed.PackedWeight) -> int:
 
 assert ITEM.names == ("first", "pages", "queries", "start")
 
-_REFERENCES: dict[type, Any] = {
+_REFERENCES: dict[type, Callable[[StepCheck, Any, CheckContext], Callable[[], Named]]] = {
     p.Embedding: StepCheck._embed,
     p.RmsNorm: StepCheck._rms_norm,
     p.Linear: StepCheck._linear,
