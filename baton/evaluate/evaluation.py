@@ -23,7 +23,10 @@ Say = Callable[[str], None]
 
 
 class Questions(msgspec.Struct, frozen=True):
-    """What is asked. ``texts`` are documents; ``tasks`` are by name; lengths are in tokens."""
+    """Names the parts of an evaluation and what they need.
+
+    ``texts`` are documents; ``tasks`` are by name; lengths are in tokens.
+    """
 
     texts: tuple[str, ...] = ()
     tasks: dict[str, tuple[Task, ...]] = {}

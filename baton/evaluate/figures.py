@@ -24,8 +24,9 @@ PLAIN = "loss"  # what a tolerance without a name is for
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure. ``low`` to ``high`` holds the true one in 95 of 100 samples; ``count`` is of what.
+    """Holds one figure of an evaluation.
 
+    ``low`` to ``high`` holds the true one in 95 of 100 samples; ``count`` is of what.
     ``judged`` names the tolerance that applies to it, empty for none; ``tolerance`` is the most that is allowed.
     """
 
@@ -40,12 +41,12 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def passes(self) -> bool | None:
-        """Whether it is within its tolerance; None without one."""
+        """Returns whether the figure is within its tolerance; None without one."""
         return None if self.tolerance is None else self.value <= self.tolerance
 
     @property
     def is_sure(self) -> bool:
-        """Whether the whole interval is on the same side of the tolerance."""
+        """Returns whether the whole interval is on the same side of the tolerance."""
         return self.tolerance is None or not self.low <= self.tolerance < self.high
 
 

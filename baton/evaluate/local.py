@@ -24,7 +24,7 @@ LOGITS = 1 << 25  # float32 logits of one chunk at most: 128 MiB
 
 
 class Local:
-    """Implements ``Subject``."""
+    """Implements ``Subject`` with an engine in this process."""
 
     def __init__(self, config: EngineConfig, name: str = "") -> None:
         self.name = name or config.model
@@ -37,7 +37,7 @@ class Local:
 
     @property
     def runner(self) -> Runner:
-        """The engine."""
+        """Returns the engine that answers."""
         return self._runner
 
     def encode(self, text: str) -> list[int]:

@@ -35,7 +35,7 @@ class Needle(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Whether a subject wrote the number, and how unlikely it held it: nats of the whole number."""
+    """Says whether a subject wrote the number, and how unlikely it held it: nats of the whole number."""
 
     hit: bool
     nats: float

@@ -29,7 +29,10 @@ _REFUSALS = {401: Unauthenticated, 403: Forbidden}
 
 
 class Served:
-    """Implements ``Subject``. ``model`` is the name that requests carry, empty for the server's first."""
+    """Implements ``Subject`` with calls to a server.
+
+    ``model`` is the name that requests carry, empty for the server's first.
+    """
 
     def __init__(self, url: str, model: str = "", key: str = "", tokenizer: Tokenizer | None = None) -> None:
         self.name = url

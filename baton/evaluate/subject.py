@@ -22,12 +22,12 @@ class Scored(NamedTuple):
 
     @property
     def best(self) -> Key:
-        """The likeliest token."""
+        """Returns the likeliest token there."""
         return max(self.top, key=lambda key: self.top[key])
 
 
 class Answer(NamedTuple):
-    """A greedy continuation. ``tokens`` are ids where the server says them; ``logprobs`` are in nats."""
+    """Holds one greedy continuation. ``tokens`` are ids where the server says them; ``logprobs`` are in nats."""
 
     text: str
     tokens: tuple[Key, ...]

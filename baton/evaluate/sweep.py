@@ -32,8 +32,9 @@ class Scheme(msgspec.Struct, frozen=True):
 
 
 class SweepRow(msgspec.Struct, frozen=True):
-    """One scheme. ``gigabytes`` is what a decode step reads of the weights; rates are tokens per second.
+    """Holds what was measured of one scheme.
 
+    ``gigabytes`` is what a decode step reads of the weights; rates are tokens per second.
     ``added`` is the loss over the first row's as a share, within ``low`` to ``high``.
     """
 

@@ -24,7 +24,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: tuple[str, ...] = ("\n",)
 
     def accepts(self, text: str) -> bool:
-        """Whether a text is an accepted answer, but for the spaces around it."""
+        """Returns whether a text is an accepted answer, but for the spaces around it."""
         return text.strip() in {answer.strip() for answer in self.answers}
 
 

@@ -22,7 +22,7 @@ class Document(NamedTuple):
 
     @property
     def opening(self) -> tuple[int, ...]:
-        """The first window."""
+        """Returns the first window of the document."""
         return self.windows[0]
 
 

@@ -32,17 +32,17 @@ class Workload:
         runner.bind(memoryview(self._buffer), pages)
 
     def decode_seconds(self, batch: int) -> float:
-        """Of one step that advances ``batch`` sequences: the mean of STEPS after one whose caches are cold."""
+        """Times one step that advances ``batch`` sequences: the mean of STEPS after one whose caches are cold."""
         plans = self.plans(batch)
         self.runner.run(plans[0])
         return self.run_seconds(plans) / len(plans)
 
     def prompt_seconds(self, tokens: int = PROMPT) -> float:
-        """Of reading a prompt and choosing the token that follows."""
+        """Times reading a prompt and choosing the token that follows."""
         return self.run_seconds([StepPlan((self._item(0, 0, tokens),))])
 
     def run_seconds(self, plans: list[StepPlan]) -> float:
-        """Of all of ``plans``, one after the other."""
+        """Times all of ``plans``, one after the other."""
         began = time.perf_counter()
         for plan in plans:
             self.runner.run(plan)
@@ -54,7 +54,7 @@ class Workload:
         return [StepPlan(tuple(self._item(seq, start, 1) for seq in range(batch))) for start in steps]
 
     def kv_bytes(self, batch: int) -> int:
-        """What a decode step of ``batch`` sequences reads of KV."""
+        """Returns the bytes of KV that a decode step of ``batch`` sequences reads."""
         return batch * CONTEXT // BLOCK_TOKENS * self.runner.spec.layout.page_bytes
 
     def _item(self, seq: int, start: int, count: int) -> SequenceStep:

@@ -17,7 +17,7 @@ from baton.quantize.layers import reads, writes
 
 
 class Fold(NamedTuple):
-    """What makes a product's inputs: a norm's weight, or ``rows`` of the weight ``product`` with its bias.
+    """Names what makes a product's inputs: a norm's weight, or ``rows`` of the weight ``product`` with its bias.
 
     ``heads`` are the inputs that share a row: (groups, heads in each, their size).
     """

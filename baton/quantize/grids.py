@@ -48,11 +48,11 @@ class Grid(Protocol):
 
     @property
     def bits(self) -> int:
-        """How many bits a number takes."""
+        """Returns how many bits a number takes."""
 
     @property
     def group(self) -> int:
-        """How many inputs share a scale."""
+        """Returns how many inputs share a scale."""
 
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> Fit:
         """Returns the scales of a weight (n, k); ``importance`` (k,) weighs each input's squared error."""
@@ -124,7 +124,7 @@ class IntGrid(NamedTuple):
 
     @property
     def top(self) -> int:
-        """The largest number."""
+        """Returns the largest number of the grid."""
         return (1 << self.bits) - 1
 
     @property

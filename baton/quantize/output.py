@@ -56,7 +56,7 @@ class Output:
         return self.path(part).exists()
 
     def write(self, part: int, tensors: dict[str, Tensor]) -> None:
-        """Writes one part."""
+        """Writes the file of one part, whole or not at all."""
         path = self.path(part).with_suffix(".new")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
         os.replace(path, self.path(part))

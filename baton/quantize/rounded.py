@@ -47,7 +47,7 @@ class Rounded(NamedTuple):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether every zero lies in the middle."""
+        """Returns whether every zero lies in the middle."""
         return self.zeros is not None and bool((self.zeros == 1 << (self.bits - 1)).all())
 
 

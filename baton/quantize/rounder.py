@@ -30,7 +30,7 @@ class RoundedLayer(NamedTuple):
 
 
 class Rounder:
-    """Rounds one layer. ``weights`` are float32, ``dtypes`` what the checkpoint has them in."""
+    """Rounds the products of one layer. ``weights`` are float32, ``dtypes`` what the checkpoint has them in."""
 
     def __init__(
         self,

@@ -33,7 +33,10 @@ INTEGERS = ("rtn", "gptq", "awq")
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What was asked for. ``group`` 0 is a whole row; ``regroup`` has GPTQ's groups follow its order (desc_act)."""
+    """Says how a checkpoint is to be quantized.
+
+    ``group`` 0 is a whole row; ``regroup`` has GPTQ's groups follow its order (desc_act).
+    """
 
     method: str
     bits: int = 4
@@ -67,13 +70,13 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class Scheme(Protocol):
-    """How weights are rounded. ``reads_text``: ``stats`` are given, else they are None."""
+    """Rounds the weights of one method. ``reads_text``: ``stats`` are given, else they are None."""
 
     reads_text: bool
 
     @property
     def group(self) -> int:
-        """How many inputs share a scale, 0 for a whole row."""
+        """Returns how many inputs share a scale, 0 for a whole row."""
 
     def rounded(self, weight: Tensor, stats: Stats | None) -> Rounded:
         """Returns a weight (n, k) rounded."""
@@ -110,12 +113,12 @@ class Nearest:
         return to_nearest(weight, self._grid)
 
     def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
-        """Returns None."""
+        """Returns None, because this method moves nothing."""
         return None
 
 
 class Gptq:
-    """Implements ``Scheme``."""
+    """Implements ``Scheme`` by the method of ``methods/gptq.py``."""
 
     reads_text = True
 
@@ -128,12 +131,12 @@ class Gptq:
         return gptq(weight, stats.hessian, self._grid, self._act_order, self._regroup)
 
     def scales(self, weight: Tensor, stats: Stats, tie: Tie) -> Tensor | None:
-        """Returns None."""
+        """Returns None, because this method moves nothing."""
         return None
 
 
 class Awq:
-    """Implements ``Scheme``."""
+    """Implements ``Scheme`` by the method of ``methods/awq.py``."""
 
     reads_text = True
 
@@ -151,7 +154,7 @@ class Awq:
 
 
 class SmoothQuant:
-    """Implements ``Scheme``."""
+    """Implements ``Scheme`` by the method of ``methods/smoothquant.py``."""
 
     reads_text = True
     group = 0

@@ -21,7 +21,10 @@ QUANTIZED = ("quantization_config", "compression_config")
 
 
 class Source:
-    """A plain checkpoint. Raises CheckpointError, and ConfigError for one that is quantized already."""
+    """Reads a plain checkpoint weight by weight.
+
+    Raises CheckpointError, and ConfigError for one that is quantized already.
+    """
 
     def __init__(self, model: str) -> None:
         self.directory: Path = locate(model)

@@ -12,7 +12,7 @@ KEPT = 512  # rows that are kept as they are, evenly spread over the text
 
 
 class Stats:
-    """Of rows (…, k). ``hessian`` (k, k), ``mean_abs`` and ``most`` (k,), ``rows`` (KEPT at most, k)."""
+    """Sums up rows (…, k). ``hessian`` (k, k), ``mean_abs`` and ``most`` (k,), ``rows`` (KEPT at most, k)."""
 
     def __init__(self, k: int, expected: int) -> None:
         self._total = torch.zeros(k, k)

@@ -35,7 +35,6 @@ CEILINGS = {
     "decode_worker": 1,
     "drill": 20,
     "engine": 46,
-    "evaluate": 17,
     "grammars": 4,
     "kernels": 5,
     "kv": 14,
@@ -43,7 +42,6 @@ CEILINGS = {
     "planner": 59,
     "process": 1,
     "protos": 8,
-    "quantize": 21,
     "tls": 6,
     "worker": 5,
 }

@@ -19,7 +19,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns ``quantization_config``."""
+    """Returns the ``quantization_config`` of config.json."""
     return {
         "quant_method": "awq",
         "bits": recipe.bits,

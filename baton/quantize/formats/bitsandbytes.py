@@ -23,7 +23,7 @@ NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "f
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns ``quantization_config``."""
+    """Returns the ``quantization_config`` of config.json."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

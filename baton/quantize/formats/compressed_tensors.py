@@ -19,7 +19,7 @@ BIAS = 127  # of E8M0 exponents
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns ``quantization_config``."""
+    """Returns the ``quantization_config`` of config.json."""
     form, weights, inputs = _schemes(recipe)
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {

@@ -18,7 +18,7 @@ from baton.quantize.schemes import Recipe
 
 
 def settings(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:
-    """Returns ``quantization_config``."""
+    """Returns the ``quantization_config`` of config.json."""
     return {
         "quant_method": "gptq",
         "bits": recipe.bits,
