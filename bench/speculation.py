@@ -41,7 +41,7 @@ from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, Sampling
 
-VOCAB, PROMPT, TOKENS, SLACK = 32000, 256, 96, 2
+VOCAB, PROMPT, TOKENS = 32000, 256, 96
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 CHANCES = (0.0, 0.3, 0.6, 0.9)
 NEVER_WORSE, OF_PERFECT = 0.98, 0.85
