@@ -16,7 +16,7 @@ from baton.protos.rpc import heed_cancel
 from baton.router.access.caller import Caller
 from baton.router.access.keys import ApiKey, KeyRing
 
-SPEND_EVERY_S = 0.25
+SPEND_EVERY_S = 0.25  # seconds between two writes of what answers have used
 
 
 class SharedBuckets(Protocol):

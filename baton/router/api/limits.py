@@ -13,7 +13,7 @@ from starlette.types import Message, Receive
 
 from baton.protos.errors import BodyTooLarge, Cancelled, Overloaded
 
-RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0  # seconds after which a client may try again
 
 
 class BodiesInFlight:

@@ -18,8 +18,8 @@ from baton.router.api.body import Body
 from baton.router.api.foreign_fields import reason, refusable, refusal
 
 IGNORED_HEADER = "x-baton-ignored"
-MOST_NAMED = 16
-MOST_LOOKED_AT = 256
+MOST_NAMED = 16  # ignored fields that the answer's header names
+MOST_LOOKED_AT = 256  # unknown fields that are looked at, because a body may have a million
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
 KEPT_SESSIONS = 65_536  # about 150 bytes each
-KEY_BYTES = 16
+KEY_BYTES = 16  # bytes of a session's hash
 
 
 class SessionHomes:

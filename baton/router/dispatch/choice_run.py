@@ -12,7 +12,7 @@ from baton.protos.nouns import Station
 from baton.protos.v1 import worker_pb2 as w
 from baton.router.dispatch.admission import Ticket
 from baton.router.dispatch.messages import Attempt
-from baton.router.dispatch.progress import Progress
+from baton.router.dispatch.progress import ChoiceProgress
 from baton.router.dispatch.retries import RetryState
 from baton.router.dispatch.view import Reservation
 from baton.router.observe.trail import TrailWriter
@@ -47,7 +47,7 @@ class ChoiceRun:
         choice: int,
         ticket: Ticket[Reservation],
         home: asyncio.Future[str],
-        progress: Progress,
+        progress: ChoiceProgress,
         trail: TrailWriter,
     ) -> None:
         self.request, self.choice, self.ticket, self.home = request, choice, ticket, home

@@ -16,7 +16,7 @@ import msgspec
 from baton.protos.errors import BatonError, Draining, ModelNotFound, Unavailable
 from baton.router.dispatch.admission import Admission, load_of
 from baton.router.dispatch.choice_run import ChoiceRun
-from baton.router.dispatch.progress import Progress
+from baton.router.dispatch.progress import ChoiceProgress
 from baton.router.dispatch.runner import ChoiceRunner
 from baton.router.dispatch.view import ClusterView
 from baton.router.observe.decisions import DecisionLog
@@ -74,7 +74,7 @@ class Dispatcher:
             record = self._decisions.opened(request, context_class)
             runs = []
             for choice, ticket in enumerate(tickets):
-                progress = Progress(request, choice, context_class, self._runner.clock)
+                progress = ChoiceProgress(request, choice, context_class, self._runner.clock)
                 trail = self._decisions.writer(record, choice, progress.summary)
                 runs.append(ChoiceRun(request, choice, ticket, home, progress, trail))
             for run in runs:

@@ -16,7 +16,7 @@ from baton.protos.nouns import BLOCK_TOKENS, WorkerInfo
 from baton.router.policies import ClusterSnapshot
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
-HASH_OFF_LOOP_TOKENS = 4096
+HASH_OFF_LOOP_TOKENS = 4096  # tokens from which a chain is hashed in a thread
 
 
 class PrefixLookup(Protocol):

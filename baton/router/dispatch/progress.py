@@ -19,7 +19,7 @@ MOMENT_S = 1e-3  # the least that is left of an SLO in seconds, because 0 stands
 OF_DECODE, OF_PREFILL = ("prefill",), ("fetch", "prefill", "transfer")
 
 
-class Progress:
+class ChoiceProgress:
     """Feeds one choice's stream and keeps its summary true.
 
     Times are seconds of ``clock``, from construction on.

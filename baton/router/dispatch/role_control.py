@@ -20,9 +20,9 @@ from baton.router.workers.link import WorkerLink
 from baton.router.workers.link_table import LinkTable
 
 ROLES = ("prefill", "decode")
-GRACE_S = 1.0
-CHANGE_S = 30.0
-LOOK_S = 0.05
+GRACE_S = 1.0  # seconds that prompts a worker reads may still take, by default
+CHANGE_S = 30.0  # seconds after which a change is given up
+LOOK_S = 0.05  # seconds between two looks whether a worker serves its new role
 ONE_BY_ONE = re.compile(r"(\d{1,4}):(\d{1,4})")
 
 

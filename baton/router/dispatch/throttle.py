@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-SAMPLES = 256
-FRESH_S = 30.0
-ENOUGH = 8
-LOOK_EVERY_S = 0.5
+SAMPLES = 256  # values that a quantile is taken of
+FRESH_S = 30.0  # seconds after which a value counts no more
+ENOUGH = 8  # values below which there is no quantile
+LOOK_EVERY_S = 0.5  # seconds for which a quantile is kept, because sorting costs
 SHRINK, LEAST_CAP = 0.9, 2
 
 

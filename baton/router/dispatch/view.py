@@ -24,9 +24,9 @@ from baton.router.workers.roster import RosterReader
 
 log = logging.getLogger("baton.router")
 
-POLL_S = 0.1
+POLL_S = 0.1  # seconds between two looks at the roster and at the queue's deadlines
 TIGHT_S = 2.0  # after a refusal a worker is asked one at a time: the queue's order holds, and few ask in vain
-REMEMBER_MODEL_S = 300.0
+REMEMBER_MODEL_S = 300.0  # seconds after a model's last worker in which its name is still known
 NO_LOAD = WorkerLoad()
 
 

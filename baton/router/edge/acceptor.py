@@ -16,7 +16,7 @@ from collections.abc import Callable
 from baton.router.edge.connection_table import ConnectionEntry, ConnectionTable
 
 AT_ONCE = 64  # accepts in a row before others get a turn
-REST_S = 0.25
+REST_S = 0.25  # seconds without accepting, after descriptors ran out
 QUIET_S = 60.0  # without such a failure, until one is told again
 FREED = 8  # connections that nobody waits for are closed at once where descriptors lack
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -21,7 +21,7 @@ PROBES = frozenset({"/health", "/ready"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 METHODS = ("GET", "POST", "DELETE")
 EXPOSED = ("x-request-id", "x-baton-route", "x-baton-ignored", "retry-after", "retry-after-ms")
-MAX_AGE_S = 600
+MAX_AGE_S = 600  # seconds that a browser may keep a preflight's answer
 
 
 class LoopbackOnly:

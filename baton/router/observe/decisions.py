@@ -23,10 +23,10 @@ from baton.router.access.json import Json
 from baton.router.observe.trail import Trail, TrailWriter, choice_json
 from baton.router.request.request import ChoiceSummary, RouterRequest
 
-FLUSH_S = 0.25
-KEPT_REQUESTS = 4096
-KEPT_BYTES = 16 << 20
-MAX_UNSENT = 4096
+FLUSH_S = 0.25  # seconds between two writes, so that records go out in batches
+KEPT_REQUESTS = 4096  # records in this process's ring
+KEPT_BYTES = 16 << 20  # bytes of them
+MAX_UNSENT = 4096  # records of one write to the store; what is over is dropped
 ASKED = "asked:"
 FIRST_OF_SEVERAL = "-0"  # a call with several prompts is one request for each: its own id shows the first
 

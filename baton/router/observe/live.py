@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-SLOT_S = 5.0
-SLOTS = 12
-KEPT_REQUESTS = 48
-LEAST_S = 1e-5
+SLOT_S = 5.0  # seconds counted together
+SLOTS = 12  # slots that are kept: a minute
+KEPT_REQUESTS = 48  # last requests that a look shows
+LEAST_S = 1e-5  # seconds of the first bin's beginning
 _PER_BIN = math.log(1.05)
 QUANTILES = (50, 95, 99)
 GOOD_ENDS = ("stop", "length", "tool_calls")

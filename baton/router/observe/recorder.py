@@ -25,8 +25,8 @@ from baton.protos.nouns import BLOCK_TOKENS as HASHED_TOKENS
 BLOCK_TOKENS = 512
 BLOCK_BYTES = BLOCK_TOKENS // HASHED_TOKENS * HASH_BYTES  # of a chain
 REMEMBERED_BLOCKS = 100_000  # at least, and twice as many at most
-KEPT_FILES = 4
-WRITE_S = 0.25
+KEPT_FILES = 4  # older files beside the one that is written
+WRITE_S = 0.25  # seconds after which lines that wait are written
 MOST_LINES = 256  # that wait to be written
 ENCODER = msgspec.json.Encoder()
 

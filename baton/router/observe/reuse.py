@@ -9,7 +9,7 @@ from __future__ import annotations
 from baton.cluster.prefix_index import HASH_BYTES
 from baton.protos.nouns import BLOCK_TOKENS
 
-KEPT_BLOCKS = 400_000
+KEPT_BLOCKS = 400_000  # blocks of a generation, of which there are two
 
 
 class EndlessCache:

@@ -16,9 +16,9 @@ from baton.router.observe.live import GOOD_ENDS, verdict
 from baton.router.observe.trail import Trail, predicted_against_observed
 from baton.router.request.request import ChoiceSummary
 
-EVERY_S = 1.0
-MOST_TWINS = 64
-MOST_SERVED = 256
+EVERY_S = 1.0  # seconds of a slice
+MOST_TWINS = 64  # predictions held against observations, of one slice
+MOST_SERVED = 256  # answers listed one by one, of one slice
 WRITE_TOKENS = 64  # of an answer, in the cost policy's term "write"
 
 

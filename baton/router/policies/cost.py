@@ -23,10 +23,10 @@ from baton.router.policies import (
 )
 from baton.router.policies.adjustments.prefix_fetch import best_fetch
 
-WRITE_TOKENS = 64
-CHUNK_TOKENS = 512
+WRITE_TOKENS = 64  # tokens of an answer that are predicted, because its true length isn't known
+CHUNK_TOKENS = 512  # tokens whose blocks ship together, last, when nothing is left to compute beside them
 LATE = 4.0  # a second beyond an SLO costs as much as this many within it
-RECORDED = 64
+RECORDED = 64  # options that a decision lists; the others are only counted
 # Until a worker has reported its own: a small model on a few CPU cores.
 UNKNOWN_STEP = StepCurve(2e-3, 5e-5, 1e-9, 2e-4, 1e-7)
 UNKNOWN_TRANSFER = TransferCurve(1e-3, 1e-9)

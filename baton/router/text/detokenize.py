@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 REPLACEMENT = "�"
-WINDOW_TOKENS = 6
-MAX_HELD_TOKENS = 16
+WINDOW_TOKENS = 6  # tokens decoded again with each new one, because decoders look at neighbours
+MAX_HELD_TOKENS = 16  # tokens held for an unfinished character, because none is longer
 
 
 class Detokenizer(Protocol):

@@ -18,7 +18,7 @@ from baton.router.text.detokenize import Detokenizer
 from baton.router.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer, token_name
 
 INLINE_CHARS = 2048  # about 0.5 ms; a thread costs 0.1 ms
-INLINE_IDS = 4096
+INLINE_IDS = 4096  # tokens that are decoded on the event loop; more would hold it up
 _T = TypeVar("_T")
 
 

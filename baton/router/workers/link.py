@@ -29,10 +29,10 @@ from baton.tls.rpc import handshake_failure
 
 log = logging.getLogger("baton.router")
 
-HELLO_TIMEOUT_S = 5.0
-PROBE_EVERY_S = 1.0
-STALL_S = 5.0
-BACKOFF_S = (0.05, 1.0)
+HELLO_TIMEOUT_S = 5.0  # seconds for a worker to answer the first message
+PROBE_EVERY_S = 1.0  # seconds between two probes of a worker's progress
+STALL_S = 5.0  # seconds without an answer to a probe, after which a worker is lost
+BACKOFF_S = (0.05, 1.0)  # seconds before a lost link is tried again: at first, at most
 BROKEN = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # it is there, and can't serve us
 
 

@@ -23,14 +23,14 @@ from baton.router.access.keys import ApiKey
 from baton.router.answer.service import GenerationService
 from baton.router.api.batch.lines import BatchLine, answer_line, read_lines
 
-LEASE_S = 10.0
-LOOK_EVERY_S = 0.5
-ROOM_EVERY_S = 0.05
-RETRY_S = 0.5
+LEASE_S = 10.0  # seconds that a claim holds without being renewed
+LOOK_EVERY_S = 0.5  # seconds between two looks for open jobs
+ROOM_EVERY_S = 0.05  # seconds between two looks whether nobody waits
+RETRY_S = 0.5  # seconds before the store is asked again
 LINE_BYTES = 64 << 10  # of an answer that isn't there yet
-AT_ONCE = 8
-TRIES = 5
-MOST_PAUSE_S = 10.0
+AT_ONCE = 8  # lines of a job that are answered at once
+TRIES = 5  # attempts at a line whose error may pass
+MOST_PAUSE_S = 10.0  # seconds between two attempts at a line, at most
 NO_INPUT = {"code": "input_gone", "line": None, "message": "the input file is gone", "param": "input_file_id"}
 LOWEST_PRIORITY = 1000  # behind everybody who asks for an answer now
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from baton.router.api.openai.schemas import ChatBody, CompletionBody
 from baton.router.api.responses.routes import responses_call
 from baton.router.api.responses.schemas import ResponsesBody
 
-MAX_LINES = 50_000
+MAX_LINES = 50_000  # requests of one file, as OpenAI has it
 MAX_TOLD = 20  # errors of a bad file that are told
 CALLS: dict[str, tuple[type, Callable[..., Awaitable[PreparedCall]]]] = {
     "/v1/chat/completions": (ChatBody, chat_call),

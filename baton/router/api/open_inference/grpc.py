@@ -107,7 +107,7 @@ def _headers(context: Context) -> Headers:
     return headers if remaining is None else headers | {"x-request-timeout": str(max(remaining, 0.001))}
 
 
-MAX_INPUTS = 64
+MAX_INPUTS = 64  # tensors of one request
 
 
 def _tensors(request: pb.ModelInferRequest) -> list[Tensor]:

@@ -55,7 +55,7 @@ class Tensor(msgspec.Struct, frozen=True):
             raise InvalidRequest(text, self.name)
 
 
-MAX_DIMENSIONS = 8
+MAX_DIMENSIONS = 8  # dimensions of an input's shape
 
 
 def unpacked(name: str, datatype: str, raw: bytes) -> list[Any]:

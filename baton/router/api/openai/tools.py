@@ -19,7 +19,7 @@ from baton.router.api.request_body import RequestBody
 from baton.router.text.call_json import CallParser
 from baton.router.text.tool_parsers import ArgumentsEvent, CallEvent, Event, ToolParser
 
-MAX_TOOLS = 128
+MAX_TOOLS = 128  # tools of one request, as OpenAI has it
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 

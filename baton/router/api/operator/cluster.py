@@ -29,7 +29,7 @@ from baton.router.api.limits import read_body
 from baton.router.api.surfaces import ClusterSurface
 from baton.router.observe.overview import Overview
 
-STREAM_S = 1.0
+STREAM_S = 1.0  # seconds between two events of the stream
 PAGE = "/dashboard"
 MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {

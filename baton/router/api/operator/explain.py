@@ -13,7 +13,7 @@ from baton.protos.errors import RequestUnknown
 from baton.router.access.caller import CALLER
 from baton.router.observe.decisions import DecisionLog
 
-MAX_ID = 160
+MAX_ID = 160  # characters of an id that may be a request's
 
 
 class _Owner(msgspec.Struct):

@@ -26,7 +26,7 @@ from baton.router.api.operator.cluster import require_same_site
 from baton.router.api.surfaces import RoleSurface
 from baton.router.dispatch.role_control import GRACE_S, RoleChange, RoleControl, parse_ratio
 
-TIMELINE_SHOWN = 50
+TIMELINE_SHOWN = 50  # last changes that ``GET /v1/ratio`` shows
 
 
 class RoleBody(Body):
