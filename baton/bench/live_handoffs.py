@@ -46,10 +46,10 @@ class PromptMaker(Protocol):
     longest: int
 
     def tokens(self, count: int) -> list[int]:
-        """Any ids."""
+        """Returns any ids, as many as asked for."""
 
     def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
-        """A request of them."""
+        """Returns a request of the given ids."""
 
 
 async def handoffs(links: LinkTable, decode: DecodeLink, prompts: PromptMaker, told: Told) -> list[PromptTimes]:
@@ -69,7 +69,7 @@ async def handoffs(links: LinkTable, decode: DecodeLink, prompts: PromptMaker, t
 async def handoff(
     links: LinkTable, reader: str, decode: DecodeLink, prompts: PromptMaker, length: int
 ) -> PromptTimes:
-    """One of ``length`` tokens, read by ``reader``."""
+    """Hands one prompt of ``length`` tokens, read by ``reader``, to ``decode``; returns its times."""
     prompt = prompts.tokens(length)
     since = time.monotonic()
     async with decode.admit(prompts.admit(prompt, 1, local=False), _drop, lambda: "retry") as lease:
@@ -83,7 +83,8 @@ async def handoff(
 
 
 def overhead(handed: Sequence[PromptTimes], transfer: TransferCurve, chunk_tokens: int) -> Overhead:
-    """A request's own is the way of Admit and Admitted; what else isn't reading or transfer is the handoff's.
+    """Returns the overheads. A request's own is the way of Admit and Admitted; what else isn't reading or transfer
+    is the handoff's.
 
     Of prompts of one chunk: nothing of their transfer hides behind reading. The first of each length isn't
     counted where there is a second: connections are made with it.
@@ -102,12 +103,12 @@ def overhead(handed: Sequence[PromptTimes], transfer: TransferCurve, chunk_token
 
 
 def undisturbed(seconds: Sequence[float]) -> float:
-    """The lower quartile: whatever else a machine does only adds."""
+    """Returns the lower quartile: whatever else a machine does only adds."""
     return percentile(sorted(seconds), 0.25)
 
 
 def transfer_curve(roster: PolledRoster) -> TransferCurve:
-    """The mean of what prefill workers fitted to their own handoffs."""
+    """Returns the mean of what prefill workers fitted to their own handoffs."""
     found = [e.load.transfer_curve for e in roster.snapshot().values() if e.load.transfer_curve is not None]
     if not found:
         return TransferCurve(0.0, 0.0)
@@ -116,7 +117,7 @@ def transfer_curve(roster: PolledRoster) -> TransferCurve:
 
 
 async def until_up(link: WorkerLink) -> None:
-    """Wait for it. Raises NoWorker when it takes too long."""
+    """Waits for it. Raises NoWorker when it takes too long."""
     deadline = time.monotonic() + CONNECT_S
     while not link.up:
         if time.monotonic() > deadline:

@@ -45,30 +45,32 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """Returns the middle one of the values."""
     return sorted(values)[len(values) // 2]
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far apart, as a share of the median."""
+    """Returns how far apart the values are, as a share of the median."""
     middle = median(values)
     return (max(values) - min(values)) / middle if middle else 0.0
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the median lies with a confidence of about 95%, whatever the distribution (ranks of a binomial)."""
+    """Returns where the median lies with a confidence of about 95%, whatever the distribution (ranks of a
+    binomial).
+    """
     ordered, reach = sorted(values), 0.98 * math.sqrt(len(values))
     first = max(0, math.floor((len(values) - 1) / 2 - reach))
     return ordered[first], ordered[-1 - first]
 
 
 def paired(values: Sequence[float], peers: Sequence[float]) -> float:
-    """The median over rounds of value / peer: what slows a whole round cancels out."""
+    """Returns the median over rounds of value / peer: what slows a whole round cancels out."""
     return median([value / peer for value, peer in zip(values, peers, strict=True)])
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """For a terminal."""
+    """Returns the rows as a table for a terminal."""
     shown = Table("what", "value", "beside", "ratio", "spread", "target", box=None)
     for row in rows:
         bound = f"{'<=' if row.ceiling else '>='} {row.target:g}" if row.target else ""
@@ -81,7 +83,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def to_json(rows: Sequence[Row]) -> str:
-    """Every row with the commit and the machine it was measured on."""
+    """Returns every row with the commit and the machine it was measured on."""
     where = {"commit": commit(), "machine": machine()}
     return json.dumps([msgspec.to_builtins(row) | where for row in rows], indent=1)
 
@@ -101,7 +103,7 @@ def plot(rows: Sequence[Row], path: str) -> None:
 
 
 def commit() -> str:
-    """Of the checkout this runs from; empty for an installed package."""
+    """Returns the commit of the checkout this runs from; empty for an installed package."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],

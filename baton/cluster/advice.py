@@ -45,7 +45,7 @@ class TwinError(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> float | None:
-        """The largest of them."""
+        """Returns the largest error of the figures that are known."""
         seen = [abs(e) for e in (self.ttft, self.tpot, self.throughput) if e is not None]
         return max(seen, default=None)
 
@@ -109,7 +109,7 @@ class AdviceStore:
         )
 
     async def put(self, advice: Advice, ttl_s: float = ADVICE_TTL_S) -> bool:
-        """Replace the advice."""
+        """Replaces the advice."""
         try:
             await self._redis.set(self._advice, msgspec.msgpack.encode(advice), px=int(ttl_s * 1000))
         except (RedisError, OSError):
@@ -117,11 +117,11 @@ class AdviceStore:
         return True
 
     async def get(self) -> Advice | None:
-        """The latest; None when it is too old, or Redis is away."""
+        """Returns the latest advice; None when it is too old, or Redis is away."""
         return _decoded(await self._read(self._advice), Advice)
 
     async def note(self, change: TimelineEntry) -> bool:
-        """Add to the timeline; the oldest entry leaves a full one."""
+        """Adds to the timeline; the oldest entry leaves a full one."""
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.lpush(self._timeline, msgspec.msgpack.encode(change))
@@ -132,7 +132,7 @@ class AdviceStore:
         return True
 
     async def timeline(self, most: int = TIMELINE) -> tuple[TimelineEntry, ...]:
-        """Newest first."""
+        """Returns the timeline, newest first."""
         try:
             rows = cast(list[bytes], await cast(Awaitable[Any], self._redis.lrange(self._timeline, 0, most - 1)))
         except (RedisError, OSError):
@@ -140,7 +140,7 @@ class AdviceStore:
         return _changes(rows)
 
     async def look(self, most: int = TIMELINE) -> tuple[Advice | None, tuple[TimelineEntry, ...], RatioPin | None]:
-        """Advice, timeline and pin, asked for together: for who only shows them."""
+        """Reads advice, timeline and pin in one round trip, for those who only show them."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.get(self._advice)
@@ -152,7 +152,7 @@ class AdviceStore:
         return _decoded(advice, Advice), _changes(rows), _decoded(pin, RatioPin)
 
     async def pin(self, pin: RatioPin | None) -> bool:
-        """Pin a ratio, or take the pin back."""
+        """Pins a ratio, or take the pin back."""
         try:
             if pin is None:
                 await self._redis.delete(self._pin)
@@ -163,11 +163,14 @@ class AdviceStore:
         return True
 
     async def pinned(self) -> RatioPin | None:
-        """What an operator pinned. Raises RedisError, OSError: not knowing isn't the same as not pinned."""
+        """Returns what an operator pinned.
+
+        Raises RedisError and OSError: not knowing isn't the same as not pinned.
+        """
         return _decoded(cast("bytes | None", await self._redis.get(self._pin)), RatioPin)
 
     async def set_mode(self, mode: str) -> bool:
-        """An operator's word on the controller's mode, before that of the configuration."""
+        """Stores an operator's mode for the controller, which counts before that of the configuration."""
         try:
             await self._redis.set(self._mode, mode)
         except (RedisError, OSError):
@@ -175,7 +178,7 @@ class AdviceStore:
         return True
 
     async def mode(self) -> str:
-        """Empty where nobody said one."""
+        """Returns the mode that an operator set; empty where nobody set one."""
         return (await self._read(self._mode) or b"").decode()
 
     async def _read(self, key: str) -> bytes | None:

@@ -170,7 +170,7 @@ class BatchStore:
     # ---- files -------------------------------------------------------------------------------------
 
     async def add_file(self, file: StoredFile, content: bytes, most_bytes: int = -1) -> int | None:
-        """Keep a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are.
+        """Keeps a file; or, where its tenant's would be over ``most_bytes`` then, say how many there are.
 
         Raises StorageFull where the store has no room for it.
         """
@@ -186,7 +186,7 @@ class BatchStore:
         return None if kept < 0 else kept
 
     async def add_output(self, claim: JobClaim, file: StoredFile, content: bytes) -> None:
-        """Keep a file of a job's answers; the same file again changes nothing. Raises ClaimLost."""
+        """Keeps a file of a job's answers; the same file again changes nothing. Raises ClaimLost."""
         async with _reached():
             if await self._write(file, content, -1, claim) == -2:
                 raise JobClaimLost(claim.job_id)
@@ -200,7 +200,7 @@ class BatchStore:
         return kept
 
     async def file(self, file_id: str) -> StoredFile | None:
-        """What is known of a file; None for no such file."""
+        """Returns what is known of a file; None when there is no such file."""
         if ":" in file_id:
             return None
         async with _reached():
@@ -208,13 +208,13 @@ class BatchStore:
         return msgspec.json.decode(found, type=StoredFile) if found else None
 
     async def content(self, file_id: str) -> bytes:
-        """A file's bytes; none for no such file."""
+        """Returns a file's bytes; none for no such file."""
         async with _reached():
             found: Any = await self._redis.hget(self._files + file_id, "content")  # type: ignore[misc]
         return found or b""
 
     async def files(self, asked: ListPage) -> tuple[list[StoredFile], bool]:
-        """A page, the youngest first, and whether there are more."""
+        """Returns one page, the youngest first, and whether there are more."""
         ids, more = await self._page(self._files, asked)
         async with _reached():
             pipe = self._redis.pipeline(transaction=False)
@@ -224,7 +224,7 @@ class BatchStore:
         return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
 
     async def drop_file(self, file: StoredFile) -> None:
-        """Forget a file."""
+        """Forgets a file."""
         async with _reached():
             await self._drop(keys=self._keys(file), args=[file.id, file.bytes])
 
@@ -235,7 +235,7 @@ class BatchStore:
     # ---- jobs --------------------------------------------------------------------------------------
 
     async def put(self, job: BatchJob, is_open: bool) -> None:
-        """Keep a new job; an open one is found by ``open_jobs``. Raises StorageFull."""
+        """Keeps a new job; an open one is found by ``open_jobs``. Raises StorageFull."""
         async with _reached():
             if not await self._room.has(len(job.key) + JOB_BYTES, UPLOADS):
                 raise StorageFull("the store has no room for another job: delete files, or raise maxmemory")
@@ -250,7 +250,7 @@ class BatchStore:
             await pipe.execute()
 
     async def job(self, job_id: str) -> BatchJob | None:
-        """A job; None for no such job."""
+        """Returns a job; None for no such job."""
         if ":" in job_id:
             return None
         async with _reached():
@@ -258,7 +258,7 @@ class BatchStore:
         return (await self._counted([msgspec.json.decode(found, type=BatchJob)]))[0] if found else None
 
     async def jobs(self, asked: ListPage) -> tuple[list[BatchJob], bool]:
-        """A page, the youngest first, and whether there are more."""
+        """Returns one page, the youngest first, and whether there are more."""
         ids, more = await self._page(self._jobs, asked)
         async with _reached():
             found: list[Any] = await self._redis.mget([self._jobs + job_id for job_id in ids]) if ids else []
@@ -277,7 +277,7 @@ class BatchStore:
         return [msgspec.structs.replace(job, **now.get(job.id, {})) for job in jobs]
 
     async def forget_job(self, job_id: str) -> None:
-        """Its time is over: nobody is to look for it any more."""
+        """Forgets a job whose time is over, so that nobody looks for it any more."""
         async with _reached():
             await self._redis.srem(self._open, job_id)  # type: ignore[misc]
 
@@ -288,12 +288,12 @@ class BatchStore:
         return sorted(member.decode() for member in found)
 
     async def ask_cancel(self, job_id: str) -> None:
-        """Say to whoever has the job that it is to end."""
+        """Says to whoever has the job that it is to end."""
         async with _reached():
             await self._redis.set(f"{self._jobs}{job_id}:cancel", b"1", ex=self._kept_s)
 
     async def cancel_asked(self, job_id: str) -> bool:
-        """Whether somebody did."""
+        """Returns whether somebody asked for the job to end."""
         async with _reached():
             return bool(await self._redis.exists(f"{self._jobs}{job_id}:cancel"))
 
@@ -351,7 +351,7 @@ class BatchStore:
         return f"{self._jobs}{job_id}:output", f"{self._jobs}{job_id}:errors"
 
     async def answers(self, job_id: str, good: bool) -> Mapping[int, bytes]:
-        """What was answered so far, by line."""
+        """Returns the answers so far, by line."""
         async with _reached():
             found: Any = await self._redis.hgetall(self._answers(job_id)[not good])  # type: ignore[misc]
         return {int(line): answer for line, answer in sorted(found.items(), key=lambda pair: int(pair[0]))}

@@ -51,7 +51,10 @@ class RateBuckets:
         self._take, self._spend = redis.register_script(_TAKE), redis.register_script(_SPEND)
 
     async def take(self, costs: Mapping[str, tuple[float, float]]) -> float | None:
-        """name -> (per minute, cost): 0.0 when all were taken, else the seconds to wait; None: Redis is away."""
+        """Takes from each bucket, by name (per minute, cost).
+
+        Returns 0.0 when all were taken, else seconds to wait; None: Redis is away.
+        """
         args: list[float | str] = []
         for per_min, cost in costs.values():
             args += [per_min, per_min / 60, cost]
@@ -64,7 +67,7 @@ class RateBuckets:
         return 0.0 if taken else max(0.001, wait_ms / 1000)
 
     async def spend(self, costs: Mapping[str, float]) -> None:
-        """Take what was already used; lost when Redis is away."""
+        """Takes what was already used; lost when Redis is away."""
         pipe = self._redis.pipeline(transaction=False)
         for name, cost in costs.items():
             await self._spend(keys=[self._prefix + name], args=[cost], client=pipe)

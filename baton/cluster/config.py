@@ -75,7 +75,8 @@ class _Sources(BatonConfig, BaseSettings):  # type: ignore[misc]
 def load_config(
     path: str | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None, search: Path | None = None
 ) -> BatonConfig:
-    """The config of this run. ``path`` must exist when given; else ``baton.toml`` in ``search`` if there is one.
+    """Returns the config of this run. ``path`` must exist when given; else ``baton.toml`` in ``search`` if there is
+    one.
 
     ``flags`` maps section -> key -> value; None values are absent. Raises ConfigError naming the key.
     """

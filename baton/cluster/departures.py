@@ -86,7 +86,7 @@ class Departures:
 
 
 def note_blocking(url: str, namespace: str, departure: Departure) -> None:
-    """The same as ``Departures.note``, for threads that have no event loop."""
+    """Does what ``Departures.note`` does, for threads that have no event loop."""
     try:
         with blocking.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S) as client:
             client.eval(_NOTE, 3, *_keys(namespace), *_args(departure))

@@ -41,7 +41,7 @@ class HoldStore:
         self._redis, self._key = redis, f"{{{namespace}}}:holds"
 
     async def put(self, slot: str, hold: SlotHold | None) -> None:
-        """Hold a slot, or put it back. Raises Unavailable."""
+        """Holds a slot, or put it back. Raises Unavailable."""
         try:
             if hold is None:
                 await cast(Awaitable[int], self._redis.hdel(self._key, slot))
@@ -53,7 +53,7 @@ class HoldStore:
             ) from error
 
     async def all(self) -> dict[str, SlotHold]:
-        """By slot. Raises RedisError, OSError."""
+        """Returns all holds by slot. Raises RedisError and OSError."""
         rows = await cast(Awaitable[dict[bytes, bytes]], self._redis.hgetall(self._key))
         return {slot.decode(): hold for slot, row in rows.items() if (hold := _decoded(row)) is not None}
 
@@ -75,11 +75,11 @@ class RosterWithHolds:
         return self._roster.connected
 
     def snapshot(self) -> dict[str, WorkerEntry]:
-        """The roster's, with held workers in the state that their hold means."""
+        """Returns the roster's, with held workers in the state that their hold means."""
         return {name: self._seen(name, entry) for name, entry in self._roster.snapshot().items()}
 
     async def refresh(self) -> dict[str, WorkerEntry]:
-        """Ask now."""
+        """Reads the holds now."""
         await self._roster.refresh()
         await self._look()
         return self.snapshot()

@@ -22,13 +22,13 @@ class ManyHistogram(Histogram):
     """A histogram that takes values counted elsewhere at the price of one: an answer has a gap for each token."""
 
     def observe_many(self, counts: Mapping[int, int], total: float) -> None:
-        """``counts`` by number of bucket; the values are ``total`` together."""
+        """Adds ``counts`` values, by number of bucket, which are ``total`` together."""
         self._sum.inc(total)
         for bucket, count in counts.items():
             self._buckets[bucket].inc(count)
 
     def exemplify(self, value: float, labels: dict[str, str] | None, at: float) -> None:
-        """``labels`` lead to one of the values that were counted, at ``at`` seconds since 1970."""
+        """Attaches ``labels`` to one of the values that were counted, at ``at`` seconds since 1970."""
         if labels is not None:
             self._buckets[bisect_left(self._upper_bounds, value)].set_exemplar(Exemplar(labels, value, at))
 
@@ -37,16 +37,16 @@ class NullInstrument:
     """Takes what an instrument takes, and keeps nothing: telemetry that is off."""
 
     def labels(self, *values: str, **labels: str) -> NullInstrument:
-        """Itself."""
+        """Returns itself, whatever the labels are."""
         return self
 
     def set(self, *_: object, **__: object) -> None:
-        """Nothing; nor do the others."""
+        """Ignores the value, as all its methods do."""
 
     inc = dec = observe = observe_many = exemplify = set_function = clear = set
 
     def track_inprogress(self) -> AbstractContextManager[None]:
-        """Counts nothing."""
+        """Returns a context that counts nothing."""
         return nullcontext()
 
 
@@ -72,7 +72,7 @@ class PendingTotal:
         self.added -= 1
 
     def tell(self) -> None:
-        """Of what was added since."""
+        """Tells the instrument the sum of what was added since the last call."""
         added, self.added = self.added, 0
         if added:
             self._instrument.inc(added)
@@ -85,31 +85,31 @@ class ScrapeListener(Collector):
         self._calls: list[Callable[[], object]] = []
 
     def before(self, call: Callable[[], object]) -> None:
-        """``call`` brings what was not told them yet; it comes before those that were here before."""
+        """Has ``call`` tell the instruments what it kept back; the last ``call`` given is made first."""
         self._calls.insert(0, call)
 
     def now(self) -> None:
-        """Somebody looks."""
+        """Makes all calls, because somebody is about to read the instruments."""
         for call in self._calls:
             call()
 
     def describe(self) -> Iterable[Family]:
-        """Nothing of its own."""
+        """Describes no metric of its own."""
         return []
 
     def collect(self) -> Iterable[Family]:
-        """Nothing of its own."""
+        """Collects no metric of its own, and makes all calls."""
         self.now()
         return []
 
 
 def make_nothing(definitions: Mapping[str, Metric]) -> dict[str, Any]:
-    """One that does nothing per definition."""
+    """Returns one instrument that does nothing per definition."""
     return dict.fromkeys(definitions, NullInstrument())
 
 
 def make(definitions: Mapping[str, Metric], registry: CollectorRegistry) -> dict[str, Any]:
-    """One instrument per definition, by the same key."""
+    """Returns one instrument per definition, by the same key."""
     return {key: _make(metric, registry) for key, metric in definitions.items()}
 
 
@@ -126,11 +126,11 @@ class VllmNames(Collector):
         self._named = [(metric, made[key]) for key, metric in definitions.items() if metric.vllm or metric.vllm_by]
 
     def describe(self) -> Iterable[Family]:
-        """Nothing ahead of time: the names are ours to know."""
+        """Describes nothing ahead of time, because the names are ours to know."""
         return []
 
     def collect(self) -> Iterator[Family]:
-        """The same figures, renamed; those of some label values as families of their own."""
+        """Yields the same figures under vLLM's names; those of some label values as families of their own."""
         for metric, instrument in self._named:
             for family in instrument.collect():
                 if metric.vllm:

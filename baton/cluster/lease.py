@@ -28,14 +28,14 @@ class NamedLease:
         self._hold, self._leave = redis.register_script(_HOLD), redis.register_script(_LEAVE)
 
     async def hold(self) -> bool:
-        """Take or renew it; False when another has it, or Redis is away."""
+        """Takes or renews the lease; False when another has it, or Redis is away."""
         try:
             return bool(await self._hold(keys=[self._key], args=[self._who, self._ms]))
         except (RedisError, OSError):
             return False
 
     async def leave(self) -> None:
-        """Let another have it at once."""
+        """Gives the lease up, so that another can have it at once."""
         try:
             await self._leave(keys=[self._key], args=[self._who])
         except (RedisError, OSError):

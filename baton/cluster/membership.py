@@ -62,7 +62,7 @@ class WorkerEntry(NamedTuple):
 
 
 def connect(url: str) -> Redis:
-    """A client that gives up within seconds: Redis is a hint and nobody waits long for it."""
+    """Returns a client that gives up within seconds: Redis is a hint and nobody waits long for it."""
     client = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, health_check_interval=0)
     pool = client.connection_pool
     kind = _ReloadingConnection if url.startswith("rediss://") else pool.connection_class
@@ -97,19 +97,19 @@ class _ReloadingConnection(SSLConnection):
 
 
 async def end_task(task: asyncio.Task[None]) -> None:
-    """Cancel it until it has ended: a cancellation that meets a call to Redis as it ends may be lost on the way."""
+    """Cancels ``task`` until it has ended: a cancellation that meets a call to Redis as it ends may be lost."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
 
 def set_key(namespace: str) -> str:
-    """The set of worker ids."""
+    """Returns the set of worker ids."""
     return f"{{{namespace}}}:workers"
 
 
 def entry_prefix(namespace: str) -> str:
-    """A worker's hash is this plus its id."""
+    """Returns what a worker's hash is named before its id."""
     return f"{{{namespace}}}:worker:"
 
 
@@ -138,7 +138,7 @@ class Membership:
         self.index.publish(added, removed)
 
     async def beat(self) -> bool:
-        """Write the entry and the pending index changes now. False when Redis is away."""
+        """Writes the entry and the pending index changes now. False when Redis is away."""
         try:
             await self._write(self.info, self._ttl_ms)
             await self.index.flush()
@@ -149,14 +149,14 @@ class Membership:
         return True
 
     async def depart(self, cause: str, detail: str) -> None:
-        """Say why it leaves, for those who look later; it is a member until it has left."""
+        """Notes why the worker leaves, for those who look later; it is a member until it has left."""
         info = self.info
         await self._departures.note(
             Departure(info.worker_id, info.incarnation, info.role, cause, detail, time.time())
         )
 
     async def leave(self) -> None:
-        """Say goodbye: routers forget the worker at their next look instead of when its lease runs out."""
+        """Removes the entry: routers forget the worker at their next look instead of when its lease runs out."""
         with contextlib.suppress(RedisError, OSError):
             await self._write(msgspec.structs.replace(self.info, state=LEFT), self._ttl_ms)
             await self.index.clear()
@@ -219,7 +219,7 @@ class PolledRoster:
         self.connected = True
 
     def snapshot(self) -> dict[str, WorkerEntry]:
-        """worker id -> (info, load, age); never waits."""
+        """Returns worker id -> (info, load, age) as last read; never waits."""
         now = self._clock()
         return {name: WorkerEntry(info, load, now - beat) for name, (info, load, beat) in self._seen.items()}
 
@@ -229,7 +229,7 @@ class PolledRoster:
         return found
 
     async def refresh(self) -> dict[str, WorkerEntry]:
-        """Ask Redis now (one round trip); the last view when it is away."""
+        """Asks Redis now (one round trip); the last view when it is away."""
         try:
             rows = await self._script(keys=[set_key(self._namespace)], args=[entry_prefix(self._namespace)])
         except (RedisError, OSError) as error:

@@ -32,12 +32,12 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """As the client library is told."""
+        """Returns the name as the client library is given it."""
         return PREFIX + self.name
 
     @property
     def series(self) -> str:
-        """As a query names it (a histogram's name is the stem of its series)."""
+        """Returns the name as a query says it (a histogram's name is the stem of its series)."""
         return self.full_name + ("_total" if self.kind == "counter" else "")
 
 

@@ -51,12 +51,12 @@ return held
 
 
 def index_key(namespace: str, worker_id: str) -> str:
-    """The worker's set."""
+    """Returns the worker's set."""
     return f"{{{namespace}}}:prefix:{worker_id}"
 
 
 def truncated(hashes: Sequence[bytes]) -> bytes:
-    """The first 16 bytes of each, in one blob; ten times as fast for whole block hashes as one by one."""
+    """Returns the first 16 bytes of each, in one blob; ten times as fast for whole block hashes as one by one."""
     whole = b"".join(hashes)
     if len(whole) != 2 * HASH_BYTES * len(hashes):
         return b"".join([h[:HASH_BYTES] for h in hashes])
@@ -76,7 +76,7 @@ class PrefixPublisher:
         self._removed: set[bytes] = set()
 
     def publish(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Full-length or truncated hashes that became findable, and those that are gone."""
+        """Notes hashes, full-length or truncated, that became findable and those that are gone."""
         gone, new = {h[:HASH_BYTES] for h in removed}, {h[:HASH_BYTES] for h in added}
         self._held = (self._held - gone) | new
         self._removed = (self._removed | gone) - new
@@ -84,11 +84,11 @@ class PrefixPublisher:
 
     @property
     def held(self) -> tuple[bytes, ...]:
-        """Everything published and not withdrawn: what a successor publishes first."""
+        """Returns everything published and not withdrawn, which is what a successor publishes first."""
         return tuple(self._held)
 
     async def flush(self) -> None:
-        """Write what changed and renew the lease; write everything where the set was lost. Raises RedisError."""
+        """Writes what changed and renew the lease; write everything where the set was lost. Raises RedisError."""
         added, removed = self._added, self._removed
         self._added, self._removed = set(), set()
         try:
@@ -100,7 +100,7 @@ class PrefixPublisher:
             raise
 
     async def clear(self) -> None:
-        """Drop the set: the worker leaves. Raises RedisError."""
+        """Drops the set: the worker leaves. Raises RedisError."""
         await self._redis.delete(self._key)
 
     async def _change_set(self, added: set[bytes], removed: set[bytes]) -> bool:
@@ -131,7 +131,8 @@ class PrefixIndex:
         self._longest = redis.register_script(_LONGEST)
 
     async def longest(self, workers: Sequence[str], hashes: Sequence[bytes] | bytes) -> dict[str, int]:
-        """worker id -> leading blocks of the chain it says it holds. One round trip; {} when Redis is away.
+        """Returns worker id -> leading blocks of the chain that it says it holds. One round trip; {} when Redis is
+        away.
 
         ``hashes`` one by one, or as ``truncated`` puts them together.
         """

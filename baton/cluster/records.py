@@ -59,7 +59,7 @@ class RecordStore:
         self._up = True
 
     async def put(self, records: Mapping[str, bytes]) -> None:
-        """Keep them, and forget the oldest beyond this store's share; dropped when Redis is away."""
+        """Keeps them, and forget the oldest beyond this store's share; dropped when Redis is away."""
         try:
             limit = await self._room.most()
             most = min(self._most, int(limit * MOST_SHARE)) if limit else self._most
@@ -73,7 +73,7 @@ class RecordStore:
             self._note(True)
 
     async def get(self, key: str) -> bytes | None:
-        """One record; None when there is none, or Redis is away."""
+        """Returns one record; None when there is none, or Redis is away."""
         if len(key) > MAX_ID:
             return None
         try:

@@ -13,7 +13,7 @@ from baton.protos.errors import ConfigError
 
 
 def require_form(url: str) -> str:
-    """``url``, which may be empty. Raises ConfigError where it isn't one of a Redis."""
+    """Returns ``url``, which may be empty. Raises ConfigError where it isn't one of a Redis."""
     try:
         if url:
             parse_url(url)
@@ -27,7 +27,7 @@ def require_form(url: str) -> str:
 
 
 def with_credentials(url: str, username: str, password: str, ca: str, cert: str, key: str) -> str:
-    """``url`` with what else was set. Raises ConfigError, also for a ``url`` that isn't one of a Redis."""
+    """Returns ``url`` with what else was set. Raises ConfigError, also for a ``url`` that isn't one of a Redis."""
     require_form(url)
     files = {"ssl_ca_certs": ca, "ssl_certfile": cert, "ssl_keyfile": key}
     if not (username or password or any(files.values())):
@@ -50,7 +50,7 @@ def with_credentials(url: str, username: str, password: str, ca: str, cert: str,
 
 
 def shown(url: str) -> str:
-    """``url`` for people and logs: no password."""
+    """Returns ``url`` without its password, for people and logs."""
     parts = urlsplit(url)
     if parts.password is None and "password=" not in parts.query:
         return url

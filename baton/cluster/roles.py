@@ -18,7 +18,7 @@ ROLES = ("prefill", "decode")
 
 
 def roles_key(namespace: str) -> str:
-    """A hash: slot -> role."""
+    """Returns the key of the hash slot -> role."""
     return f"{{{namespace}}}:roles"
 
 
@@ -29,13 +29,13 @@ class RoleWishes:
         self._redis, self._key = redis, roles_key(namespace)
 
     async def of(self, slot: str) -> str:
-        """Empty when there is none. Raises RedisError, OSError."""
+        """Returns the role that was asked for; empty when there is none. Raises RedisError and OSError."""
         found = await cast(Awaitable[bytes | None], self._redis.hget(self._key, slot))
         role = found.decode() if isinstance(found, bytes) else ""
         return role if role in ROLES else ""
 
     async def want(self, slot: str, role: str) -> bool:
-        """Remember it; False when Redis is away."""
+        """Stores the role wished for; False when Redis is away."""
         try:
             await cast(Awaitable[int], self._redis.hset(self._key, slot, role))
         except (RedisError, OSError):
@@ -44,6 +44,6 @@ class RoleWishes:
 
 
 def forget_roles(url: str, namespace: str) -> None:
-    """A cluster begins: what slots of an earlier one became doesn't count."""
+    """Forgets what slots became in an earlier cluster of this namespace. Called where one begins."""
     with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:
         client.delete(roles_key(namespace))

@@ -33,12 +33,12 @@ class ScaleRequest(msgspec.Struct, frozen=True):
 
 
 def key(namespace: str) -> str:
-    """Where it is kept."""
+    """Returns the Redis key that holds the request."""
     return f"{{{namespace}}}:scale"
 
 
 def slots_of(scale: ScaleRequest) -> dict[str, str]:
-    """Slot -> the role it is planned as; what role it plays now is another matter."""
+    """Returns slot -> the role it is planned as; what role it plays now is another matter."""
     return {f"prefill-{i}": "prefill" for i in range(scale.prefill)} | {
         f"decode-{i}": "decode" for i in range(scale.decode)
     }
@@ -55,7 +55,7 @@ def require_possible(scale: ScaleRequest) -> None:
 async def ask(
     redis: Redis, namespace: str, scale: ScaleRequest, present: ScaleRequest | None = None
 ) -> ScaleRequest:
-    """Write it; with its serial. Slots that are new begin in the role that their name says, whatever a slot of
+    """Writes it; with its serial. Slots that are new begin in the role that their name says, whatever a slot of
     that name was before; ``present`` is what there is where nobody asked yet.
 
     Raises ConfigError for numbers that can't be.
@@ -78,14 +78,16 @@ async def ask(
 
 
 async def read(redis: Redis, namespace: str) -> ScaleRequest | None:
-    """What was asked last; None when nobody asked, or another version wrote it, or it is none that can be."""
+    """Returns what was asked last; None when nobody asked, or where this version can't read it."""
     return _decoded(cast(Any, await redis.get(key(namespace))))
 
 
 async def begin(
     redis: Redis, namespace: str, planned: ScaleRequest, now: ScaleRequest | None = None
 ) -> ScaleRequest:
-    """What holds where workers are placed for good: what was asked since the config began to say ``planned``;
+    """Returns what holds where workers are placed for good.
+
+    That is what was asked since the config began to say ``planned``;
     otherwise ``now`` (default: ``planned``) is asked. A config that says other numbers than it did comes last.
     """
     numbers = f"{planned.prefill} {planned.decode}".encode()
@@ -98,7 +100,7 @@ async def begin(
 
 
 def forget_scale(url: str, namespace: str) -> None:
-    """A cluster begins: what was asked of an earlier one doesn't count."""
+    """Forgets what was asked of an earlier cluster of this namespace. Called where one begins."""
     with contextlib.suppress(RedisError, OSError), blocking.Redis.from_url(url, socket_timeout=2.0) as client:
         client.delete(key(namespace), _planned_key(namespace))
 

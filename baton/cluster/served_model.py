@@ -26,7 +26,7 @@ def is_paced(config: BatonConfig) -> bool:
 
 
 def resolve_model(config: BatonConfig) -> str:
-    """The directory or hub id to serve; empty for a paced engine without one.
+    """Returns the directory or hub id to serve; empty for a paced engine without one.
 
     Raises CheckpointError, also for a directory without what its text is read and written with.
     """
@@ -46,7 +46,8 @@ def resolve_model(config: BatonConfig) -> str:
 
 
 def text_directory(model: str, paced: bool = False) -> Path | None:
-    """Where the tokenizer's files lie (fetched from the hub for an id); None for a paced engine without.
+    """Returns the folder of the tokenizer's files (fetched from the hub for an id); None for a paced engine
+    without.
 
     Raises CheckpointError.
     """
@@ -64,7 +65,7 @@ def model_name(config: BatonConfig, model: str) -> str:
 
 
 def require_tokenizer(directory: Path) -> Path:
-    """``directory``, which has a tokenizer.json. Raises CheckpointError naming what is there instead."""
+    """Returns ``directory``, which has a tokenizer.json. Raises CheckpointError naming what is there instead."""
     if (directory / TOKENIZER).is_file():
         return directory
     others = sorted(p.name for pattern in OTHER_TOKENIZERS for p in directory.glob(pattern))

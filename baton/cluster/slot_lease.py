@@ -39,14 +39,14 @@ class SlotLease:
         self._drop = redis.register_script(_DROP)
 
     async def take(self) -> str:
-        """Empty when the slot is ours now, else the place of who has it."""
+        """Takes the slot. Returns an empty string when it is ours now, else the place of who has it."""
         answer = cast(Any, await self._take(keys=[self._key], args=self._args))
         return "" if answer == 1 else answer.decode()
 
     async def keep(self) -> bool:
-        """For another while; False when another has it."""
+        """Renews the lease; False when another has it."""
         return bool(await self._keep(keys=[self._key], args=self._args))
 
     async def drop(self) -> None:
-        """If it is ours, it is nobody's now."""
+        """Gives the slot up if it is ours."""
         await self._drop(keys=[self._key], args=[self._owner])

@@ -69,7 +69,7 @@ class RouterMetrics:
             registry.register(instruments.VllmNames(metrics.ROUTER, made))
 
     def sum(self, key: str, *labels: str) -> instruments.PendingTotal:
-        """In front of a counter or gauge: for what every request counts or passes."""
+        """Returns a sum in front of a counter or gauge, for what every request counts or passes."""
         sums = self._sums[key]
         found = sums.get(labels)
         if found is None:
@@ -132,7 +132,7 @@ class WorkerMetrics:
             registry.register(instruments.VllmNames(metrics.WORKER, self._made))
 
     def optional(self, key: str) -> Any:
-        """One of OPTIONAL, which is shown from its first use on: not every worker can tell."""
+        """Returns one of OPTIONAL, which is shown from its first use on: not every worker can tell."""
         return self._with(key)
 
     def pages(self, state: str) -> Gauge:
@@ -148,7 +148,7 @@ class WorkerMetrics:
         return self._with("tier_events", tier=tier, event=event)
 
     def transferred(self, peer: str, outcome: str, shipped_bytes: int = 0) -> None:
-        """Count one handoff to a decode worker; ``outcome`` is "ok" or an error label."""
+        """Counts one handoff to a decode worker; ``outcome`` is "ok" or an error label."""
         self._with("transfers", peer=peer, outcome=outcome).inc()
         self._with("pair_bytes", peer=peer).inc(shipped_bytes)
 
@@ -157,11 +157,13 @@ class WorkerMetrics:
         return self._with("energy", host=host, source=source)
 
     def refused(self, error_label: str) -> None:
-        """Count one refused handoff frame."""
+        """Counts one refused handoff frame."""
         self._with("refusals", error=error_label).inc()
 
     def linked(self, peer: str, transport: str, bytes_per_s: float, reason: str) -> None:
-        """KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why not by the best, or is empty."""
+        """Notes that KV to ``peer`` goes by ``transport`` from now on; ``reason`` says why not by the best, or is
+        empty.
+        """
         for old in [labels for labels in self._link_labels if labels["peer"] == peer]:
             self._with("links", **old).set(0)
             self._link_labels.remove(old)
@@ -180,7 +182,7 @@ class WorkerMetrics:
 
 
 def setup_tracing(service: str, endpoint: str, instance: str = "") -> Callable[[], None]:
-    """Send this process's spans to ``endpoint`` (host:port, OTLP gRPC; https://host:port: with TLS); call the
+    """Sends this process's spans to ``endpoint`` (host:port, OTLP gRPC; https://host:port: with TLS); call the
     result at the end to flush.
 
     With an empty endpoint nothing is set up and the result does nothing.
@@ -218,7 +220,7 @@ _NO_SPAN = _NoSpan()
 def span(
     name: str, traceparent: str = "", attributes: Attributes | None = None, kind: SpanKind = SpanKind.INTERNAL
 ) -> AbstractContextManager[Span]:
-    """A span around a block, child of ``traceparent`` or else of the current span. An error marks it."""
+    """Opens a span around a block, a child of ``traceparent`` or else of the current span. An error marks it."""
     if not traceparent and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _NO_SPAN
     return trace.get_tracer("baton").start_as_current_span(
@@ -227,30 +229,30 @@ def span(
 
 
 def open_span(name: str, traceparent: str = "", attributes: Attributes | None = None) -> Span:
-    """A span that doesn't follow a block: end it with ``.end()``. It doesn't become the current one."""
+    """Opens a span that doesn't follow a block: end it with ``.end()``. It doesn't become the current one."""
     return trace.get_tracer("baton").start_span(name, context=_context(traceparent), attributes=attributes)
 
 
 def traceparent_of(current: Span) -> str:
-    """The W3C header that makes others children of ``current``; empty when there is no trace."""
+    """Returns the W3C header that makes others children of ``current``; empty when there is no trace."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context=trace.set_span_in_context(current))
     return carrier.get("traceparent", "")
 
 
 def trace_id_of(current: Span) -> str:
-    """Hex, of a trace that is kept; else empty: an exemplar must lead somewhere."""
+    """Returns the id, in hex, of a trace that is kept; else empty: an exemplar must lead somewhere."""
     context = current.get_span_context()
     return f"{context.trace_id:032x}" if context.is_valid and context.trace_flags.sampled else ""
 
 
 def exemplar(trace_id: str) -> dict[str, str] | None:
-    """What a histogram's ``observe`` takes besides the value."""
+    """Returns what a histogram's ``observe`` takes besides the value."""
     return {"trace_id": trace_id} if trace_id else None
 
 
 def current_traceparent() -> str:
-    """The W3C header of the span around us; empty when tracing is off and no caller sent one."""
+    """Returns the W3C header of the span around us; empty when tracing is off and no caller sent one."""
     current = trace.get_current_span()
     return traceparent_of(current) if current.get_span_context().is_valid else ""
 

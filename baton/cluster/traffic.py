@@ -36,7 +36,7 @@ class ClassTraffic(msgspec.Struct, array_like=True):
     good: int = 0
 
     def add(self, other: ClassTraffic) -> None:
-        """Both together."""
+        """Adds the counts of ``other`` to these."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -73,7 +73,7 @@ class TrafficSlice(msgspec.Struct, array_like=True):
 
 
 def by_class(slices: Iterable[TrafficSlice]) -> dict[str, ClassTraffic]:
-    """All of them together."""
+    """Returns the sums of all slices, by context class."""
     total: dict[str, ClassTraffic] = {}
     for one in slices:
         for name, traffic in one.classes.items():
@@ -88,7 +88,7 @@ class TrafficStore:
         self._redis, self._key = redis, f"{{{namespace}}}:control:traffic"
 
     async def push(self, one: TrafficSlice) -> None:
-        """Add a slice; the oldest leave."""
+        """Adds a slice; the oldest leave."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.lpush(self._key, msgspec.msgpack.encode(one))

@@ -237,12 +237,12 @@ app.command("drill")(drill_command)
 
 @app.command("version")
 def show_version() -> None:
-    """Print the version."""
+    """Prints the version."""
     typer.echo(package_version())
 
 
 def package_version() -> str:
-    """Of the installed package; "0+source" when it runs from a checkout that is not installed."""
+    """Returns the installed package's version; "0+source" when it runs from a checkout that is not installed."""
     try:
         return version("baton-serve")
     except PackageNotFoundError:

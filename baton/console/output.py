@@ -19,7 +19,7 @@ FAILED, INTERRUPTED = 1, 130
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run it; what the user can mend becomes one line on stderr."""
+    """Runs it; what the user can mend becomes one line on stderr."""
     try:
         return command()
     except BatonError as error:
@@ -31,7 +31,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def write_json(target: str | None, value: Any) -> bool:
-    """Write ``value`` to the file, or to stdout for "-". Whether stdout is taken: then print nothing else."""
+    """Writes ``value`` to the file, or to stdout for "-". Whether stdout is taken: then print nothing else."""
     if target is None:
         return False
     data = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)

@@ -13,7 +13,7 @@ from baton.controller.replica_decision import ReplicaDecision
 
 
 def slos(config: BatonConfig) -> tuple[float, float]:
-    """The strictest TTFT and TPOT of the context classes; the controller's own where none is named."""
+    """Returns the strictest TTFT and TPOT of the context classes; the controller's own where none is named."""
     named = config.router.context_classes
     ttft = min((c.slo_ttft_s for c in named if c.slo_ttft_s), default=config.controller.ttft_s)
     tpot = min((c.slo_tpot_s for c in named if c.slo_tpot_s), default=config.controller.tpot_s)
@@ -45,7 +45,7 @@ def advice_of(
 
 
 def kinds_of(decision: RatioDecision, replicas: ReplicaDecision, mode: str) -> tuple[str, ...]:
-    """What came of a look, for the count: "advise" is what would have been done."""
+    """Returns what came of a look, for the count: "advise" is what would have been done."""
     done = tuple(kind for kind in (decision.kind, replicas.kind) if kind != "hold")
     return (done if mode == "auto" else ("advise",)) if done else ("hold",)
 

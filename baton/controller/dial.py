@@ -49,7 +49,7 @@ class DialAnswer(msgspec.Struct, frozen=True):
 
 
 def answer(asked: DialQuestion) -> DialAnswer | None:
-    """None where there is too little to say anything."""
+    """Simulates the ratios; None where there is too little to say anything."""
     trace = trace_of(asked.served)
     if len(trace.requests) < LEAST_REQUESTS or trace.duration <= 0 or asked.workers < 2:
         return None
@@ -66,7 +66,7 @@ def answer(asked: DialQuestion) -> DialAnswer | None:
 
 
 def trace_of(served: tuple[ServedRequest, ...]) -> Trace:
-    """The last of them, as the simulator takes them."""
+    """Returns the last requests, as the simulator takes them."""
     kept = sorted(served, key=lambda s: s.at)[-MOST_REQUESTS:]
     first = kept[0].at if kept else 0.0
     requests = (TraceRequest(s.at - first, max(1, s.input_tokens - s.cached_tokens), s.output_tokens) for s in kept)
@@ -79,7 +79,7 @@ def _worker(asked: DialQuestion, curve: StepCurve) -> WorkerCosts:
 
 
 def main() -> None:
-    """Read the question, write the answer (null for none)."""
+    """Reads the question from stdin and writes the answer to stdout (null for none)."""
     os.nice(NICE)
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=DialQuestion)
     sys.stdout.buffer.write(msgspec.json.encode(answer(asked)))

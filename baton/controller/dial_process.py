@@ -38,7 +38,7 @@ class Dial:
             self._task = asyncio.create_task(self._simulate(asked), name="ratio dial")
 
     async def close(self) -> None:
-        """End what runs."""
+        """Ends the process that runs, if one does."""
         if self._task is not None:
             if self._process is not None:
                 self._process.kill()

@@ -56,7 +56,7 @@ class Members(Protocol):
     """cluster.membership.Roster, or one that sees it."""
 
     def snapshot(self) -> Mapping[str, WorkerEntry]:
-        """Now, without waiting."""
+        """Returns the members as last read, without waiting."""
 
 
 class Controller:
@@ -90,7 +90,7 @@ class Controller:
         self._steps: deque[tuple[float, float]] = deque(maxlen=KEPT_LOOKS)  # at a look, predicted TPOT
 
     async def run(self) -> None:
-        """Look again and again, while leading, until cancelled."""
+        """Looks again and again, while leading, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(self._config.interval_s)
@@ -118,7 +118,7 @@ class Controller:
             await self.look()
 
     async def look(self) -> Advice:
-        """One look: decide, tell, and act where that is wanted."""
+        """Looks once: decides, tells, and acts where that is wanted."""
         at, mode = self._clock(), await self._store.mode() or self._config.mode
         pin = await self._store.pinned()
         longer = await self._traffic.recent(at - LONGER * self._config.window_s)

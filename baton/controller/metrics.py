@@ -21,7 +21,7 @@ class ControlMetrics:
         self._gauges = (metrics.control_age, metrics.control_pressure, metrics.control_error)
 
     def looked(self, advice: Advice, kinds: tuple[str, ...]) -> None:
-        """A look is over; ``kinds``: what came of it."""
+        """Counts a look; ``kinds`` is what came of it."""
         for kind in kinds:
             self._metrics.control_decisions.labels(kind).inc()
         self.left()
@@ -34,10 +34,10 @@ class ControlMetrics:
                 self._metrics.control_error.labels(figure).set(error)
 
     def failed(self) -> None:
-        """What was to be done could not be."""
+        """Counts a change that could not be made."""
         self._metrics.control_decisions.labels("failed").inc()
 
     def left(self) -> None:
-        """Another router leads, or nothing is known any more."""
+        """Clears the gauges, because another router leads or nothing is known any more."""
         for gauge in self._gauges:
             gauge.clear()

@@ -42,7 +42,7 @@ class ObservedWorker(msgspec.Struct, frozen=True):
 
 
 def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Demand:
-    """Of the slices that count as present; where few answers ended in them, shapes are those of ``longer``."""
+    """Returns the demand of the present slices; where few answers ended in them, shapes are those of ``longer``."""
     seconds = covered(now)
     present, shapes, total = by_class(now), by_class(longer), Demand(0.0, 0.0, 0.0, 0.0, 0.0)
     lately = _sum(present.values())
@@ -67,7 +67,9 @@ def demand(now: Sequence[TrafficSlice], longer: Sequence[TrafficSlice]) -> Deman
 
 
 def backlog(workers: Sequence[ObservedWorker], now: Sequence[TrafficSlice], at: float) -> Backlog:
-    """What is there. What waits in routers is counted to the role that it waits for, as far as one can tell."""
+    """Returns the work that is there; what waits in routers counts for the role that it waits for, as far as one
+    can tell.
+    """
     readers = [w.load for w in workers if w.info.role == "prefill"]
     writers = [w.load for w in workers if w.info.role == "decode"]
     last = {s.router: s for s in now if at - s.at < FRESH_S}.values()
@@ -94,7 +96,8 @@ def _decode_is_full(writers: Sequence[ObservedWorker], reading: bool) -> bool:
 def fullness(
     one: ObservedWorker, chunk_tokens: int, ttft_s: float, tpot_s: float, horizon_s: float
 ) -> float | None:
-    """How full one worker is, as ``pressure`` says of its role: of its last seconds, and of what waits there now.
+    """Returns how full one worker is, as ``pressure`` says of its role: of its last seconds, and of what waits
+    there now.
 
     A decode worker that reads prompts itself is as much fuller as that takes. None before it knows its costs.
     """
@@ -114,7 +117,7 @@ def fullness(
 def costs(
     workers: Sequence[ObservedWorker], chunk_tokens: int, ttft_s: float, tpot_s: float
 ) -> WorkerLimits | None:
-    """One worker of each role, as the mean of what they measured themselves; None before they did."""
+    """Returns one worker of each role, as the mean of what they measured themselves; None before they did."""
     reader, writer = _curve(workers, "prefill"), _curve(workers, "decode")
     if reader is None or writer is None:
         return None
@@ -131,7 +134,7 @@ def costs(
 
 
 def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
-    """The mean of the measured ones."""
+    """Returns the mean of the measured ones."""
     found = [w.load.transfer_curve for w in workers if w.load.transfer_curve is not None]
     if not found:
         return TransferCurve(1e-3, 0.0)
@@ -139,14 +142,14 @@ def transfer(workers: Iterable[ObservedWorker]) -> TransferCurve:
 
 
 def predicted_tpot(there: Backlog, workers: WorkerLimits, decode: int, context: float) -> float:
-    """Seconds per token with what is on decode workers now: beyond their seats, sequences take turns."""
+    """Returns seconds per token with what is on decode workers now: beyond their seats, sequences take turns."""
     sequences = max(1.0, (there.running + there.waiting) / max(1, decode))
     seated = min(sequences, float(workers.max_batch))
     return workers.step_seconds(seated, max(1.0, context)) * sequences / seated
 
 
 def predicted_rate(asked: Demand, workers: WorkerLimits, prefill: int, decode: int) -> float:
-    """Output tokens per second of such a cluster: what is asked for, or what its fuller role lets through."""
+    """Returns output tokens per second of such a cluster: what is asked, or what its fuller role lets through."""
     if not asked.answers:
         return 0.0
     reads = workers.prompt_seconds(asked.prefill_tokens, asked.pairs) / asked.answers
@@ -156,12 +159,12 @@ def predicted_rate(asked: Demand, workers: WorkerLimits, prefill: int, decode: i
 
 
 def observed_rate(slices: Sequence[TrafficSlice]) -> float:
-    """Output tokens per second of answers that ended."""
+    """Returns output tokens per second of answers that ended."""
     return _sum(by_class(slices).values()).output_tokens / covered(slices)
 
 
 def covered(slices: Sequence[TrafficSlice]) -> float:
-    """Seconds that the slices cover: those of the router that told the most."""
+    """Returns seconds that the slices cover: those of the router that told the most."""
     seconds: dict[str, float] = {}
     for one in slices:
         seconds[one.router] = seconds.get(one.router, 0.0) + one.seconds

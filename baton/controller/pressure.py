@@ -53,21 +53,21 @@ class WorkerLimits(msgspec.Struct, frozen=True):
     tpot_s: float
 
     def prompt_seconds(self, tokens: float, pairs: float) -> float:
-        """Of reading so much, in full chunks."""
+        """Returns the seconds of reading so many tokens, in full chunks."""
         curve = self.prefill
         return tokens * (curve.prefill_token + curve.fixed / self.chunk_tokens) + pairs * curve.prefill_pair
 
     def sequence_seconds(self, context: float) -> float:
-        """What one more sequence adds to a step."""
+        """Returns the seconds that one more sequence adds to a step."""
         return self.decode.decode_sequence + self.decode.decode_context_token * context
 
     def step_seconds(self, sequences: float, context: float) -> float:
-        """A decode step."""
+        """Returns the seconds of a decode step."""
         return self.decode.fixed + sequences * self.sequence_seconds(context)
 
     @property
     def slo_step(self) -> float:
-        """The longest step that keeps the TPOT SLO, as far as any step can."""
+        """Returns the longest step that keeps the TPOT SLO, as far as any step can."""
         return max(self.tpot_s, SLO_ROOM * self.decode.fixed, 1e-6)
 
     def steady_batch(self, tokens_per_s: float, context: float) -> float:
@@ -88,14 +88,16 @@ class Pressure(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> float:
-        """The fuller role's."""
+        """Returns the pressure of the fuller role."""
         return max(self.prefill, self.decode)
 
 
 def pressure(
     demand: Demand, backlog: Backlog, workers: WorkerLimits, prefill: int, decode: int, horizon_s: float
 ) -> Pressure:
-    """Of ``prefill`` and ``decode`` workers; what is queued is to be worked off within ``horizon_s``."""
+    """Returns the pressure on ``prefill`` and ``decode`` workers; what is queued is to be worked off within
+    ``horizon_s``.
+    """
     return Pressure(
         prefill,
         decode,
@@ -107,12 +109,12 @@ def pressure(
 def every_ratio(
     demand: Demand, backlog: Backlog, workers: WorkerLimits, count: int, horizon_s: float
 ) -> tuple[Pressure, ...]:
-    """1P(n-1)D to (n-1)P1D."""
+    """Returns the pressure of every ratio from 1P(n-1)D to (n-1)P1D."""
     return tuple(pressure(demand, backlog, workers, p, count - p, horizon_s) for p in range(1, count))
 
 
 def capacity(workers: WorkerLimits, context: float) -> float:
-    """Tokens per second of one decode worker with its TPOT SLO kept."""
+    """Returns tokens per second of one decode worker with its TPOT SLO kept."""
     step = workers.slo_step
     batch = (step - workers.decode.fixed) / max(workers.sequence_seconds(context), 1e-9)
     seats = min(float(workers.max_batch), FULL_POOL * workers.kv_tokens / max(context, 1.0))

@@ -69,7 +69,7 @@ class History(msgspec.Struct, frozen=True):
     change_s: float = 0.0  # mean of what changes took, once one was seen
 
     def changed(self, at: float, by: int, seconds: float) -> History:
-        """A change of ``by`` prefill workers was made, in ``seconds``."""
+        """Returns the history after a change of ``by`` prefill workers, made in ``seconds``."""
         mean = seconds if not self.change_s else 0.7 * self.change_s + 0.3 * seconds
         return History(0, 0, at, 1 if by > 0 else -1, mean)
 
@@ -91,7 +91,7 @@ class RatioDecision(msgspec.Struct, frozen=True):
 
 
 def decide(look: RatioObservation, history: History, settings: ControlSettings) -> tuple[RatioDecision, History]:
-    """What to do now, and what to remember."""
+    """Returns what to do now, and what to remember."""
     count, idle = look.prefill + look.decode, history_of(history, 0)
     if look.pending:
         return _hold(look, "a change is under way"), idle
@@ -119,7 +119,7 @@ def decide(look: RatioObservation, history: History, settings: ControlSettings) 
 
 
 def history_of(history: History, wanted: int) -> History:
-    """``history`` after a look that wants ``wanted``."""
+    """Returns ``history`` after a look that wants ``wanted``."""
     times = history.times + 1 if wanted and wanted == history.wanted else int(bool(wanted))
     return msgspec.structs.replace(history, wanted=wanted, times=times)
 
@@ -207,7 +207,7 @@ def _not_yet(
 
 
 def lacking(now: Pressure, best: Pressure) -> float:
-    """Workers' worth of work that is not done now and would be then."""
+    """Returns the workers' worth of work that is not done now and would be then."""
     over, left = _over(now), _over(best)
     # Between "high" and full, what is short is what bursts will find taken.
     room = (now.worst - best.worst) * (now.prefill_workers + now.decode_workers) / 4

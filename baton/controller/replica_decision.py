@@ -53,7 +53,7 @@ class PlannedSlots(msgspec.Struct, frozen=True):
 
     @property
     def workers(self) -> int:
-        """Of both kinds."""
+        """Returns the number of slots of both kinds."""
         return self.prefill + self.decode
 
 
@@ -71,16 +71,16 @@ class ReplicaHistory(msgspec.Struct, frozen=True):
     start_s: float = 0.0
 
     def changed(self, at: float, by_operator: bool = False) -> ReplicaHistory:
-        """Other numbers were asked for."""
+        """Returns the history after other numbers were asked for."""
         return msgspec.structs.replace(self, wanted=0, times=0, changed_at=at, by_operator=by_operator)
 
     def started(self, seconds: float) -> ReplicaHistory:
-        """What was asked for came, after so long."""
+        """Returns the history after what was asked for came, so many seconds later."""
         mean = 0.7 * self.start_s + 0.3 * seconds if self.start_s else seconds
         return msgspec.structs.replace(self, start_s=mean)
 
     def failed(self, at: float) -> ReplicaHistory:
-        """What was asked for did not come."""
+        """Returns the history after what was asked for did not come."""
         return msgspec.structs.replace(self, wanted=0, times=0, failed_at=at)
 
 
@@ -104,7 +104,7 @@ def decide_replicas(
     history: ReplicaHistory,
     settings: ReplicaSettings,
 ) -> tuple[ReplicaDecision, ReplicaHistory]:
-    """What to ask for now, and what to remember. ``decided`` is what the same look means for roles."""
+    """Returns what to ask for now, and what to remember. ``decided`` is what the same look means for roles."""
     calm = _seen(history, 0)
     if not settings.most_workers or look.pin is not None or look.prefill < 1 or look.decode < 1:
         return _hold(placed), calm

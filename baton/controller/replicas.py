@@ -50,13 +50,13 @@ class ReplicaControl:
         self._asked: _PendingScale | None = None
 
     def lead(self, at: float) -> None:
-        """From now on; an earlier leader may just have changed something."""
+        """Begins to lead; an earlier leader may just have changed something."""
         self.history, self._serial, self._asked = ReplicaHistory(changed_at=at), None, None
 
     async def placed(
         self, at: float, members: Mapping[str, WorkerEntry]
     ) -> tuple[PlannedSlots, TimelineEntry | None]:
-        """What is placed and what is still awaited; and what became of our asking, once it is over."""
+        """Returns what is placed and what is still awaited; and what became of our asking, once it is over."""
         scale = await self._scale(at)
         here = {slot: entry.info for slot, entry in members.items() if SLOT.fullmatch(slot)}
         news = await self._follow(at, scale, {slot: info.state for slot, info in here.items()})
@@ -73,7 +73,7 @@ class ReplicaControl:
         return PlannedSlots(scale.prefill, scale.decode, roles[0], roles[1], tuple(awaited)), news
 
     async def ask(self, at: float, before: tuple[int, int], found: ReplicaDecision) -> TimelineEntry:
-        """Ask for it. ``before``: the ratio of roles now. Raises ConfigError."""
+        """Asks for the numbers decided on. ``before`` is the ratio of roles now. Raises ConfigError."""
         old = await read(self._redis, self._namespace) or self._planned
         new = await self._write(at, ScaleRequest(found.prefill, found.decode))
         changed = tuple(sorted(slots_of(old).keys() ^ slots_of(new).keys()))

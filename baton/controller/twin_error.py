@@ -24,7 +24,7 @@ def twin_error(
     observed_rate: float | None = None,
     predicted_tpot: Sequence[float] = (),
 ) -> TwinError:
-    """``ttft_s``, ``tpot_s``: the SLOs. Rates are in output tokens per second.
+    """Returns the errors of predictions. ``ttft_s``, ``tpot_s``: the SLOs. Rates are in output tokens per second.
 
     ``predicted_tpot``: at the load that was there, look by look; where given it takes the place of what was
     predicted when answers were placed, which can't know who joins them later.

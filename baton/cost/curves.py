@@ -9,13 +9,13 @@ from baton.protos.nouns import StepCurve, StepSample, TransferCurve
 
 
 def step_features(sample: StepSample) -> tuple[float, float, float, float, float]:
-    """What each coefficient of a StepCurve is multiplied with, in its order."""
+    """Returns what each coefficient of a StepCurve is multiplied with, in its order."""
     rows = sample.prefill_tokens + sample.draft_tokens  # a draft's row shares its sequence's keys, as a prompt's do
     return (1.0, rows, sample.prefill_attention, sample.decode_sequences, sample.decode_context)
 
 
 def step_seconds(curve: StepCurve, sample: StepSample) -> float:
-    """Seconds of one engine step of that shape (the sample's own ``seconds`` is not looked at)."""
+    """Returns seconds of one engine step of that shape (the sample's own ``seconds`` is not looked at)."""
     return (
         curve.fixed
         + curve.prefill_token * (sample.prefill_tokens + sample.draft_tokens)
@@ -26,7 +26,7 @@ def step_seconds(curve: StepCurve, sample: StepSample) -> float:
 
 
 def prefill_seconds(curve: StepCurve, uncached: int, cached: int = 0, chunk_tokens: int = 512) -> float:
-    """Seconds to read ``uncached`` tokens after ``cached`` ones, alone, in steps of ``chunk_tokens``."""
+    """Returns seconds to read ``uncached`` tokens after ``cached`` ones, alone, in steps of ``chunk_tokens``."""
     if uncached <= 0:
         return 0.0
     chunks = -(-uncached // chunk_tokens)
@@ -35,17 +35,20 @@ def prefill_seconds(curve: StepCurve, uncached: int, cached: int = 0, chunk_toke
 
 
 def decode_seconds(curve: StepCurve, sequences: int, context: int) -> float:
-    """Seconds of one step that writes one token of each of ``sequences``, which read ``context`` tokens in all."""
+    """Returns seconds of one step that writes one token of each of ``sequences``, which read ``context`` tokens in
+    all.
+    """
     return step_seconds(curve, StepSample(0, 0.0, sequences, context, 0.0))
 
 
 def transfer_seconds(curve: TransferCurve, size: int) -> float:
-    """Seconds to ship ``size`` bytes; nothing takes no time."""
+    """Returns seconds to ship ``size`` bytes; nothing takes no time."""
     return curve.fixed + curve.per_byte * size if size > 0 else 0.0
 
 
 def exposed_seconds(curve: TransferCurve, size: int, last: int, hidden_s: float) -> float:
-    """Seconds of a transfer left after the last chunk: its ``last`` bytes, and what ``hidden_s`` couldn't hide.
+    """Returns seconds of a transfer left after the last chunk: its ``last`` bytes, and what ``hidden_s`` couldn't
+    hide.
 
     Blocks leave while later chunks compute, for ``hidden_s`` seconds; those of the last chunk can't.
     """

@@ -125,17 +125,17 @@ class StepFit:
         self._fit = _Fit([getattr(prior, name) for name in StepCurve.__struct_fields__], memory)
 
     def observe(self, sample: StepSample) -> None:
-        """One step was measured."""
+        """Takes one measured step into the estimate."""
         self._fit.observe(step_features(sample), sample.seconds)
 
     @property
     def samples(self) -> int:
-        """Steps seen."""
+        """Returns the number of steps taken in."""
         return self._fit.samples
 
     @property
     def curve(self) -> StepCurve | None:
-        """The estimate, in which no step is free; None before the first step."""
+        """Returns the estimate, in which no step is free; None before the first step."""
         if not self._fit.samples:
             return None
         fixed, *others = self._fit.coefficients()
@@ -149,15 +149,15 @@ class TransferFit:
         self._fit = _Fit([prior.fixed, prior.per_byte], memory)
 
     def observe(self, size: int, seconds: float) -> None:
-        """``size`` bytes were on the way for ``seconds``."""
+        """Takes a transfer of ``size`` bytes in ``seconds`` into the estimate."""
         self._fit.observe((1.0, float(size)), seconds)
 
     @property
     def samples(self) -> int:
-        """Transfers seen."""
+        """Returns the number of transfers taken in."""
         return self._fit.samples
 
     @property
     def curve(self) -> TransferCurve | None:
-        """The estimate; None before the first transfer."""
+        """Returns the estimate; None before the first transfer."""
         return TransferCurve(*self._fit.coefficients()) if self._fit.samples else None

@@ -52,7 +52,9 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def work(self) -> EngineWork:
-        """The curve's own terms as ceilings: what grows with computed tokens is compute, the rest is memory."""
+        """Returns the curve's own terms as ceilings: what grows with computed tokens is compute, the rest is
+        memory.
+        """
         s = self.step
         return EngineWork(
             s.prefill_token, s.decode_sequence, s.prefill_pair, s.fixed, s.decode_context_token, 1.0, 1.0
@@ -60,12 +62,15 @@ class PacedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile_names() -> list[str]:
-    """The built-in profiles."""
+    """Returns the built-in profiles."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_profile(name_or_path: str) -> PacedProfile:
-    """A built-in profile by name, or a file. Raises ConfigError that lists the choices or names the field."""
+    """Returns a built-in profile by name, or a file.
+
+    Raises ConfigError that lists the choices or names the field.
+    """
     own = name_or_path.endswith(".toml") or "/" in name_or_path
     path = Path(name_or_path) if own else FOLDER / f"{name_or_path}.toml"
     try:

@@ -17,7 +17,7 @@ UID, TITLE = "baton", "Baton"
 
 
 def dashboard() -> dict[str, Any]:
-    """All of it; importing it anywhere asks only for a Prometheus data source."""
+    """Returns the dashboard; importing it anywhere asks only for a Prometheus data source."""
     return {
         "uid": UID,
         "title": TITLE,

@@ -11,33 +11,33 @@ WINDOW = "$__rate_interval"
 
 
 def rate(metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
-    """Per second, added up ``by`` labels."""
+    """Returns a query of a rate per second, added up ``by`` labels."""
     grouped = f" by ({by})" if by else ""
     return f"sum{grouped} (rate({metric.series}{_where(where)}[{window}]))"
 
 
 def level(metric: Metric, by: str = "", where: str = "", how: str = "sum") -> str:
-    """A gauge now, joined ``by`` labels."""
+    """Returns a query of a gauge now, joined ``by`` labels."""
     grouped = f" by ({by})" if by else ""
     return f"{how}{grouped} ({metric.series}{_where(where)})"
 
 
 def quantile(q: float, metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
-    """Of a histogram of seconds."""
+    """Returns a query of a quantile of a histogram of seconds."""
     labels = f"le, {by}" if by else "le"
     buckets = f"sum by ({labels}) (rate({metric.series}_bucket{_where(where)}[{window}]))"
     return f"histogram_quantile({q}, {buckets})"
 
 
 def mean(metric: Metric, by: str = "", where: str = "", window: str = WINDOW) -> str:
-    """Of a histogram."""
+    """Returns a query of the mean of a histogram."""
     grouped = f" by ({by})" if by else ""
     parts = (f"sum{grouped} (rate({metric.series}_{part}{_where(where)}[{window}]))" for part in ("sum", "count"))
     return " / ".join(parts)
 
 
 def attainment(by: str = "", window: str = WINDOW, slo: str = "all") -> str:
-    """The share of judged requests that met their SLOs."""
+    """Returns the share of judged requests that met their SLOs."""
     met = rate(ROUTER["slo"], by, f'slo="{slo}", verdict="met"', window)
     judged = rate(ROUTER["slo"], by, f'slo="{slo}", verdict=~"met|missed"', window)
     return f"{met} / {judged}"
@@ -62,12 +62,12 @@ def per_million_of_all(window: str = WINDOW) -> str:
 
 
 def share(part: Metric, whole: Metric, by: str = "", window: str = WINDOW) -> str:
-    """One counter's rate over another's."""
+    """Returns a query of one counter's rate over another's."""
     return f"{rate(part, by, window=window)} / {rate(whole, by, window=window)}"
 
 
 def of_ceiling(work: Metric, ceiling: Metric, window: str = WINDOW) -> str:
-    """What workers do over what they could, by worker."""
+    """Returns a query of what workers do over what they could, by worker."""
     return f"{rate(work, 'worker', window=window)} / {level(ceiling, 'worker', how='max')}"
 
 

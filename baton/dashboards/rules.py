@@ -18,7 +18,7 @@ SHARE = "{{ $value | humanizePercentage }}"
 
 
 def rules() -> dict[str, Any]:
-    """The content of a rule file."""
+    """Returns the content of a rule file."""
     return {
         "groups": [
             {"name": "baton-figures", "interval": "30s", "rules": _figures()},

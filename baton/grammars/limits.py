@@ -26,7 +26,7 @@ class ProcessBounds(msgspec.Struct, frozen=True):
 
     @property
     def exceeded(self) -> str:
-        """What the client of a grammar that was over them is told."""
+        """Returns what the client of a grammar that was over them is told."""
         return (
             f"the grammar is too complex: it took over {self.compile_cpu_s:g} s of CPU to compile, "
             f"{self.step_cpu_s:g} s for one token, or {self.memory_bytes >> 20} MiB of memory; use shorter "

@@ -54,7 +54,7 @@ class ForkServer:
             self._tell(Kill(number))
 
     def why_none(self) -> str:
-        """Why there can't be a grammar process; empty where the next one may well be."""
+        """Returns why there can't be a grammar process; empty where the next one may well be."""
         with self._lock:
             self._ended()
             return self._failure
@@ -144,7 +144,7 @@ class ForkedGrammar:
             self._unsent.clear()
 
     def receive(self) -> FromChild | None:
-        """The next answer; None while there is none. Raises EOFError when the process has ended."""
+        """Returns the next answer; None while there is none. Raises EOFError when the process has ended."""
         self.flush()
         try:
             packet = self.socket.recv(PACKET_BYTES)

@@ -26,7 +26,7 @@ from baton.protos.nouns import Grammar
 
 
 def main() -> int:
-    """Arguments: the control socket's descriptor, and a TokenizerSpec as JSON."""
+    """Serves until the parent is gone. Arguments: the control socket's descriptor, and a TokenizerSpec as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is our parent's to act on
     control = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(control.fileno(), False)
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def load(spec: TokenizerSpec) -> LLTokenizer:
-    """The tokenizer that ``spec`` names. Raises InvalidRequest where it can't follow a grammar."""
+    """Returns the tokenizer that ``spec`` names. Raises InvalidRequest where it can't follow a grammar."""
     if not spec.path:
         return byte_tokenizer(spec.vocab_size)
     ends, size = list(spec.ends), spec.vocab_size
@@ -65,7 +65,7 @@ class ProcessServer:
         self._numbers: dict[int, int] = {}  # by pidfd
 
     def run(self) -> None:
-        """Until the parent is gone."""
+        """Serves requests until the parent is gone."""
         while True:
             for ready, _ in self._poller.poll():
                 if ready in self._numbers:

@@ -56,7 +56,7 @@ class ClusterRun:
 
     @property
     def redis_pid(self) -> int | None:
-        """The private Redis, while it runs."""
+        """Returns the pid of the private Redis, while it runs."""
         return self._redis.pid if self._redis else None
 
     def start_redis(self) -> str:
@@ -137,7 +137,7 @@ class ClusterRun:
     # ---- its end -------------------------------------------------------------------------------------------
 
     def hosts(self) -> dict[str, int]:
-        """slot -> pid of every host that runs now."""
+        """Returns slot -> pid of every host that runs now."""
         return holders(self.files.slots)
 
     def close_slots(self) -> None:

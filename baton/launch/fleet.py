@@ -64,7 +64,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
         self.close()
 
     def close(self) -> None:
-        """End every process; what doesn't listen is killed."""
+        """Ends every process; what doesn't listen is killed."""
         self.close_slots()
         if self.router:
             self.router.send_signal(signal.SIGTERM)
@@ -80,11 +80,11 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
 
     @property
     def slots(self) -> list[str]:
-        """Names of all slots whose hosts have begun."""
+        """Returns names of all slots whose hosts have begun."""
         return [p.stem for p in sorted(self.files.slots.glob("*.json"))]
 
     def record(self, slot: str) -> SlotRecord:
-        """What the slot's last host says of itself."""
+        """Returns what the slot's last host says of itself. Raises StartupError before one has."""
         record = WorkerSlot(self.files.slots, slot).read()
         if record is None:
             raise StartupError(f"no host of {slot} has said anything yet")
@@ -101,14 +101,14 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
         return False
 
     def log(self, name: str, size: int = 3000) -> str:
-        """The end of a slot's log, or of "router"; empty when there is none."""
+        """Returns the end of a slot's log, or of "router"; empty when there is none."""
         path = self.files.logs / f"{name}.log"
         return path.read_text(errors="replace")[-size:] if path.exists() else ""
 
     # ---- up ------------------------------------------------------------------------------------------
 
     def start_router(self) -> None:
-        """The router's process; also after somebody killed it."""
+        """Starts the router's process, also after somebody killed it."""
         with open(self.files.logs / "router.log", "ab") as log:
             self.router = subprocess.Popen(
                 [*self.router_command, "--config", self.write_config()],
@@ -126,7 +126,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
             supervisor.stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
 
     def replace(self, slot: str, command: tuple[str, ...]) -> None:
-        """The slot's worker drains and ends; ``command`` runs there from now on, and in slots that start later."""
+        """Drains and ends the slot's worker; ``command`` runs there from now on, and in slots that start later."""
         self._supervisors.pop(slot).stop(self.config.worker.drain_grace_s + STOP_EXTRA_S)
         self.command = command
         self._supervise(self.plans())

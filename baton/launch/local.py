@@ -60,7 +60,7 @@ class LocalCluster(ClusterRun):
 
     @property
     def pids(self) -> dict[str, int]:
-        """part -> pid, of what runs now."""
+        """Returns part -> pid of what runs now."""
         return self._own() | self.hosts()
 
     async def down(self) -> None:

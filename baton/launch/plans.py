@@ -17,7 +17,10 @@ from baton.worker.spec import WorkerSpec, dump_spec
 
 
 def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
-    """(slot, role) of every worker. Colocated workers are decode workers that run their prompts themselves."""
+    """Returns (slot, role) of every worker.
+
+    Colocated workers are decode workers that run their prompts themselves.
+    """
     names = [("prefill", i) for i in range(config.cluster.readers)] + [
         ("decode", i) for i in range(config.cluster.decode)
     ]
@@ -26,7 +29,7 @@ def slots_of(config: BatonConfig) -> list[tuple[str, str]]:
 
 
 def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path, log_dir: Path) -> list[HostPlan]:
-    """One plan per slot. Raises ConfigError."""
+    """Returns one plan per slot. Raises ConfigError."""
     _require_own_ports(config)
     threads, owner = config.worker.threads or _share_of_cores(config), 0 if config.ray.address else os.getpid()
     plans = []
@@ -39,13 +42,13 @@ def worker_plans(config: BatonConfig, model: str, redis_url: str, slot_dir: Path
 
 
 def config_of(config: BatonConfig, slot: str) -> BatonConfig:
-    """With the worker settings of the slot's pool, where it is in one."""
+    """Returns the config with the worker settings of the slot's pool, where it is in one."""
     pool = _pool_of(config, slot)
     return config if pool is None else config.model_copy(update={"worker": pool_worker(config.worker, pool)})
 
 
 def in_pool(config: BatonConfig, plan: HostPlan) -> HostPlan:
-    """With what its pool asks of a node, where it is in one."""
+    """Returns the plan with what its pool asks of a node, where it is in one."""
     pool = _pool_of(config, plan.slot)
     if pool is None:
         return plan
@@ -67,7 +70,10 @@ def worker_spec(
     threads: int,
     owner_pid: int = 0,
 ) -> WorkerSpec:
-    """What the config says, for one slot. ``owner_pid``: the process that it ends with; 0: none."""
+    """Returns what a slot's worker is told. ``owner_pid`` is the process that it ends with; 0: none.
+
+    Raises ConfigError.
+    """
     tls = files_of(config.tls, "worker")
     check_secured(check_name(config.worker.kv_transport), tls)
     settings = config.worker.model_dump(exclude={"model", "threads"})

@@ -24,12 +24,12 @@ _kept: list[tuple[float, socket.socket]] = []  # when each was bound; touched by
 
 
 def dialled(host: str) -> str:
-    """What reaches a server that is bound to ``host``."""
+    """Returns the host that reaches a server which is bound to ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(host, host)
 
 
 def with_ports(config: BatonConfig) -> BatonConfig:
-    """``config`` with ports that are free now; 0 takes any. Raises ConfigError naming the flag."""
+    """Returns ``config`` with ports that are free now; 0 takes any. Raises ConfigError naming the flag."""
     router = config.router
     ports = {
         "port": _bindable(router.host, router.port, "port", "--port"),

@@ -24,7 +24,7 @@ MAX_MEMORY = "512mb"  # more than one tenant's files (router.max_stored_bytes) a
 
 
 def find_server() -> Path:
-    """The server binary of this machine."""
+    """Returns the server binary of this machine."""
     found = shutil.which("redis-server")
     if found:
         return Path(found)
@@ -35,7 +35,7 @@ def find_server() -> Path:
 
 
 def check_redis(url: str) -> None:
-    """Raise ConfigError unless a Redis answers at ``url``."""
+    """Raises ConfigError unless a Redis answers at ``url``."""
     try:
         with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3) as client:
             client.ping()
@@ -58,17 +58,17 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """What clients on this machine connect to."""
+        """Returns what clients on this machine connect to."""
         return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int | None:
-        """The server's process, while it runs."""
+        """Returns the pid of the server's process, while it runs."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process else None
 
     def start(self) -> RedisServer:
-        """Start it and return when it answers. Raises StartupError with the end of its log."""
+        """Starts the server and returns when it answers. Raises StartupError with the end of its log."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
             [str(find_server()), *self._options()],
@@ -79,7 +79,7 @@ class RedisServer:
         return self
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """End it; nothing is saved."""
+        """Ends the server; nothing is saved."""
         if self._process is None:
             return
         self._process.terminate()

@@ -19,7 +19,7 @@ log = logging.getLogger("baton.placement")
 
 
 async def watch_scale(url: str, namespace: str, apply: Callable[[ScaleRequest], Awaitable[None]]) -> None:
-    """Until cancelled. A Redis that is away asks for nothing."""
+    """Hands each new request to ``apply`` until cancelled. A Redis that is away asks for nothing."""
     redis, known, serial = connect(url), False, 0
     try:
         while True:

@@ -28,7 +28,7 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def run_router(config: BatonConfig) -> int:
-    """A router until SIGTERM or SIGINT; the exit status. Raises ConfigError and CheckpointError."""
+    """Runs a router until SIGTERM or SIGINT; returns the exit status. Raises ConfigError and CheckpointError."""
     from baton.router_host import main as router_host
 
     config = _complete(config)
@@ -39,7 +39,7 @@ def run_router(config: BatonConfig) -> int:
 
 
 def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
-    """A worker of ``role`` until SIGTERM or SIGINT, or its engine's end; the process ends with it.
+    """Runs a worker of ``role`` until SIGTERM or SIGINT, or its engine's end; the process ends with it.
 
     ``slot`` is its name in the cluster, stable over restarts; empty takes the host's (a pod's). Raises ConfigError
     and CheckpointError.
@@ -57,7 +57,7 @@ def run_worker(config: BatonConfig, role: str, slot: str = "") -> NoReturn:
 
 
 def drain_workers(config: BatonConfig) -> int:
-    """End every worker of ``cluster.run_dir`` in order, and start none there any more: a pod's preStop."""
+    """Ends every worker of ``cluster.run_dir`` in order, and start none there any more: a pod's preStop."""
     if not config.cluster.run_dir:
         raise ConfigError(
             "cluster.run_dir is empty: name the folder that the workers were started in", "cluster.run_dir"

@@ -73,18 +73,18 @@ class HostSupervisor:
         self._memory = OomKills()
 
     def start(self) -> None:
-        """Begin to supervise."""
+        """Begins to supervise, on a thread of its own."""
         for folder in (Path(self._plan.folder), Path(self._plan.log).parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node than the one that planned
         self._spec.write_text(self._plan.spec)
         self._thread.start()
 
     def status(self) -> SlotStatus:
-        """Now."""
+        """Returns how the slot is doing now."""
         return self._status
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """End the host and start it no more."""
+        """Ends the host and start it no more."""
         self._stopping.set()
         pid = self._slot.holder() or self._status.pid
         end_sessions([pid] if pid else [], grace_s)

@@ -59,7 +59,7 @@ class WidthOutcome(msgspec.Struct, frozen=True):
 
 
 def of_widths(profile: str, widths: Sequence[int]) -> list[str]:
-    """The same roofline profile with so many accelerators per worker; as it is where none are given."""
+    """Returns the same roofline profile with so many accelerators per worker; as it is where none are given."""
     if not widths:
         return [profile]
     if not is_roofline(profile) or min(widths) < 1:
@@ -82,7 +82,7 @@ def spend(
     planned: Callable[[WorkerCosts, int], Plan],
     hypothetical: bool = False,
 ) -> tuple[Plan, tuple[WidthOutcome, ...]]:
-    """The plan with the most goodput, and all that were tried. Raises ConfigError where none can be.
+    """Returns the plan with the most goodput, and all that were tried. Raises ConfigError where none can be.
 
     ``hypothetical``: workers that Baton's engine can't be are planned too.
     """

@@ -17,7 +17,7 @@ Values = dict[str, Any]
 
 
 def chart_values(scenario: Scenario, met: bool) -> str:
-    """The YAML text; empty where Baton's engine can't be such a worker. ``met``: the plan keeps its SLOs."""
+    """Returns the YAML text; empty where Baton's engine can't be such a worker. ``met``: SLOs are kept."""
     if scenario.prefill.lacks or scenario.decode.lacks:
         return ""
     settings = scenario.settings

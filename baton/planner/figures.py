@@ -20,7 +20,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values, linear between ranks; 0 for none."""
+    """Returns a percentile of sorted values, linear between ranks; 0 for none."""
     if not ordered:
         return 0.0
     at = (len(ordered) - 1) * share
@@ -30,14 +30,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def figures(values: Sequence[float]) -> Figures:
-    """Of any values; zeros for none."""
+    """Returns mean and percentiles of any values; zeros for none."""
     ordered = sorted(values)
     mean = sum(ordered) / len(ordered) if ordered else 0.0
     return Figures(mean, percentile(ordered, 0.5), percentile(ordered, 0.9), percentile(ordered, 0.99))
 
 
 def relative_errors(observed: Figures, simulated: Figures) -> dict[str, float | None]:
-    """(simulated - observed) / observed by figure; None where 0 was observed and something else simulated."""
+    """Returns (simulated - observed) / observed by figure; None where only 0 was observed, not simulated."""
     errors: dict[str, float | None] = {}
     for name in Figures.__struct_fields__:
         seen, said = getattr(observed, name), getattr(simulated, name)

@@ -109,7 +109,7 @@ def plan(
 
 
 def chosen_of(found: Sweep) -> RatioOutcome:
-    """The best split, or colocated where that does better."""
+    """Returns the best split, or colocated where that does better."""
     return found.best if _better(found.best.score, found.colocated.score) else found.colocated
 
 

@@ -15,7 +15,7 @@ FORMATS = (".png", ".svg")
 
 
 def draw(found: Plan, path: str) -> None:
-    """Write a .png or .svg. Raises ConfigError when the format or matplotlib is missing."""
+    """Writes a .png or .svg. Raises ConfigError when the format or matplotlib is missing."""
     if Path(path).suffix not in FORMATS:
         raise ConfigError(f"{path}: a plot is a .png or a .svg file", "plot")
     figure, axes = _canvas()

@@ -91,7 +91,7 @@ def _tightest(served: list[Flight], count: int, slo: Slo, want: float) -> Slo | 
 
 
 def least_that_works(scenario: Scenario, slo: Slo, want: float, workers: int) -> str:
-    """In words: the fewest workers, ``workers`` or more, or where no number is enough the SLOs that one keeps."""
+    """Says the fewest workers, ``workers`` or more, or where no number is enough the SLOs that one keeps."""
     idle = alone(scenario, slo, want)
     if idle.slo is None:
         return f"{idle.refused:.1%} of the requests fit no worker's KV pages: take one with more memory for KV"
@@ -111,7 +111,8 @@ def least_that_works(scenario: Scenario, slo: Slo, want: float, workers: int) ->
 def least_workers(
     scenario: Scenario, slo: Slo, want: float, low: int = 1, most: int = MOST_WORKERS
 ) -> RatioOutcome | None:
-    """The fewest workers, ``low`` or more, of which a ratio near the demand's, or colocated, is good enough.
+    """Returns the fewest workers, ``low`` or more, of which a ratio near the demand's, or colocated, is good
+    enough.
 
     None where ``most`` are too few. Doubles, then halves the interval: about 3 log2(most) numbers are tried.
     """
@@ -132,7 +133,7 @@ def least_workers(
 
 
 def best_of_about(scenario: Scenario, slo: Slo, workers: int) -> RatioOutcome:
-    """The best of colocated and three splits about the demand's own."""
+    """Returns the best of colocated and three splits about the demand's own."""
     tried = [simulate(at_ratio(scenario, p, workers - p), slo) for p in _splits(scenario, workers)]
     return max(tried, key=lambda r: r.score.attainment)
 
@@ -147,7 +148,7 @@ def _splits(scenario: Scenario, workers: int) -> Iterator[int]:
 
 
 def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> float:
-    """Seconds of prefill over all, with decodes in batches of 32; half of what may be reused is."""
+    """Returns the seconds of prefill over all, with decodes in batches of 32; half of what may be reused is."""
     reads = writes = 0.0
     for request, held in zip(trace.requests, cached_tokens(trace), strict=True):
         new = request.input_length - held / 2
@@ -159,13 +160,13 @@ def prefill_share(reader: WorkerCosts, writer: WorkerCosts, trace: Trace) -> flo
 
 
 def headroom(scenario: Scenario, slo: Slo, want: float) -> Headroom:
-    """How many times this load the scenario's own cluster takes, if it takes it once."""
+    """Returns how many times this load the scenario's own cluster takes, if it takes it once."""
     sustained = max(1.0, scenario.trace.duration / (BACKLOG * slo.ttft_s))
     return highest_load(lambda load: simulate(_faster(scenario, load), slo), want, sustained)
 
 
 def highest_load(at: Callable[[float], RatioOutcome], want: float, sustained: float) -> Headroom:
-    """The highest load up to ``sustained`` that is met, and the lowest above it that is not, to 4%.
+    """Returns the highest load up to ``sustained`` that is met, and the lowest above it that is not, to 4%.
 
     Beyond ``sustained`` the trace is over before a backlog shows: what is met there says nothing, what isn't does.
     """

@@ -38,12 +38,12 @@ class Score(msgspec.Struct, frozen=True):
 
 
 def ttft(flight: Flight) -> float:
-    """Seconds from arrival to the first token."""
+    """Returns seconds from arrival to the first token."""
     return flight.first_token - flight.arrival
 
 
 def tpot(flight: Flight) -> float:
-    """Seconds per token after the first; 0 for an answer of one."""
+    """Returns seconds per token after the first; 0 for an answer of one."""
     return (flight.last_token - flight.first_token) / (flight.outputs - 1) if flight.outputs > 1 else 0.0
 
 
@@ -53,7 +53,7 @@ def is_good(flight: Flight, slo: Slo) -> bool:
 
 
 def score(flights: Sequence[Flight], slo: Slo, duration: float) -> Score:
-    """Of a finished run over a trace of ``duration`` seconds."""
+    """Scores a finished run over a trace of ``duration`` seconds."""
     served = [f for f in flights if not f.refused]
     good, count = sum(is_good(f, slo) for f in flights), max(1, len(flights))
     return Score(

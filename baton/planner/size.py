@@ -72,15 +72,17 @@ class SizingQuestion(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
+        """Returns tokens of the longest request."""
         return max(r.input_length + r.output_length for r in self.trace.requests)
 
 
 def size(
     shape: ModelShape, question: SizingQuestion, names: Sequence[str], prices: dict[str, float] | None = None
 ) -> list[AcceleratorSizing]:
-    """One answer per accelerator; cheapest (or fewest) first, those that can't last. Raises ConfigError where none
-    of them holds the model and the longest request, whatever is rounded."""
+    """Returns one answer per accelerator; cheapest (or fewest) first, those that can't last.
+
+    Raises ConfigError where none of them holds the model and the longest request, whatever is rounded.
+    """
     sheets = accelerators()
     unknown = [name for name in names if name not in sheets]
     if unknown:
@@ -95,7 +97,7 @@ def size(
 
 
 def memory(shape: ModelShape, sheet: Accelerator) -> WorkerMemory:
-    """What a worker has room for."""
+    """Returns what a worker has room for."""
     usable = sheet.memory * USABLE_MEMORY
     activations = activation_bytes(shape, CHUNK)
     kv = max(0.0, usable - shape.weight_bytes - activations)
@@ -105,7 +107,9 @@ def memory(shape: ModelShape, sheet: Accelerator) -> WorkerMemory:
 
 
 def forms(shape: ModelShape, exact: bool) -> Iterator[ModelShape]:
-    """The model as it comes, then rounded more and more; a checkpoint that is rounded already keeps its weights."""
+    """Yields the model as it comes, then rounded more and more; a checkpoint that is rounded already keeps its
+    weights.
+    """
     for quantization, kv_cache_dtype in FORMS[:1] if exact else FORMS:
         if quantization == "none" or not shape.precision.packed:
             yield at_precision(shape, quantization, kv_cache_dtype)

@@ -24,7 +24,7 @@ INTERVAL = (0.05, 0.95)
 
 
 def ratio_name(prefill: int, decode: int) -> str:
-    """As operators write it."""
+    """Returns the ratio as operators write it."""
     return f"{prefill}P{decode}D" if prefill else f"{decode} colocated"
 
 
@@ -51,7 +51,7 @@ class RatioOutcome(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As operators write it."""
+        """Returns the ratio as operators write it."""
         return ratio_name(self.prefill, self.decode)
 
 
@@ -82,7 +82,7 @@ Flights = dict[tuple[int, int], list[Flight]]
 
 
 def simulate(scenario: Scenario, slo: Slo) -> RatioOutcome:
-    """One ratio."""
+    """Simulates one ratio over the scenario's trace."""
     return _run(scenario, slo)[0]
 
 
@@ -118,7 +118,7 @@ def sweep(
     window_s: float = 60.0,
     told: Callable[[RatioOutcome], None] = lambda ratio: None,
 ) -> tuple[Sweep, Flights]:
-    """``scenario`` at all of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
+    """Simulates all of 1P(n-1)D .. (n-1)P1D, and n colocated; ``told`` hears of each as it is done."""
     if workers < 2:
         raise ConfigError("a ratio needs two workers at least", "workers")
     ratios: list[RatioOutcome] = []
@@ -137,20 +137,22 @@ def sweep(
 
 
 def at_ratio(scenario: Scenario, prefill: int, decode: int) -> Scenario:
-    """The same, of so many workers."""
+    """Returns the same scenario with so many workers."""
     settings = msgspec.structs.replace(scenario.settings, prefill=prefill, decode=decode)
     return msgspec.structs.replace(scenario, settings=settings)
 
 
 def best_of(ratios: Sequence[RatioOutcome]) -> RatioOutcome:
-    """Of those whose goodput can't be told from the highest, the one whose answers are complete the soonest."""
+    """Returns, of those whose goodput can't be told from the highest, the one whose answers are complete the
+    soonest.
+    """
     most = max(r.score.goodput for r in ratios)
     alike = [r for r in ratios if r.score.goodput >= (1 - ALIKE) * most]
     return min(alike, key=lambda r: r.score.latency.mean)
 
 
 def plateau_of(ratios: Sequence[RatioOutcome], best: RatioOutcome) -> tuple[int, int]:
-    """Fewest and most prefill workers, without a gap around the best, that do nearly as well."""
+    """Returns the fewest and most prefill workers, without a gap around the best, that do nearly as well."""
     good = {r.prefill for r in ratios if r.score.goodput >= (1 - PLATEAU) * best.score.goodput}
     low = high = best.prefill
     while low - 1 in good:
@@ -172,7 +174,7 @@ def _cliffs(ratios: Sequence[RatioOutcome], plateau: tuple[int, int], best: Rati
 
 
 def why(ratio: RatioOutcome) -> str:
-    """What keeps a ratio from doing better, in words."""
+    """Returns what keeps a ratio from doing better, in words."""
     s = ratio.score
     parts = []
     if s.late_first:

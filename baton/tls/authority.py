@@ -56,11 +56,13 @@ class Authority:
     def make(
         self, roles: Iterable[str] = ROLES, hosts: Sequence[str] = (), days: float = LEAF_DAYS, anew: bool = False
     ) -> list[str]:
-        """A leaf for each role that has none, or (``anew``, or near its end) a new one; the roles written."""
+        """Makes a leaf for each role that has none, or (``anew``, or near its end) a new one; returns the roles
+        written.
+        """
         return [role for role in roles if self._write_leaf(role, hosts, days, anew)]
 
     def show(self) -> list[CertificateStatus]:
-        """Every certificate here, the CA first."""
+        """Returns the status of every certificate here, the CA first."""
         found = [CA, *sorted(path.stem for path in self.folder.glob("*.crt") if path.stem != CA)]
         return [self._shown(role) for role in found]
 
@@ -81,7 +83,7 @@ class Authority:
         return True
 
     def issue(self, role: str, names: Sequence[str], days: float = LEAF_DAYS) -> None:
-        """Write ``role``.crt and ``role``.key, valid for ``names`` (DNS names or addresses)."""
+        """Writes ``role``.crt and ``role``.key, valid for ``names`` (DNS names or addresses)."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _begun(role, key, days, self._cert.subject)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -44,7 +44,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
     trusted_network: bool = False
 
     def name_of(self, role: str) -> str:
-        """The DNS name that says so in a certificate."""
+        """Returns the DNS name that says so in a certificate."""
         return f"{role}.{self.domain}"
 
 
@@ -87,11 +87,11 @@ class Identity:
 
     @property
     def ends(self) -> float:
-        """When the certificate in force ends, in seconds since 1970."""
+        """Returns when the certificate in force ends, in seconds since 1970."""
         return self.current().ends
 
     def current(self) -> TlsMaterial:
-        """The material in force; files are looked at once in ``LOOK_S``."""
+        """Returns the material in force; files are looked at once in ``LOOK_S``."""
         with self._lock:
             if self._clock() - self._looked >= LOOK_S:
                 self._looked = self._clock()
@@ -99,7 +99,7 @@ class Identity:
             return self._material
 
     def listener(self) -> ssl.SSLContext:
-        """A context for servers that keep one: every connection gets the material in force."""
+        """Returns a context for servers that keep one: every connection gets the material in force."""
         return ReloadingContext(lambda: self.current().server)
 
     def _look(self) -> None:
@@ -158,12 +158,12 @@ def _context(files: TlsFiles, protocol: Any) -> ssl.SSLContext:
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The DNS names of a peer's certificate, as ``getpeercert`` shows it."""
+    """Returns the DNS names of a peer's certificate, as ``getpeercert`` shows it."""
     return tuple(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS")
 
 
 def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
-    """Let in who carries one of ``roles``."""
+    """Returns a permit for whoever carries one of ``roles``."""
     wanted = {files.name_of(role) for role in roles}
 
     def permit(certificate: Mapping[str, Any]) -> str:
@@ -178,7 +178,7 @@ def only_roles(files: TlsFiles, roles: Sequence[str]) -> Permit:
 
 
 def only_names(allowed: Sequence[str]) -> Permit:
-    """Let in who carries one of ``allowed`` names."""
+    """Returns a permit for whoever carries one of ``allowed`` names."""
     wanted = set(allowed)
 
     def permit(certificate: Mapping[str, Any]) -> str:
@@ -193,7 +193,7 @@ def only_names(allowed: Sequence[str]) -> Permit:
 
 
 def certificate_end(path: str) -> float:
-    """``notAfter`` of the first certificate in ``path``, seconds since 1970."""
+    """Returns ``notAfter`` of the first certificate in ``path``, in seconds since 1970."""
     from cryptography import x509  # 20 ms to import: only where there is TLS
 
     try:
@@ -203,7 +203,7 @@ def certificate_end(path: str) -> float:
 
 
 def warn_of_end(path: str, ends: float) -> None:
-    """Say so when a certificate is over, or soon will be."""
+    """Logs that a certificate is over, or soon will be."""
     left = ends - time.time()
     if left < SOON_S:
         day = datetime.datetime.fromtimestamp(ends, datetime.UTC).isoformat(timespec="minutes")

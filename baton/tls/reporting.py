@@ -40,7 +40,7 @@ def everybody(certificate: Mapping[str, Any]) -> str:
 
 
 def cause(error: Exception) -> str:
-    """Why a handshake failed, in words."""
+    """Returns why a handshake failed, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"
     reason = getattr(error, "reason", None) or ""
@@ -52,20 +52,20 @@ class NotPermitted(ssl.SSLError):
 
 
 def check_peer(connection: ssl.SSLObject | ssl.SSLSocket, permit: Permit) -> None:
-    """Raise NotPermitted if ``permit`` speaks against the peer, whose certificate is verified by now."""
+    """Raises NotPermitted if ``permit`` speaks against the peer, whose certificate is verified by now."""
     against = permit(connection.getpeercert() or {})
     if against:
         raise NotPermitted(f"the peer's certificate is refused: {against}")
 
 
 def complain(where: str, error: Exception, peer: str = "") -> None:
-    """One line in the log."""
+    """Logs one line about a refused or failed connection."""
     text = str(error.args[0]) if isinstance(error, NotPermitted) else cause(error)
     log.warning("TLS refused on %s%s: %s", where or "a port", f" from {peer}" * bool(peer), text)
 
 
 def report_on(context: ssl.SSLContext, where: str, permit: Permit) -> None:
-    """Have ``context`` report failed handshakes of event loops, and ask ``permit``."""
+    """Has ``context`` report failed handshakes of event loops, and ask ``permit``."""
 
     class Reporting(ssl.SSLObject):
         """One connection's TLS."""
@@ -98,9 +98,9 @@ class ReloadingContext(ssl.SSLContext):
         pass
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """As the context of the moment does."""
+        """Wraps as the context of the moment does."""
         return self._current().wrap_bio(*args, **kwargs)
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
-        """As the context of the moment does."""
+        """Wraps as the context of the moment does."""
         return self._current().wrap_socket(*args, **kwargs)

@@ -45,14 +45,14 @@ class Dialer:
 
     @property
     def generation(self) -> int:
-        """Of the certificate that a channel made now would carry."""
+        """Returns the generation of the certificate that a channel made now would carry."""
         if self._identity is None:
             return 0
         self._identity.current()
         return self._identity.generation
 
     def channel(self, address: str, role: str = "worker", options: Options = ()) -> grpc.aio.Channel:
-        """To ``address``, where the peer must carry the name of ``role``."""
+        """Returns a channel to ``address``, where the peer must carry the name of ``role``."""
         if self._identity is None:
             return grpc.aio.insecure_channel(address, options=list(options))
         found = self._identity.current()
@@ -68,14 +68,14 @@ PLAIN = Dialer()
 
 
 def add_port(server: grpc.aio.Server, address: str, identity: Identity | None) -> int:
-    """Bind ``address``; the port. With an identity it speaks TLS, and asks for certificates if there is a CA."""
+    """Binds ``address``; the port. With an identity it speaks TLS, and asks for certificates if there is a CA."""
     if identity is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, server_credentials(identity))
 
 
 def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """They follow the files."""
+    """Returns a server's credentials, which follow the files."""
     given = identity.current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -98,12 +98,12 @@ def _configuration(found: TlsMaterial) -> grpc.ServerCertificateConfiguration:
 
 
 def names_for(calls: Allowed, domain: str) -> Allowed:
-    """``calls`` with roles turned into names."""
+    """Returns ``calls`` with roles turned into names."""
     return {method: tuple(f"{role}.{domain}" for role in roles) for method, roles in calls.items()}
 
 
 def handshake_failure(error: grpc.aio.AioRpcError) -> str:
-    """Why a channel could not be secured, as gRPC tells it; "" when that is not what failed."""
+    """Returns why a channel could not be secured, as gRPC tells it; "" when that is not what failed."""
     text = error.details() or ""
     if "andshake failed" not in text and "Peer name" not in text and "Verification Check failed" not in text:
         return ""
@@ -121,7 +121,7 @@ class NameGuard(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler, behind a check where there is one for its method."""
+        """Returns the handler, behind a check where there is one for its method."""
         handler = await continuation(details)
         fitting = [prefix for prefix in self._allowed if details.method.startswith(prefix)]
         if handler is None or not fitting:
@@ -149,7 +149,7 @@ class NameGuard(grpc.aio.ServerInterceptor):
 
 
 def peer_names(context: Any) -> frozenset[str]:
-    """The DNS names of the caller's certificate."""
+    """Returns the DNS names of the caller's certificate."""
     return frozenset(name.decode() for name in context.auth_context().get("peer_dns", ()))
 
 

@@ -23,7 +23,7 @@ class TlsSocket(ssl.SSLSocket):
     """Made by ``accepting`` and ``dialling``; ``step_handshake`` comes first."""
 
     def recv(self, count: int = 4096, flags: int = 0) -> bytes:
-        """As on a plain socket; empty at the end, also where the peer said no goodbye."""
+        """Receives as on a plain socket; empty at the end, also where the peer said no goodbye."""
         try:
             return super().recv(count)
         except WAITS:
@@ -37,7 +37,7 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def recvmsg_into(self, buffers: Sequence[memoryview], *rest: Any) -> tuple[int, list[Any], int, None]:  # type: ignore[override]
-        """Into the first, and into more of them while decrypted bytes wait."""
+        """Receives into the first buffer, and into more of them while decrypted bytes wait."""
         total = 0
         for buffer in buffers:
             at = 0
@@ -51,14 +51,17 @@ class TlsSocket(ssl.SSLSocket):
         return total, [], 0, None
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """OpenSSL wants the same bytes again after BlockingIOError; more may follow them."""
+        """Sends as on a plain socket.
+
+        After BlockingIOError OpenSSL wants the same bytes again; more may follow them.
+        """
         try:
             return super().send(data)
         except WAITS:
             raise BlockingIOError from None
 
     def sendmsg(self, buffers: Sequence[Buffer], *rest: Any) -> int:  # type: ignore[override]
-        """The first; small ones are joined to about one record."""
+        """Sends the first buffer; small ones are joined to about one record."""
         first = buffers[0]
         if len(first) >= RECORD_BYTES or len(buffers) == 1:
             return self.send(first)
@@ -71,7 +74,10 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def step_handshake(sock: TlsSocket, identity: Identity, peer: str = "") -> str:
-    """Go on with it: "" when done, else what to wait for, "read" or "write". Raises SSLError, and tells the log."""
+    """Goes on with it: "" when done, else what to wait for, "read" or "write".
+
+    Raises SSLError, and tells the log.
+    """
     try:
         sock.do_handshake()
         if sock.server_side:
@@ -87,12 +93,12 @@ def step_handshake(sock: TlsSocket, identity: Identity, peer: str = "") -> str:
 
 
 def accepting(sock: socket.socket, identity: Identity) -> TlsSocket:
-    """The server's end on an accepted, non-blocking ``sock``."""
+    """Returns the server's end on an accepted, non-blocking ``sock``."""
     return _wrapped(identity.current().server, sock, server_side=True)
 
 
 def dialling(sock: socket.socket, identity: Identity, role: str) -> TlsSocket:
-    """The client's end on a connected, non-blocking ``sock``; the peer must carry the name of ``role``."""
+    """Returns the client's end on a connected, non-blocking ``sock``; the peer must carry the name of ``role``."""
     return _wrapped(identity.current().client, sock, server_hostname=identity.files.name_of(role))
 
 

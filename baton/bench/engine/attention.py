@@ -25,7 +25,7 @@ TARGETS = {"bfloat16": 0.7, "int8": 0.7}
 
 
 def rows(rounds: int, context: int = CONTEXT) -> Iterator[Row]:
-    """A row for each shape and dtype of stored KV; the target is a share of the memory's rate."""
+    """Yields a row for each shape and dtype of stored KV; the target is a share of the memory's rate."""
     memory = MemoryRead()
     for name, shape in SHAPES.items():
         for dtype in ELEMENTS:
@@ -63,7 +63,7 @@ def _row(
 
 
 def random_pages(dtype: str, kv_heads: int, head_dim: int, layers: int, context: int) -> Tensor:
-    """Random K and V of plausible size, (pages, page_bytes) uint8, in memory as a worker's."""
+    """Returns random K and V of plausible size, (pages, page_bytes) uint8, in memory as a worker's."""
     count, size = context // PAGE, page_bytes(dtype, kv_heads, head_dim, layers)
     memory = torch.frombuffer(PageMemory.create(count, size).view(), dtype=torch.uint8).view(count, size)
     planes = memory.view(count, layers * 2, -1)

@@ -34,7 +34,7 @@ PIECES = 64
 
 
 def rows(rounds: int) -> Iterator[Row]:
-    """Per form: one row beside memory, many rows beside dot products."""
+    """Measures each form: one row beside memory, many rows beside dot products."""
     for name, form in FORMS.items():
         weight = form(torch.randn(SIZE, SIZE))
         yield _one(name, weight, rounds)

@@ -14,7 +14,7 @@ BYTES = 256 << 20  # far beyond any cache
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Returns how long one call takes, in seconds."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -28,5 +28,5 @@ class MemoryRead:
         self._buffer = torch.ones(BYTES, dtype=torch.uint8)
 
     def rate(self) -> float:
-        """Bytes per second, once."""
+        """Returns bytes per second of one pass over the memory."""
         return BYTES / seconds(lambda: self._read(self._buffer.data_ptr(), BYTES))

@@ -30,7 +30,10 @@ def show(
     plot_file: str | None,
     parts: Sequence[str] = PARTS,
 ) -> int:
-    """Measure, print, write. Raises ConfigError for what is unknown, can't be written, or needs native kernels."""
+    """Measures, prints a table, writes files.
+
+    Raises ConfigError for what is unknown, can't be written, or needs native kernels.
+    """
     _require_known("part", parts, PARTS)
     _require_known("size", sizes, SIZES)
     _require_known("scheme", schemes, SCHEMES)

@@ -34,7 +34,7 @@ PROMPT = list(range(1, 2 * BLOCK_TOKENS + 1))
 
 
 def rows(size: str, scheme: str, rounds: int) -> Iterator[Row]:
-    """The first start, which rounds the weights, and the median of later ones."""
+    """Measures the first start, which rounds the weights, and the median of later ones."""
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), size)
         first, *later = (_in_a_process(folder, scheme) for _ in range(rounds + 1))
@@ -44,7 +44,7 @@ def rows(size: str, scheme: str, rounds: int) -> Iterator[Row]:
 
 
 def write_checkpoint(folder: Path, size: str) -> None:
-    """A Llama of random weights in ``folder``, as Hugging Face lays it out but for a tokenizer."""
+    """Writes a Llama of random weights to ``folder``, as Hugging Face lays it out but for a tokenizer."""
     fields = {"model_type": "llama", "max_position_embeddings": CONTEXT, "tie_word_embeddings": False} | SIZES[size]
     (folder / "config.json").write_text(json.dumps(fields))
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def write_checkpoint(folder: Path, size: str) -> None:
 
 
 def start_seconds(folder: str, scheme: Quantization, cache: str) -> float:
-    """Of loading and of a prompt of two blocks, in this process, whose imports are done."""
+    """Returns the seconds of loading and of a prompt of two blocks, in this process, whose imports are done."""
     began = time.perf_counter()
     runner = load(EngineConfig(folder, quantization=scheme, cache_dir=cache, kv_cache_dtype="bf16"))
     pages = list(range(len(PROMPT) // BLOCK_TOKENS + 1))

@@ -32,7 +32,7 @@ class TimedStep:
 
 
 def rows(size: str, scheme: str, kv: str, batches: tuple[int, ...], rounds: int) -> Iterator[Row]:
-    """Decode at each batch size, Python's share at the largest, and one prompt of 512 tokens."""
+    """Measures decode at each batch size, Python's share at the largest, and one prompt of 512 tokens."""
     native = TimedStep()
     runner, weights = random_runner(size, scheme, kv, native_step=native)
     work, memory = Workload(runner, max(batches)), MemoryRead()

@@ -49,7 +49,7 @@ class WindowPair(NamedTuple):
 
 
 def decode_steps(sequences: int = 8, context: int = 512) -> None:
-    """The child: decode steps for ever; on each line of stdin, what those since the last one took."""
+    """Runs decode steps for ever, as the child; at each line of stdin it tells what those since the last took."""
     runner = load_runner(EngineConfig(model=str(DEMO), threads=1))
     per = context // BLOCK_TOKENS + 1
     memory = PageMemory.create(sequences * per, runner.spec.layout.page_bytes)
@@ -77,7 +77,7 @@ def decode_steps(sequences: int = 8, context: int = 512) -> None:
 
 @contextmanager
 def neighbour() -> Iterator[Ask]:
-    """The child, warm; gives a function that asks it."""
+    """Starts the child and warms it; gives a function that asks it."""
     command = [sys.executable, "-m", "baton.bench.kv.beside"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert child.stdin is not None
@@ -98,7 +98,7 @@ def neighbour() -> Iterator[Ask]:
 
 
 async def pairs(asked: Ask, work: Callable[[], Awaitable[object]], count: int, window_s: float) -> list[WindowPair]:
-    """``count`` of them; ``work`` is done again and again in one window of each."""
+    """Measures ``count`` pairs; ``work`` is done again and again in one window of each."""
     found = []
     for number in range(count):
         took = {}
@@ -117,7 +117,7 @@ async def _working(work: Callable[[], Awaitable[object]], seconds: float) -> Non
 
 
 def rows(what: str, found: list[WindowPair]) -> list[Row]:
-    """Slower by so many percent: by the clock, which has the target, and by CPU time."""
+    """Returns how many percent slower steps are: by the clock, which has the target, and by CPU time."""
     wall = [(pair.beside.wall / pair.alone.wall - 1) * 100 for pair in found]
     cpu = [(pair.beside.cpu / pair.alone.cpu - 1) * 100 for pair in found]
     return [

@@ -35,7 +35,7 @@ class HandoffSeconds(NamedTuple):
 
 
 async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> list[Row]:
-    """Both sides of every transport, by CPU time and by wall."""
+    """Measures both sides of every transport, by CPU time and by wall."""
     known = setting.known_checksums(bench.memory, bench.page_bytes)
     made: list[Row] = []
     for name in names:

@@ -33,7 +33,7 @@ LAYER_GROUPS = 8
 
 
 async def exposed(bench: TransportBench, name: str, bytes_per_s: float, parts: int = 1) -> float:
-    """Seconds from the moment that the last chunk was due (in ``parts``) until the receiver had taken over."""
+    """Returns seconds from when the last chunk was due (in ``parts``) until the receiver had taken over."""
     chunk, count = setting.chunk_counts(bench.pages)
     handoff = bench.new_handoff(name, count)
     running = asyncio.ensure_future(handoff.run())
@@ -60,7 +60,7 @@ def _produce(
 
 
 async def rows(bench: TransportBench, names: tuple[str, ...], rounds: int) -> list[Row]:
-    """Both paces, each beside one chunk's shipping alone in the same round.
+    """Measures both paces, each beside one chunk's shipping alone in the same round.
 
     The target of the fast pace is for what workers use, ``auto``, and for whatever carries that much: the others'
     rows say how far they fall behind, and are judged at a pace that they carry.

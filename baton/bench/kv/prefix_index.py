@@ -27,7 +27,7 @@ TARGET_MS = 2.0
 
 
 def rows(questions: int = 300) -> list[Row]:
-    """The look-up when all workers hold some and when nobody does; hashing and a bare round trip beside it."""
+    """Measures the look-up when all workers hold some and when nobody does, beside a bare round trip."""
     with tempfile.TemporaryDirectory(prefix="bi-") as folder:
         server = RedisServer(Path(folder)).start()
         try:

@@ -58,7 +58,7 @@ class Receiver:
 
 
 async def serve(page_bytes: int, pages: int, certs: Path | None) -> None:
-    """Until stdin ends; with ``certs`` there is a port with TLS too."""
+    """Serves until stdin ends; with ``certs`` there is a port with TLS too."""
     receiver = Receiver(page_bytes, pages)
     with tempfile.TemporaryDirectory(prefix="bkv-") as folder:
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -84,7 +84,9 @@ async def serve(page_bytes: int, pages: int, certs: Path | None) -> None:
 
 
 def bare_tcp(view: memoryview) -> str:
-    """A thread that fills ``view`` with blocking ``recv_into`` again and again, one byte back for each filling."""
+    """Starts a thread that fills ``view`` with blocking ``recv_into`` again and again, one byte back for each
+    filling.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
 
     def fill() -> None:
@@ -103,7 +105,9 @@ def bare_tcp(view: memoryview) -> str:
 
 
 def bare_aio() -> grpc.GenericRpcHandler:
-    """A raw stream on an asyncio server that reads and drops; one answer at the end. And a unary round trip."""
+    """Starts an asyncio server of a raw stream that reads and drops, one answer at the end, and of a unary round
+    trip.
+    """
 
     async def drop(messages: AsyncIterator[bytes], context: Any) -> bytes:
         async for _ in messages:
@@ -120,7 +124,7 @@ def bare_aio() -> grpc.GenericRpcHandler:
 
 
 def bare_sync() -> tuple[grpc.Server, str]:
-    """The same on a server with threads."""
+    """Starts the same as ``bare_aio`` on a server with threads."""
 
     def drop(messages: Iterator[bytes], context: Any) -> bytes:
         for _ in messages:

@@ -23,7 +23,7 @@ def show(
     plot_file: str | None,
     tier_model: str | None = None,
 ) -> int:
-    """Measure, print, write. Raises ConfigError for sizes that don't fit each other."""
+    """Measures, prints a table, writes files. Raises ConfigError for sizes that don't fit each other."""
     if total_bytes % page_bytes or page_bytes % SMALL_PAGE_BYTES:
         raise ConfigError("--mib must be a multiple of --page-kib, and that one of 32", "page_kib")
     require_place(json_file, plot_file)

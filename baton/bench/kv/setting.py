@@ -29,12 +29,12 @@ def layout(page_bytes: int) -> KvLayout:
 
 
 def hashes(count: int) -> list[bytes]:
-    """A stand-in for the chain hashes of ``count`` blocks."""
+    """Returns a stand-in for the chain hashes of ``count`` blocks."""
     return [number.to_bytes(frames.HASH_BYTES, "little") for number in range(count)]
 
 
 def lease(count: int) -> bytes:
-    """The lease of a handoff of ``count`` blocks."""
+    """Returns the lease of a handoff of ``count`` blocks."""
     return count.to_bytes(frames.LEASE_BYTES, "little")
 
 
@@ -44,7 +44,9 @@ def chunk_counts(pages: int) -> list[int]:
 
 
 def identity(folder: Path) -> Identity:
-    """A worker's, of a CA that is made in ``folder`` unless it is there: what both ends show each other."""
+    """Returns a worker's identity, of a CA that is made in ``folder`` unless it is there: what both ends show each
+    other.
+    """
     Authority(folder).make(("worker",))
     files = TlsFiles(str(folder / "worker.crt"), str(folder / "worker.key"), str(folder / "ca.crt"))
     return Identity(files, "the bench")
@@ -61,7 +63,7 @@ def source(page_bytes: int, pages: int) -> PageMemory:
 
 
 def touch(view: memoryview) -> None:
-    """Have the kernel give every page of memory now, as a worker's are after its first minutes."""
+    """Has the kernel give every page of memory now, as a worker's are after its first minutes."""
     for at in range(0, len(view), 4096):
         view[at] = 1
 
@@ -71,14 +73,14 @@ Known = dict[int, int]
 
 
 def known_checksums(memory: PageMemory, page_bytes: int) -> Known:
-    """Of every page of ``memory``."""
+    """Returns the checksum of every page of ``memory``."""
     pages = [memory.page(number) for number in range(len(memory.view()) // page_bytes)]
     return dict(zip(map(copying.address, pages), copying.checksums(pages), strict=True))
 
 
 @contextmanager
 def looked_up(known: Known) -> Iterator[None]:
-    """The sender's cost taken away: checksums are what is ``known``, and where pages are copied they only are."""
+    """Takes the sender's cost away: checksums are what is ``known``, and where pages are copied they only are."""
     plain = copying.kv_copy
 
     def copied(dst: Sequence[int] | None, src: Sequence[int], size: int) -> list[int]:
@@ -95,7 +97,7 @@ def looked_up(known: Known) -> Iterator[None]:
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """The receiver's cost taken away: blocks are neither hashed nor compared. Headers still are."""
+    """Takes the receiver's cost away: blocks are neither hashed nor compared. Headers still are."""
     plain = (copying.kv_copy, frames.checksum, frames.digest, frames.check_blocks)
 
     class NoChecksum:

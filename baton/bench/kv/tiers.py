@@ -47,7 +47,7 @@ SHAPE: dict[str, Any] = {
 
 
 def write_shape(folder: Path) -> Path:
-    """A random checkpoint of Qwen2.5-0.5B's shape."""
+    """Writes a random checkpoint of Qwen2.5-0.5B's shape."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -63,7 +63,7 @@ def write_shape(folder: Path) -> Path:
 
 
 def compute_seconds(runner: Runner, tokens: int) -> float:
-    """To read a prompt of ``tokens``, in chunks, alone."""
+    """Returns the seconds to read a prompt of ``tokens``, in chunks, alone."""
     pages = list(range(-(-tokens // BLOCK_TOKENS)))
     memory = PageMemory.create(len(pages), runner.spec.layout.page_bytes)
     runner.bind(memory.view(), len(pages))
@@ -89,7 +89,7 @@ class EmptyPool:
         self.empty()
 
     def empty(self) -> None:
-        """As if everything had been evicted."""
+        """Empties the pool, as if everything had been evicted."""
         self._sharing = PageSharing(PagePool(self.memory.pages))
         self.filler = Filler(self._tell, self.memory, time.perf_counter)
 
@@ -105,7 +105,7 @@ def chain(blocks: int) -> list[bytes]:
 
 
 async def stored(tier: Tier, hashes: Sequence[bytes], page_bytes: int) -> float:
-    """Fill the tier; seconds to write it back."""
+    """Fills the tier; returns the seconds to write it back."""
     rng = np.random.default_rng(3)
     pages = [memoryview(rng.bytes(page_bytes)) for _ in hashes]
     began = time.perf_counter()
@@ -114,7 +114,7 @@ async def stored(tier: Tier, hashes: Sequence[bytes], page_bytes: int) -> float:
 
 
 async def lifted(tier: Tier, device: EmptyPool, hashes: Sequence[bytes], duty: float = 1.0) -> float:
-    """Seconds to bring all of it to an empty device."""
+    """Returns the seconds to bring all of it to an empty device."""
     device.empty()
     tiers = Tiers([tier])
     tiers.duty = duty
@@ -124,7 +124,7 @@ async def lifted(tier: Tier, device: EmptyPool, hashes: Sequence[bytes], duty: f
 
 
 def drop_page_cache(folder: Path) -> None:
-    """What the kernel keeps of the files' pages; they must not be mapped."""
+    """Drops what the kernel keeps of the files' pages; they must not be mapped."""
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -132,7 +132,7 @@ def drop_page_cache(folder: Path) -> None:
 
 
 async def lift_times(layout: KvLayout, tokens: int, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds per round by name; "memcpy" is of as many bytes."""
+    """Returns seconds per round by name; "memcpy" is of as many bytes."""
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
     device, room = EmptyPool(len(hashes), size), len(hashes) * (size + RECORD_BYTES) + HEADER_BYTES
     slab = host_slab(room, size)
@@ -161,7 +161,7 @@ async def lift_times(layout: KvLayout, tokens: int, rounds: int, folder: Path) -
 
 
 def copied(memory: memoryview, size: int) -> float:
-    """Seconds of one memcpy of ``size`` bytes from the first half of ``memory`` to the second."""
+    """Returns seconds of one memcpy of ``size`` bytes from the first half of ``memory`` to the second."""
     whole = np.frombuffer(memory, np.uint8)
     began = time.perf_counter()
     np.copyto(whole[size : 2 * size], whole[:size])
@@ -172,7 +172,7 @@ def copied(memory: memoryview, size: int) -> float:
 
 
 async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float) -> list[Row]:
-    """What a decode step feels of the host tier lifting all the time, and of it writing back all the time."""
+    """Measures what a decode step feels of a host tier that lifts all the time, and of one that writes back."""
     hashes, size = chain(tokens // BLOCK_TOKENS), layout.page_bytes
     slab = host_slab(len(hashes) * (size + RECORD_BYTES), size)
     assert slab is not None
@@ -200,7 +200,7 @@ async def beside_rows(layout: KvLayout, tokens: int, count: int, window_s: float
 def rows(
     model: str, tokens: int = 8192, rounds: int = 5, computed: int = COMPUTED, window_s: float = 0.25
 ) -> list[Row]:
-    """Host and disk tier against computing, and the neighbour's step."""
+    """Measures host and disk tier against computing, and the neighbour's step."""
     with tempfile.TemporaryDirectory(prefix="bk-") as folder:
         path = str(write_shape(Path(folder, "model"))) if model == RANDOM else model
         runner = load_runner(EngineConfig(model=path, dtype="bfloat16"))

@@ -60,7 +60,7 @@ class TransportBench:
         keep_freed_buffers()
 
     async def close(self) -> None:
-        """End the receiver."""
+        """Ends the receiver."""
         for transport in self._transports.values():
             await transport.close()
         assert self._process.stdin is not None
@@ -69,11 +69,11 @@ class TransportBench:
         self._certs.cleanup()
 
     def receiver_cpu(self) -> float:
-        """The receiver's CPU seconds so far."""
+        """Returns the receiver's CPU seconds so far."""
         return self.ask("cpu")
 
     def ask(self, line: str) -> float:
-        """Have the receiver do what ``line`` says (receiver.py); its CPU seconds so far."""
+        """Has the receiver do what ``line`` says (receiver.py); returns its CPU seconds so far."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n".encode())
@@ -83,7 +83,7 @@ class TransportBench:
     # ---- ours ------------------------------------------------------------------------------------------
 
     async def handoff(self, name: str, count: int) -> float:
-        """Seconds of a whole handoff of ``count`` blocks that are all ready."""
+        """Returns seconds of a whole handoff of ``count`` blocks that are all ready."""
         handoff = self.new_handoff(name, count)
         handoff.ship(self.blocks(range(count)))
         handoff.commit(TokenRun(0, (1,)), 0)
@@ -92,7 +92,7 @@ class TransportBench:
         return time.perf_counter() - begun
 
     def new_handoff(self, name: str, count: int) -> Handoff:
-        """To the receiver by ``name``: feed it."""
+        """Opens a handoff to the receiver by ``name``: feed it."""
         if name not in self._transports:
             self._transports[name] = self._transport(name)
         sender = Sender("bench", "m", setting.FINGERPRINT, self._layout)
@@ -120,19 +120,19 @@ class TransportBench:
         self.picked = link.transport
 
     def blocks(self, numbers: range) -> Iterator[ShipBlock]:
-        """As the engine announces them."""
+        """Yields the blocks as the engine announces them."""
         return (ShipBlock(number, number, self._hashes[number], 16) for number in numbers)
 
     # ---- peers -----------------------------------------------------------------------------------------
 
     def memcpy(self) -> float:
-        """Seconds to copy as many cold bytes once, by one thread."""
+        """Returns seconds to copy as many cold bytes once, by one thread."""
         begun = time.perf_counter()
         self._copy[:] = self.memory.view()
         return time.perf_counter() - begun
 
     def bare_tcp(self) -> float:
-        """Seconds of a blocking ``sendall`` until the receiver's blocking ``recv_into`` has all."""
+        """Returns seconds of a blocking ``sendall`` until the receiver's blocking ``recv_into`` has all."""
         host, port = self.addresses["bare tcp"].split(":")
         with socket.create_connection((host, int(port))) as sock:
             begun = time.perf_counter()
@@ -141,14 +141,14 @@ class TransportBench:
             return time.perf_counter() - begun
 
     def messages(self) -> list[bytes]:
-        """As many bytes in messages of the size of our frames."""
+        """Returns as many bytes in messages of the size of our frames."""
         if not self._messages:
             view, size = self.memory.view(), max(FRAME_BYTES, self.page_bytes)
             self._messages = [bytes(view[at : at + size]) for at in range(0, len(view), size)]
         return self._messages
 
     async def bare_aio(self) -> float:
-        """Seconds of a raw stream of ready-made messages, asyncio on both sides."""
+        """Returns seconds of a raw stream of ready-made messages, asyncio on both sides."""
         messages = self.messages()
         async with grpc.aio.insecure_channel(self.addresses["grpc"], options=CHANNEL_OPTIONS) as channel:
             await channel.channel_ready()
@@ -161,7 +161,7 @@ class TransportBench:
             return time.perf_counter() - begun
 
     def bare_sync(self) -> float:
-        """The same with threads on both sides."""
+        """Returns the seconds of the same stream with threads on both sides."""
         messages = self.messages()
         with grpc.insecure_channel(self.addresses["bare grpc"], options=CHANNEL_OPTIONS) as channel:
             grpc.channel_ready_future(channel).result(5)
@@ -170,7 +170,7 @@ class TransportBench:
             return time.perf_counter() - begun
 
     async def round_trips(self, count: int) -> list[float]:
-        """Seconds of gRPC unary round trips on a warm channel."""
+        """Returns seconds of gRPC unary round trips on a warm channel."""
         took = []
         async with grpc.aio.insecure_channel(self.addresses["grpc"], options=CHANNEL_OPTIONS) as channel:
             echo = channel.unary_unary(f"/{setting.BARE}/Echo")
@@ -182,7 +182,7 @@ class TransportBench:
 
 
 def run(rounds: int, total_bytes: int, page_bytes: int, small_page_bytes: int) -> list[Row]:
-    """Everything, as rows."""
+    """Measures everything; returns rows."""
     return uvloop.run(_run(rounds, total_bytes, page_bytes, small_page_bytes))
 
 

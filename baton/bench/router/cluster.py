@@ -52,22 +52,22 @@ class BenchCluster(Fleet):
         )
 
     def close(self) -> None:
-        """End every process."""
+        """Ends every process."""
         super().close()
         self._profiles.cleanup()
 
     @property
     def worker_address(self) -> str:
-        """Of the first decode worker."""
+        """Returns the address of the first decode worker."""
         return self.record("decode-0").address
 
     def cpu_seconds(self) -> float:
-        """User and system time of the router's process so far."""
+        """Returns user and system time of the router's process so far."""
         fields = self._stat("stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident_bytes(self) -> int:
-        """Of the router's process, now."""
+        """Returns the resident bytes of the router's process, now."""
         return int(self._stat("statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def _stat(self, name: str) -> str:

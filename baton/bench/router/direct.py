@@ -25,7 +25,7 @@ class DirectWorker:
         self._serial = 0
 
     async def ttft(self, prompt: Sequence[int], max_tokens: int) -> float:
-        """From Admit to the first token; reads on to the answer's end."""
+        """Returns the seconds from Admit to the first token; reads on to the answer's end."""
         self._serial += 1
         sampling = sampling_to_pb(Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True))
         admit = w.Admit(
@@ -44,7 +44,7 @@ class DirectWorker:
 
 @asynccontextmanager
 async def direct(address: str) -> AsyncIterator[DirectWorker]:
-    """A session with the worker at ``address``."""
+    """Opens a session with the worker at ``address``."""
     async with grpc.aio.insecure_channel(address) as channel:
         call = stubs.DecodeWorkerStub(channel).Session()
         await call.write(w.SessionUp(hello=w.Hello(router_id="bench", protocol=PROTOCOL)))

@@ -31,7 +31,7 @@ class RequestOutcome(msgspec.Struct):
 
     @property
     def good(self) -> bool:
-        """Answered to its end."""
+        """Returns whether the request was answered to its end."""
         return self.status == 200 and self.tokens > 0
 
 
@@ -110,7 +110,7 @@ def _usage(tail: bytes) -> int:
 
 @asynccontextmanager
 async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awaitable[RequestOutcome]]]:
-    """A connection: call it with a request's bytes."""
+    """Opens a connection: call it with a request's bytes."""
     _, reader = await asyncio.get_running_loop().create_connection(_ResponseReader, host, port)
 
     async def ask(raw: bytes) -> RequestOutcome:
@@ -124,7 +124,7 @@ async def connected(host: str, port: int) -> AsyncIterator[Callable[[bytes], Awa
 
 
 def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> bytes:
-    """A streamed completion as HTTP/1.1, ``headers`` with their line ends."""
+    """Returns a streamed completion as HTTP/1.1, ``headers`` with their line ends."""
     body = json.dumps(
         {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
         | {"stream_options": {"include_usage": True}}
@@ -139,7 +139,7 @@ def request(prompt: str | Sequence[int], max_tokens: int, headers: str = "") -> 
 async def closed_loop(
     host: str, port: int, clients: int, make: Callable[[int], bytes], count: int
 ) -> list[RequestOutcome]:
-    """``count`` requests by ``clients`` that each send the next one as soon as the last is answered."""
+    """Sends ``count`` requests by ``clients`` that each send the next one as soon as the last is answered."""
     outcomes: list[RequestOutcome] = []
     numbers = iter(range(count))
 
@@ -154,7 +154,7 @@ async def closed_loop(
 async def open_loop(
     host: str, port: int, rate: float, seconds: float, make: Callable[[int], bytes], seed: int = 1
 ) -> list[RequestOutcome]:
-    """Poisson arrivals at ``rate`` per second, whatever becomes of those before; a connection each."""
+    """Sends Poisson arrivals at ``rate`` per second, whatever becomes of those before; a connection each."""
     rng, outcomes, tasks = random.Random(seed), [], []
 
     async def one(number: int) -> None:

@@ -23,17 +23,17 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 
 
 def text_of(tokens: int, seed: int) -> str:
-    """As many letters as tokens: the paced engine's tokenizer takes bytes."""
+    """Returns as many letters as tokens: the paced engine's tokenizer takes bytes."""
     return "".join(random.Random(seed).choices(LETTERS, k=tokens))
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a share ``q`` lies."""
+    """Returns the value below which a share ``q`` lies."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]
 
 
 async def overhead(cluster: BenchCluster, requests: int) -> list[Row]:
-    """TTFT of a 1k-token prompt through the router less the worker's own: unloaded, local way, in turn."""
+    """Measures the TTFT of a 1k-token prompt through the router less the worker's own: unloaded, in turn."""
     through: list[float] = []
     alone: list[float] = []
     async with direct(cluster.worker_address) as worker, connected(cluster.host, cluster.port) as ask:
@@ -51,7 +51,7 @@ async def overhead(cluster: BenchCluster, requests: int) -> list[Row]:
 
 
 async def throughput(cluster: BenchCluster, rounds: int, tokens: int, streams: int = 64) -> list[Row]:
-    """Streamed tokens per second, and per second of the router's own CPU time."""
+    """Measures streamed tokens per second, and per second of the router's own CPU time."""
     rates: list[float] = []
     per_cpu: list[float] = []
     merged: list[float] = []
@@ -71,7 +71,7 @@ async def throughput(cluster: BenchCluster, rounds: int, tokens: int, streams: i
 
 
 async def cpu_per_request(cluster: BenchCluster, rounds: int, each: int, long: bool) -> Row:
-    """The router's CPU milliseconds; of long prompts, beyond what tokenizing alone takes."""
+    """Measures the router's CPU milliseconds; of long prompts, beyond what tokenizing alone takes."""
     prompt, answer, clients = (100_000, 1_000, 2) if long else (1_000, 128, 8)
     spent: list[float] = []
     for number in range(rounds):
@@ -96,7 +96,7 @@ def _tokenizing_ms(tokens: int) -> float:
 
 
 async def memory(cluster: BenchCluster, requests: int) -> Row:
-    """Growth of the router's resident memory, from a tenth of the requests to all of them."""
+    """Measures growth of the router's resident memory, from a tenth of the requests to all of them."""
     tenth = max(200, requests // 10)
 
     def make(number: int) -> bytes:
@@ -110,7 +110,7 @@ async def memory(cluster: BenchCluster, requests: int) -> Row:
 
 
 async def overload(cluster: BenchCluster, seconds: float, say: Say) -> list[Row]:
-    """Goodput (first token within the SLO) at 1, 2 and 5 times what the workers manage, over its peak."""
+    """Measures goodput (first token within the SLO) at 1, 2 and 5 times what the workers manage, over its peak."""
     headers = f"x-slo-ttft-ms: {SLO_MS}\r\n"
 
     serial = itertools.count(1)

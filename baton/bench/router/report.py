@@ -16,7 +16,7 @@ FIGURES = ("ttft", "throughput", "cpu", "cpu-long", "memory", "overload")
 
 
 def show(figures: tuple[str, ...], rounds: int, requests: int, seconds: float, json_file: str | None) -> int:
-    """Measure what is named, print a table, write JSON."""
+    """Measures what is named, print a table, write JSON."""
     require_place(json_file)
     console = Console(highlight=False, width=130)
     found = list(run(figures, rounds, requests, seconds, console))
@@ -29,7 +29,7 @@ def show(figures: tuple[str, ...], rounds: int, requests: int, seconds: float, j
 def run(
     figures: tuple[str, ...], rounds: int, requests: int, seconds: float, console: Console
 ) -> Iterator[rows.Row]:
-    """Rows, as they are known."""
+    """Yields rows, as they are known."""
     say = console.print
     with BenchCluster(decode=1) as cluster:
         if "ttft" in figures:

@@ -28,7 +28,7 @@ class Pool(Section):
     worker: dict[str, Any] = Field(default={}, description="settings of [worker] that differ here")
 
     def gpus(self, device: str) -> float:
-        """GPUs that Ray reserves for one worker of ``device``; where none are named, one per bundle."""
+        """Returns the GPUs that Ray reserves for one worker of ``device``; where none are named, one per bundle."""
         return self.gang * self.resources.get("GPU", 1.0 if device == "cuda" else 0.0)
 
 
@@ -49,10 +49,10 @@ class ClusterConfig(Section):
 
     @property
     def readers(self) -> int:
-        """Prefill workers, apart from pools: none where every worker does both."""
+        """Returns the number of prefill workers apart from pools: none where every worker does both."""
         return 0 if self.colocated else self.prefill
 
 
 def pool_worker(worker: WorkerConfig, pool: Pool) -> WorkerConfig:
-    """What a pool's workers run."""
+    """Returns the worker settings with what the pool sets itself."""
     return WorkerConfig.model_validate(worker.model_dump() | pool.worker)

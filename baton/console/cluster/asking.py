@@ -43,7 +43,7 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
     def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Its answer. Raises ConfigError where none comes, else what it refuses with."""
+        """Returns the router's answer. Raises ConfigError where none comes, else what it refuses with."""
         headers = {"content-type": "application/json"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
@@ -62,7 +62,10 @@ class RouterEndpoint(msgspec.Struct, frozen=True):
 
 
 def router(url: str | None, key: str) -> RouterEndpoint:
-    """The one that was named, or that of the one cluster on this machine. Raises ConfigError: none, or several."""
+    """Returns the router that was named, or that of the one cluster on this machine.
+
+    Raises ConfigError: none, or several.
+    """
     if url:
         return RouterEndpoint(url, key)
     config = local_config(Path(tempfile.gettempdir()))
@@ -70,7 +73,7 @@ def router(url: str | None, key: str) -> RouterEndpoint:
 
 
 def refusal(error: urllib.error.HTTPError) -> BatonError:
-    """What the router said, as an error of ours."""
+    """Returns what the router said, as an error of ours."""
     try:
         message = json.load(error)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -80,7 +83,7 @@ def refusal(error: urllib.error.HTTPError) -> BatonError:
 
 
 def url_of(config: BatonConfig) -> str:
-    """Where its router answers, from this machine."""
+    """Returns where a cluster's router answers, from this machine."""
     listens, scheme = config.router, "https" if config.tls.enabled else "http"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(listens.host, listens.host)
     return f"{scheme}://{host}:{listens.port}"

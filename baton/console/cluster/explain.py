@@ -16,7 +16,7 @@ from baton.console.cluster.asking import router
 
 
 def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
-    """Ask the router, print. Raises RequestUnknown, ConfigError."""
+    """Asks the router, print. Raises RequestUnknown, ConfigError."""
     path = f"/v1/requests/{urllib.parse.quote(request_id, safe='')}/explain"
     record = router(url, key).call("GET", path)
     console = Console(highlight=False, width=140)
@@ -28,7 +28,9 @@ def show(request_id: str, url: str | None, key: str, as_json: bool) -> int:
 
 
 def page(record: dict[str, Any], console: Console) -> None:
-    """Who, then for each choice: every placement with its candidates, then predicted against observed."""
+    """Lists who placed it, then for each choice every placement with its candidates, then predicted against
+    observed.
+    """
     who = f"{record['request_id']}: {record['model']}, {record['prompt_tokens']} prompt tokens"
     tenant = f", tenant {record['tenant']}" if record["tenant"] else ""
     session = f", session {record['session']}" if record.get("session") else ""

@@ -28,7 +28,7 @@ _Json = Annotated[bool, typer.Option("--json", help="What the router said")]
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Add them to the `baton` command."""
+    """Adds them to the `baton` command."""
     ratio = typer.Typer(no_args_is_help=True, help="The ratio of prefill to decode workers, while they run.")
     app.add_typer(ratio, name="ratio")
 
@@ -62,7 +62,7 @@ def register(app: typer.Typer, guarded: Guard) -> None:
 
 
 def call(method: str, path: str, url: str | None, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A call that may take as long as a change of role does. Raises as ``RouterEndpoint.call``."""
+    """Makes a call that may take as long as a change of role does. Raises as ``RouterEndpoint.call``."""
     return router(url, key).call(method, path, body, TIMEOUT_S)
 
 
@@ -89,7 +89,7 @@ def _tell(found: dict[str, Any], as_json: bool) -> int:
 
 
 def page(found: dict[str, Any]) -> list[Table | str]:
-    """What `show` prints, part by part."""
+    """Returns what `show` prints, part by part."""
     parts: list[Table | str] = [f"[bold]{found['prefill']}:{found['decode']}[/] (prefill:decode)"]
     if found["pin"]:
         parts.append(

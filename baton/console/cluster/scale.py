@@ -29,7 +29,7 @@ Guarded = Callable[[Callable[[], int]], int]
 
 
 def register(app: typer.Typer, guarded: Guarded) -> None:
-    """Add ``baton scale``."""
+    """Adds ``baton scale``."""
 
     @app.command()
     def scale(
@@ -45,7 +45,7 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
 
 
 def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> int:
-    """Ask, wait, tell how long it took."""
+    """Asks for the numbers, waits, and says how long it took."""
     asked, (url, namespace) = parse(numbers), meeting_place(redis, namespace)
     begun = time.monotonic()
     console, wanted = Console(highlight=False), asyncio.run(_scale(url, namespace, asked, wait_s))
@@ -55,7 +55,7 @@ def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> i
 
 
 def parse(numbers: Sequence[str]) -> dict[str, int]:
-    """Role -> count. Raises ConfigError."""
+    """Parses role=count arguments. Raises ConfigError."""
     found: dict[str, int] = {}
     for text in numbers:
         role, _, count = text.partition("=")

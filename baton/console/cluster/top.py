@@ -31,7 +31,7 @@ NONE = "–"
 
 
 def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) -> int:
-    """Until Ctrl-C; ``once`` prints and ends. Raises ConfigError, Unauthenticated, Forbidden."""
+    """Redraws until Ctrl-C; ``once`` prints and ends. Raises ConfigError, Unauthenticated, Forbidden."""
     look = partial(router(url, key).call, "GET", "/v1/cluster")
     if as_json:
         sys.stdout.write(json.dumps(look(), indent=1) + "\n")
@@ -47,7 +47,7 @@ def run(url: str | None, key: str, every_s: float, once: bool, as_json: bool) ->
 
 
 def page(found: dict[str, Any], width: int) -> RenderableType:
-    """Everything that matters, top to bottom, in ``width`` columns of text."""
+    """Returns everything that matters, top to bottom, in ``width`` columns of text."""
     pools = [_pool(found, role) for role in ("prefill", "decode") if found["pools"][role]["workers"]]
     parts: list[RenderableType] = [_head(found), Columns(pools, expand=True), _classes(found, width >= WIDE)]
     if found["advice"] or found["pin"]:

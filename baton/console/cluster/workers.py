@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 def show_workers(redis_url: str | None, namespace: str) -> int:
-    """Print the table. Without a URL it is of the one cluster that runs on this machine."""
+    """Prints the table. Without a URL it is of the one cluster that runs on this machine."""
     url, namespace = meeting_place(redis_url, namespace)
     console, (entries, departed) = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
     if departed:
@@ -56,7 +56,10 @@ def show_workers(redis_url: str | None, namespace: str) -> int:
 
 
 def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
-    """Redis and namespace: those that were named, else as ``local_config``. Raises ConfigError: none answers."""
+    """Returns Redis and namespace: those that were named, else as ``local_config``.
+
+    Raises ConfigError: none answers.
+    """
     if redis_url:
         check_redis(redis_url)
         return redis_url, namespace or ClusterConfig().namespace
@@ -65,8 +68,10 @@ def meeting_place(redis_url: str | None, namespace: str) -> tuple[str, str]:
 
 
 def local_config(folder: Path) -> BatonConfig:
-    """The config of the cluster that runs on this machine: where the environment says (a pod's router), else in a
-    folder of ``folder``. Which it is goes to stderr. Raises ConfigError where none or several run.
+    """Returns the config of the cluster that runs on this machine.
+
+    It lies where the environment says (a pod's router), else in a folder of ``folder``. Which it is goes to
+    stderr. Raises ConfigError where none or several run.
     """
     named = os.environ.get(RUN_DIR)
     found = _running([Path(named, "config.json")] if named else sorted(folder.glob("baton-*/config.json")))
@@ -103,7 +108,7 @@ def _described(config: BatonConfig) -> str:
 
 
 def table(entries: dict[str, WorkerEntry]) -> Table:
-    """One row per worker, by id."""
+    """Returns a table of one row per worker, by id."""
     shown = Table(box=None)
     for column in COLUMNS:
         shown.add_column(column, no_wrap=True)
@@ -123,7 +128,7 @@ def table(entries: dict[str, WorkerEntry]) -> Table:
 
 
 def version_of(info: WorkerInfo) -> str:
-    """Its build, and the protocol where that is not ours; in red where the two of us would refuse each other."""
+    """Returns its build, and its protocol where that is not ours; in red where the two would refuse each other."""
     build = escape(info.version or "?")
     if info.protocol == version.PROTOCOL:
         return build
@@ -132,7 +137,7 @@ def version_of(info: WorkerInfo) -> str:
 
 
 def links_table(entries: dict[str, WorkerEntry]) -> Table | None:
-    """How KV gets from worker to worker, one row per measured pair; None before the first."""
+    """Shows how KV gets from worker to worker, one row per measured pair; None before the first."""
     shown = Table("KV from", "to", "by", "GB/s", "fixed", "note", box=None)
     for name, (_, load, _age) in sorted(entries.items()):
         for link in sorted(load.kv_links, key=lambda link: link.peer):
@@ -143,7 +148,7 @@ def links_table(entries: dict[str, WorkerEntry]) -> Table | None:
 
 
 def departed_table(departed: Sequence[Departure], now: float) -> Table:
-    """Who left in the last hour and what of, one row per incarnation, newest first."""
+    """Lists who left in the last hour and what of, one row per incarnation, newest first."""
     shown = Table("left", "role", "cause", "what happened", "when", box=None)
     for gone in departed:
         cause = gone.cause if gone.cause == "drained" else f"[red]{escape(gone.cause)}[/]"

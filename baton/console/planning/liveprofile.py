@@ -52,7 +52,7 @@ class LiveMeasurement(msgspec.Struct, frozen=True):
 
 
 async def measure(config: BatonConfig, slot: str, repeats: int, told: Told) -> LiveMeasurement:
-    """Of decode worker ``slot`` ("" takes the least busy). Raises NoWorker and what the worker raises."""
+    """Measures decode worker ``slot`` ("" takes the least busy). Raises NoWorker and what the worker raises."""
     async with connected(config) as (links, roster):
         link = await decode_link(links, roster, slot)
         chunk = config.worker.prefill_chunk_tokens
@@ -84,11 +84,11 @@ class MeasuringClient:
         self.longest = min(link.info.max_model_len, link.info.pages * BLOCK_TOKENS // 2) - STEPS - 1
 
     def tokens(self, count: int) -> list[int]:
-        """Any ids."""
+        """Returns any ids, as many as asked for."""
         return [self._rng.randrange(self._link.info.vocab_size) for _ in range(count)]
 
     async def prompts(self, repeats: int) -> list[StepTiming]:
-        """Prefill over length, alone, and over batch."""
+        """Measures prefill over length, alone, and over batch."""
         points = []
         for length, count in (*((n, 1) for n in LENGTHS), *TOGETHER):
             if length * count > self.longest:
@@ -104,7 +104,7 @@ class MeasuringClient:
         return points
 
     async def answers(self) -> list[StepTiming]:
-        """Decode over batch and context."""
+        """Measures decode over batch and context."""
         points = []
         for context, batch in itertools.product(CONTEXTS, BATCHES):
             private = batch * (STEPS + 2 * BLOCK_TOKENS)
@@ -139,14 +139,14 @@ class MeasuringClient:
         return (shortest[-1] - shortest[0]) / (len(shortest) - 1)
 
     async def ask(self, prompt: list[int], outputs: int) -> _AnswerTimes:
-        """One request, to its end."""
+        """Sends one request and follows it to its end."""
         heard = _AnswerTimes()
         async with self._link.admit(self.admit(prompt, outputs, local=True), heard.take, lambda: "retry") as lease:
             await lease.ended
         return heard
 
     def admit(self, prompt: list[int], outputs: int, local: bool) -> w.Admit:
-        """Greedy, to its full length."""
+        """Returns a request that is greedy, to its full length."""
         return w.Admit(
             request_id=f"profile-{self.salt.hex()[:8]}-{next(self._serial)}",
             model_id=self._link.info.model_id,

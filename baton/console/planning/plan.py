@@ -37,7 +37,7 @@ SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
 
 
 def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Any:
-    """The part of the trace that was asked for."""
+    """Returns the part of the trace that was asked for."""
     from baton.planner.traces.trace import read_trace
 
     whole = read_trace(trace, skip_bad)

@@ -8,7 +8,7 @@ from baton.console.planning import plan, profile, sim, size, trace
 
 
 def register(app: typer.Typer) -> None:
-    """Add them to the `baton` command."""
+    """Adds them to the `baton` command."""
     app.add_typer(sim.app, name="sim")
     app.add_typer(trace.app, name="trace")
     app.add_typer(profile.app, name="profile")

@@ -37,13 +37,13 @@ class Progress:
 
 
 def run(config_path: str | None, flags: Mapping[str, Mapping[str, Any]]) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code. Raises StartupError and its kin."""
+    """Serves until SIGINT or SIGTERM; returns the exit code. Raises StartupError and its kin."""
     config = on_this_machine(load_config(config_path, flags))
     return asyncio.run(_serve(config, Console(highlight=False)))
 
 
 def on_this_machine(config: BatonConfig, ask: Probe = probe) -> BatonConfig:
-    """``worker.device`` auto settled, cuda looked for, where workers are started here. Raises ConfigError."""
+    """Settles ``worker.device`` auto and looks for cuda where workers are started here. Raises ConfigError."""
     if config.ray.address:
         return config  # each worker's own machine says
     device = settled(config.worker.device, ask)
@@ -73,7 +73,7 @@ async def _stay_up(cluster: LocalCluster, console: Console) -> None:
 
 
 def welcome(cluster: LocalCluster) -> str:
-    """The URL and a command to try."""
+    """Returns the URL and a command to try."""
     router, trust = cluster.config.router, _certificates(cluster.config)
     body = json.dumps(
         {"model": cluster.name, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64}

@@ -16,7 +16,7 @@ _Config = Annotated[str | None, typer.Option(help="A baton.toml; default: ./bato
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Add them to the `baton` command."""
+    """Adds them to the `baton` command."""
 
     @app.command()
     def router(

@@ -37,7 +37,7 @@ _Domain = Annotated[str, typer.Option(help="Ends the names of roles; tls.domain 
 
 
 def register(app: typer.Typer, guarded: Guarded) -> None:
-    """Add ``baton certs``."""
+    """Adds ``baton certs``."""
     group = typer.Typer(no_args_is_help=True, help="A development CA and its certificates (mutual TLS).")
     app.add_typer(group, name="certs")
 
@@ -68,7 +68,7 @@ def register(app: typer.Typer, guarded: Guarded) -> None:
 def write(
     folder: Path, roles: Sequence[str] | None, hosts: Sequence[str], days: float, domain: str, anew: bool
 ) -> int:
-    """Say what was written."""
+    """Says what was written."""
     from baton.tls.authority import ROLES, Authority
 
     if unknown := set(roles or ()) - set(ROLES):
@@ -86,7 +86,7 @@ def write(
 
 
 def show(folder: Path) -> int:
-    """One row per certificate; 1 when one is over or of another CA."""
+    """Prints one row per certificate; returns 1 when one is over or of another CA."""
     from baton.tls.authority import Authority
 
     if not (folder / "ca.crt").is_file():
@@ -103,7 +103,7 @@ def show(folder: Path) -> int:
 
 
 def ensure(config: BatonConfig, say: Callable[[str, str], Any]) -> None:
-    """For `baton serve --tls DIR`: make what is missing in ``tls.dir``, unless the CA's key is kept elsewhere."""
+    """Makes what is missing in ``tls.dir`` for `baton serve --tls DIR`, unless the CA's key is kept elsewhere."""
     folder = Path(config.tls.dir).expanduser().absolute()
     if not config.tls.dir or ((folder / "ca.crt").exists() and not (folder / "ca.key").exists()):
         return

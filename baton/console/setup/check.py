@@ -27,7 +27,7 @@ Values = dict[str, Any]
 
 
 def check_files(files: Sequence[str], chart: str | None) -> list[Finding]:
-    """One finding per thing looked at. Raises ConfigError for files that can't be read."""
+    """Returns one finding per thing looked at. Raises ConfigError for files that can't be read."""
     if not files:
         raise ConfigError("name a file: baton check -f baton.toml, or -f values.yaml", "file")
     kinds = {Path(file).suffix for file in files}
@@ -39,7 +39,7 @@ def check_files(files: Sequence[str], chart: str | None) -> list[Finding]:
 
 
 def check_toml(file: str) -> list[Finding]:
-    """What the product would make of it, here and now: the environment counts as well."""
+    """Checks what the product would make of it, here and now: the environment counts as well."""
     try:
         config = load_config(file)
     except BatonError as error:
@@ -50,7 +50,7 @@ def check_toml(file: str) -> list[Finding]:
 
 
 def names_of(config: BatonConfig) -> list[Finding]:
-    """Names that stand for a file of ours: policy, transport, parsers."""
+    """Checks names that stand for a file of ours: policy, transport, parsers."""
     from baton.kv.transport import check_name
     from baton.router.policies import load_policy
     from baton.router.text import reasoning_parsers, tool_parsers
@@ -108,7 +108,7 @@ def _remedy(error: BatonError) -> str:
 
 
 def read_values(file: str) -> Values:
-    """Raises ConfigError."""
+    """Reads a file of Helm values. Raises ConfigError."""
     try:
         found = yaml.safe_load(Path(file).read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -119,7 +119,7 @@ def read_values(file: str) -> Values:
 
 
 def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
-    """As ``helm install -f A -f B`` would see them."""
+    """Checks values as ``helm install -f A -f B`` would see them."""
     values: Values = {}
     for layer in layers:
         values = overlaid(values, layer)
@@ -144,7 +144,7 @@ def check_values(layers: Sequence[Values], chart: Path) -> list[Finding]:
 
 
 def refusals(text: str) -> list[tuple[str, str]]:
-    """(key, what is wrong) of the engine's message: the schema's lines, or what a template refused."""
+    """Returns (key, what is wrong) of the engine's message: the schema's lines, or what a template refused."""
     lines = re.findall(r"- at '([^']*)': (.+)", text)
     if lines:
         return [(path.strip("/").replace("/", ".") or "values", what) for path, what in lines]

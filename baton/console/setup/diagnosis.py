@@ -15,7 +15,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Findings as JSON; the exit 
 
 
 def register(app: typer.Typer, guarded: Guard) -> None:
-    """Add them to the `baton` command."""
+    """Adds them to the `baton` command."""
 
     @app.command()
     def check(

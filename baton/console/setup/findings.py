@@ -26,12 +26,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """1 where something fails; warnings are for people."""
+    """Returns 1 where something fails; warnings are for people."""
     return int(any(finding.state == "fail" for finding in findings))
 
 
 def show(findings: Sequence[Finding], as_json: bool) -> int:
-    """Print them; the exit code."""
+    """Prints the findings; returns the exit code."""
     code = exit_code(findings)
     if as_json:
         print(msgspec.json.encode({"ok": code == 0, "findings": findings}).decode())

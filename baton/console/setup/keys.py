@@ -20,7 +20,7 @@ COLUMNS = ("id", "tenant", "name", "state", "requests/min", "tokens/min", "weigh
 
 
 def add(file: str | None, tenant: str, fields: dict[str, Any]) -> int:
-    """The key alone goes to stdout, so that a script can take it."""
+    """Adds a key and prints it alone to stdout, so that a script can take it."""
     path = keys_path(file)
     print(add_key(path, tenant, time.time(), **fields))
     told = f"a key of {tenant}, kept in {path} as a hash; it isn't shown again. Serve with --keys {path}"
@@ -29,7 +29,7 @@ def add(file: str | None, tenant: str, fields: dict[str, Any]) -> int:
 
 
 def show(file: str | None) -> int:
-    """One row per key."""
+    """Prints one row per key."""
     table = Table(box=None)
     for column in COLUMNS:
         table.add_column(column, no_wrap=True)
@@ -42,12 +42,12 @@ def show(file: str | None) -> int:
 
 
 def revoke(file: str | None, key_id: str) -> int:
-    """It stays in the list."""
+    """Revokes a key, which stays in the list."""
     found = revoke_key(keys_path(file), key_id)
     Console(highlight=False).print(f"{found.id} of {found.tenant} is revoked")
     return 0
 
 
 def keys_path(file: str | None) -> Path:
-    """What was named, else what the config here names, else keys.json."""
+    """Returns what was named, else what the config here names, else keys.json."""
     return Path(file or load_config().router.keys_file or DEFAULT).resolve()

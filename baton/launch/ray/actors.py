@@ -41,11 +41,11 @@ class WorkerActor:
         self._supervisor.start()
 
     def status(self) -> str:
-        """A SlotStatus, as JSON."""
+        """Returns a SlotStatus, as JSON."""
         return msgspec.json.encode(self._supervisor.status()).decode()
 
     def stop(self, grace_s: float) -> None:
-        """End the host and start it no more."""
+        """Ends the host and start it no more."""
         self._supervisor.stop(grace_s)
 
 
@@ -65,7 +65,7 @@ class Actors:
         self._ray, self._lasting = ray, lasting
 
     def start(self, plan: HostPlan, wish: SlotRequest, node_id: str) -> ActorRecord:
-        """Ask Ray for the slot's actor on that node; it is there some time later."""
+        """Asks Ray for the slot's actor on that node; it is there some time later."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -82,7 +82,7 @@ class Actors:
         return ActorRecord(started, group, Seat(wish, node_id), mark_of(plan))
 
     def found(self) -> Iterator[ActorRecord]:
-        """Lasting actors that an earlier driver left."""
+        """Yields the lasting actors that an earlier driver left."""
         names = self._ray.util.list_named_actors() if self._lasting else ()
         for name in sorted(name for name in names if name.startswith(PREFIX)):
             try:
@@ -92,11 +92,11 @@ class Actors:
             yield self._known(name, actor)
 
     def stop(self, placed: ActorRecord, grace_s: float) -> Any:
-        """Ask it to end its host; the answer comes when the host has ended."""
+        """Asks it to end its host; the answer comes when the host has ended."""
         return placed.actor.stop.remote(grace_s)
 
     def remove(self, placed: ActorRecord) -> None:
-        """The actor and its group go; a host that it has not ended stays."""
+        """Removes the actor and its group; a host that it has not ended stays."""
         from ray.util.placement_group import remove_placement_group
 
         try:
@@ -126,11 +126,14 @@ def _end_with(raylet: int) -> None:
 
 
 def actor_name(plan: HostPlan, node_id: str) -> str:
-    """Of the slot, of what runs there, and where: another plan, or another node, is another actor."""
+    """Returns a name of the slot, of what runs there, and where: another plan or node is another actor."""
     return f"{PREFIX}{plan.slot}/{plan.role}/{mark_of(plan)}/{node_id}"
 
 
 def mark_of(plan: HostPlan) -> str:
-    """What a slot runs. A spec's text counts from a host's next start on, and makes no other plan."""
+    """Returns a digest of what a slot runs.
+
+    A spec's text counts from a host's next start on, and makes no other plan.
+    """
     told = msgspec.json.encode(msgspec.structs.replace(plan, spec=""))
     return hashlib.sha256(told).hexdigest()[:12]

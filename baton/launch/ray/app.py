@@ -69,7 +69,7 @@ class RayPlacement:
         self._shown: dict[str, SlotStatus] = {}
 
     def connect(self) -> str:
-        """Start a private Ray or join the one at ``address``; returns its address."""
+        """Starts a private Ray or join the one at ``address``; returns its address."""
         try:
             context = self.ray.init(**self._join() if self._spec.address else self._private())
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -81,7 +81,7 @@ class RayPlacement:
         return str(context.address_info["gcs_address"])
 
     def place(self) -> None:
-        """Seat every slot. Raises ConfigError when no node has room."""
+        """Seats every slot. Raises ConfigError when no node has room."""
         self._seats.want(self._spec.plans)
         deadline = self._clock() + PLACE_S
         self._seats.tend()
@@ -92,19 +92,22 @@ class RayPlacement:
             self._seats.tend()
 
     def scale(self, plans: Sequence[HostPlan]) -> None:
-        """These slots from now on: new ones are seated as there is room, others drained and ended."""
+        """Keeps these slots from now on: new ones are seated as there is room, others drained and ended."""
         self._seats.want(plans)
 
     def tend(self) -> None:
-        """Heal what nodes took along, go on with what was asked. To be called again and again."""
+        """Heals what nodes took along, go on with what was asked. To be called again and again."""
         self._seats.tend()
 
     def where(self) -> Mapping[str, str]:
-        """slot -> id of its node."""
+        """Returns slot -> id of its node."""
         return self._seats.where()
 
     def statuses(self) -> dict[str, SlotStatus]:
-        """slot -> status; one whose actor doesn't answer is shown as it was. Raises StartupError when none does."""
+        """Returns slot -> status; one whose actor doesn't answer is shown as it was.
+
+        Raises StartupError when none does.
+        """
         found, answered = self._seats.statuses()
         if answered or not self._seats.where():
             self._silent = 0.0
@@ -122,11 +125,11 @@ class RayPlacement:
         return changed
 
     def stop_hosts(self, grace_s: float) -> None:
-        """End every host through its actor."""
+        """Ends every host through its actor."""
         self._seats.stop_all(grace_s)
 
     def close(self) -> None:
-        """Leave Ray; a private one ends."""
+        """Leaves Ray; a private one ends."""
         self.ray.shutdown()
 
     def _private(self) -> dict[str, Any]:

@@ -40,16 +40,19 @@ class ScaleFollower:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="follow", daemon=True)
 
     def start(self) -> None:
-        """Look from now on."""
+        """Begins to look, on a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Ends the thread that looks."""
         self._over.set()
         self._thread.join()
 
     def take(self) -> BatonConfig | None:
-        """The config to place by, its numbers those that hold now; None where that is as it was. Never waits."""
+        """Returns the config to place by, its numbers those that hold now; None where that is as it was.
+
+        Never waits.
+        """
         with self._lock:
             latest, self._latest = self._latest, None
             return latest

@@ -34,7 +34,7 @@ class PlacementReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main() -> None:
-    """Place the workers and report on them until told to stop."""
+    """Places the workers and report on them until told to stop."""
     parser = argparse.ArgumentParser(prog="baton.launch.ray.host")
     parser.add_argument("--spec", required=True, help="file with a PlacementSpec as JSON")
     spec = msgspec.json.decode(Path(parser.parse_args().spec).read_bytes(), type=PlacementSpec)
@@ -93,13 +93,13 @@ class RequestedPlans:
         self._plans: list[HostPlan] | None = None
 
     def put(self, line: bytes) -> None:
-        """A line of stdin."""
+        """Keeps the plans of a line of stdin until they are taken. Raises MsgspecError."""
         plans = msgspec.json.decode(line, type=list[HostPlan])
         with self._lock:
             self._plans = plans
 
     def take(self) -> list[HostPlan] | None:
-        """None when nothing new was asked."""
+        """Returns the plans asked for last, once; None when nothing new was asked."""
         with self._lock:
             plans, self._plans = self._plans, None
         return plans

@@ -26,7 +26,7 @@ class RayNode(msgspec.Struct, frozen=True):
 
     @property
     def fabric(self) -> str:
-        """Empty when nobody said."""
+        """Returns the fabric that the node's labels name; empty where they name none."""
         return self.labels.get(FABRIC, "")
 
 
@@ -50,7 +50,7 @@ class Seat(msgspec.Struct, frozen=True):
 def choose(
     wishes: Sequence[SlotRequest], nodes: Iterable[RayNode], taken: Iterable[Seat], strategy: str = "peers"
 ) -> dict[str, str]:
-    """slot -> node id, of every wish that there is room for. The rest are left out."""
+    """Returns slot -> node id, of every wish that there is room for. The rest are left out."""
     room, found = _NodeUsage(list(nodes), taken), dict[str, str]()
     ranked = _in_turn(wishes)
     for number, wish in enumerate(ranked):

@@ -29,7 +29,7 @@ log = logging.getLogger("baton.placer")
 
 
 def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
-    """One plan per slot. Raises ConfigError."""
+    """Returns one plan per slot. Raises ConfigError."""
     if not config.ray.address:
         raise ConfigError("ray.address is empty: name the Ray cluster to place workers in", "ray.address")
     if not config.cluster.run_dir:
@@ -54,7 +54,7 @@ def plans_of(config: BatonConfig, config_file: str) -> list[HostPlan]:
 
 
 def run_placer(config: BatonConfig, config_file: str) -> int:
-    """Until SIGTERM or SIGINT; the exit status. Raises ConfigError and StartupError."""
+    """Places workers until SIGTERM or SIGINT; returns the exit status. Raises ConfigError and StartupError."""
     logging.basicConfig(level=config.telemetry.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     placement, follow = (
         RayPlacement(spec_of(config, plans_of(config, config_file))),
@@ -90,7 +90,7 @@ def _keep_placing(placement: RayPlacement, follow: ScaleFollower, stop: threadin
 
 
 def spec_of(config: BatonConfig, plans: Sequence[HostPlan]) -> PlacementSpec:
-    """How to place them: for good, on nodes that come and go."""
+    """Returns how to place the plans: for good, on nodes that come and go."""
     return PlacementSpec(
         plans=tuple(plans),
         temp_dir="",

@@ -65,16 +65,16 @@ class Seats:
         self._ready: dict[str, float] = {}  # slot -> since when
 
     def want(self, plans: Sequence[HostPlan]) -> None:
-        """These slots from now on; ``tend`` does the rest."""
+        """Keeps these slots from now on; ``tend`` does the rest."""
         self._wanted = {plan.slot: plan for plan in plans}
         self._looked = float("-inf")
 
     def unseated(self) -> list[HostPlan]:
-        """Wanted slots without a node."""
+        """Returns the wanted slots without a node."""
         return [plan for slot, plan in self._wanted.items() if slot not in self._seats]
 
     def tend(self) -> None:
-        """Look at the nodes, let go of what can't or shouldn't stay, place what is missing."""
+        """Looks at the nodes, let go of what can't or shouldn't stay, place what is missing."""
         if self._clock() - self._looked < LOOK_S:
             self._finish_leaving()
             return
@@ -93,7 +93,7 @@ class Seats:
                 self._ask_to_leave(slot, why)
 
     def statuses(self) -> tuple[dict[str, SlotStatus], bool]:
-        """slot -> status, as it was where nobody answers; and whether anybody answered."""
+        """Returns slot -> status, as it was where nobody answers; and whether anybody answered."""
         asked = {seated.placed.actor.status.remote(): slot for slot, seated in self._seats.items()}
         done, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         answers = {asked[answer]: status for answer in done if (status := self._read(answer))}
@@ -115,13 +115,13 @@ class Seats:
         return shown, bool(done)
 
     def stop_all(self, grace_s: float) -> None:
-        """End every host through its actor."""
+        """Ends every host through its actor."""
         calls = [self._actors.stop(seated.placed, grace_s) for seated in self._seats.values()]
         if calls:
             self._ray.wait(calls, num_returns=len(calls), timeout=grace_s + 1)
 
     def where(self) -> Mapping[str, str]:
-        """slot -> node id."""
+        """Returns slot -> node id."""
         return {slot: seated.seat.node_id for slot, seated in self._seats.items()}
 
     # ---- in --------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Seats:
 
 
 def resource_of(role: str) -> str:
-    """The custom resource that a node offers once per worker of ``role`` it can run."""
+    """Returns the custom resource that a node offers once per worker of ``role`` it can run."""
     return f"baton_{role}"
 
 

@@ -28,6 +28,6 @@ class Accelerator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def accelerators() -> dict[str, Accelerator]:
-    """Data sheets by name."""
+    """Returns data sheets by name."""
     tables = tomllib.loads(HARDWARE.read_text(encoding="utf-8"))
     return msgspec.convert(tables, dict[str, Accelerator])

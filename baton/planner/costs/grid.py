@@ -24,7 +24,7 @@ class Axis:
         self._next: list[Any] = [_branch(groups[point]) for point in self._points]
 
     def at(self, *key: float) -> float:
-        """Seconds at ``key``, one coordinate per nesting."""
+        """Returns seconds at ``key``, one coordinate per nesting."""
         x, rest = key[0], key[1:]
         points = self._points
         if len(points) == 1:
@@ -45,7 +45,7 @@ class Axis:
 
     @property
     def points(self) -> list[float]:
-        """What was measured along this coordinate."""
+        """Returns what was measured along this coordinate."""
         return self._points
 
 

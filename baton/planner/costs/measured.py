@@ -36,12 +36,12 @@ class StepTiming(msgspec.Struct, frozen=True):
 
     @property
     def features(self) -> tuple[float, ...]:
-        """What each coefficient of a StepCurve is multiplied with."""
+        """Returns what each coefficient of a StepCurve is multiplied with."""
         return self.steps, self.prefill_tokens, self.pairs, self.sequences, self.context
 
 
 def fit(points: Sequence[StepTiming]) -> StepCurve:
-    """The curve with the least squares of relative errors. Raises InvalidRequest for too few points."""
+    """Returns the curve with the least squares of relative errors. Raises InvalidRequest for too few points."""
     sound = [p for p in points if p.seconds > 0]
     if len(sound) < LEAST_POINTS:
         raise InvalidRequest(f"{len(sound)} points were measured; a curve needs {LEAST_POINTS} at least", "points")
@@ -50,7 +50,7 @@ def fit(points: Sequence[StepTiming]) -> StepCurve:
 
 
 def predicted(curve: StepCurve, point: StepTiming) -> float:
-    """Seconds that the curve gives for the point."""
+    """Returns seconds that the curve gives for the point."""
     return sum(getattr(curve, name) * x for name, x in zip(COLUMNS, point.features, strict=True))
 
 

@@ -48,13 +48,13 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     @property
     def weights(self) -> int:
-        """Parameters, embeddings included."""
+        """Returns the number of parameters, embeddings included."""
         tables = (1 if self.tied else 2) * self.vocab_size * self.hidden_size
         return self.num_hidden_layers * self.layer_weights + tables
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights. A head that is rounded has a table of its own, tied or not."""
+        """Returns bytes of all weights. A head that is rounded has a table of its own, tied or not."""
         table, found = self.vocab_size * self.hidden_size, self.precision
         bits = self.num_hidden_layers * self.layer_weights * found.linear + table * 8 * self.bytes_per_value
         if found.own_head or not self.tied:
@@ -69,7 +69,7 @@ class ModelShape(msgspec.Struct, frozen=True):
 
 
 def from_config(path: str) -> ModelShape:
-    """The shape in a model directory's (or file's) config.json. Raises ConfigError naming what is missing.
+    """Returns the shape in a model directory's (or file's) config.json. Raises ConfigError naming what is missing.
 
     Weights in a .gguf beside it, where there are no safetensors, take as many bits as that file has.
     """
@@ -113,7 +113,7 @@ def known_models() -> dict[str, ModelShape]:
 
 
 def model_shape(name_or_path: str) -> ModelShape:
-    """A config.json's sizes, or a known model by (Hugging Face) name, also of one that was tuned.
+    """Returns a config.json's sizes, or a known model's by (Hugging Face) name, also of one that was tuned.
 
     Raises ConfigError listing the choices.
     """

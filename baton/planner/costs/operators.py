@@ -54,7 +54,8 @@ class OperatorProfile:
     def step_seconds(
         self, chunks: Sequence[PrefillChunk], decodes: Sequence[int], finishing: int | None = None
     ) -> float:
-        """One step: ``chunks`` of prompts and one token each for sequences with ``decodes`` tokens of context.
+        """Returns the seconds of a step: ``chunks`` of prompts, and one token each for sequences with ``decodes``
+        tokens of context.
 
         ``finishing`` of the chunks are their prompt's last (default: all): those need logits too.
         """
@@ -66,7 +67,7 @@ class OperatorProfile:
         return self._body(tokens) + attention + self._head(max(1, sampled))
 
     def attention_seconds(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> float:
-        """One layer's attention over the batch."""
+        """Returns the seconds of one layer's attention over the batch."""
         n = len(decodes)
         mean = sum(decodes) / n if n else 0.0
         seconds = self._attention(chunks, n, mean)
@@ -142,7 +143,7 @@ class _Tables(msgspec.Struct, frozen=True):
 def load_operators(
     folder: str, tp: int | None = None, link: RankLink | None = None, model: str | None = None
 ) -> OperatorProfile:
-    """Read a profile folder. ``model`` (a config.json) gives the sizes of a model that isn't known by name.
+    """Reads a profile folder. ``model`` (a config.json) gives the sizes of a model that isn't known by name.
 
     Timings lie in the folder itself, or in its tp1, tp2, … Raises ConfigError naming the file and the row, or what
     doesn't fit.

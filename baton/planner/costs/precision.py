@@ -63,7 +63,7 @@ def of_checkpoint(config: dict[str, Any]) -> Precision:
 
 
 def of_gguf(file_bytes: int, weights: int) -> Precision:
-    """The mean over a GGUF file, tables and head included: ``weights`` is how many values it holds."""
+    """Returns the mean over a GGUF file, tables and head included: ``weights`` is how many values it holds."""
     bits = 8.0 * file_bytes / weights
     return Precision(linear=bits, head=bits, packed=True, name="GGUF weights")
 

@@ -34,17 +34,20 @@ class ProfileMeta:
 
     @property
     def model(self) -> str:
-        """Its Hugging Face name; empty where there is none."""
+        """Returns the model's Hugging Face name; empty where there is none."""
         return str(self._found.get("model") or "")
 
     @property
     def degrees(self) -> list[int]:
-        """The tensor-parallel degrees that were measured."""
+        """Returns the tensor-parallel degrees that were measured."""
         found = self._found.get("tp_degrees") or []
         return [int(self._number("tp_degrees", d)) for d in (found if isinstance(found, list) else [found])]
 
     def degree_of_widths(self, shape: ModelShape) -> int | None:
-        """Of the widths that it names; None where it names none. Raises ConfigError if they are another model's."""
+        """Returns the degree of the widths that it names; None where it names none.
+
+        Raises ConfigError if they are another model's.
+        """
         alone = self._overrides.get("num_key_value_heads") == 1  # more ranks than KV heads: each has a copy
         fields = [f for f in WIDTHS if f in self._overrides and not (alone and f == "num_key_value_heads")]
         found = {self._degree(field, shape) for field in fields}
@@ -53,7 +56,7 @@ class ProfileMeta:
         return found.pop() if found else None
 
     def require_fit(self, shape: ModelShape, tp: int, head_s: float | None) -> None:
-        """That the timings may be of one of ``tp`` ranks; ``head_s``: of the logits for one sequence."""
+        """Checks that the timings may be of one of ``tp`` ranks; ``head_s``: of the logits for one sequence."""
         named = self.degree_of_widths(shape)
         if named == tp or (named is None and tp in (self.degrees or [tp])):
             return
@@ -66,7 +69,7 @@ class ProfileMeta:
             raise ConfigError(self._other(shape, tp), "profile")
 
     def skew(self, tp: int) -> float:
-        """How far attention over unequal contexts lies from the mean context's towards the longest one's."""
+        """Returns how far attention over unequal contexts lies from the mean context's to the longest one's."""
         fits = self._section("skew_fit", "per_tp")
         fit = self._section("skew_fit", "per_tp", tp if tp in fits else str(tp))
         return self._number("alpha_default", fit.get("alpha_default") or 0.0)

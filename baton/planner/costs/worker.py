@@ -59,18 +59,19 @@ class WorkerCosts(msgspec.Struct, frozen=True):
     settings: tuple[tuple[str, str | int], ...] = ()
 
     def step_seconds(self, prefill_tokens: int, pairs: float, sequences: int, context: float) -> float:
-        """One step of that shape; ``pairs`` and ``context`` as in StepSample."""
+        """Returns the seconds of one step of that shape; ``pairs`` and ``context`` as in protos' StepSample."""
         body = max(self.weights, self.token * (prefill_tokens + self.written * sequences)) + self.fixed
         return body + self.pair * pairs + self.sequence * sequences + self.context * context
 
     @property
     def curve(self) -> StepCurve:
-        """What such a worker would report to the router."""
+        """Returns what such a worker would report to the router."""
         return StepCurve(self.fixed + self.weights, self.token, self.pair, self.sequence, self.context)
 
 
 def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
-    """``roofline:MODEL@GPUxN`` (MODEL: a name or a config.json), a folder of operator timings, a paced profile.
+    """Returns the costs of ``roofline:MODEL@GPUxN`` (a name or a config.json), a folder of operator timings, or a
+    paced profile.
 
     Raises ConfigError that says which part can't be used and what could.
     """
@@ -84,12 +85,12 @@ def worker_costs(name: str, max_chunk: int = 2048) -> WorkerCosts:
 
 
 def at_precision(shape: ModelShape, quantization: str, kv_cache_dtype: str) -> ModelShape:
-    """The model as [worker] quantization and kv_cache_dtype make it. Raises ConfigError."""
+    """Returns the model as [worker] quantization and kv_cache_dtype make it. Raises ConfigError."""
     return msgspec.structs.replace(shape, precision=as_set(shape.precision, quantization, kv_cache_dtype))
 
 
 def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chunk: int = 2048) -> WorkerCosts:
-    """Time from FLOPs and bytes, memory from what the weights and one step's activations leave."""
+    """Derives time from FLOPs and bytes, and memory from what the weights and one step's activations leave."""
     flops, bandwidth = tp * sheet.flops, tp * sheet.memory_bytes_per_s * MEMORY_SHARE
     matrices = shape.num_hidden_layers * shape.layer_weights
     reduced = 2 * (tp - 1) / tp * shape.hidden_size * shape.bytes_per_value / (sheet.link_bytes_per_s * LINK_SHARE)
@@ -123,7 +124,7 @@ def roofline(shape: ModelShape, name: str, sheet: Accelerator, tp: int, max_chun
 
 
 def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
-    """Why Baton's engine can't run this model on ``count`` of these accelerators; empty where it can."""
+    """Returns why Baton's engine can't run this model on ``count`` of these accelerators; empty where it can."""
     if not sheet.cuda:
         return f"the engine runs on CUDA, and {name} has none"
     if not sheet.own_kernels and not shape.precision.plain:
@@ -132,7 +133,7 @@ def lacks(shape: ModelShape, name: str, sheet: Accelerator, count: int) -> str:
 
 
 def too_wide(count: int) -> str:
-    """Why no engine of Baton's computes on ``count`` accelerators; empty where one does."""
+    """Returns why no engine of Baton's computes on ``count`` accelerators; empty where one does."""
     if count <= ACCELERATORS_PER_ENGINE:
         return ""
     return f"a worker of {count} accelerators can't run: the engine computes on {ACCELERATORS_PER_ENGINE}"
@@ -143,7 +144,7 @@ def _as_it_comes(shape: ModelShape) -> str:
 
 
 def activation_bytes(shape: ModelShape, max_chunk: int) -> float:
-    """What the largest step needs beside weights and KV, over all ranks."""
+    """Returns the bytes that the largest step needs beside weights and KV, over all ranks."""
     return float(max_chunk * shape.hidden_size * LIVE_ACTIVATIONS * shape.bytes_per_value)
 
 
@@ -155,7 +156,7 @@ def from_curve(
     transfer: TransferCurve,
     overhead: Overhead = Overhead(),
 ) -> WorkerCosts:
-    """A measured or given curve of steps in the simulator's form: it holds all that a sequence costs."""
+    """Returns a measured or given curve of steps in the simulator's form: it holds all that a sequence costs."""
     return WorkerCosts(
         about, curve.fixed, 0.0, curve.prefill_token, curve.prefill_pair, curve.decode_sequence,
         curve.decode_context_token, kv_tokens, kv_bytes_per_token, transfer, written=0.0, overhead=overhead,
@@ -163,7 +164,7 @@ def from_curve(
 
 
 def from_paced(name: str) -> WorkerCosts:
-    """A built-in or own paced profile: the numbers that the paced engine sleeps by."""
+    """Returns a built-in or own paced profile: the numbers that the paced engine sleeps by."""
     profile = load_profile(name)
     scale = profile.kv_bytes_per_token / profile.model_kv_bytes_per_token
     transfer = TransferCurve(profile.transfer.fixed, profile.transfer.per_byte * scale)
@@ -174,7 +175,7 @@ def from_paced(name: str) -> WorkerCosts:
 
 
 def from_operators(profile: OperatorProfile, memory_tokens: int = 65536) -> WorkerCosts:
-    """Measured operators in the simulator's form: relative least squares over steps in the measured range."""
+    """Fits measured operators to the simulator's form: relative least squares over steps in the measured range."""
     rows, seconds = _samples(profile)
     target = np.asarray(seconds)
     features = np.asarray(rows) / target[:, None]
@@ -200,5 +201,5 @@ def _samples(profile: OperatorProfile) -> tuple[list[list[float]], list[float]]:
 
 
 def link_of(accelerator: Accelerator) -> RankLink:
-    """Between ranks of a node."""
+    """Returns the link between ranks of a node."""
     return RankLink(accelerator.link_bytes_per_s * LINK_SHARE, REDUCE_S)

@@ -43,7 +43,7 @@ class Validation(msgspec.Struct, frozen=True):
 
 
 def validate(run: VllmRun, profile: OperatorProfile) -> Validation:
-    """Simulate ``run`` and compare. Raises ConfigError when the profile is another model's."""
+    """Simulates ``run`` and compare. Raises ConfigError when the profile is another model's."""
     if not _is_of(run.model, profile.shape):
         raise ConfigError(f"the run is of {run.model}, the profile of {profile.shape.name}", "profile")
     settings = settings_of(run, profile.shape)

@@ -89,7 +89,7 @@ class VllmEngine:
         self.steps = self.preemptions = 0
 
     def run(self, requests: Iterable[RequestTimes]) -> None:
-        """Take all of them through, in order of arrival."""
+        """Takes all requests through, in order of arrival."""
         coming = deque(_LiveRequest(i, t) for i, t in enumerate(sorted(requests, key=lambda t: t.arrival)))
         in_flight: deque[_Step] = deque()
         depth = 2 if self.settings.async_scheduling else 1

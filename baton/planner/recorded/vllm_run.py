@@ -52,14 +52,16 @@ class VllmRun(msgspec.Struct, frozen=True):
     left_out: int = 0
 
     def told(self, name: str, section: str = "") -> Any:
-        """A setting that the engine was given, or that it resolved to itself; None where the run doesn't say."""
+        """Returns a setting that the engine was given, or that it resolved to itself; None where the run doesn't
+        say.
+        """
         asked = (self.meta.get("engine_kwargs") or {}).get(name)
         resolved = self.meta.get("resolved_config") or {}
         return asked if asked is not None else (resolved.get(section) or {}).get(name)
 
 
 def load_run(folder: str) -> VllmRun:
-    """Read a run's folder. Raises ConfigError naming the file, and the line where there is one."""
+    """Reads a run's folder. Raises ConfigError naming the file, and the line where there is one."""
     home = Path(folder)
     meta, config = _json(home / "meta.json"), _json(home / "config.json")
     requests, left_out = _requests(home / "requests.jsonl")
@@ -88,7 +90,7 @@ def _require_one_engine(run: VllmRun, config: dict[str, Any]) -> None:
 
 
 def settings_of(run: VllmRun, shape: ModelShape) -> VllmSettings:
-    """The engine's settings. vLLM keeps the first of its blocks for itself. Raises ConfigError."""
+    """Returns the engine's settings. vLLM keeps the first of its blocks for itself. Raises ConfigError."""
     try:
         return _settings(run, shape)
     except (TypeError, ValueError, AttributeError) as error:

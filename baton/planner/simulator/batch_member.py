@@ -18,18 +18,20 @@ class BatchMember:
 
     @property
     def tokens(self) -> int:
-        """Prompt and answer, as far as the flight knows of it: what was written since ``start`` isn't in it."""
+        """Returns the tokens of prompt and answer that the flight knows of: what was written since ``start`` isn't
+        in it.
+        """
         return self.flight.prompt + self.flight.written
 
     def begin(self, tick: int) -> None:
-        """It writes from now on."""
+        """Notes that the member writes a token a tick from now on."""
         self.start = tick
         self.due = tick + self.flight.outputs - self.flight.written
 
     def wrote(self, tick: int) -> None:
-        """The flight knows of what was written until now."""
+        """Tells the flight what was written until now."""
         self.flight.written += tick - self.start
 
     def seal(self) -> None:
-        """The prompt's full blocks are findable."""
+        """Makes the prompt's full blocks findable."""
         self.lease.seal_run(0, self.flight.full_blocks)

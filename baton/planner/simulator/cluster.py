@@ -59,7 +59,7 @@ class ClusterSim(Machines):
         self.faults = Faults(self, scenario.failures)
 
     def run(self) -> None:
-        """Until nothing is left to do."""
+        """Runs events until nothing is left to do."""
         for flight in self.flights:
             self.at(flight.arrival + self._way_in, lambda flight=flight: self._arrive(flight))  # type: ignore[misc]
         while self._events:
@@ -192,17 +192,19 @@ class ClusterSim(Machines):
     # ---- what deaths need (faults) ---------------------------------------------------------------------------
 
     def new_index(self) -> int:
-        """Of a flight that goes on with another's answer."""
+        """Returns a new index, for a flight that goes on with another's answer."""
         self._index += 1
         return self._index - 1
 
     def put_back(self, flights: Sequence[Flight]) -> None:
-        """To their places in the router's queue."""
+        """Puts flights back to their places in the router's queue."""
         for flight in flights:
             self._waiting.add(flight)
 
     def drop(self, flight: Flight) -> None:
-        """Its decode worker is gone, and with it its lease: whoever reads it for that worker stops."""
+        """Takes a flight from its dead decode worker, and with it its lease: whoever reads it for that worker
+        stops.
+        """
         flight.epoch += 1
         del self.active[flight.index]
         lease, job = self._leases.pop(flight.index, None), self._jobs.pop(flight.index, None)
@@ -227,7 +229,7 @@ class ClusterSim(Machines):
         reader.changed()
 
     def lose_reader(self, flight: Flight) -> None:
-        """Another is to read it; what its decode worker has of it stays there."""
+        """Lets another worker read the prompt; what its decode worker has of it stays there."""
         if flight in self._readerless:
             return
         flight.epoch += 1

@@ -57,7 +57,7 @@ class CompressedDecode:
 
     @property
     def sequences(self) -> int:
-        """In the batch, reading or writing."""
+        """Returns the number of sequences in the batch, reading or writing."""
         return len(self._members) + len(self._waiting)
 
     @property
@@ -67,7 +67,7 @@ class CompressedDecode:
 
     @property
     def reading_tokens(self) -> int:
-        """Prompt tokens still to be computed here."""
+        """Returns prompt tokens still to be computed here."""
         return sum(m.reading for m in self._readers)
 
     def reserve(self, flight: Flight) -> PageLease:
@@ -80,7 +80,7 @@ class CompressedDecode:
         return self.pool.open(flight.full_blocks, blocks, reserve, limit)
 
     def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
-        """The prompt is here (or, on the local way, is to be read): it takes part from the next step."""
+        """Lets a request whose prompt is here (or is to be read here) take part from the next step."""
         assert not self._members or self.now >= now, "advance it to now first: somebody may have ended"
         self.now = max(self.now, now)
         self._ages += 1
@@ -94,7 +94,7 @@ class CompressedDecode:
             self._write(member)
 
     def next_event(self) -> float:
-        """When something that others see will have happened; infinity when nothing runs."""
+        """Returns when something that others see will have happened; infinity when nothing runs."""
         if not self._members:
             return math.inf
         if self._readers:
@@ -102,7 +102,7 @@ class CompressedDecode:
         return self.now + self._run_seconds(self._run_length())
 
     def advance(self, until: float) -> list[Flight]:
-        """Take every step that begins before ``until``; the requests that ended, their times set.
+        """Takes every step that begins before ``until``; returns the requests that ended, their times set.
 
         The step under way at ``until`` is taken whole: who comes meanwhile joins the next one.
         """
@@ -118,7 +118,7 @@ class CompressedDecode:
         return ended
 
     def stop(self) -> None:
-        """It dies now: what its members have written is told them."""
+        """Kills the simulated worker and tells each sequence how many tokens it had written."""
         for member in self._members.values():
             if not member.reading:
                 member.wrote(self._tick)

@@ -45,7 +45,7 @@ class SimPool(msgspec.Struct, frozen=True):
 
 
 def parse_failure(text: str) -> Failure:
-    """``decode-1@30:45``, or ``decode-1@30:never``. Raises ConfigError."""
+    """Parses ``decode-1@30:45`` or ``decode-1@30:never``. Raises ConfigError."""
     match = FAILURE.fullmatch(text)
     if match is None:
         raise ConfigError(f"--fail {text!r}: write WORKER@FROM:UNTIL in seconds, as in decode-1@30:45", "fail")
@@ -56,7 +56,7 @@ def parse_failure(text: str) -> Failure:
 
 
 def parse_pool(text: str, max_chunk: int) -> SimPool:
-    """``long:prefill:2=roofline:llama-3-70b@h100x8``. Raises ConfigError."""
+    """Parses ``long:prefill:2=roofline:llama-3-70b@h100x8``. Raises ConfigError."""
     match = POOL.fullmatch(text)
     if match is None or match[1] in ("prefill", "decode"):
         raise ConfigError(
@@ -68,7 +68,7 @@ def parse_pool(text: str, max_chunk: int) -> SimPool:
 
 
 def check_pools(pools: Sequence[SimPool], others: Iterable[WorkerCosts]) -> None:
-    """All must hold the same KV. Raises ConfigError."""
+    """Checks that all workers hold the same KV. Raises ConfigError."""
     sizes = {costs.kv_bytes_per_token for costs in others} | {pool.costs.kv_bytes_per_token for pool in pools}
     if len(sizes) > 1:
         raise ConfigError(

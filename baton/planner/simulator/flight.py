@@ -45,11 +45,11 @@ class Flight:
 
     @property
     def since(self) -> float:
-        """When it came to the router, in seconds of the simulated clock."""
+        """Returns when it came to the router, in seconds of the simulated clock."""
         return self.arrival
 
     def held_in(self, name: str, pool: PagePool) -> int:
-        """Leading blocks that are found in a worker's pool; looked for again when that has changed."""
+        """Returns leading blocks that are found in a worker's pool; looked for again when that has changed."""
         seen = self.seen.get(name)
         if seen is not None and seen[0] is pool and seen[1] == pool.version:
             return seen[2]
@@ -58,7 +58,7 @@ class Flight:
         return held
 
     def again(self, index: int, block_tokens: int) -> Flight:
-        """What is left: tokens that were written are part of the prompt now."""
+        """Returns a flight of what is left: tokens that were written are part of its prompt."""
         prompt, outputs = self.prompt + self.written, self.outputs - self.written
         more = range(len(self.full_blocks), prompt // block_tokens)
         blocks = [*self.full_blocks, *(own_block(index, i) for i in more)]
@@ -69,7 +69,7 @@ class Flight:
         return leg
 
     def landed(self) -> None:
-        """The answer is whole: its origin has its times."""
+        """Copies the times of a whole answer to its origin."""
         if self.origin is not None:
             self.origin.first_token, self.origin.last_token = self.first_token, self.last_token
             self.origin.written = self.origin.outputs
@@ -77,7 +77,7 @@ class Flight:
 
 
 def own_block(index: int, place: int) -> int:
-    """The id of a block that only one flight has; none of ``BlockIds``, which aren't negative."""
+    """Returns the id of a block that only one flight has; none of ``BlockIds``, which aren't negative."""
     return -1 - (index << BLOCK_BITS | place)
 
 
@@ -94,7 +94,7 @@ class BlockIds:
         self._next = 0
 
     def of(self, request: TraceRequest) -> Blocks:
-        """The trace's where it has them, else the request's own."""
+        """Returns the ids that the trace has for the prompt's blocks, else the request's own."""
         full = request.input_length // self._block
         if not request.hash_ids:
             return self._new(full)

@@ -55,10 +55,10 @@ class Machines(ABC):
 
     @abstractmethod
     def pump(self) -> None:
-        """There may be room: the router's."""
+        """Lets the router place requests, because there may be room."""
 
     def at(self, when: float, act: Callable[[], None]) -> None:
-        """``act`` happens then."""
+        """Has ``act`` happen at ``when``, in seconds of the simulated clock."""
         heappush(self._events, (when, next(self._order), act))
 
     def _then(self, flight: Flight, when: float, act: Callable[[], None]) -> None:
@@ -211,7 +211,7 @@ class Machines(ABC):
     # ---- what deaths need (faults) ---------------------------------------------------------------------------
 
     def fresh_node(self, place: SimWorker) -> Any:
-        """What comes back when a worker starts again."""
+        """Returns the inside of a worker that starts again, its caches empty."""
         node = self._maker.node(place.info.role, place.costs)
         if self._cores:
             self._cores.stop(place.name, self.now)
@@ -220,7 +220,7 @@ class Machines(ABC):
         return node
 
     def settle(self, place: SimWorker) -> None:
-        """Take the steps that a decode worker has begun."""
+        """Takes the steps that a decode worker has begun."""
         self._ended(place, place.node.advance(self.now))
 
     def is_unread(self, flight: Flight) -> bool:

@@ -27,7 +27,7 @@ class SimWorker:
         self._seen: Candidate | None = None
 
     def changed(self) -> None:
-        """What policies see of it is out of date."""
+        """Notes that what policies see of the worker is out of date."""
         self._seen = None
 
     def takes(self, tokens: int) -> bool:
@@ -35,7 +35,7 @@ class SimWorker:
         return not self.down and self.costs.kv_tokens >= tokens
 
     def die(self, node: Any) -> None:
-        """All that was there is gone; ``node`` is what comes back, and goes on counting."""
+        """Drops all that was there; ``node`` is what comes back, and goes on counting."""
         for counted in ("busy", "generated", "read_tokens", "asked_tokens"):
             if hasattr(node, counted):
                 setattr(node, counted, getattr(self.node, counted))
@@ -45,7 +45,7 @@ class SimWorker:
         self.changed()
 
     def candidate(self) -> Candidate:
-        """As the policies see it."""
+        """Returns the worker as the policies see it."""
         if self._seen is None:
             leased = self.node.pool.snapshot_counts().leased * self._scale
             load = WorkerLoad(leased_pages=leased, step_curve=self.costs.curve, transfer_curve=self.costs.transfer)

@@ -65,7 +65,7 @@ class SimWorkerMaker:
         self._settings, self._block, self._ship = settings, block, ship
 
     def make(self, role: str, count: int, costs: WorkerCosts, pools: Sequence[SimPool]) -> dict[str, SimWorker]:
-        """All of a role, by worker id: the cluster's own, then the pools'."""
+        """Makes all workers of a role, by worker id: the cluster's own, then the pools'."""
         places = [self._place(f"{role[0]}{i:03d}", f"{role}-{i}", role, costs) for i in range(count)]
         for pool in pools:
             if pool.role == role:
@@ -74,7 +74,7 @@ class SimWorkerMaker:
         return {place.info.worker_id: place for place in places}
 
     def node(self, role: str, costs: WorkerCosts) -> Any:
-        """A worker's inside, as it starts."""
+        """Makes a worker's inside, as it starts."""
         settings = self._settings
         if role == "prefill":
             return PrefillNode(costs, self._block, settings.prefill_chunk, self._ship)

@@ -44,7 +44,7 @@ class PrefillNode:
         return self._plan is not None
 
     def add(self, flight: Flight, now: float) -> None:
-        """A prompt to read."""
+        """Adds a prompt to read, from ``now`` on."""
         units = -(-flight.prompt // self.unit)
         request = EngineRequest("", (0,) * units, units, SAMPLING)  # blocks are known by their ids
         hashes = flight.full_blocks[: units // BLOCK_TOKENS]
@@ -65,7 +65,7 @@ class PrefillNode:
         lease.close()
 
     def cancel(self, flight: Flight) -> None:
-        """Forget a prompt that nobody wants any more, if it is here."""
+        """Forgets a prompt that nobody wants any more, if it is here."""
         job = self.scheduler.remove(flight.index)
         if job is not None:
             del self._flights[flight.index]
@@ -73,11 +73,11 @@ class PrefillNode:
                 job.lease.close()
 
     def unread(self, key: int) -> Flight:
-        """The flight of a prompt that is being read here."""
+        """Returns the flight of a prompt that is being read here."""
         return self._flights[key]
 
     def begin(self, now: float) -> float:
-        """Plan and start a step: its seconds; 0 when there is nothing that can be done."""
+        """Plans and starts a step; returns its seconds, 0 when there is nothing that can be done."""
         plan = self.scheduler.plan(now)
         if not plan.items:
             return 0.0
@@ -94,7 +94,7 @@ class PrefillNode:
         return seconds
 
     def finish(self) -> list[tuple[Flight, PrefillJob]]:
-        """The step is over: blocks are findable and may leave; the prompts that are read."""
+        """Ends the step: blocks are findable and may leave. Returns the prompts that are read."""
         assert self._plan is not None, "no step is under way"
         plan, self._plan = self._plan, None
         done = []

@@ -32,7 +32,7 @@ class PrefillStep(msgspec.Struct):
 
     @property
     def ends(self) -> float:
-        """If nothing changes."""
+        """Returns when the step ends if nothing changes."""
         return self.since + self.left * self.pace
 
 
@@ -45,18 +45,18 @@ class SharedCores:
         self._writing: set[str] = set()
 
     def read(self, name: str, now: float, seconds: float, end: Callable[[], None]) -> None:
-        """Worker ``name`` begins a step of so many seconds alone; ``end`` is called when it is over."""
+        """Begins a step of worker ``name`` that takes so many seconds alone; ``end`` is called when it is over."""
         self._reading[name] = PrefillStep(seconds, now, end)
         self._changed(now)
 
     def writes(self, name: str, now: float, busy: bool) -> None:
-        """A decode worker has something to do, or nothing any more."""
+        """Notes whether a decode worker has something to do."""
         if busy is not (name in self._writing):
             (self._writing.add if busy else self._writing.discard)(name)
             self._changed(now)
 
     def stretched(self, name: str, begin: float, seconds: float) -> float:
-        """How long a decode step takes that begins now and takes ``seconds`` alone."""
+        """Returns how long a decode step takes that begins now and takes ``seconds`` alone."""
         others, at, left = len(self._writing - {name}), begin, seconds
         ends = sorted(r.ends for r in self._reading.values() if r.ends > begin)
         for done, until in enumerate(ends):
@@ -68,7 +68,7 @@ class SharedCores:
         return at + left * self._pace(self._sharing.decode, others) - begin
 
     def stop(self, name: str, now: float) -> None:
-        """The worker died: its step never ends."""
+        """Drops the step of a worker that died: it never ends."""
         self._writing.discard(name)
         self._reading.pop(name, None)
         self._changed(now)

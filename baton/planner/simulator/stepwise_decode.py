@@ -43,12 +43,12 @@ class StepwiseDecode:
 
     @property
     def preemptions(self) -> int:
-        """So far."""
+        """Returns the preemptions since the start."""
         return self.scheduler.preemptions
 
     @property
     def sequences(self) -> int:
-        """In the batch or preempted."""
+        """Returns the number of sequences in the batch or preempted."""
         return len(self._flights)
 
     @property
@@ -58,7 +58,7 @@ class StepwiseDecode:
 
     @property
     def reading_tokens(self) -> int:
-        """Prompt tokens still to be computed here."""
+        """Returns prompt tokens still to be computed here."""
         if not self._may_read:
             return 0
         found = sum(d.sequence.pending for d in self.scheduler.running if d.reading)
@@ -66,7 +66,7 @@ class StepwiseDecode:
         return found
 
     def reserve(self, flight: Flight) -> PageLease:
-        """As the decode loop's admission."""
+        """Reserves pages as the decode loop's admission does. Raises PoolExhausted."""
         if self.scheduler.waiting:
             raise PoolExhausted("preempted sequences wait for pages", "pages")
         blocks = -(-flight.prompt // BLOCK_TOKENS)
@@ -74,7 +74,9 @@ class StepwiseDecode:
         return self.pool.open(flight.full_blocks, blocks, self.scheduler.growth_reserve, limit)
 
     def join(self, flight: Flight, lease: PageLease, local: bool, now: float) -> None:
-        """From the next step: one that was looked at ahead hasn't begun, and is planned again."""
+        """Lets a request take part from the next step: one that was looked at ahead hasn't begun, and is planned
+        again.
+        """
         self.now = max(self.now, now)
         self._planned = None
         self._ages += 1
@@ -94,16 +96,16 @@ class StepwiseDecode:
         self.scheduler.add(job)
 
     def stop(self) -> None:
-        """It dies now; what its members have written, they know."""
+        """Does nothing: sequences know already what they have written when the worker dies."""
 
     def next_event(self) -> float:
-        """The end of the next step."""
+        """Returns the end of the next step."""
         if not self._flights:
             return math.inf
         return self.now + self._next()[1]
 
     def advance(self, until: float) -> list[Flight]:
-        """Take every step that begins before ``until``."""
+        """Takes every step that begins before ``until``."""
         ended: list[Flight] = []
         while self._flights and self.now < until:
             plan, seconds = self._planned or self._next()

@@ -64,7 +64,9 @@ class TraceStats(msgspec.Struct, frozen=True):
 
 
 def stats(trace: Trace, window_s: float = 60.0) -> TraceStats:
-    """Of a whole trace, in windows of ``window_s``. ``ratio_spread``: the highest window's over the lowest's."""
+    """Describes a whole trace, in windows of ``window_s``. ``ratio_spread``: the highest window's over the
+    lowest's.
+    """
     found = cached_tokens(trace)
     windows = tuple(_windows(trace, found, window_s))
     ratios = [w.ratio for w in windows if w.ratio > 0]
@@ -82,7 +84,7 @@ def stats(trace: Trace, window_s: float = 60.0) -> TraceStats:
 
 
 def cached_tokens(trace: Trace) -> list[int]:
-    """Per request, the prompt tokens that an endless cache would hold when it arrives."""
+    """Returns, per request, the prompt tokens that an endless cache would hold when it arrives."""
     seen: set[int] = set()
     found = []
     for request in trace.requests:

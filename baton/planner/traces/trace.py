@@ -50,7 +50,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def duration(self) -> float:
-        """Seconds from the first to the last arrival."""
+        """Returns seconds from the first to the last arrival."""
         return self.requests[-1].arrival - self.requests[0].arrival if self.requests else 0.0
 
     @property
@@ -59,24 +59,24 @@ class Trace(msgspec.Struct, frozen=True):
         return any(r.hash_ids for r in self.requests)
 
     def between(self, start: float, end: float) -> Trace:
-        """The requests that arrive in [start, end), their clock beginning at ``start``."""
+        """Returns the requests that arrive in [start, end), their clock beginning at ``start``."""
         inside = (r for r in self.requests if start <= r.arrival < end)
         moved = tuple(msgspec.structs.replace(r, arrival=r.arrival - start) for r in inside)
         return msgspec.structs.replace(self, requests=moved)
 
     def faster(self, factor: float) -> Trace:
-        """The same requests, arriving ``factor`` times as fast."""
+        """Returns the same requests, arriving ``factor`` times as fast."""
         moved = tuple(msgspec.structs.replace(r, arrival=r.arrival / factor) for r in self.requests)
         return msgspec.structs.replace(self, requests=moved)
 
     def sample(self, count: int, rng: random.Random) -> Trace:
-        """``count`` of the requests, by chance, in order of arrival."""
+        """Draws ``count`` of the requests by chance, in order of arrival."""
         picked = sorted(rng.sample(range(len(self.requests)), min(count, len(self.requests))))
         return msgspec.structs.replace(self, requests=tuple(self.requests[i] for i in picked))
 
 
 def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Trace:
-    """Read a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at a bad line unless ``skip_bad``.
+    """Reads a .jsonl (Mooncake) or .csv (Azure) file. Raises TraceError at a bad line unless ``skip_bad``.
 
     Times begin with the first arrival; without ``from_zero`` they are the file's own.
     """
@@ -99,7 +99,7 @@ def read_trace(path: str, skip_bad: bool = False, from_zero: bool = True) -> Tra
 
 
 def joined(traces: Sequence[Trace]) -> Trace:
-    """Several files of one cluster as one trace, as ``baton trace export`` writes it: by arrival, ids from 0."""
+    """Joins several files of one cluster to one trace, as ``baton trace export`` does: by arrival, ids from 0."""
     requests = sorted((r for t in traces for r in t.requests), key=lambda r: r.arrival)
     first = requests[0].arrival
     dense: dict[int, int] = {}
@@ -115,7 +115,7 @@ def joined(traces: Sequence[Trace]) -> Trace:
 
 
 def to_mooncake(trace: Trace) -> bytes:
-    """The trace as Mooncake JSONL, times in ms from 0."""
+    """Returns the trace as Mooncake JSONL, times in ms from 0."""
     lines = (
         {
             "timestamp": round(r.arrival * 1e3),

@@ -30,7 +30,10 @@ LOOKS: dict[str, Look] = {
 
 
 def examine(config_path: str | None, quick: bool) -> list[Finding]:
-    """Everything, or without what takes seconds. A config that is wrong is the first finding, and the only one."""
+    """Examines everything, or what takes no seconds.
+
+    A config that is wrong is the first finding, and the only one.
+    """
     try:
         config = load_config(config_path)
     except BatonError as error:

@@ -55,7 +55,7 @@ def cores(config: BatonConfig) -> Finding:
 
 
 def memory(config: BatonConfig) -> Finding:
-    """Room for the pages of every worker on one machine, and something for weights."""
+    """Checks that there is room for the pages of every worker on one machine, and something for weights."""
     available = _meminfo()["MemAvailable"]
     workers = config.cluster.decode + config.cluster.readers
     wanted = workers * (config.worker.kv_memory_bytes + config.worker.host_tier_bytes)
@@ -66,7 +66,7 @@ def memory(config: BatonConfig) -> Finding:
 
 
 def huge_pages() -> Finding:
-    """KV pages lie in a memfd, whose huge pages have a switch of their own."""
+    """Checks the switch for huge pages of memfds, in which KV pages lie."""
     folder = SYS / "kernel/mm/transparent_hugepage"
     chosen = {name: _chosen(folder / name) for name in ("enabled", "shmem_enabled")}
     if not any(chosen.values()):
@@ -99,7 +99,9 @@ def limits(config: BatonConfig) -> list[Finding]:
 
 
 def mtu() -> Finding:
-    """Of every interface that is up; they should agree along a path, which only a test across hosts shows."""
+    """Checks the MTU of every interface that is up; they should agree along a path, which only a test across hosts
+    shows.
+    """
     up = {}
     for folder in sorted(SYS.glob("class/net/*")):
         if folder.name != "lo" and _text(folder / "operstate") in ("up", "unknown"):
@@ -114,7 +116,7 @@ def mtu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Native kernels: built ahead, or a compiler to build them with."""
+    """Checks that native kernels are built ahead, or that there is a compiler to build them with."""
     try:
         path = build.built(native.isa()) if native.isa() != native.REFERENCE else None
     except build.BuildError as error:

@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 
 
 def ports(config: BatonConfig) -> list[Finding]:
-    """Those that the config names must be free, here and now."""
+    """Checks that the ports that the config names are free, here and now."""
     named = {
         "router.port": (config.router.host, config.router.port),
         "router.grpc_port": (config.router.host, config.router.grpc_port),
@@ -57,7 +57,7 @@ def _port(key: str, host: str, number: int) -> Finding:
 
 
 def redis_server(config: BatonConfig) -> list[Finding]:
-    """The Redis of the config, or the private one's binary. Its clock is compared with ours."""
+    """Checks the Redis of the config, or the private one's binary. Its clock is compared with ours."""
     url = config.redis.url
     if not url:
         try:
@@ -108,7 +108,7 @@ def _memory(info: dict[str, object]) -> Finding:
 
 
 def ray(config: BatonConfig) -> Finding:
-    """Installed, and its address answers."""
+    """Checks that Ray is installed, and that its address answers."""
     try:
         installed = version("ray")
     except PackageNotFoundError:
@@ -128,7 +128,7 @@ def ray(config: BatonConfig) -> Finding:
 
 
 def packages(config: BatonConfig) -> Finding:
-    """Torch is for workers alone, but not for paced ones."""
+    """Checks for torch, which workers alone need, but not paced ones."""
     if importlib.util.find_spec("torch") is not None:
         return Finding("torch", "ok", version("torch"))
     if config.worker.device.startswith("paced:"):
@@ -139,7 +139,7 @@ def packages(config: BatonConfig) -> Finding:
 
 
 def model(config: BatonConfig) -> Finding:
-    """Where its files are."""
+    """Checks that the model's files are where the config says."""
     try:
         found = resolve_model(config)
     except BatonError as error:
@@ -150,7 +150,7 @@ def model(config: BatonConfig) -> Finding:
 
 
 def certificates(config: BatonConfig) -> list[Finding]:
-    """Of each role that has files here: readable, of their keys, and not soon over."""
+    """Checks the certificates of each role that has files here: readable, of their keys, and not soon over."""
     if not config.tls.enabled:
         return [Finding("tls", "skip", "off: everything speaks plaintext")]
     looked = [_certificate(role, partial(identity_of, files_of(config.tls, role))) for role in ("router", "worker")]
@@ -173,7 +173,7 @@ def _certificate(name: str, read: Callable[[], Identity | None]) -> Finding:
 
 
 def transports() -> list[Finding]:
-    """Each is tried between two processes here, with checksums on: what is slow here is slow everywhere."""
+    """Tries each transport between two processes here, with checksums on: what is slow here is slow everywhere."""
     return asyncio.run(_measured())
 
 
