@@ -30,7 +30,10 @@ Told = Callable[[str], None]
 
 
 class PromptTimes(msgspec.Struct, frozen=True):
-    """One prompt. Seconds until it was admitted, until its first token came back, and of them read or queued."""
+    """Holds the times of one prompt.
+
+    Seconds until it was admitted, until its first token came back, and of them read or queued.
+    """
 
     tokens: int
     size: int
@@ -40,7 +43,7 @@ class PromptTimes(msgspec.Struct, frozen=True):
 
 
 class PromptMaker(Protocol):
-    """Who makes prompts up."""
+    """Makes prompts up, for whoever measures with them."""
 
     salt: bytes
     longest: int
@@ -83,8 +86,9 @@ async def handoff(
 
 
 def overhead(handed: Sequence[PromptTimes], transfer: TransferCurve, chunk_tokens: int) -> Overhead:
-    """Returns the overheads. A request's own is the way of Admit and Admitted; what else isn't reading or transfer
-    is the handoff's.
+    """Returns the overheads of requests, handoffs and steps.
+
+    A request's own is the way of Admit and Admitted; what else isn't reading or transfer is the handoff's.
 
     Of prompts of one chunk: nothing of their transfer hides behind reading. The first of each length isn't
     counted where there is a second: connections are made with it.
@@ -117,7 +121,7 @@ def transfer_curve(roster: PolledRoster) -> TransferCurve:
 
 
 async def until_up(link: WorkerLink) -> None:
-    """Waits for it. Raises NoWorker when it takes too long."""
+    """Waits until the worker is up. Raises NoWorker when it takes too long."""
     deadline = time.monotonic() + CONNECT_S
     while not link.up:
         if time.monotonic() > deadline:

@@ -17,7 +17,9 @@ RANDOM = "random-0.5b"  # the name of a model that the benchmark makes itself
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure. ``peer`` says what it is compared with, ``ratio`` is value over peer, or peer's bound on it.
+    """Holds one measured figure.
+
+    ``peer`` says what it is compared with, ``ratio`` is value over peer, or peer's bound on it.
 
     ``spread`` is (largest - smallest) / median over the rounds. ``target`` (0: none) is a floor for ``ratio``, or
     for ``value`` where there is no peer; with ``ceiling`` it is the most that is allowed. ``low`` to ``high``, if
@@ -37,7 +39,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """Returns whether the target is met; None without one."""
         if not self.target:
             return None
         judged = self.ratio if self.peer else self.value

@@ -109,7 +109,7 @@ class AdviceStore:
         )
 
     async def put(self, advice: Advice, ttl_s: float = ADVICE_TTL_S) -> bool:
-        """Replaces the advice."""
+        """Replaces the advice that is stored."""
         try:
             await self._redis.set(self._advice, msgspec.msgpack.encode(advice), px=int(ttl_s * 1000))
         except (RedisError, OSError):

@@ -93,7 +93,7 @@ return 1
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """What is known of a file beside its bytes. ``created`` in seconds of the wall clock."""
+    """Describes a stored file beside its bytes. ``created`` in seconds of the wall clock."""
 
     id: str
     tenant: str
@@ -104,7 +104,10 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class BatchJob(msgspec.Struct, frozen=True):
-    """One batch. Times in seconds of the wall clock, 0: not yet. ``key`` is the caller's key as JSON, or empty."""
+    """Describes one batch job.
+
+    Times in seconds of the wall clock, 0: not yet. ``key`` is the caller's key as JSON, or empty.
+    """
 
     id: str
     tenant: str
@@ -192,7 +195,14 @@ class BatchStore:
                 raise JobClaimLost(claim.job_id)
 
     async def _write(self, file: StoredFile, content: bytes, most_bytes: int, claim: JobClaim | None = None) -> int:
-        args: list[Any] = [file.id, file.bytes, file.created, self._kept_s, most_bytes, msgspec.json.encode(file)]
+        args: list[str | bytes | float] = [
+            file.id,
+            file.bytes,
+            file.created,
+            self._kept_s,
+            most_bytes,
+            msgspec.json.encode(file),
+        ]
         keys, number = self._keys(file), [] if claim is None else [claim.number]
         fence = [] if claim is None else [self._fence(claim.job_id)]
         kept: int = await self._add(keys=[*keys, *fence], args=[*args, content, *number])
@@ -224,7 +234,7 @@ class BatchStore:
         return [msgspec.json.decode(about, type=StoredFile) for about in found if about], more
 
     async def drop_file(self, file: StoredFile) -> None:
-        """Forgets a file."""
+        """Forgets a file and its bytes."""
         async with _reached():
             await self._drop(keys=self._keys(file), args=[file.id, file.bytes])
 
@@ -301,7 +311,7 @@ class BatchStore:
 
     async def claim(self, job_id: str, owner: str, lease_s: float) -> JobClaim | None:
         """Returns the right to an open job for ``lease_s`` seconds; None while another router has it."""
-        args: list[Any] = [job_id, owner, int(lease_s * 1000), self._kept_s]
+        args: list[str | bytes | float] = [job_id, owner, int(lease_s * 1000), self._kept_s]
         async with _reached():
             number: int = await self._claim(keys=[self._owner(job_id), self._fence(job_id), self._open], args=args)
         return JobClaim(job_id, owner, number) if number else None
@@ -309,7 +319,13 @@ class BatchStore:
     async def renew(self, claim: JobClaim, lease_s: float) -> bool:
         """Keeps the claim for ``lease_s`` more seconds; False when a later one was given or the job is closed."""
         keys = [self._fence(claim.job_id), self._owner(claim.job_id), self._open]
-        args: list[Any] = [claim.number, claim.job_id, claim.owner, int(lease_s * 1000), self._kept_s]
+        args: list[str | bytes | float] = [
+            claim.number,
+            claim.job_id,
+            claim.owner,
+            int(lease_s * 1000),
+            self._kept_s,
+        ]
         async with _reached():
             return bool(await self._renew(keys=keys, args=args))
 
@@ -335,7 +351,7 @@ class BatchStore:
         await self._fenced(self._answer, claim, keys, [line, answer, self._kept_s])
         self._room.wrote(len(answer))
 
-    async def _fenced(self, script: Any, claim: JobClaim, keys: list[str], args: list[Any]) -> None:
+    async def _fenced(self, script: Any, claim: JobClaim, keys: list[str], args: list[str | bytes | float]) -> None:
         async with _reached():
             if not await script(keys=keys, args=[claim.number, *args]):
                 raise JobClaimLost(claim.job_id)

@@ -9,7 +9,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, TomlConfigSettingsSource
@@ -48,7 +47,10 @@ __all__ = [
 
 
 class BatonConfig(Section):
-    """All sections. ``load_config`` builds it, and turns every mistake into a ``ConfigError``."""
+    """Holds all sections of the configuration.
+
+    ``load_config`` builds it, and turns every mistake into a ``ConfigError``.
+    """
 
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
@@ -73,7 +75,7 @@ class _Sources(BatonConfig, BaseSettings):  # type: ignore[misc]
 
 
 def load_config(
-    path: str | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None, search: Path | None = None
+    path: str | None = None, flags: Mapping[str, Mapping[str, object]] | None = None, search: Path | None = None
 ) -> BatonConfig:
     """Returns the config of this run. ``path`` must exist when given; else ``baton.toml`` in ``search`` if there is
     one.

@@ -45,7 +45,7 @@ return 1
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """One incarnation's end. ``at`` in seconds since 1970.
+    """Describes the end of one incarnation of a worker. ``at`` in seconds since 1970.
 
     ``cause``: "drained", "engine" (its engine process died), "signal", "oom", "exit", "slot_lost" (another node
     serves its slot), "lease_lost" (no heartbeat came any more) or "replaced" (by another incarnation).
@@ -98,7 +98,7 @@ def _keys(namespace: str) -> list[str]:
     return [f"{{{namespace}}}:departed{part}" for part in ("", ":known", ":times")]
 
 
-def _args(departure: Departure) -> list[Any]:
+def _args(departure: Departure) -> list[str | bytes | float]:
     field = f"{departure.worker_id} {departure.incarnation}"
     guess = int(departure.cause in GUESSES)
     return [field, msgspec.json.encode(departure), departure.at, guess, departure.at - KEPT_S, KEPT, KEPT_S]

@@ -71,7 +71,7 @@ class RosterWithHolds:
 
     @property
     def connected(self) -> bool:
-        """Whether Redis answered the last time."""
+        """Returns whether Redis answered the last time."""
         return self._roster.connected
 
     def snapshot(self) -> dict[str, WorkerEntry]:

@@ -56,8 +56,9 @@ VLLM_LABELS = {"model": "model_name", "outcome": "finished_reason", "worker": "e
 
 
 class PendingTotal:
-    """What is ``added`` here a counter or gauge is told together, when somebody asks for it. As a context: one more
-    while the block runs.
+    """Keeps what is ``added`` until somebody asks for it, and tells it a counter or gauge together.
+
+    As a context: one more while the block runs.
     """
 
     __slots__ = ("_instrument", "added")

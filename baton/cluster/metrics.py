@@ -19,7 +19,10 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One family. ``name`` without prefix and without the ``_total`` that counters are shown with."""
+    """Describes one family of metrics.
+
+    ``name`` without prefix and without the ``_total`` that counters are shown with.
+    """
 
     name: str
     kind: Kind

@@ -124,7 +124,7 @@ class PrefixPublisher:
 
 
 class PrefixIndex:
-    """The router's side."""
+    """Looks hashes up in the index, as routers do."""
 
     def __init__(self, redis: Redis, namespace: str) -> None:
         self._namespace = namespace

@@ -21,7 +21,7 @@ OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json"
 
 
 def is_paced(config: BatonConfig) -> bool:
-    """Whether workers run a paced engine, which needs no model."""
+    """Returns whether workers run a paced engine, which needs no model."""
     return config.worker.device.startswith("paced:")
 
 

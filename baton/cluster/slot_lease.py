@@ -30,7 +30,7 @@ _DROP = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then return redis.ca
 
 
 class SlotLease:
-    """Of one slot, for one holder. Every method raises RedisError or OSError when Redis is away."""
+    """Holds a lease of one slot for one holder. Every method raises RedisError or OSError when Redis is away."""
 
     def __init__(self, redis: Redis, namespace: str, slot: str, owner: str, place: str, ttl_s: float) -> None:
         self._key, self._owner = f"{{{namespace}}}:slot:{slot}", owner
@@ -39,7 +39,7 @@ class SlotLease:
         self._drop = redis.register_script(_DROP)
 
     async def take(self) -> str:
-        """Takes the slot. Returns an empty string when it is ours now, else the place of who has it."""
+        """Takes the slot's lease. Returns an empty string when it is ours now, else the place of who has it."""
         answer = cast(Any, await self._take(keys=[self._key], args=self._args))
         return "" if answer == 1 else answer.decode()
 

@@ -23,7 +23,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class RouterMetrics:
-    """What a router counts, in its own ``registry``; each attribute is the instrument of ``metrics.ROUTER``.
+    """Holds what a router counts, in its own ``registry``; each attribute is the instrument of ``metrics.ROUTER``.
 
     ``enabled`` False keeps nothing, and shows how many workers can be reached, alone.
     """
@@ -83,7 +83,7 @@ class RouterMetrics:
 
 
 class WorkerMetrics:
-    """What a worker counts, in its own ``registry``; labels role, worker and model are filled in here."""
+    """Holds what a worker counts, in its own ``registry``; labels role, worker and model are filled in here."""
 
     cache_usage: Gauge
     running: Gauge

@@ -18,7 +18,7 @@ KEPT_S = 600.0
 
 
 class ClassTraffic(msgspec.Struct, array_like=True):
-    """One context class. ``arrived`` counts at arrival, the rest when an answer ends.
+    """Counts the traffic of one context class. ``arrived`` counts at arrival, the rest when an answer ends.
 
     ``pairs``: query-key pairs of the uncached prompt tokens. ``context_tokens``: KV tokens read, over all decode
     steps of the answers. ``judged`` had an SLO; ``good`` of them met it.

@@ -5,6 +5,7 @@ Knows nothing of how a cluster comes up; it reads flags, shows progress, and tur
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -77,7 +78,7 @@ def serve(
         "quantization": quantization, "speculation": speculation, "device": device, "seed": seed,
         "max_model_len": max_model_len, "pages": pages,
     }  # fmt: skip
-    flags: dict[str, dict[str, Any]] = {
+    flags: dict[str, dict[str, str | int | bool | None]] = {
         "router": router,
         "worker": worker,
         "cluster": {"prefill": prefill, "decode": decode, "colocated": colocated, "run_dir": run_dir},
@@ -237,7 +238,7 @@ app.command("drill")(drill_command)
 
 @app.command("version")
 def show_version() -> None:
-    """Prints the version."""
+    """Prints the version and ends."""
     typer.echo(package_version())
 
 
@@ -249,10 +250,10 @@ def package_version() -> str:
         return "0+source"
 
 
-def _guarded(command: Any) -> int:
-    """Run it; an error of ours becomes one line on stderr and a failing exit code."""
+def _guarded(command: Callable[[], int | None]) -> int:
+    """Runs it; an error of ours becomes one line on stderr and a failing exit code."""
     try:
-        return int(command())
+        return command() or 0
     except BatonError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {_plain(error.message)}", soft_wrap=True)
         return FAILED

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 from rich.console import Console
@@ -30,7 +29,7 @@ def guarded(command: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
-def write_json(target: str | None, value: Any) -> bool:
+def write_json(target: str | None, value: object) -> bool:
     """Writes ``value`` to the file, or to stdout for "-". Whether stdout is taken: then print nothing else."""
     if target is None:
         return False

@@ -34,7 +34,9 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """What is there now, in the whole cluster: prompt tokens not yet read, sequences that run, and that wait."""
+    """Holds the work that is there now, in the whole cluster: prompt tokens not yet read, sequences that run,
+    and that wait.
+    """
 
     prefill_tokens: float = 0.0
     running: int = 0
@@ -79,7 +81,7 @@ class WorkerLimits(msgspec.Struct, frozen=True):
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Of one ratio."""
+    """Holds how busy each role is at one ratio."""
 
     prefill_workers: int
     decode_workers: int

@@ -60,7 +60,10 @@ class RatioObservation(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What earlier looks left. ``wanted``: the direction asked for last (+1: more prefill), how often in a row."""
+    """Remembers what earlier looks left.
+
+    ``wanted``: the direction asked for last (+1: more prefill), how often in a row.
+    """
 
     wanted: int = 0
     times: int = 0

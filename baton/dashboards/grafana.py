@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from baton.cluster.metrics import ROUTER as R
 from baton.cluster.metrics import WORKER as W
 from baton.cluster.metrics import Metric
@@ -16,7 +14,7 @@ SOURCE = {"type": "prometheus", "uid": "${source}"}
 UID, TITLE = "baton", "Baton"
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard() -> dict[str, object]:
     """Returns the dashboard; importing it anywhere asks only for a Prometheus data source."""
     return {
         "uid": UID,
@@ -33,8 +31,8 @@ def dashboard() -> dict[str, Any]:
     }
 
 
-def _laid_out() -> list[dict[str, Any]]:
-    panels: list[dict[str, Any]] = []
+def _laid_out() -> list[dict[str, object]]:
+    panels: list[dict[str, object]] = []
     y = 0
     for title, row in (*CLIENTS, *MACHINES):
         panels.append({"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "panels": [],
@@ -50,8 +48,8 @@ def _laid_out() -> list[dict[str, Any]]:
     return panels
 
 
-def _panel(panel: Panel, number: int, at: dict[str, int]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+def _panel(panel: Panel, number: int, at: dict[str, int]) -> dict[str, object]:
+    defaults: dict[str, object] = {"unit": panel.unit, "min": 0}
     if panel.most is not None:
         defaults["max"] = panel.most
     if panel.kind == "timeseries":
@@ -72,7 +70,7 @@ def _panel(panel: Panel, number: int, at: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _options(kind: str) -> dict[str, Any]:
+def _options(kind: str) -> dict[str, object]:
     if kind == "timeseries":
         legend = {"displayMode": "list", "placement": "bottom", "showLegend": True}
         return {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}}
@@ -81,7 +79,7 @@ def _options(kind: str) -> dict[str, Any]:
     return {"showHeader": True}
 
 
-def _target(line: PanelQuery, number: int, kind: str) -> dict[str, Any]:
+def _target(line: PanelQuery, number: int, kind: str) -> dict[str, object]:
     now = kind != "timeseries"
     return {
         "refId": chr(ord("A") + number),
@@ -95,11 +93,11 @@ def _target(line: PanelQuery, number: int, kind: str) -> dict[str, Any]:
     }
 
 
-def _source() -> dict[str, Any]:
+def _source() -> dict[str, object]:
     return {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}}
 
 
-def _variable(label: str, metric: Metric) -> dict[str, Any]:
+def _variable(label: str, metric: Metric) -> dict[str, object]:
     query = f"label_values({metric.series}, {label})"
     return {
         "name": label,

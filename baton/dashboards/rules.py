@@ -5,8 +5,6 @@ An alert says what is wrong for whom, and what to look at first.
 
 from __future__ import annotations
 
-from typing import Any
-
 from baton.cluster.metrics import ROUTER as R
 from baton.cluster.metrics import WORKER as W
 from baton.dashboards import queries as q
@@ -17,7 +15,7 @@ WHOSE = "{{ $labels.context_class }} requests of {{ $labels.model }}"
 SHARE = "{{ $value | humanizePercentage }}"
 
 
-def rules() -> dict[str, Any]:
+def rules() -> dict[str, object]:
     """Returns the content of a rule file."""
     return {
         "groups": [
@@ -30,7 +28,7 @@ def rules() -> dict[str, Any]:
     }
 
 
-def _figures() -> list[dict[str, Any]]:
+def _figures() -> list[dict[str, str]]:
     by, rows = "model, context_class", []
     for name, query in (
         ("baton:goodput:rate5m", q.goodput(by, WINDOW)),
@@ -50,7 +48,7 @@ def _figures() -> list[dict[str, Any]]:
     return rows
 
 
-def _clients() -> list[dict[str, Any]]:
+def _clients() -> list[dict[str, object]]:
     failed = q.rate(R["requests"], "model", 'outcome!~"stop|length|tool_calls|cancelled"', WINDOW)
     ended = q.rate(R["requests"], "model", window=WINDOW)
     attained = "baton:slo_attainment:ratio_rate5m"
@@ -98,7 +96,7 @@ def _clients() -> list[dict[str, Any]]:
     ]
 
 
-def _workers() -> list[dict[str, Any]]:
+def _workers() -> list[dict[str, object]]:
     workers = q.level(R["workers"], "role", how="max")
     steps, running = f"rate({W['steps'].series}[2m])", W["running"].series
     return [
@@ -169,7 +167,7 @@ def _workers() -> list[dict[str, Any]]:
     ]
 
 
-def _certificates() -> list[dict[str, Any]]:
+def _certificates() -> list[dict[str, object]]:
     left = f"({R['certificate'].series} or {W['certificate'].series}) - time()"
     renew = "Renew it where it comes from (`baton certs renew`, cert-manager): no restart is needed."
     return [
@@ -192,7 +190,7 @@ def _certificates() -> list[dict[str, Any]]:
     ]
 
 
-def _kv() -> list[dict[str, Any]]:
+def _kv() -> list[dict[str, object]]:
     failures = q.rate(
         W["transfers"], "worker, peer, outcome", 'outcome!~"ok|cancelled|draining|overloaded"', WINDOW
     )
@@ -240,7 +238,7 @@ def _kv() -> list[dict[str, Any]]:
     ]
 
 
-def _alert(name: str, query: str, lasting: str, severity: str, summary: str, advice: str) -> dict[str, Any]:
+def _alert(name: str, query: str, lasting: str, severity: str, summary: str, advice: str) -> dict[str, object]:
     annotations = {"summary": summary} | ({"description": advice} if advice else {})
     return {
         "alert": name,

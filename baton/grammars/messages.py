@@ -61,7 +61,7 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Forget sequence ``seq``. Not answered."""
+    """Forgets the sequence ``seq``. Not answered."""
 
     seq: int
 

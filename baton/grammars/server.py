@@ -118,7 +118,7 @@ class ForkServer:
 
 
 class ForkedGrammar:
-    """One grammar process. ``send`` and ``receive`` never wait; ``kill`` it or let it end by ``close``."""
+    """Talks to one grammar process. ``send`` and ``receive`` never wait; ``kill`` it or let it end by ``close``."""
 
     def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
         self._server, self._number, self.socket = server, number, sock
@@ -160,7 +160,7 @@ class ForkedGrammar:
 
     @property
     def gone(self) -> bool:
-        """Whether the process ended before it was asked anything."""
+        """Returns whether the process ended before it was asked anything."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

@@ -111,12 +111,12 @@ class ClusterRun:
     # ---- whether it is up ----------------------------------------------------------------------------------
 
     def has_all(self, statuses: Iterable[SlotStatus]) -> bool:
-        """Whether every slot of the config is ready, and no other one is."""
+        """Returns whether every slot of the config is ready, and no other one is."""
         ready = {status.slot for status in statuses if status.state == "ready"}
         return ready == {slot for slot, _ in slots_of(self.config)}
 
     def is_ready(self) -> bool:
-        """Whether the router says that it is ready. Blocks for READY_S at most."""
+        """Returns whether the router says that it is ready. Blocks for READY_S at most."""
         try:
             with urllib.request.urlopen(f"{self.url}/ready", timeout=READY_S, context=self._tls) as response:
                 return bool(response.status == 200)

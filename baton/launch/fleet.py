@@ -95,7 +95,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
         return sum(status.state == "ready" for status in self._statuses())
 
     def answers(self) -> bool:
-        """Whether the router says that it is ready, and reaches every worker that was planned."""
+        """Returns whether the router says that it is ready, and reaches every worker that was planned."""
         with contextlib.suppress(OSError):
             return self.is_ready() and self.reachable() == len(self._supervisors)
         return False

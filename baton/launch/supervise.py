@@ -28,7 +28,7 @@ HOST = (sys.executable, "-m", "baton.worker.host")
 
 
 class HostPlan(msgspec.Struct, frozen=True):
-    """What to run in a slot: ``spec`` is the worker host's own text (JSON), handed over as a file since it may
+    """Says what to run in a slot: ``spec`` is the worker host's own text (JSON), handed over as a file since it may
     hold a password of Redis; empty, nothing is handed over. ``command`` empty runs baton's host.
     """
 
@@ -44,7 +44,7 @@ class HostPlan(msgspec.Struct, frozen=True):
 
 
 class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a slot is doing, as its supervisor sees it. ``state`` as in SlotRecord, or "restarting", "ended"."""
+    """Says how a slot is doing, as its supervisor sees it. ``state`` as in SlotRecord, or "restarting", "ended"."""
 
     slot: str
     state: str

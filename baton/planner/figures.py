@@ -11,7 +11,7 @@ import msgspec
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What is said of a set of values."""
+    """Summarises a set of values."""
 
     mean: float
     median: float

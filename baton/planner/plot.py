@@ -5,10 +5,12 @@ Knows nothing of how it was found. matplotlib is asked for only here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from baton.planner.plan import Plan
+from baton.planner.sweep import RatioOutcome
 from baton.protos.errors import ConfigError
 
 FORMATS = (".png", ".svg")
@@ -41,7 +43,7 @@ def draw(found: Plan, path: str) -> None:
     _save(figure, path)
 
 
-def _share(ratios: Any, prefill: int) -> float:
+def _share(ratios: Iterable[RatioOutcome], prefill: int) -> float:
     return next(r.score.attainment for r in ratios if r.prefill == prefill) * 100
 
 

@@ -28,7 +28,7 @@ ALONE_GAP = 3.0  # times a request's own seconds, until the next one comes
 
 
 class IdleWorkerTimes(msgspec.Struct, frozen=True):
-    """What the requests get one by one on an idle worker: no number of workers does better.
+    """Holds what the requests get one by one on an idle worker: no number of workers does better.
 
     ``slo``: the tightest, each at least what was asked, that enough of them keep; None where too many fit nowhere.
     """

@@ -48,7 +48,7 @@ def tpot(flight: Flight) -> float:
 
 
 def is_good(flight: Flight, slo: Slo) -> bool:
-    """Whether it met every SLO."""
+    """Returns whether the flight met every SLO."""
     return not flight.refused and ttft(flight) <= slo.ttft_s and tpot(flight) <= slo.tpot_s
 
 

@@ -45,7 +45,7 @@ class WorkerMemory(msgspec.Struct, frozen=True):
 
 
 class AcceleratorSizing(msgspec.Struct, frozen=True):
-    """One accelerator's answer. ``found`` is None where there is none within ``most`` workers.
+    """Says how many workers of one accelerator do. ``found`` is None where there is none within ``most`` workers.
 
     ``form`` is what weights and KV are, ``settings`` the keys of [worker] that make them so; ``why`` says what kept
     less lossy forms, or all, from being the answer.
@@ -62,7 +62,7 @@ class AcceleratorSizing(msgspec.Struct, frozen=True):
 
 
 class SizingQuestion(msgspec.Struct, frozen=True):
-    """What is asked of every accelerator; ``exact``: nothing that comes plain is rounded."""
+    """Says what is asked of every accelerator; ``exact``: nothing that comes plain is rounded."""
 
     trace: Trace
     slo: Slo

@@ -49,7 +49,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
 
 class TlsMaterial(msgspec.Struct, frozen=True):
-    """What the files held, all read together, and contexts made of it."""
+    """Holds what the files held, all read together, and contexts made of it."""
 
     cert: bytes
     key: bytes

@@ -26,23 +26,15 @@ FEWEST_WORDS = 4  # of a first sentence, because fewer have no room for a verb a
 # How many docstrings of each package may be fragments still. Numbers only ever get lower; a package that is done is
 # not named.
 CEILINGS = {
-    "bench": 28,
-    "cluster": 42,
-    "console": 27,
-    "controller": 25,
-    "cost": 4,
-    "dashboards": 3,
+    "cluster": 3,
+    "console": 2,
     "decode_worker": 1,
     "drill": 20,
     "engine": 46,
-    "grammars": 4,
     "kernels": 5,
     "kv": 14,
-    "launch": 20,
-    "planner": 59,
     "process": 1,
     "protos": 8,
-    "tls": 6,
     "worker": 5,
 }
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

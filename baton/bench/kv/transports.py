@@ -60,7 +60,7 @@ class TransportBench:
         keep_freed_buffers()
 
     async def close(self) -> None:
-        """Ends the receiver."""
+        """Ends the receiver's process and closes its pipes."""
         for transport in self._transports.values():
             await transport.close()
         assert self._process.stdin is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from baton.launch.fleet import Fleet
 
@@ -39,7 +38,7 @@ class BenchCluster(Fleet):
 
     def __init__(
         self, decode: int = 1, prefill: int = 0, fixed: float = 0.0, prefill_s: float = 0.0, pages: int = 16384,
-        chunk: int = 2048, **router: Any,
+        chunk: int = 2048, **router: object,
     ) -> None:  # fmt: skip
         self._profiles = tempfile.TemporaryDirectory(prefix="bb-")
         profile = Path(self._profiles.name, "bench.toml")
@@ -52,7 +51,7 @@ class BenchCluster(Fleet):
         )
 
     def close(self) -> None:
-        """Ends every process."""
+        """Ends every process of the cluster."""
         super().close()
         self._profiles.cleanup()
 

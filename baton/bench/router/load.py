@@ -20,7 +20,7 @@ TAIL = 2048
 
 
 class RequestOutcome(msgspec.Struct):
-    """One request. Seconds from its sending; ``tokens`` by the router's own usage."""
+    """Says how one request went. Seconds from its sending; ``tokens`` by the router's own usage."""
 
     status: int = 0
     ttft_s: float = 0.0

@@ -29,7 +29,7 @@ class TlsConfig(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is to be encrypted."""
+        """Returns whether anything is to be encrypted."""
         return bool(self.dir or self.cert)
 
     @model_validator(mode="after")

@@ -34,7 +34,7 @@ _REFUSALS: dict[int, type[BatonError]] = {401: Unauthenticated, 403: Forbidden, 
 
 
 class RouterEndpoint(msgspec.Struct, frozen=True):
-    """Where one answers. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
+    """Says where a router answers. For an https:// URL without a ``context`` $SSL_CERT_FILE may name the CA."""
 
     url: str
     key: str = ""

@@ -29,7 +29,7 @@ Guarded = Callable[[Callable[[], int]], int]
 
 
 def register(app: typer.Typer, guarded: Guarded) -> None:
-    """Adds ``baton scale``."""
+    """Adds the command ``baton scale``."""
 
     @app.command()
     def scale(
@@ -55,7 +55,7 @@ def show(numbers: Sequence[str], redis: str, namespace: str, wait_s: float) -> i
 
 
 def parse(numbers: Sequence[str]) -> dict[str, int]:
-    """Parses role=count arguments. Raises ConfigError."""
+    """Parses arguments of the form role=count. Raises ConfigError."""
     found: dict[str, int] = {}
     for text in numbers:
         role, _, count = text.partition("=")

@@ -42,7 +42,7 @@ COLUMNS = (
 
 
 def show_workers(redis_url: str | None, namespace: str) -> int:
-    """Prints the table. Without a URL it is of the one cluster that runs on this machine."""
+    """Prints the table of workers. Without a URL it is of the one cluster that runs on this machine."""
     url, namespace = meeting_place(redis_url, namespace)
     console, (entries, departed) = Console(highlight=False, width=140), asyncio.run(_look(url, namespace))
     if departed:

@@ -42,7 +42,7 @@ Told = Callable[[str], None]
 
 
 class LiveMeasurement(msgspec.Struct, frozen=True):
-    """What was found: the points, what they make, and the worker's own limits."""
+    """Holds what was found: the points, what they make, and the worker's own limits."""
 
     points: tuple[StepTiming, ...]
     costs: WorkerCosts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -17,6 +17,13 @@ from rich.table import Table
 from baton.console.output import guarded, write_json
 from baton.process.output_files import require_place, write_file
 from baton.protos.errors import ConfigError
+
+if TYPE_CHECKING:  # loaded by the command that needs them
+    from baton.planner.budget import WidthOutcome
+    from baton.planner.costs.worker import WorkerCosts
+    from baton.planner.figures import Figures
+    from baton.planner.plan import Plan
+    from baton.planner.traces.trace import Trace
 
 TraceFlag = Annotated[str, typer.Option(help="A .jsonl (Mooncake) or .csv (Azure) file")]
 ProfileFlag = Annotated[
@@ -36,7 +43,7 @@ PolicyFlag = Annotated[str, typer.Option(help="Routing policy")]
 SeedFlag = Annotated[int, typer.Option(help="Same seed, same answer")]
 
 
-def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Any:
+def load(trace: str, speed: float, start: float, seconds: float, skip_bad: bool) -> Trace:
     """Returns the part of the trace that was asked for."""
     from baton.planner.traces.trace import read_trace
 
@@ -85,7 +92,7 @@ def simulate_command(
     return 0
 
 
-def _scaled(f: Any, by: float) -> Any:
+def _scaled(f: Figures, by: float) -> Figures:
     return type(f)(*(getattr(f, name) * by for name in f.__struct_fields__))
 
 
@@ -143,7 +150,7 @@ def plan_command(
         part = load(trace, speed, start, seconds, skip_bad=False)
         told = Console(stderr=True, highlight=False)
 
-        def planned(reads: Any, count: int) -> Any:
+        def planned(reads: WorkerCosts, count: int) -> Plan:
             settings = SimSettings(0, count, policy=policy, seed=seed)
             scenario = Scenario(settings, reads, writes or reads, part)
             found, flights = sweep(
@@ -182,7 +189,7 @@ def _widths(text: str) -> list[int]:
         raise ConfigError(f"--widths {text!r}: write numbers of accelerators, as 2,4,8", "widths") from error
 
 
-def _show_tried(tried: Any) -> None:
+def _show_tried(tried: Sequence[WidthOutcome]) -> None:
     table = Table("per worker", "workers", "best ratio", "SLOs met", "goodput/s", "")
     for t in tried:
         found = (t.ratio, f"{t.attainment:.1%}", f"{t.goodput:.2f}") if t.ratio else ("", "", "")
@@ -190,7 +197,7 @@ def _show_tried(tried: Any) -> None:
     Console(highlight=False).print(table)
 
 
-def _show(answer: Any) -> None:
+def _show(answer: Plan) -> None:
     out, found = Console(highlight=False), answer.sweep
     table = Table("ratio", "SLOs met", "TTFT s", "p99", "TPOT ms", "P steps", "D steps", "hits")
     for r in (*found.ratios, found.colocated):

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -36,7 +35,7 @@ class Progress:
         self._console.print(f"[dim]{seconds:6.1f} s[/]  [bold]{part:<10}[/] {escape(what)}", soft_wrap=True)
 
 
-def run(config_path: str | None, flags: Mapping[str, Mapping[str, Any]]) -> int:
+def run(config_path: str | None, flags: Mapping[str, Mapping[str, object]]) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code. Raises StartupError and its kin."""
     config = on_this_machine(load_config(config_path, flags))
     return asyncio.run(_serve(config, Console(highlight=False)))

@@ -6,7 +6,7 @@ Knows nothing of the parts; ``launch.single`` does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer, guarded: Guard) -> None:
         from baton.cluster.config import load_config
         from baton.launch.single import run_router
 
-        flags: dict[str, dict[str, Any]] = {
+        flags: dict[str, dict[str, object]] = {
             "router": {"host": host, "port": port, "grpc_port": grpc_port},
             "redis": {"url": redis},
         }
@@ -51,7 +51,7 @@ def register(app: typer.Typer, guarded: Guard) -> None:
 
         if role not in ROLES:
             raise typer.BadParameter(f"--role {role}: choose of {', '.join(ROLES)}")
-        flags: dict[str, dict[str, Any]] = {"worker": {"host": host, "port": port}, "redis": {"url": redis}}
+        flags: dict[str, dict[str, object]] = {"worker": {"host": host, "port": port}, "redis": {"url": redis}}
         raise typer.Exit(guarded(lambda: run_worker(load_config(config, flags), role, slot)))
 
     @app.command()

@@ -9,7 +9,7 @@ import datetime
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -37,7 +37,7 @@ _Domain = Annotated[str, typer.Option(help="Ends the names of roles; tls.domain 
 
 
 def register(app: typer.Typer, guarded: Guarded) -> None:
-    """Adds ``baton certs``."""
+    """Adds the command ``baton certs``."""
     group = typer.Typer(no_args_is_help=True, help="A development CA and its certificates (mutual TLS).")
     app.add_typer(group, name="certs")
 
@@ -102,7 +102,7 @@ def show(folder: Path) -> int:
     return 0 if fine else 1
 
 
-def ensure(config: BatonConfig, say: Callable[[str, str], Any]) -> None:
+def ensure(config: BatonConfig, say: Callable[[str, str], object]) -> None:
     """Makes what is missing in ``tls.dir`` for `baton serve --tls DIR`, unless the CA's key is kept elsewhere."""
     folder = Path(config.tls.dir).expanduser().absolute()
     if not config.tls.dir or ((folder / "ca.crt").exists() and not (folder / "ca.key").exists()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def _model(config: BatonConfig) -> list[Finding]:
     return [_tried("worker.model", lambda: servable_model(config))]
 
 
-def _tried(key: str, check: Any) -> Finding:
+def _tried(key: str, check: Callable[[], object]) -> Finding:
     try:
         found = check()
     except BatonError as error:

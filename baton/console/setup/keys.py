@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +18,7 @@ DEFAULT = "keys.json"
 COLUMNS = ("id", "tenant", "name", "state", "requests/min", "tokens/min", "weight", "priority", "models", "admin")
 
 
-def add(file: str | None, tenant: str, fields: dict[str, Any]) -> int:
+def add(file: str | None, tenant: str, fields: dict[str, object]) -> int:
     """Adds a key and prints it alone to stdout, so that a script can take it."""
     path = keys_path(file)
     print(add_key(path, tenant, time.time(), **fields))

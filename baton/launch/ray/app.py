@@ -81,7 +81,7 @@ class RayPlacement:
         return str(context.address_info["gcs_address"])
 
     def place(self) -> None:
-        """Seats every slot. Raises ConfigError when no node has room."""
+        """Seats every slot on a node. Raises ConfigError when no node has room."""
         self._seats.want(self._spec.plans)
         deadline = self._clock() + PLACE_S
         self._seats.tend()

@@ -45,7 +45,7 @@ class Precision(msgspec.Struct, frozen=True):
 
 
 def of_checkpoint(config: dict[str, Any]) -> Precision:
-    """Reads ``quantization_config``. Raises ConfigError naming what the engine doesn't read."""
+    """Reads ``quantization_config`` of a checkpoint. Raises ConfigError naming what the engine doesn't read."""
     settings = config.get("quantization_config") or config.get("compression_config")
     if settings is None:
         return Precision()

@@ -20,7 +20,7 @@ ABOVE_PEAK = 1.1  # of the data sheet's bandwidth: a timing says more only if it
 
 
 class ProfileMeta:
-    """What meta.yaml says, whatever is missing there."""
+    """Reads what meta.yaml says, whatever is missing there."""
 
     def __init__(self, home: Path) -> None:
         file = home / "meta.yaml"

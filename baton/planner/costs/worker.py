@@ -32,7 +32,9 @@ LIVE_ACTIVATIONS = 12  # values per token and unit of hidden size that live at o
 
 
 class WorkerCosts(msgspec.Struct, frozen=True):
-    """One worker. A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
+    """Holds what one worker costs.
+
+    A step takes body + pair x attention pairs + context x tokens of KV read + sequence x sequences.
 
     ``body`` is max(weights, token x tokens) + fixed, in seconds; a sequence that writes is ``written`` tokens there
     (1, or 0 where ``sequence`` was measured with all that it costs). ``kv_tokens`` is how many tokens of KV it

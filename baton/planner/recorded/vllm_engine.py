@@ -31,7 +31,10 @@ StepSeconds = Callable[[Sequence[PrefillChunk], Sequence[int], int], float]
 
 
 class VllmSettings(msgspec.Struct, frozen=True):
-    """Of the run's engine. ``pages`` counts usable ones (vLLM keeps one of its blocks for itself)."""
+    """Holds the settings of the run's engine.
+
+    ``pages`` counts usable ones (vLLM keeps one of its blocks for itself).
+    """
 
     pages: int
     max_num_seqs: int = 256
@@ -79,7 +82,7 @@ class _Step(msgspec.Struct):
 
 
 class VllmEngine:
-    """One engine. ``run`` takes every request through and leaves the times in them."""
+    """Simulates one vLLM engine. ``run`` takes every request through and leaves the times in them."""
 
     def __init__(self, settings: VllmSettings, step_seconds: StepSeconds) -> None:
         self.settings, self._seconds = settings, step_seconds

@@ -56,7 +56,7 @@ def parse_failure(text: str) -> Failure:
 
 
 def parse_pool(text: str, max_chunk: int) -> SimPool:
-    """Parses ``long:prefill:2=roofline:llama-3-70b@h100x8``. Raises ConfigError."""
+    """Parses a pool as in ``long:prefill:2=roofline:llama-3-70b@h100x8``. Raises ConfigError."""
     match = POOL.fullmatch(text)
     if match is None or match[1] in ("prefill", "decode"):
         raise ConfigError(

@@ -224,5 +224,5 @@ class Machines(ABC):
         self._ended(place, place.node.advance(self.now))
 
     def is_unread(self, flight: Flight) -> bool:
-        """Whether its decode worker still waits for its prompt."""
+        """Returns whether its decode worker still waits for its prompt."""
         return flight.index in self._leases

@@ -13,7 +13,7 @@ from baton.router.policies import Candidate
 
 
 class SimWorker:
-    """What the router has on a worker; ``nic_free``: when its network is."""
+    """Holds what the router has on a worker; ``nic_free``: when its network is."""
 
     def __init__(self, name: str, info: WorkerInfo, node: Any, costs: WorkerCosts, block_tokens: int) -> None:
         self.name = name  # as operators say it: prefill-0
@@ -31,7 +31,7 @@ class SimWorker:
         self._seen = None
 
     def takes(self, tokens: int) -> bool:
-        """Whether it is alive and could ever hold so many tokens."""
+        """Returns whether it is alive and could ever hold so many tokens."""
         return not self.down and self.costs.kv_tokens >= tokens
 
     def die(self, node: Any) -> None:

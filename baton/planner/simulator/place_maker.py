@@ -25,7 +25,9 @@ Ship = Callable[[Flight, int, bool], None]
 
 
 class SimSettings(msgspec.Struct, frozen=True):
-    """The cluster. ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed.
+    """Describes the simulated cluster.
+
+    ``prefill`` 0: colocated, every worker reads and writes. ``stepwise``: nothing is compressed.
 
     ``writers_wait``: a decode worker's step that reads a prompt writes nothing, as vLLM of 2023; else it does both.
     """
@@ -44,7 +46,7 @@ class SimSettings(msgspec.Struct, frozen=True):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
+    """Says what is simulated: a cluster, what its workers cost, what arrives there, and what goes wrong.
 
     ``pools`` are workers unlike the others; ``failures`` are deaths; ``sharing``: all workers have the same cores.
     """

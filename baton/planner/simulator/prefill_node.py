@@ -40,7 +40,7 @@ class PrefillNode:
 
     @property
     def running(self) -> bool:
-        """Whether a step is under way."""
+        """Returns whether a step is under way."""
         return self._plan is not None
 
     def add(self, flight: Flight, now: float) -> None:

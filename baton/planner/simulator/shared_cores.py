@@ -15,7 +15,9 @@ At = Callable[[float, Callable[[], None]], None]
 
 
 class CoreSharing(msgspec.Struct, frozen=True):
-    """How many times as long a step of each role takes while one other worker computes; each more adds as much."""
+    """Says how many times as long a step of each role takes while one other worker computes; each more adds as
+    much.
+    """
 
     prefill: float
     decode: float

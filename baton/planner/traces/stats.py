@@ -12,7 +12,7 @@ from baton.planner.traces.trace import Trace, TraceRequest
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Tokens per request."""
+    """Summarises the tokens per request."""
 
     input: Figures
     output: Figures
@@ -31,7 +31,7 @@ class Arrivals(msgspec.Struct, frozen=True):
 
 
 class Reuse(msgspec.Struct, frozen=True):
-    """With a cache that forgets nothing: the share of prompt tokens, and of requests, that find a prefix."""
+    """Holds, with a cache that forgets nothing, the share of prompt tokens, and of requests, that find a prefix."""
 
     token_hit_rate: float
     request_hit_rate: float
@@ -51,7 +51,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class TraceStats(msgspec.Struct, frozen=True):
-    """All of it."""
+    """Holds all figures of a trace."""
 
     source: str
     skipped: int

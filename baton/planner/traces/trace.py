@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -41,7 +40,10 @@ class TraceRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Requests by arrival. ``block_tokens`` is what one hash id stands for (the last one may stand for less)."""
+    """Holds requests by arrival.
+
+    ``block_tokens`` is what one hash id stands for (the last one may stand for less).
+    """
 
     source: str
     requests: tuple[TraceRequest, ...]
@@ -55,7 +57,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def has_hashes(self) -> bool:
-        """Whether it says what prompts share."""
+        """Returns whether it says what prompts share."""
         return any(r.hash_ids for r in self.requests)
 
     def between(self, start: float, end: float) -> Trace:
@@ -187,7 +189,7 @@ def _azure(stream: Iterable[str]) -> Iterator[Parsed]:
         yield number, lambda row=row: _from_azure(row)  # type: ignore[misc]
 
 
-def _from_azure(row: dict[str, Any]) -> TraceRequest:
+def _from_azure(row: dict[str, str]) -> TraceRequest:
     stamp = row["TIMESTAMP"]
     if stamp is None or None in row:
         raise ValueError("it must have the fields TIMESTAMP, ContextTokens and GeneratedTokens")

@@ -34,7 +34,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock() -> Finding:
-    """Whether somebody keeps the clock right; certificates and traces depend on it, requests don't."""
+    """Checks whether somebody keeps the clock right; certificates and traces depend on it, requests don't."""
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if state < 0:
@@ -128,7 +128,7 @@ def compiler() -> Finding:
 
 
 def gpu(config: BatonConfig, ask: Probe = probe) -> Finding:
-    """Whether the GPU here will do, by the same questions that a worker asks at its start."""
+    """Checks whether the GPU here will do, by the same questions that a worker asks at its start."""
     device = config.worker.device
     try:
         found = require(ask=ask)
