@@ -29,7 +29,7 @@ IDLE_WAIT_S = 5.0  # seconds that an idle loop sleeps at most; a message wakes i
 NO_REQUEST = -1  # the key of no request, for messages without one: requests' keys begin at 1
 
 
-class Channel(Protocol):
+class LoopChannel(Protocol):
     """What a loop needs of its end of the local channel (worker/channel.py)."""
 
     def send(self, message: ch.ToIo) -> None:
@@ -50,7 +50,7 @@ class EngineParts(NamedTuple):
 
     runner: Runner
     pool: PagePool
-    channel: Channel
+    channel: LoopChannel
     clock: Callable[[], float]
     grammars: Grammars
     sharing: PageSharing
@@ -61,7 +61,7 @@ class EngineParts(NamedTuple):
         cls,
         runner: Runner,
         pool: PagePool,
-        channel: Channel,
+        channel: LoopChannel,
         clock: Callable[[], float],
         grammars: Grammars | None = None,
         memory: memoryview | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from grpc_health.v1 import health_pb2
 
@@ -21,7 +21,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 class Health(Protocol):
     """What of the servicer of grpc.health.v1 is needed here."""
 
-    async def Check(self, request: Any, context: Any) -> Any:
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: None) -> health_pb2.HealthCheckResponse:
         """Returns the status of one service; the empty name is the whole worker."""
 
 

@@ -32,12 +32,12 @@ log = logging.getLogger("baton.worker")
 
 def start_metrics(
     port: int, host: str, registry: Collector, identity: Identity | None
-) -> tuple[Any, threading.Thread]:
+) -> tuple[WSGIServer, threading.Thread]:
     """Starts the server; returns it and its thread. Raises OSError where the port can't be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    kind = type("MetricsServer", (_Server,), {"address_family": family, "identity": identity})
+    kind: type[_Server] = type("MetricsServer", (_Server,), {"address_family": family, "identity": identity})
     app = make_wsgi_app(registry)  # type: ignore[arg-type]  # it only collects
-    server: Any = make_server(host, port, app, kind, _Quiet)
+    server = make_server(host, port, app, kind, _Quiet)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread

@@ -6,6 +6,7 @@ built and read beside it. Whether a peer's protocol may be read at all is the ca
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from baton.protos import nouns
@@ -121,7 +122,7 @@ def stations_to_pb(stations: tuple[nouns.Station, ...]) -> list[c.Station]:
     return [c.Station(name=s.name, seconds=s.seconds) for s in stations]
 
 
-def stations_from_pb(pb: Any) -> tuple[nouns.Station, ...]:
+def stations_from_pb(pb: Iterable[c.Station]) -> tuple[nouns.Station, ...]:
     """Returns the stations of a request's way as the nouns, from their protobuf twins."""
     return tuple(nouns.Station(s.name, s.seconds) for s in pb)
 

@@ -7,7 +7,6 @@ Knows nothing of requests, sequences or logits. Only a grammar process calls thi
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -82,5 +81,5 @@ class _Bytes:
         self.special_token_ids = list(range(BYTES, vocab_size + 1))
         self.tokens = [bytes([i]) for i in range(BYTES)] + [b"<%d>" % i for i in self.special_token_ids]
 
-    def __call__(self, text: Any) -> list[int]:
+    def __call__(self, text: str | bytes) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())

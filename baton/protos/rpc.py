@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
+import grpc.aio
 
 from baton.protos.convert import error_to_pb
 from baton.protos.errors import BY_NAME, BatonError, to_info
@@ -18,7 +19,7 @@ from baton.protos.errors import BY_NAME, BatonError, to_info
 ERROR_METADATA = "baton-error-bin"
 
 
-async def abort(context: Any, error: Exception) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:
     """Ends the call with ``error``; one that isn't ours becomes INTERNAL."""
     info = to_info(error)
     status = grpc.StatusCode[BY_NAME.get(info.type, BatonError).grpc_status]
@@ -38,7 +39,7 @@ def heed_cancel() -> None:
         raise asyncio.CancelledError
 
 
-async def settled(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def settled(tasks: Collection[asyncio.Task[object]]) -> None:
     """Waits until all ``tasks`` have ended. It is to be the last in a TaskGroup's block, before ``heed_cancel``.
 
     A task that fails while the block is left already counts as a cancellation of the parent that Python 3.11 never

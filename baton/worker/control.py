@@ -11,8 +11,9 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
+import grpc.aio
 import msgspec
 
 from baton.cluster.roles import ROLES
@@ -55,7 +56,7 @@ class RoleService(Protocol):
         """Ends every request with ``error``, because the engine is gone."""
 
 
-class RoleChange(msgspec.Struct, frozen=True):
+class RoleSwitch(msgspec.Struct, frozen=True):
     """Says that somebody asked the worker to play ``role``, and to be known as ``incarnation`` then."""
 
     role: str
@@ -76,7 +77,7 @@ class WorkerControl:
         self._service = service
         self._tickets = itertools.count(1)
         self._asked: dict[int, asyncio.Future[PoolSnapshot]] = {}
-        self._role_asked: asyncio.Future[RoleChange] = asyncio.get_running_loop().create_future()
+        self._role_asked: asyncio.Future[RoleSwitch] = asyncio.get_running_loop().create_future()
         self._confirmed = asyncio.Event()
         self.announce: Callable[[WorkerInfo, str], Awaitable[bool]] | None = None
 
@@ -122,7 +123,7 @@ class WorkerControl:
             return self.info.incarnation
         if self.info.state != "ready":
             raise Draining(f"{self.info.worker_id} is {self.info.state}; ask when it is ready")
-        ask = RoleChange(role, grace_s, secrets.token_hex(8))
+        ask = RoleSwitch(role, grace_s, secrets.token_hex(8))
         before, self.info = self.info, msgspec.structs.replace(self.info, state="draining")
         self._role_asked.set_result(ask)
         if self.announce is not None and not await self.announce(self.info, role):
@@ -131,12 +132,12 @@ class WorkerControl:
         self._confirmed.set()
         return ask.incarnation
 
-    async def role_asked(self) -> RoleChange:
+    async def role_asked(self) -> RoleSwitch:
         """Returns the change of role once somebody asked for one and routers were told."""
         await self._confirmed.wait()
         return self._role_asked.result()
 
-    async def leave_role(self, ask: RoleChange) -> None:
+    async def leave_role(self, ask: RoleSwitch) -> None:
         """Let every request go: answers move at once, prompts are read to their end within the grace."""
         self._send(ch.Drain())
         away = Draining(f"{self.info.worker_id} becomes a {ask.role} worker; go on elsewhere")
@@ -173,23 +174,23 @@ class WorkerShell(stubs.WorkerServicer):
         self._control = control
         self._source = source
 
-    async def Describe(self, request: w.DescribeRequest, context: Any) -> w.WorkerInfo:
+    async def Describe(self, request: w.DescribeRequest, context: grpc.aio.ServicerContext) -> w.WorkerInfo:
         """Answers at once who this worker is, whatever the engine does."""
         return convert.info_to_pb(self._control.info)
 
-    async def Snapshot(self, request: w.SnapshotRequest, context: Any) -> w.PoolSnapshot:
+    async def Snapshot(self, request: w.SnapshotRequest, context: grpc.aio.ServicerContext) -> w.PoolSnapshot:
         """Answers with the pool's counts after the step in flight."""
         try:
             return convert.snapshot_to_pb(await self._control.snapshot())
         except BatonError as error:
             await abort(context, error)
 
-    async def Drain(self, request: w.DrainRequest, context: Any) -> w.DrainResponse:
+    async def Drain(self, request: w.DrainRequest, context: grpc.aio.ServicerContext) -> w.DrainResponse:
         """Drains the worker; answers when nothing runs any more."""
         finished, cancelled = await self._control.drain(request.grace_seconds)
         return w.DrainResponse(finished=finished, cancelled=cancelled)
 
-    async def SetRole(self, request: w.SetRoleRequest, context: Any) -> w.SetRoleResponse:
+    async def SetRole(self, request: w.SetRoleRequest, context: grpc.aio.ServicerContext) -> w.SetRoleResponse:
         """Changes the role; answers as soon as that has begun, because this server goes with the role."""
         try:
             incarnation = await self._control.set_role(request.role, request.grace_seconds)
@@ -197,7 +198,9 @@ class WorkerShell(stubs.WorkerServicer):
             await abort(context, error)
         return w.SetRoleResponse(incarnation=incarnation)
 
-    async def Fetch(self, request: w.FetchRequest, context: Any) -> AsyncIterator[w.FetchedBlock]:
+    async def Fetch(
+        self, request: w.FetchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[w.FetchedBlock]:
         """Streams the leading blocks that are cached here."""
         layout = convert.layout_from_pb(request.layout)
         try:

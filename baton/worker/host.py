@@ -19,9 +19,9 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import uvloop
@@ -41,7 +41,7 @@ from baton.protos.channel import EngineReady, SetRole
 from baton.protos.errors import StartupError, Unavailable, WorkerLost, to_info
 from baton.protos.nouns import WorkerInfo, of_this_build
 from baton.worker.block_exchange import WorkerBlocks
-from baton.worker.control import RoleChange
+from baton.worker.control import RoleSwitch
 from baton.worker.engine_process import EngineProcess
 from baton.worker.membership import join, present_role
 from baton.worker.report import Machine, WorkerReport
@@ -228,7 +228,7 @@ class WorkerHost:
         log.error("the engine did not become a %s worker within %g s: it is ended", core.change.role, CHANGE_S)
         engine.process.kill()
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+    async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of ``work``, or None when we are told to stop first."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -254,7 +254,7 @@ class WorkerCore:
     ``keys`` number requests on the engine's channel; ``held`` are the cached blocks that the role before knew of.
     """
 
-    change: RoleChange  # what ended the last role
+    change: RoleSwitch  # what ended the last role
 
     def __init__(self, spec: WorkerSpec, engine: EngineProcess, info: WorkerInfo) -> None:
         self.keys = itertools.count(1)

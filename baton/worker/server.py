@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, suppress
-from typing import Any, assert_never
+from typing import assert_never
+from wsgiref.simple_server import WSGIServer
 
 import grpc
 import grpc.aio
@@ -29,12 +30,12 @@ from baton.kv.transport.auto import AutoTransport, this_host
 from baton.kv.transport.grpc import handoff_handler, server_options
 from baton.prefill_worker.io.handoff import HandoffReport
 from baton.prefill_worker.io.handoff_frames import Sender
-from baton.prefill_worker.io.service import PrefillService
+from baton.prefill_worker.io.service import DecodePeers, PrefillService
 from baton.prefill_worker.io.shell import PrefillShell
 from baton.process.metrics_server import start_metrics
 from baton.process.security import identity_of, warn_of_plaintext
 from baton.protos import channel as ch
-from baton.protos.errors import ConfigError, WorkerLost
+from baton.protos.errors import BatonError, ConfigError, WorkerLost
 from baton.protos.nouns import WorkerInfo
 from baton.protos.v1 import worker_pb2_grpc as stubs
 from baton.tls.rpc import WORKER_CALLS, NameGuard, add_port, names_for
@@ -156,22 +157,23 @@ class RoleRuntime:
 
     def _prefill(self, info: WorkerInfo) -> PrefillService:
         engine, sender = self._engine, Sender(info.worker_id, info.model_id, info.fingerprint, info.layout)
+        peers = DecodePeers(self.transport.expect, self.transport.layout, self._shipped, self._not_shipped)
         return PrefillService(
             engine.channel.send,
             engine.memory,
             sender,
             self.transport,
             time.monotonic,
-            self._shipped,
+            peers,
             self.blocks.warmer,
-            self.transport.layout,
             self._keys,
-            lambda address, error: self._report.transfers.failed(self.transport.peer(address), error.label),
-            self.transport.expect,
         )
 
     def _shipped(self, report: HandoffReport) -> None:
         self._report.transfers.completed(self.transport.peer(report.address), report)
+
+    def _not_shipped(self, address: str, error: BatonError) -> None:
+        self._report.transfers.failed(self.transport.peer(address), error.label)
 
     def _decode(self, spec: WorkerSpec, info: WorkerInfo) -> DecodeService:
         send, warmer = self._engine.channel.send, self.blocks.warmer
@@ -237,7 +239,7 @@ def serve_metrics(slot: str, own: ServerSpec, registry: CurrentRegistry, stack: 
     return f"{own.host}:{server.server_port}"
 
 
-def _stop_metrics(server: Any, thread: threading.Thread) -> None:
+def _stop_metrics(server: WSGIServer, thread: threading.Thread) -> None:
     server.shutdown()
     server.server_close()
     thread.join(1.0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from baton.prefill_worker.io.handoff_frames import Sender
-from baton.prefill_worker.io.service import PrefillCall, PrefillService
+from baton.prefill_worker.io.service import DecodePeers, PrefillCall, PrefillService
 from baton.protos import channel as ch
 from baton.protos.nouns import EngineRequest, KvLayout, Sampling
 from tests.cancels import ALL, TWICE, Play, enumerate_cancels
@@ -63,7 +63,7 @@ async def prefill(rig: str) -> AsyncIterator[Play]:
 
         sender, clock = Sender("p0", "m", FINGERPRINT, LAYOUT), asyncio.get_running_loop().time
         engine.service = service = PrefillService(
-            engine.send, pair.source, sender, pair.rig.transport, clock, layout_of=layout_of
+            engine.send, pair.source, sender, pair.rig.transport, clock, DecodePeers(layout_of=layout_of)
         )
         request = EngineRequest("r", TOKENS, len(TOKENS), Sampling(max_tokens=4))
         call = PrefillCall(request, "m", pair.rig.address, LEASE, 1, 0)

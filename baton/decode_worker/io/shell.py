@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+
+import grpc.aio
 
 from baton.decode_worker.io.router_session import Reply, RouterSession, TokenFrame
 from baton.decode_worker.io.service import DecodeService
@@ -24,7 +25,9 @@ class DecodeShell(stubs.DecodeWorkerServicer):
         self._service = service
         self._info = info
 
-    async def Session(self, incoming: AsyncIterator[w.SessionUp], context: Any) -> AsyncIterator[w.SessionDown]:
+    async def Session(
+        self, incoming: AsyncIterator[w.SessionUp], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[w.SessionDown]:
         """Serves a router until it leaves or is lost; either cancels what it had here."""
         hello = await anext(aiter(incoming), None)
         if hello is None or not hello.HasField("hello"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 from opentelemetry.trace import Span
@@ -106,6 +106,19 @@ class _Job:
         return open_span(name, self._call.traceparent, attributes) if self._call.traceparent else None
 
 
+class DecodePeers(NamedTuple):
+    """What a prefill worker knows of its decode workers, and who hears of the handoffs to them.
+
+    ``expect(address, incarnation)`` hears of each before its handoff; ``layout_of(address)`` asks for its layout,
+    and None means that all have this worker's. Each handoff ends with ``completed`` or ``failed(address, error)``.
+    """
+
+    expect: Callable[[str, str], None] = lambda address, incarnation: None
+    layout_of: Callable[[str], Awaitable[KvLayout]] | None = None
+    completed: Callable[[HandoffReport], None] = lambda report: None
+    failed: Callable[[str, BatonError], None] = lambda address, error: None
+
+
 class PrefillService:
     """Serves every prompt of this worker. ``send`` hands the engine a message and never blocks."""
 
@@ -116,20 +129,16 @@ class PrefillService:
         sender: Sender,
         transport: Transport,
         clock: Callable[[], float],
-        observe: Callable[[HandoffReport], None] = lambda report: None,
+        peers: DecodePeers = DecodePeers(),
         warmer: Warmer | None = None,
-        layout_of: Callable[[str], Awaitable[KvLayout]] | None = None,
         keys: Iterator[int] | None = None,
-        failed: Callable[[str, BatonError], None] = lambda address, error: None,
-        meet: Callable[[str, str], None] = lambda address, incarnation: None,
     ):
         self._send = send
         self._memory = memory
         self._sender = sender
         self._transport = transport
         self._clock = clock
-        self._observe, self._failed, self._meet = observe, failed, meet
-        self._layout_of = layout_of
+        self._peers = peers
         self._warmer = warmer
         self._keys = keys or itertools.count(1)
         self._jobs: dict[int, _Job] = {}
@@ -144,7 +153,7 @@ class PrefillService:
     async def prefill(self, call: PrefillCall) -> PrefillResult:
         """Computes a prompt and hands its blocks over. Raises the tree's errors; cancelling it cancels all."""
         self._check(call)
-        self._meet(call.decode_address, call.decode_incarnation)
+        self._peers.expect(call.decode_address, call.decode_incarnation)
         key, handoff = next(self._keys), self._handoff(call)
         job = self._jobs[key] = _Job(handoff, call)
         try:
@@ -153,13 +162,13 @@ class PrefillService:
             report = await handoff.run()
             job.shipped(report)
         except BatonError as error:
-            self._failed(call.decode_address, error)
+            self._peers.failed(call.decode_address, error)
             raise
         finally:
             self._release(key, job)
         assert job.done is not None, "a handoff can't complete before its prompt"
         self.finished += 1
-        self._observe(report)
+        self._peers.completed(report)
         return PrefillResult(
             job.done.first,
             job.done.cached_tokens,
@@ -213,9 +222,9 @@ class PrefillService:
 
     async def _not_wanted(self, call: PrefillCall) -> tuple[int, tuple[int, ...]]:
         """What the decode worker has already, in our blocks; it counts in its own."""
-        if self._layout_of is None or not (call.held_blocks or call.received_blocks):
+        if self._peers.layout_of is None or not (call.held_blocks or call.received_blocks):
             return call.held_blocks, call.received_blocks  # nothing is nothing: no need to ask it before we begin
-        paging = self._paging(call, await self._layout_of(call.decode_address))
+        paging = self._paging(call, await self._peers.layout_of(call.decode_address))
         return (call.held_blocks, call.received_blocks) if paging is None else paging.wanted()
 
     def _paging(self, call: PrefillCall, theirs: KvLayout) -> Repaging | None:
@@ -245,13 +254,13 @@ class PrefillService:
             tail_tokens=len(call.request.token_ids) - (blocks - 1) * size,
             adapter_id=call.request.adapter_id,
         )
-        plan = None if self._layout_of is None else lambda: self._wire(call)
+        plan = None if self._peers.layout_of is None else lambda: self._wire(call)
         return Handoff(self._transport, self._memory, self._sender, destination, self._clock, plan=plan)
 
     async def _wire(self, call: PrefillCall) -> WirePlan:
         """How this prompt's blocks go to its decode worker. Raises LayoutMismatch before any byte moves."""
-        assert self._layout_of is not None
-        ours, theirs, request = self._sender.layout, await self._layout_of(call.decode_address), call.request
+        assert self._peers.layout_of is not None
+        ours, theirs, request = self._sender.layout, await self._peers.layout_of(call.decode_address), call.request
         theirs = wire_layout(ours, theirs)
         made, paging = bridge(ours, theirs), self._paging(call, theirs)
         if ours.fidelity == theirs.fidelity and paging is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import grpc.aio
 
 from baton.prefill_worker.io.service import PrefillCall, PrefillService
 from baton.protos import convert
@@ -17,7 +17,7 @@ class PrefillShell(stubs.PrefillWorkerServicer):
     def __init__(self, service: PrefillService):
         self._service = service
 
-    async def Prefill(self, request: w.PrefillRequest, context: Any) -> w.PrefillResponse:
+    async def Prefill(self, request: w.PrefillRequest, context: grpc.aio.ServicerContext) -> w.PrefillResponse:
         """Answers when the first token is known and every block is acknowledged."""
         try:
             result = await self._service.prefill(call_from_pb(request))
