@@ -19,7 +19,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Health(Protocol):
-    """What of the servicer of grpc.health.v1 is needed here."""
+    """Names what is needed here of the servicer of grpc.health.v1."""
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: None) -> health_pb2.HealthCheckResponse:
         """Returns the status of one service; the empty name is the whole worker."""

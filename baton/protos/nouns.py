@@ -20,14 +20,14 @@ TENANT_SALT_BYTES = 16  # of a key's tenant, at the start of ``tenant_salt``; a 
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What an answer must match. ``kind`` is one of GRAMMAR_KINDS; ``spec`` its text, MAX_GRAMMAR_BYTES at most."""
+    """Says what an answer must match, as text of one of GRAMMAR_KINDS and of MAX_GRAMMAR_BYTES at most."""
 
     kind: str
     spec: str
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the next token is chosen, every default filled in. Ranges are checked at the border (router).
+    """Says how the next token is chosen, with every default filled in. Ranges are checked by the router.
 
     ``max_drafts``: drafted tokens that one step may verify, 0 for no speculation, None for as many as pay.
     """
@@ -108,7 +108,7 @@ class LayerGroup(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """How one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers).
+    """Says how one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers).
 
     A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout/page.py).
     """
@@ -134,7 +134,7 @@ class KvLayout(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """Who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
+    """Says who a worker is. ``fingerprint`` is hex SHA-256 of its weights.
 
     ``data_addresses`` says where its KV receivers listen, by transport, besides ``address`` (grpc); workers with
     one ``host_id`` run under one kernel. ``kv_backing`` is what that kernel gave for its pages
@@ -192,7 +192,7 @@ class PoolSnapshot(msgspec.Struct, frozen=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before (replay).
+    """Holds what an engine needs of a request: ``token_ids`` is the prompt, then outputs emitted before.
 
     ``prediction`` is what the client thinks that the answer will be, for speculation to look in.
     """
@@ -265,7 +265,7 @@ class SharedPages(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvPair(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has shipped to ``peer`` since its start, and how fast lately."""
+    """Tells what a worker has shipped to ``peer`` since its start, and how fast lately."""
 
     peer: str
     transfers: int = 0
@@ -275,7 +275,7 @@ class KvPair(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineWork(msgspec.Struct, frozen=True, array_like=True):
-    """What a step costs and what the machine can do: from these come MFU and MBU.
+    """Tells what a step costs and what the machine can do: from these come MFU and MBU.
 
     Operations per computed token, per sampled one and per (query, key) pair; bytes that any step reads (weights)
     and bytes per token of context; the machine's ceilings per second, measured at start. Of a paced engine all are
@@ -292,7 +292,7 @@ class EngineWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How busy a worker is: the changing half of its membership entry. A hint, seconds old at times.
+    """Tells how busy a worker is: the changing half of its membership entry. It may be seconds old.
 
     Rates, ``busy`` (the share of time inside steps), MFU, MBU and watts are of the last seconds; counts are since
     the start. ``busy`` says nothing of the room that is left: one sequence keeps a decode worker in steps.

@@ -32,7 +32,7 @@ MAX_GRACE_S = 600.0  # seconds of grace at most, because a worker that drains fo
 
 
 class RoleService(Protocol):
-    """What the worker asks of its role's service, which is a DecodeService or a PrefillService."""
+    """Names what a worker asks of its role's service, which is a DecodeService or a PrefillService."""
 
     finished: int
 

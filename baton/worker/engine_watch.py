@@ -13,7 +13,7 @@ SHARES = 5  # of the limit: one is the pause, one for an answer that waits unrea
 
 
 class EngineWatch:
-    """Asks one engine. ``ask`` returns when it has answered; one that is gone counts as an answer.
+    """Asks one engine whether it gets on: ``ask`` returns when it has answered, or is gone.
 
     ``tell(True)`` hears that it has been silent for ``limit_s`` seconds, ``tell(False)`` that it is back.
     """

@@ -249,7 +249,7 @@ class WorkerHost:
 
 
 class WorkerCore:
-    """What outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine's speed.
+    """Owns what outlives a role: the exchange of blocks, the metrics' port, what was learned of the machine.
 
     ``keys`` number requests on the engine's channel; ``held`` are the cached blocks that the role before knew of.
     """

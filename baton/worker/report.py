@@ -27,7 +27,7 @@ TIER_EVENTS = ("stored", "loaded", "evicted", "damaged", "failed")
 
 
 class Machine(NamedTuple):
-    """What is known of the machine, and learned as it works: the same whatever role the worker plays.
+    """Holds what is known of the machine, and learned as it works, whatever role the worker plays.
 
     ``work`` is what a step costs and what the machine can do, None where that wasn't measured.
     """

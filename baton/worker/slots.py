@@ -21,7 +21,7 @@ NAMED_S = 0.1  # a host that has the lock writes its pid within this
 
 
 class SlotRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a host says of itself. ``state`` is "starting", "ready" or "failed", where ``error`` says why."""
+    """Holds what a host says of itself. ``state`` is "starting", "ready" or "failed", where ``error`` says why."""
 
     slot: str
     pid: int

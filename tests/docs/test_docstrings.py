@@ -28,14 +28,10 @@ FEWEST_WORDS = 4  # of a first sentence, because fewer have no room for a verb a
 CEILINGS = {
     "cluster": 3,
     "console": 2,
-    "decode_worker": 1,
     "drill": 20,
     "engine": 46,
     "kernels": 5,
     "kv": 14,
-    "process": 1,
-    "protos": 8,
-    "worker": 5,
 }
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -51,7 +51,7 @@ class RequestState:
 
 
 class DecodeLimits(NamedTuple):
-    """How much a decode engine does at once, and for how long a lease without progress lasts.
+    """Says how much a decode engine does at once, and for how long a lease without progress lasts.
 
     ``max_batch`` sequences advance in a step and ``chunk_tokens`` prompt tokens are read in it, fewer where a step
     would take longer than ``itl_target_s`` seconds (0: no target). ``ttl_s`` is in seconds.

@@ -107,7 +107,7 @@ class _Job:
 
 
 class DecodePeers(NamedTuple):
-    """What a prefill worker knows of its decode workers, and who hears of the handoffs to them.
+    """Asks a prefill worker's decode workers what it must know of them, and hears of the handoffs to them.
 
     ``expect(address, incarnation)`` hears of each before its handoff; ``layout_of(address)`` asks for its layout,
     and None means that all have this worker's. Each handoff ends with ``completed`` or ``failed(address, error)``.
