@@ -116,23 +116,11 @@ BUGS = (
         "adapter.encode(), b'')",
     ),
     Bug(
-        "a lease's time is not extended by progress",
-        "decode_worker/engine/leases.py",
-        "    def _progress(self, now: float) -> None:\n        self._deadline = now + self._ttl_s",
-        "    def _progress(self, now: float) -> None:\n        pass",
-    ),
-    Bug(
         "pages that were read for others stay pinned",
         "engine/sharing.py",
         "        lease = self._pins.pop(message.key, None)\n        if lease is not None:\n"
         "            lease.close()",
         "        self._pins.pop(message.key, None)",
-    ),
-    Bug(
-        "a preempted sequence goes on after blocks that it no longer has",
-        "decode_worker/engine/scheduler.py",
-        "        self.sequence.computed = pages.held * pages.block_tokens\n",
-        "        pass\n",
     ),
     Bug(
         "a removed sequence keeps its pages",
@@ -178,6 +166,22 @@ BUGS = (
     ),
 )
 
+# Bugs that a hundred seeds have not found: the scenarios rarely reach what they break.
+ELUSIVE = (
+    Bug(
+        "a lease's time is not extended by progress",
+        "decode_worker/engine/leases.py",
+        "    def _progress(self, now: float) -> None:\n        self._deadline = now + self._ttl_s",
+        "    def _progress(self, now: float) -> None:\n        pass",
+    ),
+    Bug(
+        "a preempted sequence goes on after blocks that it no longer has",
+        "decode_worker/engine/scheduler.py",
+        "        self.sequence.computed = pages.held * pages.block_tokens\n",
+        "        pass\n",
+    ),
+)
+
 
 def find(bug: Bug, seeds: int, seconds: float = 600.0) -> Finding:
     """Hunts ``bug`` with up to ``seeds`` seeds. Raises AssertionError where the source no longer has its text."""
@@ -204,7 +208,7 @@ def find(bug: Bug, seeds: int, seconds: float = 600.0) -> Finding:
 def main() -> None:
     """Prints what became of each bug."""
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    for bug in BUGS:
+    for bug in (*BUGS, *ELUSIVE):
         if wanted in bug.name:
             finding = find(bug, 100)
             where = f"seed {finding.seed}" if finding.seed is not None else "NOT FOUND"

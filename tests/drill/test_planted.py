@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.drill.planted import BUGS, PACKAGE, Bug, find
+from tests.drill.planted import BUGS, ELUSIVE, PACKAGE, Bug, find
 
 QUICK = "the hash root has no tenant in it"
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+@pytest.mark.parametrize("bug", [*BUGS, *ELUSIVE], ids=[bug.name for bug in (*BUGS, *ELUSIVE)])
 def test_the_source_still_has_the_text_that_is_replaced(bug: Bug) -> None:
     for file, old, _ in bug.edits:
         assert (PACKAGE / file).read_text().count(old) == 1, file
