@@ -40,6 +40,15 @@ async def asked(client: httpx.AsyncClient, url: str, **fields: Any) -> tuple[lis
     return [text, ids], events[-1]["usage"]
 
 
+async def drafted_answer(client: httpx.AsyncClient, url: str, **fields: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Asks again until a draft was accepted: whether to draft is decided by times, which a busy machine blurs."""
+    async with asyncio.timeout(200.0):
+        while True:
+            answer = await asked(client, url, **fields)
+            if answer[1].get("completion_tokens_details", {}).get("accepted_prediction_tokens"):
+                return answer
+
+
 async def test_answers_are_the_same_with_drafts_and_usage_tells_of_them() -> None:
     with Fleet(
         1,
@@ -51,7 +60,7 @@ async def test_answers_are_the_same_with_drafts_and_usage_tells_of_them() -> Non
             off = {"speculative.n_max": 0}
             plain = await asyncio.gather(*(asked(client, f.url, **kind, **off) for kind in KINDS))
             expected = {"type": "content", "content": plain[0][0][0]["text"]}
-            first = await asked(client, f.url, **KINDS[0], prediction=expected)
+            first = await drafted_answer(client, f.url, **KINDS[0], prediction=expected)
             drafted = await asyncio.gather(*(asked(client, f.url, **kind) for kind in KINDS))
         f.wait_for_baseline()
     assert first[0] == plain[0][0]
