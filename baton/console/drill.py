@@ -58,7 +58,7 @@ def _many(first: int, count: int | None, limit_s: float | None, size: Size, core
 
 
 class _Sum:
-    """What many runs came to."""
+    """Adds up the verdicts of many runs and prints them."""
 
     def __init__(self, as_json: bool) -> None:
         self.failed: list[Verdict] = []
@@ -81,7 +81,7 @@ class _Sum:
             self._console.print(f"{self._runs} seeds, {len(self.failed)} failed")
 
     def end(self) -> None:
-        """Prints the sum."""
+        """Prints the sums of all runs, as a sentence or as JSON."""
         speed = self._virtual_s / self._took_s if self._took_s else 0.0
         sums = {
             "seeds": self._runs,

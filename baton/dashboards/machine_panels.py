@@ -1,4 +1,4 @@
-"""What the Grafana dashboard shows of machines: engines, KV, cost. Knows nothing of Grafana's JSON."""
+"""Lists the panels of the Grafana dashboard about machines: engines, KV, cost. Knows nothing of Grafana's JSON."""
 
 from __future__ import annotations
 

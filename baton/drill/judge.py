@@ -1,4 +1,4 @@
-"""What must hold in every run, and the oracle that each answer is held against.
+"""Holds each run against its invariants, and each answer against its oracle.
 
 The paced engine's token is a hash of the KV bytes that were read for it, so an answer is right only if every page
 that it read was the right one, whole, and its own.

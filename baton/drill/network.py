@@ -110,7 +110,7 @@ class Network:
         return connection
 
     def is_cut(self, source: str, target: str) -> bool:
-        """Whether nothing travels from ``source`` to ``target`` now."""
+        """Returns whether nothing travels from ``source`` to ``target`` now."""
         return (source, target) in self._cuts
 
     def cut(self, source: str, target: str) -> None:

@@ -77,7 +77,6 @@ class Call:
 
     def __init__(self, method: _Method, timeout: float | None) -> None:
         self._method, self._replies = method, Stream()
-        self._requests: Stream | None = None
         self._connection: Connection | None = None
         self._server: ServerCall | None = None
         self._status: tuple[grpc.StatusCode, str, Metadata] | None = None
@@ -141,11 +140,11 @@ class Call:
         return True
 
     def cancelled(self) -> bool:
-        """Whether this end cancelled the call."""
+        """Returns whether this end cancelled the call."""
         return self._cancelled
 
     def done(self) -> bool:
-        """Whether the call has ended."""
+        """Returns whether the call has ended."""
         return self._status is not None
 
     async def code(self) -> grpc.StatusCode:
@@ -427,8 +426,6 @@ class Channel:
     ) -> Any:
         """Returns a method that sends many messages and gets many."""
         return _Method(self, path, False, request_serializer, response_deserializer)
-
-    stream_unary = stream_stream
 
     def connection(self) -> Connection | None:
         """Returns the connection that a new call rides on; None where there is no way."""

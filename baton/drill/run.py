@@ -33,7 +33,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def held(self) -> bool:
-        """Whether every invariant held."""
+        """Returns whether every invariant held."""
         return not self.violations
 
 

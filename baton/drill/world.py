@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from baton.drill.judge import Judge
 from baton.drill.network import Network
 from baton.drill.process import Process, owning_factory
 from baton.drill.rpc import SimulatedDialer
-from baton.drill.scenario import Fault, Request, Scenario
+from baton.drill.scenario import FAULTS, Fault, FaultKind, Request, Scenario
 from baton.drill.story import Story
 from baton.drill.worker import MODEL_ID, Life, SimulatedWorker
 from baton.protos.errors import BatonError
@@ -34,6 +34,7 @@ BEAT_S = 0.5  # seconds between two heartbeats of a worker
 RESTART_S = 1.0  # seconds after which a killed worker's successor serves
 SETTLE_S = 60.0  # seconds after the last fault and request within which everything has ended
 REST_S = 45.0  # seconds after that in which leases and streams of lost peers run out
+Play = Callable[[Fault, SimulatedWorker], Awaitable[None]]  # lets a fault happen, until it is over
 NO_LEASE_SWEPT = ("cut", "cut_one_way", "stuck", "slow")
 
 
@@ -65,7 +66,7 @@ class Index:
         self.lying_until = 0.0
 
     async def longest(self, workers: Sequence[str], hashes: bytes) -> dict[str, int]:
-        """worker id -> leading blocks of ``hashes`` (truncated, in a row)."""
+        """Returns, by worker id, how many leading blocks of ``hashes`` (truncated, in a row) it holds."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self._rng.uniform(0.0002, 0.003))
         blocks = [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
@@ -93,6 +94,17 @@ class World:
         }
         self.directory, self.index = Directory(), Index(self.workers, self.rng)
         self.routers: list[RouterCore] = []
+        self._faults: dict[FaultKind, Play] = {
+            "kill": self._kill,
+            "stuck": self._stuck,
+            "slow": self._slow,
+            "cut": self._cut,
+            "cut_one_way": self._cut_one_way,
+            "break": self._break,
+            "index_lies": self._index_lies,
+            "roster_silent": self._roster_silent,
+        }
+        assert self._faults.keys() == set(FAULTS)
         self._dead: list[Life] = []
         self._clients: list[asyncio.Task[None]] = []
 
@@ -219,7 +231,7 @@ class World:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(began + fault.at - loop.time())
         self.tell(fault.target, f"fault: {fault.kind} {fault.other} for {fault.seconds:.3f} s")
-        await getattr(self, f"_{fault.kind}")(fault, self.workers[fault.target])
+        await self._faults[fault.kind](fault, self.workers[fault.target])
 
     async def _kill(self, fault: Fault, worker: SimulatedWorker) -> None:
         if worker.life is None:

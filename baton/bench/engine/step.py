@@ -25,7 +25,7 @@ class TimedStep:
         self.seconds = 0.0
 
     def __call__(self, *arguments: object) -> None:
-        """Runs the step."""
+        """Runs one native step and adds the time that it took to ``seconds``."""
         began = time.perf_counter()
         self._run(*arguments)
         self.seconds += time.perf_counter() - began

@@ -178,7 +178,7 @@ class DecodeScheduler:
         return {seq: draft for seq, draft in fitting.items() if draft.tokens}
 
     def _fitting(self, job: DecodeJob, draft: Draft) -> Draft:
-        """As much of the draft as there are pages for, without taking anybody else's."""
+        """Returns as much of the draft as free pages allow, without taking pages from another sequence."""
         end, size = job.sequence.computed + 1, self.pool.block_tokens
         short = blocks_for(end + len(draft.tokens), size) - len(job.pages.pages)
         if short > 0:
@@ -224,7 +224,7 @@ class DecodeScheduler:
             self.add(self.waiting.pop(0))
 
     def _swap_in(self, job: DecodeJob) -> None:
-        """What was set aside goes into the new pages, and needn't be computed."""
+        """Copies the pages that were set aside into the new ones, which spares computing their tokens again."""
         swap_entry, job.swap_entry = job.swap_entry, None
         if self.swap is not None and swap_entry is not None:
             self.swap.restore(swap_entry, job.pages.pages, job.pages.held)
