@@ -16,6 +16,7 @@ from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from baton.cluster.hosts import LOOPBACK as LOOPBACK
 from baton.cluster.redis_url import with_credentials
+from baton.cluster.sections.adapters import AdaptersConfig
 from baton.cluster.sections.base import Section
 from baton.cluster.sections.cluster import ACCELERATORS_PER_ENGINE, ClusterConfig, Pool, pool_worker
 from baton.cluster.sections.controller import ControllerConfig
@@ -23,12 +24,14 @@ from baton.cluster.sections.router import DEFAULT_CLASSES, ContextClass, RouterC
 from baton.cluster.sections.services import RayConfig, RedisConfig, TelemetryConfig
 from baton.cluster.sections.tls import TlsConfig
 from baton.cluster.sections.worker import WorkerConfig
-from baton.protos.errors import ConfigError
+from baton.protos.adapter_id import require_name
+from baton.protos.errors import AdapterRefused, ConfigError
 
 __all__ = [
     "ACCELERATORS_PER_ENGINE",
     "DEFAULT_CLASSES",
     "LOOPBACK",
+    "AdaptersConfig",
     "BatonConfig",
     "ClusterConfig",
     "ContextClass",
@@ -54,6 +57,7 @@ class BatonConfig(Section):
 
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
+    adapters: AdaptersConfig = AdaptersConfig()
     cluster: ClusterConfig = ClusterConfig()
     redis: RedisConfig = RedisConfig()
     ray: RayConfig = RayConfig()
@@ -123,6 +127,7 @@ def _checked(config: BatonConfig) -> BatonConfig:
         raise ConfigError(
             f"router.port and router.grpc_port are both {router.port}: set --grpc-port", "router.grpc_port"
         )
+    _check_adapters(config)
     _check_pools(config)
     reads = config.cluster.prefill or any(pool.role == "prefill" and pool.count for pool in config.cluster.pools)
     if not config.cluster.colocated and not reads:
@@ -135,6 +140,20 @@ def _checked(config: BatonConfig) -> BatonConfig:
     redis = config.redis
     url = with_credentials(redis.url, redis.username, redis.password, redis.ca, redis.cert, redis.key)
     return config.model_copy(update={"redis": redis.model_copy(update={"url": url})})
+
+
+def _check_adapters(config: BatonConfig) -> None:
+    named = config.worker.adapters
+    for name in named:
+        try:
+            require_name(name)
+        except AdapterRefused as error:
+            raise ConfigError(f"worker.adapters: {error.message}", "worker.adapters") from None
+    most = config.adapters.max_loaded
+    if len(named) > most:
+        raise ConfigError(
+            f"worker.adapters names {len(named)}, adapters.max_loaded is {most}: raise it", "adapters.max_loaded"
+        )
 
 
 def _check_pools(config: BatonConfig) -> None:

@@ -95,6 +95,10 @@ def worker_spec(
         log_level=config.telemetry.log_level,
         loop_stall_s=config.telemetry.loop_stall_s,
         owner_pid=owner_pid,
+        adapter_root=config.adapters.root,
+        max_adapters=config.adapters.max_loaded,
+        max_adapter_bytes=config.adapters.max_bytes,
+        max_adapter_rank=config.adapters.max_rank,
         **settings,
     )
 

@@ -195,6 +195,17 @@ def snapshot_from_pb(pb: w.PoolSnapshot) -> nouns.PoolSnapshot:
     return nouns.PoolSnapshot(**{f: getattr(pb, f) for f in nouns.PoolSnapshot.__struct_fields__})
 
 
+def adapter_to_pb(a: nouns.AdapterInfo) -> w.AdapterInfo:
+    """Returns an adapter that a worker holds as its protobuf twin."""
+    return w.AdapterInfo(**{f: getattr(a, f) for f in nouns.AdapterInfo.__struct_fields__})
+
+
+def adapter_from_pb(pb: w.AdapterInfo) -> nouns.AdapterInfo:
+    """Returns an adapter that a worker holds as the noun, from its protobuf twin."""
+    fields = {f: getattr(pb, f) for f in nouns.AdapterInfo.__struct_fields__}
+    return nouns.AdapterInfo(**fields | {"targets": tuple(pb.targets)})
+
+
 def error_to_pb(e: ErrorInfo) -> w.WireError:
     """Returns an error as its protobuf twin."""
     return w.WireError(type=e.type, message=e.message, param=e.param, retry_after_s=e.retry_after_s)

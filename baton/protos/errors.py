@@ -5,14 +5,19 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     BatonError                      INTERNAL             500  internal
     ├── InvalidRequest              INVALID_ARGUMENT     400  invalid_request
     │   ├── ContextTooLong          INVALID_ARGUMENT     400  context_too_long
-    │   └── BodyTooLarge            RESOURCE_EXHAUSTED   413  body_too_large
+    │   ├── BodyTooLarge            RESOURCE_EXHAUSTED   413  body_too_large
+    │   └── AdapterRefused          INVALID_ARGUMENT     400  adapter_refused
     ├── Unauthenticated             UNAUTHENTICATED      401  unauthenticated
     ├── Forbidden                   PERMISSION_DENIED    403  forbidden
     ├── ModelNotFound               NOT_FOUND            404  model_not_found
     ├── RequestUnknown              NOT_FOUND            404  request_unknown
     ├── WorkerUnknown               NOT_FOUND            404  worker_unknown
+    ├── AdapterUnknown              NOT_FOUND            404  adapter_unknown
+    ├── AdapterTaken                ALREADY_EXISTS       409  adapter_taken
+    ├── AdapterChanged              FAILED_PRECONDITION  409  adapter_changed
     ├── Overloaded                  RESOURCE_EXHAUSTED   429  overloaded
     │   ├── PoolExhausted           RESOURCE_EXHAUSTED   429  pool_exhausted
+    │   ├── AdaptersFull            RESOURCE_EXHAUSTED   429  adapters_full
     │   └── QuotaExceeded           RESOURCE_EXHAUSTED   429  quota_exceeded
     ├── StorageFull                 RESOURCE_EXHAUSTED   507  storage_full
     ├── Unavailable                 UNAVAILABLE          503  unavailable
@@ -20,6 +25,7 @@ Knows nothing of gRPC or HTTP libraries: a status is a name (gRPC) or a number (
     │   ├── WorkerLost              UNAVAILABLE          503  worker_lost
     │   │   └── WorkerStalled       UNAVAILABLE          503  worker_stalled
     │   ├── WeightsGone             UNAVAILABLE          503  weights_gone
+    │   ├── AdapterNotLoaded        UNAVAILABLE          503  adapter_not_loaded
     │   └── Draining                UNAVAILABLE          503  draining
     ├── RequestBlamed               FAILED_PRECONDITION  422  request_blamed
     ├── DeadlineExceeded            DEADLINE_EXCEEDED    504  deadline_exceeded
@@ -76,6 +82,12 @@ class BodyTooLarge(InvalidRequest):
     grpc_status, http_status, label = "RESOURCE_EXHAUSTED", 413, "body_too_large"
 
 
+class AdapterRefused(InvalidRequest):
+    """The adapter's files can't be served with this model; the message names the file and the tensor or field."""
+
+    label = "adapter_refused"
+
+
 class Unauthenticated(BatonError):
     """The request has no API key, or one that opens nothing."""
 
@@ -106,6 +118,24 @@ class WorkerUnknown(BatonError):
     grpc_status, http_status, label = "NOT_FOUND", 404, "worker_unknown"
 
 
+class AdapterUnknown(BatonError):
+    """No adapter has the name or id that was given."""
+
+    grpc_status, http_status, label = "NOT_FOUND", 404, "adapter_unknown"
+
+
+class AdapterTaken(BatonError):
+    """An adapter of that name with another content is loaded; unload it, or say that it is replaced."""
+
+    grpc_status, http_status, label = "ALREADY_EXISTS", 409, "adapter_taken"
+
+
+class AdapterChanged(BatonError):
+    """The adapter's files are not those whose digest was given."""
+
+    grpc_status, http_status, label = "FAILED_PRECONDITION", 409, "adapter_changed"
+
+
 class Overloaded(BatonError):
     """There is no room now; try again after ``retry_after_s``."""
 
@@ -116,6 +146,12 @@ class PoolExhausted(Overloaded):
     """A worker's page pool can't hold the request now."""
 
     label = "pool_exhausted"
+
+
+class AdaptersFull(Overloaded):
+    """A worker has no room for another adapter: all that it holds are pinned or in use."""
+
+    label = "adapters_full"
 
 
 class QuotaExceeded(Overloaded):
@@ -152,6 +188,12 @@ class WeightsGone(Unavailable):
     """A half-written answer's weights are no longer served; sent again, the request is answered by others."""
 
     label = "weights_gone"
+
+
+class AdapterNotLoaded(Unavailable):
+    """The worker doesn't hold the request's adapter: it was evicted or unloaded, and may be loaded again."""
+
+    label = "adapter_not_loaded"
 
 
 class Draining(Unavailable):

@@ -169,6 +169,35 @@ def of_this_build(info: WorkerInfo) -> WorkerInfo:
     return msgspec.structs.replace(info, version=product_version())
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """Tells of a LoRA adapter that a worker holds; ``id`` is NAME@DIGEST (protos/adapter_id.py).
+
+    ``rank`` is its matrices' largest, ``bytes`` what they take in memory, ``targets`` the last parts of the modules
+    that it changes. ``running`` counts the sequences on it; one that is ``leaving`` takes no new ones.
+    """
+
+    id: str
+    path: str
+    rank: int
+    bytes: int
+    targets: tuple[str, ...] = ()
+    pinned: bool = False
+    running: int = 0
+    leaving: bool = False
+
+
+class AdapterLimits(msgspec.Struct, frozen=True):
+    """Says how many adapters a worker holds at most, what their matrices may take, and one's largest rank.
+
+    ``root`` is the directory beneath which adapters may be loaded while it runs; empty where none may.
+    """
+
+    max_loaded: int
+    max_bytes: int
+    max_rank: int
+    root: str = ""
+
+
 class PoolSnapshot(msgspec.Struct, frozen=True):
     """Counts the page pool. At baseline nothing is leased and nothing quarantined."""
 

@@ -14,6 +14,7 @@ import msgspec
 
 from baton.cluster.model_id import model_id, paced_profile
 from baton.protos.errors import ConfigError
+from baton.protos.nouns import AdapterLimits
 from baton.tls.identity import TlsFiles
 
 
@@ -45,6 +46,26 @@ class EngineSpec(_Group, frozen=True):
     def model_id(self) -> str:
         """Returns the name that clients use for the model."""
         return model_id(self.model_name, self.model, self.device)
+
+
+class AdapterSpec(_Group, frozen=True):
+    """Says which LoRA adapters are loaded at start, and what may be loaded beside them."""
+
+    adapters: dict[str, str] = {}  # directories by name
+    adapter_root: str = ""  # beneath which adapters may be loaded while it runs; empty: none may
+    max_adapters: int = 16
+    max_adapter_bytes: int = 1 << 30  # of the matrices of all that are held
+    max_adapter_rank: int = 64
+
+    @property
+    def limits(self) -> AdapterLimits:
+        """Returns the bounds on what may be held."""
+        return AdapterLimits(self.max_adapters, self.max_adapter_bytes, self.max_adapter_rank, self.adapter_root)
+
+    @property
+    def wanted(self) -> bool:
+        """Tells whether this worker ever applies an adapter."""
+        return bool(self.adapters or (self.adapter_root and self.max_adapters))
 
 
 class CacheSpec(_Group, frozen=True):
@@ -115,6 +136,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     slot_dir: str  # where <slot>.lock and <slot>.json lie
     owner_pid: int = 0  # the worker ends when this process does; 0: it lives on
     engine: EngineSpec = EngineSpec()
+    lora: AdapterSpec = AdapterSpec()
     cache: CacheSpec = CacheSpec()
     steps: StepSpec = StepSpec()
     server: ServerSpec = ServerSpec()
@@ -133,6 +155,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 GROUPS: dict[str, type[_Group]] = {
     "engine": EngineSpec,
+    "lora": AdapterSpec,
     "cache": CacheSpec,
     "steps": StepSpec,
     "server": ServerSpec,

@@ -45,6 +45,8 @@ def test_a_config_survives_json() -> None:
         ({"cluster": {"decode": 0}}, "cluster.decode", "1"),
         ({"worker": {"dtype": "int3"}}, "worker.dtype", "bfloat16"),
         ({"worker": {"device": "tpu"}}, "worker.device", "paced"),
+        ({"worker": {"adapters": {"a/b": "x"}}}, "worker.adapters", "letters"),
+        ({"worker": {"adapters": {"a": "x"}}, "adapters": {"max_loaded": 0}}, "adapters.max_loaded", "raise it"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_remedy(flags: dict, param: str, remedy: str) -> None:

@@ -132,3 +132,11 @@ def test_an_unknown_speculation_is_refused_before_anything_starts(tmp_path: Path
             continue
         with pytest.raises(ConfigError, match="'magic' isn't known; choose from none, auto, prompt_lookup, suffix"):
             worker_plans(settings, "", "unix:///x", tmp_path, tmp_path)
+
+
+def test_adapters_and_their_limits_reach_each_worker(tmp_path: Path) -> None:
+    settings = config(worker={"adapters": {"sql": "/adapters/sql"}}, adapters={"root": "/adapters", "max_rank": 32})
+    plan, *_ = worker_plans(settings, "m", "", tmp_path, tmp_path)
+    found = load_spec(plan.spec).lora
+    assert found.adapters == {"sql": "/adapters/sql"}
+    assert (found.limits.root, found.limits.max_rank, found.limits.max_loaded) == ("/adapters", 32, 16)

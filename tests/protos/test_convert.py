@@ -92,6 +92,11 @@ def test_a_pool_snapshot_and_an_error_survive_the_wire():
     assert convert.error_from_pb(convert.error_to_pb(error)) == error
 
 
+def test_a_held_adapter_survives_the_wire():
+    adapter = nouns.AdapterInfo("sql@0123456789abcdef", "sql", 8, 4096, ("q_proj", "v_proj"), True, 2, True)
+    assert convert.adapter_from_pb(convert.adapter_to_pb(adapter)) == adapter
+
+
 def test_an_empty_sampling_message_takes_every_default():
     assert convert.sampling_from_pb(common_pb2.Sampling()) == nouns.Sampling()
     assert convert.sampling_fields(common_pb2.Sampling()) == {}

@@ -14,6 +14,9 @@ class WorkerConfig(Section):
 
     model: str = Field(default="", description="directory or Hugging Face id; empty takes the demo model")
     model_name: str = Field(default="", description="the name clients use; empty takes the model's last path part")
+    adapters: dict[str, str] = Field(
+        default={}, description="LoRA adapters by name, each a directory in PEFT's layout; loaded at start"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of computation; auto takes the checkpoint's, float32 on a CPU"
     )

@@ -92,6 +92,60 @@ class SetRoleResponse(_message.Message):
     incarnation: str
     def __init__(self, incarnation: _Optional[str] = ...) -> None: ...
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "digest", "pinned")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: str
+    pinned: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters", "max_loaded", "max_bytes", "max_rank")
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOADED_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterInfo]
+    max_loaded: int
+    max_bytes: int
+    max_rank: int
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterInfo, _Mapping]]] = ..., max_loaded: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_rank: _Optional[int] = ...) -> None: ...
+
+class AdapterInfo(_message.Message):
+    __slots__ = ("id", "path", "rank", "bytes", "targets", "pinned", "running", "leaving")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    path: str
+    rank: int
+    bytes: int
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    pinned: bool
+    running: int
+    leaving: bool
+    def __init__(self, id: _Optional[str] = ..., path: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., pinned: _Optional[bool] = ..., running: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
 class SnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

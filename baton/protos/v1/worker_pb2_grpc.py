@@ -60,6 +60,21 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/baton.v1.Worker/LoadAdapter',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/baton.v1.Worker/UnloadAdapter',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/baton.v1.Worker/ListAdapters',
+                request_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -101,6 +116,27 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """hold an adapter; answered once requests may use it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """take no new request on it; those that run end on it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """what is held, with its use
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +164,21 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleRequest.FromString,
                     response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.AdapterInfo.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.AdapterInfo.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +317,87 @@ class Worker:
             '/baton.v1.Worker/SetRole',
             baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleRequest.SerializeToString,
             baton_dot_protos_dot_v1_dot_worker__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/LoadAdapter',
+            baton_dot_protos_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/UnloadAdapter',
+            baton_dot_protos_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/ListAdapters',
+            baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersRequest.SerializeToString,
+            baton_dot_protos_dot_v1_dot_worker__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,20 @@
+"""``[adapters]``: what may be loaded beside a model, and how much of it. Knows nothing of files or of who asks."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from baton.cluster.sections.base import Section
+
+
+class AdaptersConfig(Section):
+    """Bounds the LoRA adapters that a worker holds, and says from where they may be loaded while it runs. Those
+    that are always there stand in ``worker.adapters``.
+    """
+
+    root: str = Field(
+        default="", description="directory beneath which adapters may be loaded while serving; empty: none may"
+    )
+    max_loaded: int = Field(default=16, ge=0, le=4096, description="adapters that a worker holds at once")
+    max_bytes: int = Field(default=1 << 30, ge=0, description="what their matrices may take, per worker")
+    max_rank: int = Field(default=64, ge=1, le=256, description="of one adapter")
