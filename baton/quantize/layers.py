@@ -73,6 +73,12 @@ def reads(op: Op) -> set[str]:
     raise ConfigError(f"{type(op).__name__}: this architecture has an op that baton quantize doesn't know", "model")
 
 
+def require_known(program: Program) -> None:
+    """Raises ConfigError for a program with an op that can't be quantized layer by layer."""
+    for op in program.ops[1:-1]:
+        reads(op)
+
+
 def writes(op: Op) -> set[str]:
     """Returns the registers that an op writes."""
     return {op.x, op.out} if isinstance(op, RmsNorm) else {getattr(op, "out", "logits")}

@@ -16,6 +16,7 @@ from baton.engine.checkpoints.safetensors import Checkpoint
 from baton.engine.models import program_for
 from baton.engine.program.config import ModelConfig
 from baton.protos.errors import ConfigError
+from baton.quantize.layers import require_known
 
 QUANTIZED = ("quantization_config", "compression_config")
 
@@ -33,6 +34,7 @@ class Source:
             text = f"{self.config.path}: the checkpoint is quantized already; start from the plain one"
             raise ConfigError(text, "model")
         self.program = program_for(self.config)
+        require_known(self.program)
         self.weights = {weight.name: weight for weight in self.program.weights}
         self._files = Checkpoint(self.directory)
 

@@ -115,6 +115,59 @@ KINDS: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "tie_word_embeddings": True,
     },
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        "num_attention_heads": 4,
+        "kv_lora_rank": 44,
+        "q_lora_rank": 52,
+        "qk_nope_head_dim": 20,
+        "qk_rope_head_dim": 12,
+        "v_head_dim": 28,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7,
+        "topk_method": "group_limited_greedy",
+        "n_group": 3,
+        "topk_group": 2,
+        "num_hidden_layers": 3,
+    },
+    "deepseek_v2_lite": {
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 30,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 56,
+        "rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 0.7},
+        "attention_bias": True,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "hidden_size": 96,
+        "kv_lora_rank": 48,
+        "q_lora_rank": 36,
+        "qk_nope_head_dim": 18,
+        "qk_rope_head_dim": 10,
+        "v_head_dim": 22,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 40,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_hidden_layers": 3,
+        "vocab_size": 1003,
+    },
     "qwen3_bias": {"model_type": "qwen3", "num_key_value_heads": 4, "head_dim": 24, "attention_bias": True},
 }
 
@@ -194,3 +247,6 @@ def _vary(model: torch.nn.Module) -> None:
                 weight.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 weight.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)

@@ -11,7 +11,10 @@ import pytest
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Op, PagedAttention, Program, RopeAppend
+from baton.engine.program.ops import LatentAttention, Op, PagedAttention, Program, RopeAppend
+from baton.kv.layout.page import layout_for
+from baton.protos.errors import CheckpointError
+from baton.protos.nouns import BLOCK_TOKENS
 
 SIZES = {
     "vocab_size": 100,
@@ -23,6 +26,10 @@ SIZES = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
 }
 
 
@@ -46,8 +53,9 @@ def test_every_weight_an_op_names_is_declared_once_and_used(model_type: str) -> 
 def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: str) -> None:
     found = program(model_type)
     assert {type(op) for op in found.ops} <= set(_BINDERS)
+    latent = [op.layer for op in found.ops if isinstance(op, LatentAttention)]
     places = [op.layer for op in found.ops if isinstance(op, RopeAppend)]
-    assert sorted(places) == list(range(found.layers))
+    assert sorted(places or latent) == list(range(found.layers))
     assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == places
 
 
@@ -78,3 +86,25 @@ def test_layers_with_and_without_a_window_form_two_groups_of_the_page() -> None:
 def test_tied_embeddings_need_no_head() -> None:
     names = [weight.name for weight in program("llama", tie_word_embeddings=True).weights]
     assert "head" not in names
+
+
+def test_latents_are_one_plane_of_one_head_and_a_small_part_of_full_keys_and_values() -> None:
+    (group,) = program("deepseek_v3").groups
+    assert (group.planes, group.kv_heads, group.head_dim) == (("latent",), 1, 512 + 64)
+    kept = layout_for("bfloat16", [group]).page_bytes / group.layers / BLOCK_TOKENS
+    assert kept * 56 < 2 * 128 * (192 + 128), "K and V of DeepSeek-V3's 128 heads"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"n_group": 3}, "n_group"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq"),
+        ({"model_type": "deepseek_v2", "topk_method": "noaux_tc"}, "topk_method"),
+    ],
+)
+def test_what_a_latent_decoder_cannot_be_is_refused_by_field(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        program(**({"model_type": "deepseek_v3"} | changes))

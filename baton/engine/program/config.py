@@ -54,6 +54,13 @@ class ModelConfig:
             raise self.error(name, f"is {found!r}; it must be a whole number above 0")
         return found
 
+    def count(self, name: str, default: int) -> int:
+        """Returns field ``name``, a whole number that may be zero. Raises CheckpointError."""
+        found = self._get(name, default)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise self.error(name, f"is {found!r}; it must be a whole number, 0 or more")
+        return found
+
     def number(self, name: str, default: float) -> float:
         """Returns field ``name`` as a float. Raises CheckpointError."""
         found = self._get(name, default)

@@ -11,14 +11,28 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Linear, Moe, Op, Weight
+from baton.engine.program.ops import Combine, Linear, Moe, Op, Route, SwiGlu, Weight
 
 MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, that moe.h takes
+
+
+class Routing(msgspec.Struct, frozen=True):
+    """Says how experts are chosen where it isn't by a plain softmax: see ``ops.Route``. ``biased``: with a bias."""
+
+    scoring: str
+    groups: int = 1
+    kept: int = 1
+    best: int = 1
+    scale: float = 1.0
+    biased: bool = False
 
 
 class ExpertLayers(msgspec.Struct, frozen=True):
     """Holds which layers have experts (``layers``) and the names of their weights (``at``; ``parts``: gate,
     up, down).
+
+    ``shared`` is the width of the experts that every row goes to, 0 for none, named ``shared_at``; with
+    ``shared_gate`` a row weighs them.
     """
 
     layers: tuple[bool, ...]
@@ -28,11 +42,16 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     renormalise: bool
     at: str
     parts: tuple[str, str, str]
+    routing: Routing | None = None
+    shared: int = 0
+    shared_at: str = ""
+    shared_gate: bool = False
 
     @classmethod
     def read(
         cls, config: ModelConfig, layers: tuple[bool, ...], experts: int, inner: int, renormalise: bool, at: str,
-        parts: tuple[str, str, str],
+        parts: tuple[str, str, str], routing: Routing | None = None, shared: int = 0, shared_at: str = "",
+        shared_gate: bool = False,
     ) -> ExpertLayers:  # fmt: skip
         """Returns the layers with ``num_experts_per_tok`` of ``config``. Raises CheckpointError beyond what the
         kernel takes.
@@ -43,14 +62,37 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         if chosen > min(experts, MOST_CHOSEN):
             most = min(experts, MOST_CHOSEN)
             raise config.error("num_experts_per_tok", f"is {chosen}; {most} at most of {experts} experts")
-        return cls(layers, experts, chosen, inner, renormalise, at, parts)
+        own = routing, shared, shared_at, shared_gate
+        return cls(layers, experts, chosen, inner, renormalise, at, parts, *own)
 
     def ops(self, layer: int) -> tuple[Op, ...]:
         """Returns the ops of ``layer`` from register ``h`` to ``down``."""
-        gate_up, down = f"{layer}.experts_gate_up", f"{layer}.experts_down"
+        route = self._route(layer)
+        logits, factor = ("routed", "factor") if route else ("router", None)
+        weights, mixed = (f"{layer}.experts_gate_up", f"{layer}.experts_down"), "mixed" if self.shared else "down"
+        renormalise = self.renormalise if self.routing is None else True
         return (
             Linear("h", f"{layer}.router", None, "router"),
-            Moe("h", "router", gate_up, down, self.experts, self.chosen, self.renormalise, "down"),
+            *route,
+            Moe("h", logits, *weights, self.experts, self.chosen, renormalise, mixed),
+            *(self._shared(layer, factor) if self.shared else ()),
+        )
+
+    def _route(self, layer: int) -> tuple[Op, ...]:
+        if (of := self.routing) is None:
+            return ()
+        bias = f"{layer}.router_bias" if of.biased else None
+        among = self.experts, self.chosen, of.groups, of.kept, of.best
+        return (Route("router", bias, of.scoring, *among, self.renormalise, of.scale, "routed", "factor"),)
+
+    def _shared(self, layer: int, factor: str | None) -> tuple[Op, ...]:
+        gate = (Linear("h", f"{layer}.shared_gate", None, "shared_gate"),) if self.shared_gate else ()
+        return (
+            *gate,
+            Linear("h", f"{layer}.shared_gate_up", None, "shared_gate_up"),
+            SwiGlu("shared_gate_up", "shared_g"),
+            Linear("shared_g", f"{layer}.shared_down", None, "shared"),
+            Combine("mixed", factor, "shared", "shared_gate" if gate else None, "down"),
         )
 
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
@@ -62,3 +104,14 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         yield Weight(f"{layer}.experts_gate_up", pairs, ((self.inner, hidden),) * len(pairs))
         downs = tuple(f"{at}.experts.{e}.{down}.weight" for e in range(self.experts))
         yield Weight(f"{layer}.experts_down", downs, ((hidden, self.inner),) * len(downs))
+        if self.routing is not None and self.routing.biased:
+            yield Weight(f"{layer}.router_bias", (f"{at}.gate.e_score_correction_bias",), ((self.experts,),))
+        if self.shared:
+            yield from self._shared_weights(layer, f"{at}.{self.shared_at}", hidden)
+        if self.shared_gate:
+            yield Weight(f"{layer}.shared_gate", (f"{at}.{self.shared_at}_gate.weight",), ((1, hidden),))
+
+    def _shared_weights(self, layer: int, at: str, hidden: int) -> Iterator[Weight]:
+        pair = f"{at}.gate_proj.weight", f"{at}.up_proj.weight"
+        yield Weight(f"{layer}.shared_gate_up", pair, ((self.shared, hidden),) * 2)
+        yield Weight(f"{layer}.shared_down", (f"{at}.down_proj.weight",), ((hidden, self.shared),))

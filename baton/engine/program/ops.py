@@ -94,6 +94,62 @@ class Moe(_Op, frozen=True, tag=True):
     out: str
 
 
+class Route(_Op, frozen=True, tag=True):
+    """Chooses ``chosen`` of ``experts`` for each row, in its ``kept`` best of ``groups`` groups, by ``scoring``.
+
+    ``bias`` is added to the scores to choose, never to weigh. A group is as good as its ``best`` best experts
+    together. ``out``: logits for ``Moe``, -inf where an expert is not chosen. ``factor`` (rows, 1): what the mixed
+    rows are multiplied by, ``scale`` and, unless ``renormalise``, the sum of the chosen scores.
+    """
+
+    logits: str
+    bias: str | None
+    scoring: str
+    experts: int
+    chosen: int
+    groups: int
+    kept: int
+    best: int
+    renormalise: bool
+    scale: float
+    out: str
+    factor: str
+
+
+class Combine(_Op, frozen=True, tag=True):
+    """Joins routed and shared experts: out = factor x mixed + sigmoid(gate) x shared (None: no factor, no gate)."""
+
+    mixed: str
+    factor: str | None
+    shared: str
+    gate: str | None
+    out: str
+
+
+class LatentAttention(_Op, frozen=True, tag=True):
+    """Stores latents and attends to them with absorbed projections (https://arxiv.org/abs/2405.04434).
+
+    ``q`` (rows, heads x (plain + turned)), its last ``turned`` numbers per head to be rotated; ``latent`` (rows,
+    rank + turned): normed by ``norm`` but for its last ``turned``, the key that all heads share, it is what
+    ``layer`` keeps of a token. ``expand`` (heads x (plain + value), rank) makes each head's key and value of it.
+    ``paired`` rotates neighbours instead of halves. out (rows, heads x value).
+    """
+
+    q: str
+    latent: str
+    layer: int
+    norm: str
+    expand: str
+    eps: float
+    plain: int
+    turned: int
+    value: int
+    rank: int
+    paired: bool
+    scale: float
+    out: str
+
+
 class LmHead(_Op, frozen=True, tag=True):
     """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ."""
 
@@ -104,7 +160,19 @@ class LmHead(_Op, frozen=True, tag=True):
     weight: str
 
 
-Op = Embedding | RmsNorm | Linear | RopeAppend | PagedAttention | SwiGlu | Moe | LmHead
+Op = (
+    Embedding
+    | RmsNorm
+    | Linear
+    | RopeAppend
+    | PagedAttention
+    | SwiGlu
+    | Moe
+    | Route
+    | Combine
+    | LatentAttention
+    | LmHead
+)
 
 
 class Rope(msgspec.Struct, frozen=True):
@@ -129,6 +197,12 @@ class Program(msgspec.Struct, frozen=True):
     head_dim: int
     vocab_size: int
     max_position: int
+    rope_dim: int = 0  # numbers of a head that are rotated, where the heads that a page keeps have another size
+
+    @property
+    def rotated(self) -> int:
+        """Returns the width of the rotary tables."""
+        return self.rope_dim or self.head_dim
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -145,7 +219,7 @@ class Program(msgspec.Struct, frozen=True):
         """Returns the names of the weights that say which experts a row goes to; they are small, and never
         rounded.
         """
-        logits = {op.logits for op in self.experts}
+        logits = {op.logits for op in self.ops if isinstance(op, Moe | Route)}
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
 
     @property

@@ -14,6 +14,7 @@ from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, F, NativeFunction, P
 
 EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD, MOE = range(8)  # step.h: OpKind
+FOREIGN = -1  # the kind of an op that the native step doesn't run
 LINEAR_F32 = 100  # the kind of float32 weights: dense.h's
 PANEL = 64  # rows of a panel of weights
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3}  # kv.h: KvType

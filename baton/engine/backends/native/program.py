@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
@@ -25,7 +26,10 @@ Weights = dict[str, Tensor | PackedWeight]
 
 
 class NativeProgram:
-    """Owns what the C structs point at. ``ops`` are the program's, in order."""
+    """Owns what the C structs point at. ``ops`` are the program's, in order.
+
+    ``foreign`` has the numbers of those that the native step doesn't know: torch computes them over the registers.
+    """
 
     def __init__(self, program: p.Program, weights: Weights, keep: bool = False) -> None:
         self.program = program
@@ -39,6 +43,7 @@ class NativeProgram:
         self._packed: dict[str, PackedWeight] = {}
         self._weights = weights
         found = [_COMPILERS[type(op)](self, op) for op in program.ops]
+        self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
         self._weights = weights if keep else {}  # without a check, what was packed needs no second copy
         self._widths = np.array(self.widths, np.int64)
@@ -78,6 +83,7 @@ class NativeProgram:
         if name not in self.registers:
             self.registers[name] = len(self.widths)
             self.widths.append(width)
+        assert self._width(name) == width, f"register {name} has two widths"
         return self.registers[name]
 
     def _width(self, name: str) -> int:
@@ -129,7 +135,15 @@ class NativeProgram:
             table_dtype=TABLE_DTYPES[table.dtype],
         )
 
+    def _foreign(self, op: p.Op) -> structs.Op:
+        """An op without code in the native step: its registers are made, and nothing else."""
+        for name, width in outputs(op, self._width).items():
+            self._register(name, width)
+        return structs.Op(kind=structs.FOREIGN)
+
     def _rms_norm(self, op: p.RmsNorm) -> structs.Op:
+        if self._width(op.x) != self._width("x"):  # the native one norms rows of the residual stream alone
+            return self._foreign(op)
         return structs.Op(
             kind=structs.RMS_NORM,
             input=self.registers[op.x],
@@ -208,4 +222,5 @@ _COMPILERS: dict[type, Callable[[NativeProgram, Any], structs.Op]] = {
     p.SwiGlu: NativeProgram._swiglu,
     p.Moe: NativeProgram._moe,
     p.LmHead: NativeProgram._lm_head,
+    **dict.fromkeys(SPAN_OPS, NativeProgram._foreign),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 import torch
@@ -19,6 +19,8 @@ from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.native.step_check import StepCheck
 from baton.engine.backends.native.step_ops import StepOps
 from baton.engine.backends.native.step_runner import StepRunner
+from baton.engine.backends.span_ops import SpanOps
+from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import Program
 from baton.kernels.step import structs
@@ -50,6 +52,9 @@ class NativeRunner(StepRunner):
         self._check = StepCheck(self._program, spec.layout) if check else None
         self._ops = StepOps(self._program, spec.layout) if by_ops else None
         self._memory = torch.empty((0, 0), dtype=torch.uint8)
+        span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
+        self._foreign = {at: span_ops.bind(program.ops[at]) for at in self._program.foreign} if span_ops else {}
+        self._stretches = tuple(_stretches(len(program.ops), self._program.foreign))
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages, laid out as ``spec.layout`` says."""
@@ -64,14 +69,43 @@ class NativeRunner(StepRunner):
             self._arena = torch.empty(floats)
         step, count = self._step(batch), len(self._program.ops)
         step.turns, step.pages, step.arena = (t.data_ptr() for t in (self._turns, self._memory, self._arena))
+        spans = StepSpans(spans_of(plan), self._memory) if self._foreign else None
         if self._check is None and self._ops is None:
-            self._run(self._program.address, ctypes.byref(step), 0, count)
+            for begin, end in self._stretches:
+                if spans is None or not self._run_foreign(begin, batch, spans):
+                    self._run(self._program.address, ctypes.byref(step), begin, end)
             return
         state = batch, self._arena, self._memory, self._turns
         for at in range(count):
+            if spans is not None and self._run_foreign(at, batch, spans):
+                continue
             with nullcontext() if self._check is None else self._check.op(at, *state):
                 if self._ops is None or not self._ops.run(at, *state):
                     self._run(self._program.address, ctypes.byref(step), at, at + 1)
 
+    def _run_foreign(self, at: int, batch: NativeBatch, spans: StepSpans) -> bool:
+        """Runs op ``at`` by torch over the step's registers; False for one of the native step's own."""
+        if at not in self._foreign:
+            return False
+
+        def register(name: str) -> Tensor:
+            return self._program.register(self._arena, batch.rows, name)
+
+        for name, found in self._foreign[at](register, spans).items():
+            register(name).copy_(found)
+        return True
+
     def _rows(self, batch: NativeBatch, name: str, rows: slice) -> Tensor:
         return self._program.register(self._arena, batch.rows, name)[rows].clone()
+
+
+def _stretches(count: int, foreign: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """The ops 0 … ``count`` - 1 as runs of native ones and single foreign ones."""
+    begin = 0
+    for at in sorted(foreign):
+        if begin < at:
+            yield begin, at
+        yield at, at + 1
+        begin = at + 1
+    if begin < count:
+        yield begin, count

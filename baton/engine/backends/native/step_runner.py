@@ -41,8 +41,8 @@ class StepRunner(ABC):
         self.spec, self.work = spec, work
         self._program, self._clock = native, clock
         program = native.program
-        self._inverse, self._factor = rope.frequencies(program.rope, program.head_dim, program.max_position)
-        self._turns = torch.empty((0, program.head_dim))
+        self._inverse, self._factor = rope.frequencies(program.rope, program.rotated, program.max_position)
+        self._turns = torch.empty((0, program.rotated))
         self._draw = kernels().sample
         self._pages, self._layers = 0, program.layers
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.backends.spans import Span, span_of
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program import rope
 from baton.engine.program.ops import Program
@@ -50,6 +51,7 @@ class StepBatch(NamedTuple):
     sampled: tuple[tuple[SequenceStep, SampleSpec], ...]
     scored: tuple[SequenceStep, ...]
     pooled: tuple[tuple[SequenceStep, slice], ...]
+    spans: tuple[Span, ...] = ()
 
 
 class BatchBuilder:
@@ -58,7 +60,7 @@ class BatchBuilder:
     def __init__(self, program: Program, dtype: torch.dtype, device: str) -> None:
         self._layers = program.layers
         self._windows = program.windows
-        self._inverse, self._factor = rope.frequencies(program.rope, program.head_dim, program.max_position)
+        self._inverse, self._factor = rope.frequencies(program.rope, program.rotated, program.max_position)
         self._dtype, self._device = dtype, device
         self._most_blocks = GATHER_BYTES // (
             2 * BLOCK_TOKENS * program.kv_heads * program.head_dim * dtype.itemsize
@@ -96,6 +98,7 @@ class BatchBuilder:
             tuple((item, spec) for item, spec, _ in sampled),
             tuple(item for item, _ in scored),
             tuple((i, slice(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True) if i.pool),
+            tuple(span_of(item, end - len(item.tokens)) for item, end in zip(items, ends.tolist(), strict=True)),
         )
 
     def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:

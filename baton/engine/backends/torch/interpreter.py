@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
+from baton.engine.backends.spans import StepSpans
 from baton.engine.backends.torch.batch import StepBatch
 from baton.engine.program.ops import (
     Embedding,
     Linear,
     LmHead,
     Moe,
+    Op,
     PagedAttention,
     Program,
     RmsNorm,
@@ -24,12 +27,13 @@ from baton.engine.program.ops import (
     SwiGlu,
 )
 from baton.kernels.moe.native import experts_of
+from baton.protos.nouns import KvLayout
 
 Registers = dict[str, Tensor]
 
 
 class KvPages(NamedTuple):
-    """Views the pages in three ways over the same memory.
+    """Views the pages in three ways over the same memory; ``memory`` (pages, bytes) uint8 is a fourth, where known.
 
     ``pages`` (pages, layers x 2 x 16 x kv_heads x head_dim) to clear; ``rows`` (pages x layers x 2 x 16, kv_heads x
     head_dim) to write; ``blocks`` (pages x layers x 2, 16, kv_heads, head_dim) to read.
@@ -38,6 +42,7 @@ class KvPages(NamedTuple):
     pages: Tensor
     rows: Tensor
     blocks: Tensor
+    memory: Tensor | None = None
 
 
 Step = Callable[[Registers, StepBatch, KvPages], None]
@@ -46,8 +51,11 @@ Step = Callable[[Registers, StepBatch, KvPages], None]
 class Interpreter:
     """Binds a program to weights and kernels."""
 
-    def __init__(self, program: Program, weights: dict[str, Any], kernels: SimpleNamespace) -> None:
+    def __init__(
+        self, program: Program, weights: dict[str, Any], kernels: SimpleNamespace, layout: KvLayout | None = None
+    ) -> None:
         self._program, self._weights, self._kernels = program, weights, kernels
+        self._layout = layout
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
     def logits(self, batch: StepBatch, kv: KvPages) -> Tensor:
@@ -76,6 +84,17 @@ class Interpreter:
         x, delta = registers[head.x][rows], registers[head.delta][rows]
         states: Tensor = self._kernels.rms_norm(x, delta, self._weights[head.norm], head.eps)[1]
         return states
+
+    def _span_op(self, op: Op) -> Step:
+        """An op that torch computes sequence by sequence, over the pages' bytes."""
+        assert self._layout is not None, "its pages are read by their layout"
+        run = SpanOps(self._program, self._weights, self._layout).bind(op)
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            assert kv.memory is not None
+            registers.update(run(registers.__getitem__, StepSpans(batch.spans, kv.memory)))
+
+        return step
 
     def _weight(self, name: str | None) -> Any:
         return None if name is None else self._weights[name]
@@ -164,4 +183,5 @@ _BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {
     SwiGlu: Interpreter._swiglu,
     Moe: Interpreter._moe,
     LmHead: Interpreter._lm_head,
+    **dict.fromkeys(SPAN_OPS, Interpreter._span_op),
 }

@@ -20,6 +20,7 @@ from torch import Tensor
 from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.load import kernels_or_none, on_kernels
 from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.span_ops import SPAN_OPS
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages
 from baton.engine.backends.work import work_of
@@ -63,6 +64,8 @@ def load(config: EngineConfig) -> Runner:
     directory = locate(config.model)
     model = ModelConfig.read(directory)
     dtype, planned = _dtype_name(config), program_for(model)
+    if config.device == "cuda":
+        _require_cuda_ops(model, planned)
     if ask_gpu:
         elements = sum(math.prod(shape) for weight in planned.weights for shape in weight.shapes)
         require(elements * DTYPES[dtype].itemsize)
@@ -106,6 +109,15 @@ def _is_on(name: str, on: str) -> bool:
     return value == on
 
 
+def _require_cuda_ops(model: ModelConfig, planned: Program) -> None:
+    lacking = sorted({type(op).__name__ for op in planned.ops if isinstance(op, SPAN_OPS)})
+    if lacking:
+        text = (
+            f"device cuda: {model.model_type} needs {', '.join(lacking)}, which no GPU kernel computes yet; use cpu"
+        )
+        raise ConfigError(text, "device")
+
+
 def _require_torch_cuda() -> None:
     if torch.version.cuda is None:
         text = "device cuda: this torch is built without CUDA; install the CUDA build of its version, or use cpu"
@@ -132,18 +144,19 @@ class TorchRunner:
         self._program, self._clock = program, clock
         self._dtype = DTYPES[spec.layout.dtype]
         self._kernels = kernels()
-        self._interpreter = Interpreter(program, weights, self._kernels)
+        self._interpreter = Interpreter(program, weights, self._kernels, spec.layout)
         self._builder = BatchBuilder(program, self._dtype, _device(weights))
         self._kv: KvPages | None = None
         self._pages = 0
 
     def bind(self, buffer: memoryview, pages: int) -> None:
         """Uses ``buffer`` as the KV pages, [page][layer][k|v][16][kv_heads][head_dim]."""
-        p = self._program
-        count = pages * p.layers * 2 * BLOCK_TOKENS * p.kv_heads * p.head_dim
-        flat = torch.frombuffer(buffer, dtype=self._dtype, count=count)
+        p, size = self._program, self.spec.layout.page_bytes
+        memory = torch.frombuffer(buffer, dtype=torch.uint8, count=pages * size).view(pages, size)
+        flat = memory.view(-1).view(self._dtype)
         rows = flat.view(-1, p.kv_heads * p.head_dim)
-        self._kv = KvPages(flat.view(pages, -1), rows, flat.view(-1, BLOCK_TOKENS, p.kv_heads, p.head_dim))
+        blocks = flat.view(-1, BLOCK_TOKENS, p.kv_heads, p.head_dim)
+        self._kv = KvPages(flat.view(pages, -1), rows, blocks, memory)
         self._pages = pages
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -42,6 +42,11 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("latent"), "deepseek_v3")
+
+
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("model"), "qwen2_mixed")
 
@@ -173,3 +178,31 @@ def test_an_unknown_kv_dtype_lists_the_choices(model: Path) -> None:
     with pytest.raises(ConfigError, match="int8 or fp8"):
         load_runner(EngineConfig(str(model), kv_cache_dtype="int3"))  # type: ignore[arg-type]
     assert set(runner_module.KV_DTYPES) == {"float32", "bf16", "int8", "fp8"}
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_ops_without_native_code_run_between_the_others_and_give_torchs_tokens(latent: Path, check: bool) -> None:
+    asked = prompts(1003, count=4)
+    engine = load(latent, check=check)
+    plain = TorchRunner(engine.spec, engine._program.program, weights_of(latent, "float32"))
+    whole = answers(engine, asked, SPOKEN, chunk=33)
+    assert [tokens for tokens, _ in whole] == Driver(plain, pages=100, chunk=50).answer(asked, SPOKEN)
+
+
+def test_quantized_weights_and_bf16_latents_run_as_well(latent: Path) -> None:
+    engine = load(latent, dtype="bfloat16", quantization="int8")
+    (alone,), *rest = [answers(engine, prompts(1003, count=3)[at:], SPOKEN)[:1] for at in (0, 1)]
+    assert len(alone[0]) == 20
+    assert rest
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"), [({"kv_cache_dtype": "int8"}, "KV as int8"), ({"device": "cuda"}, "device cuda")]
+)
+def test_what_latent_attention_lacks_is_refused_by_name(
+    latent: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "require", lambda *_: None)
+    monkeypatch.setattr(runner_module, "_require_torch_cuda", lambda: None)
+    with pytest.raises(ConfigError, match=named):
+        load_runner(EngineConfig(str(latent), **fields))

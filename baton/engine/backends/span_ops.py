@@ -1,0 +1,138 @@
+"""Computes, by torch on a CPU, ops that the native step doesn't know: latent attention, grouped routing, ….
+
+Knows nothing of schedulers or of how the other ops run: a backend calls one of these between its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.engine.backends.spans import Span, StepSpans, Turns
+from baton.engine.program import rope
+from baton.engine.program.ops import Combine, LatentAttention, Op, Program, RmsNorm, Route
+from baton.kernels.latent_attention.reference import latent_rows, turn
+from baton.kernels.registry import kernels
+from baton.kv.layout.page import group_bytes, plane_bytes
+from baton.protos.errors import ConfigError
+from baton.protos.nouns import KvLayout
+
+Read = Callable[[str], Tensor]
+SpanOp = Callable[[Read, StepSpans], dict[str, Tensor]]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class SpanOps:
+    """Binds a program's ops of these kinds to their weights. Raises ConfigError for KV that they can't read."""
+
+    def __init__(self, program: Program, weights: Mapping[str, Any], layout: KvLayout) -> None:
+        self._weights, self._layout = weights, layout
+        self._kernels = kernels()
+        if layout.dtype not in DTYPES:
+            raise ConfigError(
+                f"KV as {layout.dtype} isn't known for this model; use auto, float32 or bf16", "kv_cache_dtype"
+            )
+        self._dtype = DTYPES[layout.dtype]
+        self._turns = Turns(*rope.frequencies(program.rope, program.rotated, program.max_position))
+
+    def bind(self, op: Op) -> SpanOp:
+        """Returns what computes ``op``: registers and spans in, its outputs by register's name out."""
+        found: SpanOp = _BINDERS[type(op)](self, op)
+        return found
+
+    def _tensor(self, name: str | None) -> Tensor | None:
+        if name is None:
+            return None
+        found = self._weights[name]
+        assert isinstance(found, Tensor), f"{name} is never packed"
+        return found
+
+    def _rms_norm(self, op: RmsNorm) -> SpanOp:
+        weight = self._tensor(op.weight)
+        assert weight is not None
+        assert op.delta is None, "only the residual stream has something to add"
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            x = read(op.x)
+            return {op.out: self._kernels.rms_norm(x, None, weight.to(x.dtype), op.eps)[1]}
+
+        return run
+
+    def _route(self, op: Route) -> SpanOp:
+        bias = self._tensor(op.bias)
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            of = op.scoring, op.chosen, op.groups, op.kept, op.best, op.renormalise, op.scale
+            found, factor = self._kernels.route(read(op.logits), bias, *of)
+            return {op.out: found, op.factor: factor}
+
+        return run
+
+    def _combine(self, op: Combine) -> SpanOp:
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            factor, gate = (None if name is None else read(name) for name in (op.factor, op.gate))
+            return {op.out: self._kernels.combine(read(op.mixed), factor, read(op.shared), gate)}
+
+        return run
+
+    def _latent_attention(self, op: LatentAttention) -> SpanOp:
+        norm, expand = self._tensor(op.norm), self._tensor(op.expand)
+        assert norm is not None
+        assert expand is not None
+        heads = expand.view(-1, op.plain + op.value, op.rank)
+        at, size = self._place(op.layer)
+
+        def attend(q: Tensor, latent: Tensor, span: Span, spans: StepSpans) -> Tensor:
+            cos, sin = (table.to(q.dtype) for table in self._turns.of(span))
+            rows = latent_rows(latent, norm.to(latent.dtype), op.eps, cos, sin, op.paired)
+            spans.store(span, at, size, rows.to(self._dtype))
+            asked = torch.cat((q[..., : op.plain], turn(q[..., op.plain :], cos, sin, op.paired)), -1)
+            kept = spans.rows_of(span, at, size, self._dtype)
+            found: Tensor = self._kernels.latent_attention(asked, kept, span.start, heads, op.rank, op.scale)
+            return found.flatten(1)
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            q, latent = read(op.q), read(op.latent)
+            out = q.new_zeros(len(q), len(heads) * op.value)
+            for span in spans.spans:
+                asked = q[span.rows].unflatten(1, (len(heads), -1))
+                out[span.rows] = attend(asked, latent[span.rows], span, spans)
+            return {op.out: out}
+
+        return run
+
+    def _place(self, layer: int) -> tuple[int, int]:
+        """Where the only plane of ``layer`` lies in a page, and its bytes."""
+        at = 0
+        for group in self._layout.groups:
+            if layer < group.layers:
+                return at + layer * plane_bytes(self._layout.dtype, group), plane_bytes(self._layout.dtype, group)
+            layer, at = layer - group.layers, at + group_bytes(self._layout.dtype, group)
+        raise AssertionError("a layer that no group holds")
+
+
+_BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
+    RmsNorm: SpanOps._rms_norm,
+    Route: SpanOps._route,
+    Combine: SpanOps._combine,
+    LatentAttention: SpanOps._latent_attention,
+}
+
+SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)  # which never have native code
+
+
+def outputs(op: Op, width: Callable[[str], int]) -> dict[str, int]:
+    """Returns the registers that ``op`` writes, with the numbers in a row of each: ``width`` tells those read."""
+    match op:
+        case RmsNorm():
+            return {op.out: width(op.x)}
+        case Route():
+            return {op.out: op.experts, op.factor: 1}
+        case Combine():
+            return {op.out: width(op.shared)}
+        case LatentAttention():
+            return {op.out: width(op.q) // (op.plain + op.turned) * op.value}
+    raise AssertionError(f"{type(op).__name__} is no op of these")

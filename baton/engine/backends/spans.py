@@ -1,0 +1,83 @@
+"""Describes a step's sequences to ops that torch computes one by one, over pages of 16 tokens, on any CPU backend.
+
+Knows nothing of weights or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.engine.plan import SequenceStep, StepPlan
+from baton.engine.program import rope
+from baton.protos.nouns import BLOCK_TOKENS
+
+
+class Span(NamedTuple):
+    """Holds one sequence's rows of a step: ``first`` … ``first + queries - 1``, at positions ``start`` and up."""
+
+    first: int
+    queries: int
+    start: int
+    pages: Sequence[int]
+
+    @property
+    def end(self) -> int:
+        """Returns the tokens that the sequence has after the step."""
+        return self.start + self.queries
+
+    @property
+    def rows(self) -> slice:
+        """Returns where its rows lie in a register."""
+        return slice(self.first, self.first + self.queries)
+
+
+def span_of(item: SequenceStep, first: int) -> Span:
+    """Returns the span of an item whose rows begin at ``first``."""
+    return Span(first, len(item.tokens), item.start, item.pages)
+
+
+def spans_of(plan: StepPlan) -> tuple[Span, ...]:
+    """Returns the spans of a step whose rows lie in the plan's order."""
+    spans, first = [], 0
+    for item in plan.items:
+        spans.append(span_of(item, first))
+        first += len(item.tokens)
+    return tuple(spans)
+
+
+class Turns:
+    """Makes rotary tables for the positions of spans."""
+
+    def __init__(self, inverse: Tensor, factor: float) -> None:
+        self._inverse, self._factor = inverse, factor
+
+    def of(self, span: Span) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin (queries, 1, width) float32 as ``rope_append`` takes them."""
+        positions = torch.arange(span.start, span.end)
+        return rope.tables(positions, self._inverse, self._factor, torch.float32)
+
+
+class StepSpans:
+    """Holds the spans of one step and the pages' bytes: ``memory`` (pages, bytes of 16 tokens) uint8."""
+
+    def __init__(self, spans: Sequence[Span], memory: Tensor) -> None:
+        self.spans, self.memory = spans, memory
+
+    def rows_of(self, span: Span, at: int, size: int, dtype: torch.dtype) -> Tensor:
+        """Returns a copy of what lies at bytes ``at`` … ``at + size`` of each page: (tokens, width)."""
+        blocks = -(-span.end // BLOCK_TOKENS)
+        pages = torch.tensor(span.pages[:blocks], dtype=torch.int64)
+        found = self.memory[:, at : at + size].index_select(0, pages)
+        return found.view(dtype).view(blocks * BLOCK_TOKENS, -1)[: span.end]
+
+    def store(self, span: Span, at: int, size: int, rows: Tensor) -> None:
+        """Writes ``rows`` (queries, width) at the span's positions, into bytes ``at`` … of their pages."""
+        positions = torch.arange(span.start, span.end)
+        first = span.start // BLOCK_TOKENS
+        table = torch.tensor(span.pages[first : -(-span.end // BLOCK_TOKENS)], dtype=torch.int64)
+        plane = self.memory[:, at : at + size].view(rows.dtype).unflatten(1, (BLOCK_TOKENS, -1))
+        plane[table[positions // BLOCK_TOKENS - first], positions % BLOCK_TOKENS] = rows

@@ -1,0 +1,132 @@
+"""Builds decoders with multi-head latent attention (https://arxiv.org/abs/2405.04434): one plane of latents, no V.
+
+Knows nothing of tensors or of files' formats. Where DeepSeek-V2 and V3 differ, their model files say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.expert_layers import ExpertLayers
+from baton.engine.program.ops import LatentAttention, Linear, Op, Program, RmsNorm, Rope, Weight
+from baton.protos.nouns import LayerGroup
+
+NORM_EPS = 1e-6  # of the norms of compressed queries and latents, whatever the config's own is
+
+
+class Latent(msgspec.Struct, frozen=True):
+    """Holds the sizes of latent attention: a head's key is ``plain`` + ``turned`` numbers, its value ``value``.
+
+    ``rank`` is the latent's, ``q_rank`` that of compressed queries, 0 where queries are projected at once.
+    """
+
+    plain: int
+    turned: int
+    value: int
+    rank: int
+    q_rank: int
+    paired: bool
+    scale: float
+
+    @classmethod
+    def read(cls, config: ModelConfig, paired: bool) -> Latent:
+        """Reads the sizes of ``config``. Raises CheckpointError."""
+        plain, turned = config.size("qk_nope_head_dim", 128), config.size("qk_rope_head_dim", 64)
+        if turned % 2:
+            raise config.error("qk_rope_head_dim", f"is {turned}; it must be even")
+        q_rank = 0 if config.fields.get("q_lora_rank", 1536) is None else config.size("q_lora_rank", 1536)
+        rank, value = config.size("kv_lora_rank", 512), config.size("v_head_dim", 128)
+        return cls(plain, turned, value, rank, q_rank, paired, _scale(config.rope(), plain + turned))
+
+
+class LatentDecoder(Decoder, frozen=True):
+    """Holds a decoder whose attention is latent; ``kv_heads`` is 1, ``head_dim`` what is kept of a token."""
+
+    latent: Latent | None = None
+
+    @classmethod
+    def of(cls, config: ModelConfig, latent: Latent, experts: ExpertLayers) -> LatentDecoder:
+        """Returns the decoder of ``config`` with these sizes. Raises CheckpointError."""
+        bias = config.flag("attention_bias", False)
+        plain = Decoder.read(config, head_dim=latent.turned, kv_heads=config.size("num_attention_heads"))
+        fields = {name: getattr(plain, name) for name in Decoder.__struct_fields__}
+        own = {"kv_heads": 1, "head_dim": latent.rank + latent.turned, "qkv_bias": bias, "o_bias": bias}
+        return cls(**(fields | own | {"experts": experts, "latent": latent}))
+
+    def program(self, config: ModelConfig, max_position: int) -> Program:
+        """Returns the ops and weights of this decoder."""
+        return replace(super().program(config, max_position), rope_dim=self._latent.turned)
+
+    @property
+    def _latent(self) -> Latent:
+        assert self.latent is not None, "a latent decoder is made with its sizes"
+        return self.latent
+
+    def _layer(self, layer: int, slot: int) -> tuple[Op, ...]:
+        o_bias = f"{layer}.o_bias" if self.o_bias else None
+        return (
+            RmsNorm("x", "down" if layer else None, f"{layer}.input_norm", self.eps, "h"),
+            *self._queries(layer),
+            Linear("h", f"{layer}.kv_a", f"{layer}.kv_a_bias" if self.qkv_bias else None, "latent"),
+            self._attend(layer, slot),
+            Linear("a", f"{layer}.o", o_bias, "o"),
+            RmsNorm("x", "o", f"{layer}.mlp_norm", self.eps, "h"),
+            *self._mlp(layer),
+        )
+
+    def _queries(self, layer: int) -> tuple[Op, ...]:
+        if not self._latent.q_rank:
+            return (Linear("h", f"{layer}.q", None, "q"),)
+        return (
+            Linear("h", f"{layer}.q_a", f"{layer}.q_a_bias" if self.qkv_bias else None, "q_low"),
+            RmsNorm("q_low", None, f"{layer}.q_a_norm", NORM_EPS, "q_low_normed"),
+            Linear("q_low_normed", f"{layer}.q_b", None, "q"),
+        )
+
+    def _attend(self, layer: int, slot: int) -> Op:
+        m = self._latent
+        names = f"{layer}.kv_a_norm", f"{layer}.kv_b"
+        sizes = m.plain, m.turned, m.value, m.rank
+        return LatentAttention("q", "latent", slot, *names, NORM_EPS, *sizes, m.paired, m.scale, "a")
+
+    def _attention_weights(self, layer: int) -> Iterator[Weight]:
+        at, m = f"model.layers.{layer}", self._latent
+        attention, width = f"{at}.self_attn", m.plain + m.turned
+        yield Weight(f"{layer}.input_norm", (f"{at}.input_layernorm.weight",), ((self.hidden,),))
+        if m.q_rank:
+            yield from _projection(f"{layer}.q_a", f"{attention}.q_a_proj", m.q_rank, self.hidden, self.qkv_bias)
+            yield Weight(f"{layer}.q_a_norm", (f"{attention}.q_a_layernorm.weight",), ((m.q_rank,),))
+            yield from _projection(f"{layer}.q_b", f"{attention}.q_b_proj", self.heads * width, m.q_rank, False)
+        else:
+            yield from _projection(f"{layer}.q", f"{attention}.q_proj", self.heads * width, self.hidden, False)
+        kept, kv_a = m.rank + m.turned, f"{attention}.kv_a_proj_with_mqa"
+        yield from _projection(f"{layer}.kv_a", kv_a, kept, self.hidden, self.qkv_bias)
+        yield Weight(f"{layer}.kv_a_norm", (f"{attention}.kv_a_layernorm.weight",), ((m.rank,),))
+        expanded = self.heads * (m.plain + m.value)
+        yield from _projection(f"{layer}.kv_b", f"{attention}.kv_b_proj", expanded, m.rank, False)
+        values = self.heads * m.value
+        yield from _projection(f"{layer}.o", f"{attention}.o_proj", self.hidden, values, self.o_bias)
+
+    def _groups(self) -> Iterator[LayerGroup]:
+        yield LayerGroup("full", ("latent",), len(self.windows), self.kv_heads, self.head_dim)
+
+
+def _projection(name: str, at: str, rows: int, width: int, bias: bool) -> Iterator[Weight]:
+    yield Weight(name, (f"{at}.weight",), ((rows, width),))
+    if bias:
+        yield Weight(f"{name}_bias", (f"{at}.bias",), ((rows,),))
+
+
+def _scale(rope: Rope, width: int) -> float:
+    """What scores are multiplied by; yarn's own factor on the angles goes in squared, for query and key."""
+    factor, weight = rope.parameters.get("factor", 1.0), rope.parameters.get("mscale_all_dim", 0.0)
+    if rope.kind == "default" or not weight or factor <= 1:
+        return width**-0.5
+    mscale = 0.1 * weight * math.log(factor) + 1.0
+    return float(width**-0.5 * mscale * mscale)
