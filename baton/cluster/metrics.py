@@ -104,8 +104,8 @@ ROUTER: dict[str, Metric] = {
     "duration": _seconds("request_duration", "From arrival to the last token", vllm="e2e_request_latency_seconds"),
     "station": _seconds(
         "station",
-        "Time at one station of a request's way: queue (router), prefill_queue, prefill, fetch, "
-        "transfer (exposed), first_decode (first to second token), decode",
+        "Time at one station of a request's way: queue (router), adapter (its load), prefill_queue, prefill, "
+        "fetch, transfer (exposed), first_decode (first to second token), decode",
         (*_CLASS, "station"),
         vllm_by=VLLM_STATIONS,
     ),
@@ -135,6 +135,20 @@ ROUTER: dict[str, Metric] = {
     "loop_stalls": _count(
         "router_loop_stalls", "Times that a router's event loop stood still for telemetry.loop_stall_s", ()
     ),
+    "adapter_requests": _count(
+        "adapter_requests",
+        "Requests on an adapter that ended; outcome is a finish_reason or unfinished; beyond 64 names the adapter "
+        "is other",
+        ("model", "adapter", "outcome"),
+    ),
+    "adapter_tokens": _count(
+        "adapter_tokens", "Tokens that requests on an adapter gave", ("model", "adapter"), "tokens"
+    ),
+    "adapter_loads": _count(
+        "adapter_loads", "Adapters that this router let workers load; outcome is ok or an error label", ("outcome",)
+    ),
+    "adapter_load_seconds": _seconds("adapter_load", "Until a worker had loaded an adapter", ()),
+    "adapters_served": _gauge("adapters_served", "Adapters that clients may name", ()),
     "workers": _gauge("workers", "Workers the router can reach", ("role",)),
     "certificate": _gauge(
         "router_certificate_expiry_timestamp_seconds",

@@ -45,6 +45,11 @@ class RouterMetrics:
     output_length: instruments.ManyHistogram
     slo: Counter
     decisions: Counter
+    adapter_requests: Counter
+    adapter_tokens: Counter
+    adapter_loads: Counter
+    adapter_load_seconds: instruments.ManyHistogram
+    adapters_served: Gauge
     retries: Counter
     refused: Counter
     loop_stalls: Counter

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from baton.console.checkpoints import register as checkpoints
-from baton.console.cluster import ratio, scale
+from baton.console.cluster import adapters, ratio, scale
 from baton.console.drill import drill_command
 from baton.console.planning import register as planning
 from baton.console.run import single
@@ -141,7 +141,9 @@ def keys_add(
     tpm: Annotated[int, typer.Option(help="Tokens per minute, prompt and answer; 0: no limit")] = 0,
     weight: Annotated[float, typer.Option(help="Its share when requests must wait")] = 1.0,
     priority: Annotated[int, typer.Option(help="Lower is sooner")] = 0,
-    model: Annotated[list[str] | None, typer.Option(help="A model it may use; default: all")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="A model or adapter it may use; default: all")] = None,
+    adapter: Annotated[list[str] | None, typer.Option(help="Of adapters, one it may use; default: all")] = None,
+    bound: Annotated[str, typer.Option(help="The adapter that answers where it names a model or nothing")] = "",
     admin: Annotated[bool, typer.Option("--admin", help="May look at every tenant's requests")] = False,
     file: _KeysFile = None,
 ) -> None:
@@ -150,7 +152,7 @@ def keys_add(
 
     fields = {
         "name": name, "requests_per_min": rpm, "tokens_per_min": tpm, "weight": weight, "priority": priority,
-        "models": tuple(model or ()), "admin": admin,
+        "models": tuple(model or ()), "admin": admin, "adapters": tuple(adapter or ()), "adapter": bound,
     }  # fmt: skip
     raise typer.Exit(_guarded(lambda: add(file, tenant, fields)))
 
@@ -270,3 +272,4 @@ diagnosis.register(app, _guarded)
 certs.register(app, _guarded)
 scale.register(app, _guarded)
 ratio.register(app, _guarded)
+adapters.register(app, _guarded)

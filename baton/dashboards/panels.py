@@ -164,6 +164,33 @@ CLIENTS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         ),
     ),
     (
+        "Adapters",
+        (
+            Panel(
+                "Requests by adapter",
+                (PanelQuery(q.rate(R["adapter_requests"], "adapter"), "{{adapter}}"),),
+                "reqps",
+                stacked=True,
+                about="Requests that ended on a LoRA adapter; names beyond the first 64 are told as other.",
+            ),
+            Panel(
+                "Tokens by adapter",
+                (PanelQuery(q.rate(R["adapter_tokens"], "adapter"), "{{adapter}}"),),
+                "short",
+                stacked=True,
+            ),
+            Panel(
+                "Loads",
+                (
+                    PanelQuery(q.rate(R["adapter_loads"], "outcome"), "{{outcome}} per second"),
+                    PanelQuery(q.quantile(0.95, R["adapter_load_seconds"]), "p95 seconds"),
+                    PanelQuery(q.level(R["adapters_served"], how="max"), "served"),
+                ),
+                about="Many loads beside few adapters served: workers hold too few (adapters.max_loaded).",
+            ),
+        ),
+    ),
+    (
         "The ratio's controller",
         (
             Panel(

@@ -21,10 +21,11 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
+from baton.cluster.adapters import BY_CONFIG, AdapterEntry, AdapterStore
 from baton.cluster.advice import AdviceStore
 from baton.cluster.batch_store import BatchStore
 from baton.cluster.buckets import RateBuckets
-from baton.cluster.config import BatonConfig
+from baton.cluster.config import LOOPBACK, BatonConfig
 from baton.cluster.departures import Departures
 from baton.cluster.holds import HoldStore, RosterWithHolds
 from baton.cluster.membership import PolledRoster
@@ -37,11 +38,20 @@ from baton.controller.loop import controlling
 from baton.process.security import router_dialer
 from baton.router.access.gate import Gate
 from baton.router.access.keys import KeyRing
+from baton.router.adapters.registry import AdapterRegistry
 from baton.router.answer.quotas import Quotas
 from baton.router.api.batch.lane import BatchLane
-from baton.router.api.surfaces import BatchSurface, ClusterSurface, RoleSurface, Surfaces, registry_exposition
+from baton.router.api.surfaces import (
+    AdapterSurface,
+    BatchSurface,
+    ClusterSurface,
+    RoleSurface,
+    Surfaces,
+    registry_exposition,
+)
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.compose.surfaces import make_generation, make_metering
+from baton.router.dispatch.adapter_control import AdapterBounds
 from baton.router.dispatch.dispatcher import DispatchObservers
 from baton.router.dispatch.runner import DispatchSettings
 from baton.router.observe.decisions import DecisionLog
@@ -79,6 +89,7 @@ async def running_parts(
     meter = None if config.controller.mode == "off" else TrafficMeter(identity.router_id, environment.wall_clock)
     advice = AdviceStore(redis, namespace, config.controller.mode != "off")
     batches = BatchStore(redis, namespace)
+    adapters = AdapterRegistry(configured_adapters(config), AdapterStore(redis, namespace), environment.clock)
     async with AsyncExitStack() as parts:
         joined = await parts.enter_async_context(PolledRoster(redis, namespace))
         held = RosterWithHolds(joined, HoldStore(redis, namespace), departures=Departures(redis, namespace))
@@ -94,6 +105,9 @@ async def running_parts(
             clock=environment.clock,
             rng=rng,
             dialer=router_dialer(config),
+            adapters=adapters,
+            adapter_bounds=AdapterBounds(config.adapters.max_served, config.adapters.max_per_tenant),
+            wall_clock=environment.wall_clock,
         )
         settings = DispatchSettings(hedge_factor=config.router.hedge_prefill, stall_s=config.router.stall_s)
         core = await parts.enter_async_context(running_core(config.router, given, settings))
@@ -105,7 +119,7 @@ async def running_parts(
             overview = make_overview(config, identity.router_id, roster, live, core, advice, metrics, shared)
         quotas = Quotas(gate, metrics, core.decisions, ContextClasses(config.router.context_classes))
         metering = make_metering(config.router, metrics, live, environment)
-        catalog = make_catalog(config, core, environment)
+        catalog = make_catalog(config, core, environment, adapters)
         generation = make_generation(config.router, core.dispatcher, catalog, quotas, metering, environment)
         generation.grammars.warm()
         lane = BatchLane(generation, batches, identity.router_id, core.dispatcher.queued)
@@ -121,6 +135,7 @@ async def running_parts(
             BatchSurface(batches, environment, most, config.router.max_stored_bytes),
             ClusterSurface(overview, roster, environment.wall_clock, most),
             RoleSurface(core.roles, advice, environment.wall_clock, most),
+            AdapterSurface(core.adapters, most, loading_off(config)),
         )
 
 
@@ -146,11 +161,28 @@ def make_shared(
     return SharedMetrics(registry, identity.folder, identity.index, config.router.processes, state)
 
 
-def make_catalog(config: BatonConfig, core: RouterCore, environment: Environment) -> ModelCatalog:
+def configured_adapters(config: BatonConfig) -> list[AdapterEntry]:
+    """Returns the adapters that every worker loads at start; what they hold is known when a worker says so."""
+    name = model_name(config, config.worker.model)
+    return [AdapterEntry(k, name, path, by=BY_CONFIG) for k, path in config.worker.adapters.items()]
+
+
+def loading_off(config: BatonConfig) -> str:
+    """Returns why adapters can't be loaded over the API; "" where an operator may."""
+    if not config.adapters.root or not config.adapters.max_loaded:
+        return "adapters.root is not set, so none can be loaded while serving"
+    if config.router.host not in LOOPBACK and not config.router.keys_file:
+        return f"router.host {config.router.host} can be reached from outside and asks nobody for a key"
+    return ""
+
+
+def make_catalog(
+    config: BatonConfig, core: RouterCore, environment: Environment, adapters: AdapterRegistry
+) -> ModelCatalog:
     """Returns the catalog of what workers serve; the configured model's text comes from its own directory."""
     name = model_name(config, config.worker.model)
     files = text_directory(config.worker.model, is_paced(config))
-    return ModelCatalog(core.dispatcher.models, {name: files}, environment.wall_clock)
+    return ModelCatalog(core.dispatcher.models, {name: files}, environment.wall_clock, adapters)
 
 
 @asynccontextmanager

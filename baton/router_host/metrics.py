@@ -24,6 +24,7 @@ EOF = "# EOF"
 # Families that every process sees whole: the largest counts.
 NOT_ADDED = {
     "baton_workers",
+    "baton_adapters_served",
     "baton_workers_price_dollars_per_hour",
     "baton_router_certificate_expiry_timestamp_seconds",
 }

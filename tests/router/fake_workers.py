@@ -21,8 +21,13 @@ from prometheus_client import CollectorRegistry
 
 from baton.cluster.prefix_index import HASH_BYTES
 from baton.cluster.telemetry import RouterMetrics
+from baton.protos.adapter_id import adapter_id
 from baton.protos.convert import error_to_pb, info_to_pb
 from baton.protos.errors import (
+    AdapterChanged,
+    AdapterNotLoaded,
+    AdapterRefused,
+    AdapterUnknown,
     AlreadyCommitted,
     BatonError,
     LeaseUnknown,
@@ -36,6 +41,7 @@ from baton.protos.rpc import abort
 from baton.protos.v1 import common_pb2 as c
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.router.adapters.registry import AdapterRegistry
 from baton.router.compose.core import CoreDependencies, RouterCore, running_core
 from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.runner import DispatchSettings
@@ -48,15 +54,16 @@ from baton.router.request.weights import WeightsPin
 LAYOUT = KvLayout("bytes", (), 256, "bytes")
 
 
-def next_token(tokens: Sequence[int], choice: int) -> int:
-    digest = hashlib.blake2b(repr((list(tokens), choice)).encode(), digest_size=4).digest()
+def next_token(tokens: Sequence[int], choice: int, adapter: str = "") -> int:
+    seen = (list(tokens), choice, adapter) if adapter else (list(tokens), choice)
+    digest = hashlib.blake2b(repr(seen).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") % 1000
 
 
-def answer_of(prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
+def answer_of(prompt: Sequence[int], count: int, choice: int = 0, adapter: str = "") -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(next_token(tokens, choice))
+        tokens.append(next_token(tokens, choice, adapter))
     return tokens[len(prompt) :]
 
 
@@ -77,9 +84,14 @@ def info(worker_id: str, role: str, **fields) -> WorkerInfo:
 
 
 class FakeWorker(stubs.WorkerServicer):
-    """A server on a free port; ``die`` breaks every connection at once."""
+    """A server on a free port; ``die`` breaks every connection at once.
+
+    ``files`` are the digests of the adapters that it could read, by path; it holds ``most_adapters`` of them, and
+    ``load_refusals`` are given to the next loads. What it holds is announced by ``announce``.
+    """
 
     role = ""
+    most_adapters = 1000
     says_incarnation = ""
 
     def __init__(self, worker_id: str, **fields) -> None:
@@ -87,6 +99,13 @@ class FakeWorker(stubs.WorkerServicer):
         self.server: grpc.aio.Server | None = None
         self.hold_engine = asyncio.Event()
         self.hold_engine.set()
+        self.files: dict[str, str] = {}
+        self.loads: list[w.LoadAdapterRequest] = []
+        self.unloads: list[str] = []
+        self.load_refusals: list[BatonError] = []
+        self.adapters: dict[str, str] = {}  # path by id, the least recently used first
+        self.hold_loads = asyncio.Event()
+        self.hold_loads.set()
 
     async def start(self, port: int = 0) -> None:
         self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -106,6 +125,43 @@ class FakeWorker(stubs.WorkerServicer):
 
     async def Describe(self, request, context):
         return info_to_pb(self.info)
+
+    async def LoadAdapter(self, request, context):
+        self.loads.append(request)
+        await self.hold_loads.wait()
+        try:
+            return w.AdapterInfo(id=self._load(request), path=request.path, rank=8, bytes=1)
+        except BatonError as error:
+            await abort(context, error)
+
+    def _load(self, request: w.LoadAdapterRequest) -> str:
+        if self.load_refusals:
+            raise self.load_refusals.pop(0)
+        digest = self.files.get(request.path)
+        if digest is None:
+            raise AdapterRefused(f"there is no adapter at {request.path}", "lora_path")
+        if request.digest not in ("", digest):
+            raise AdapterChanged(f"{request.path} has changed", "lora_path")
+        found = adapter_id(request.name, digest)
+        if found not in self.adapters and len(self.adapters) >= self.most_adapters:
+            self.adapters.pop(next(iter(self.adapters)))
+        self.adapters[found] = request.path
+        return found
+
+    async def UnloadAdapter(self, request, context):
+        self.unloads.append(request.id)
+        if self.adapters.pop(request.id, None) is None:
+            await abort(context, AdapterUnknown(f"{request.id} is not held"))
+        return w.AdapterInfo(id=request.id)
+
+    def require_adapter(self, wanted: str) -> None:
+        if wanted and wanted not in self.adapters:
+            raise AdapterNotLoaded(f"{self.info.worker_id} doesn't hold {wanted}")
+
+    def announce(self, roster: FakeRoster) -> None:
+        """Says in the roster what it holds."""
+        self.info = msgspec.structs.replace(self.info, adapters=tuple(sorted(self.adapters)))
+        roster.join(self)
 
     async def Snapshot(self, request, context):
         await self.hold_engine.wait()
@@ -172,6 +228,10 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
         self.admits.append(admit)
         if len(self.leases) >= self.pages_free and not self.refusals:
             self.refusals.append(PoolExhausted("no page"))
+        try:
+            self.require_adapter(admit.adapter_id)
+        except BatonError as error:
+            self.refusals.append(error)
         if self.refusals:
             refused = w.Refused(request_id=admit.request_id, error=error_to_pb(to_info(self.refusals.pop(0))))
             out.put_nowait(w.SessionDown(refused=refused))
@@ -250,7 +310,7 @@ class FakeDecode(FakeWorker, stubs.DecodeWorkerServicer):
     def _run(self, admit: w.Admit, tokens: list[int]) -> c.TokenRun:
         index = len(tokens) - admit.prompt_tokens
         count = min(self.per_frame, admit.sampling.max_tokens - index)
-        ids = answer_of(tokens, count, admit.choice)
+        ids = answer_of(tokens, count, admit.choice, admit.adapter_id)
         tokens += ids
         last = index + count >= admit.sampling.max_tokens
         return c.TokenRun(output_index=index, token_ids=ids, finish_reason="length" if last else "")
@@ -303,12 +363,13 @@ class FakePrefill(FakeWorker, stubs.PrefillWorkerServicer):
         await self.hold.wait()
         if self.failures:
             raise self.failures.pop(0)
+        self.require_adapter(request.adapter_id)
         self.decodes[request.decode_address].commit(request)
         if self.lose_reply:
             raise WorkerLost("the reply was lost")
         await asyncio.sleep(self.reply_after_s)
         index = len(request.token_ids) - request.prompt_tokens
-        token = next_token(request.token_ids, request.choice)
+        token = next_token(request.token_ids, request.choice, request.adapter_id)
         reason = "length" if index + 1 >= request.sampling.max_tokens else ""
         stations = [c.Station(name="queue", seconds=0.1), c.Station(name="prefill", seconds=0.2)]
         stations.append(c.Station(name="transfer", seconds=0.3))
@@ -425,6 +486,7 @@ async def cluster(
     index: FakeIndex | None = None,
     settings: DispatchSettings = DispatchSettings(worker_wait_s=2.0, full_wait_s=0.05),
     max_inflight_bytes: int = 1 << 30,
+    adapters: AdapterRegistry | None = None,
     prepare: Callable[[Cluster], object] = lambda cluster: None,
     **fields,
 ) -> AsyncIterator[Cluster]:
@@ -442,7 +504,13 @@ async def cluster(
     )
     try:
         given = CoreDependencies(
-            running.roster, running.metrics, "router", index, clock=time.monotonic, rng=random.Random(1)
+            running.roster,
+            running.metrics,
+            "router",
+            index,
+            clock=time.monotonic,
+            rng=random.Random(1),
+            adapters=adapters or AdapterRegistry(),
         )
         async with running_core(config, given, settings) as running.core:
             await running.all_up()
@@ -450,6 +518,6 @@ async def cluster(
     finally:
         for worker in (*running.p, *running.d):
             await worker.die()
-    ours = ("r choice", "link", "session", "cluster")
+    ours = ("r choice", "link", "session", "cluster", "load of")
     left = [t for t in asyncio.all_tasks() - before if t.get_name().startswith(ours)]
     assert not left, left

@@ -18,3 +18,7 @@ class AdaptersConfig(Section):
     max_loaded: int = Field(default=16, ge=0, le=4096, description="adapters that a worker holds at once")
     max_bytes: int = Field(default=1 << 30, ge=0, description="what their matrices may take, per worker")
     max_rank: int = Field(default=64, ge=1, le=256, description="of one adapter")
+    max_served: int = Field(
+        default=1024, ge=0, le=65536, description="names that routers serve; workers load them as requests come"
+    )
+    max_per_tenant: int = Field(default=0, ge=0, description="of these, that belong to one tenant; 0: any number")

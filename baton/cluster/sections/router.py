@@ -19,6 +19,9 @@ class ContextClass(Section):
     max_tokens: int = Field(default=0, ge=0, description="of the prompt; 0: the rest")
     slo_ttft_s: float = Field(default=0.0, ge=0, description="wanted to the first token; 0: none")
     slo_tpot_s: float = Field(default=0.0, ge=0, description="wanted between tokens, in the mean; 0: none")
+    adapters: tuple[str, ...] = Field(
+        default=(), description="adapters whose requests are of this class, before classes that name none"
+    )
 
 
 DEFAULT_CLASSES = (
@@ -113,7 +116,7 @@ class RouterConfig(Section):
 
     @model_validator(mode="after")
     def _classes_in_order(self) -> RouterConfig:
-        limits = [c.max_tokens or float("inf") for c in self.context_classes]
+        limits = [c.max_tokens or float("inf") for c in self.context_classes if not c.adapters]
         names = [c.name for c in self.context_classes]
         if not limits or limits != sorted(limits) or len(set(names)) != len(names):
             raise ValueError(

@@ -31,7 +31,8 @@ def page(record: dict[str, Any], console: Console) -> None:
     """Lists who placed it, then for each choice every placement with its candidates, then predicted against
     observed.
     """
-    who = f"{record['request_id']}: {record['model']}, {record['prompt_tokens']} prompt tokens"
+    adapter = f" with adapter {record['adapter']}" if record.get("adapter") else ""
+    who = f"{record['request_id']}: {record['model']}{adapter}, {record['prompt_tokens']} prompt tokens"
     tenant = f", tenant {record['tenant']}" if record["tenant"] else ""
     session = f", session {record['session']}" if record.get("session") else ""
     console.print(f"[bold]{who}[/], class {record['context_class']}{tenant}{session}, {record['state']}")

@@ -15,7 +15,19 @@ from baton.cluster.config import load_config
 from baton.router.access.keys import add_key, read_keys, revoke_key
 
 DEFAULT = "keys.json"
-COLUMNS = ("id", "tenant", "name", "state", "requests/min", "tokens/min", "weight", "priority", "models", "admin")
+COLUMNS = (
+    "id",
+    "tenant",
+    "name",
+    "state",
+    "requests/min",
+    "tokens/min",
+    "weight",
+    "priority",
+    "models",
+    "adapters",
+    "admin",
+)
 
 
 def add(file: str | None, tenant: str, fields: dict[str, object]) -> int:
@@ -35,7 +47,10 @@ def show(file: str | None) -> int:
     for key in read_keys(keys_path(file)):
         limits = [str(rate) if rate else "any" for rate in (key.requests_per_min, key.tokens_per_min)]
         row = [key.id, key.tenant, key.name, "revoked" if key.revoked else "open", *limits, f"{key.weight:g}"]
-        table.add_row(*row, str(key.priority), ", ".join(key.models) or "all", "yes" if key.admin else "")
+        adapters = ", ".join(key.adapters) or "all"
+        bound = f" (bound to {key.adapter})" if key.adapter else ""
+        models = ", ".join(key.models) or "all"
+        table.add_row(*row, str(key.priority), models, adapters + bound, "yes" if key.admin else "")
     Console(highlight=False, width=140).print(table)
     return 0
 

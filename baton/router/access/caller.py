@@ -60,6 +60,10 @@ class Caller(msgspec.Struct, frozen=True):
         """Returns whether the caller may see every tenant's records."""
         return self.key is None or self.key.admin
 
+    def may_use(self, tenant: str) -> bool:
+        """Returns whether the caller may use what belongs to ``tenant``; "" belongs to all."""
+        return not tenant or self.sees_all or self.tenant == tenant
+
     def may_see(self, tenant: str) -> bool:
         """Returns whether the caller may see another request's record."""
         return self.sees_all or self.tenant == tenant

@@ -94,12 +94,15 @@ class Gate:
         """
         return self._keys.renewed(key) if self._keys is not None and key is not None else key
 
-    async def charge(self, key: ApiKey | None, model_id: str, requests: int, tokens: int) -> None:
-        """Counts a call against the key's rates. Raises Forbidden for a model it may not use, QuotaExceeded."""
+    async def charge(
+        self, key: ApiKey | None, model_id: str, requests: int, tokens: int, adapter: str = ""
+    ) -> None:
+        """Counts a call against the key's rates. Raises Forbidden for what it may not use, QuotaExceeded."""
         if key is None:
             return
-        if key.models and model_id not in key.models:
-            raise Forbidden(f"this key may use {', '.join(key.models)}, not {model_id!r}", "model")
+        if not key.allows(model_id, adapter):
+            may = ", ".join((*key.models, *key.adapters))
+            raise Forbidden(f"this key may use {may}, not {adapter or model_id!r}", "model")
         costs = _costs(key, requests, tokens)
         if not costs:
             return

@@ -31,8 +31,9 @@ class ApiKey(msgspec.Struct, frozen=True):
 
     Rates per minute, 0: no limit. ``weight``: the tenant's share when the queue is full.
 
-    ``priority`` is the least that its requests have (lower is sooner); ``models`` empty allows all; ``admin`` may
-    look at everybody's requests.
+    ``priority`` is the least that its requests have (lower is sooner). ``models`` (or adapters on them) and, of
+    adapters, ``adapters`` are what it may use; empty allows all. ``adapter`` answers its requests that name a model
+    or nothing. ``admin`` may look at everybody's requests.
     """
 
     id: str
@@ -47,6 +48,14 @@ class ApiKey(msgspec.Struct, frozen=True):
     priority: int = 0
     models: tuple[str, ...] = ()
     admin: bool = False
+    adapters: tuple[str, ...] = ()
+    adapter: str = ""
+
+    def allows(self, model_id: str, adapter: str = "") -> bool:
+        """Returns whether the key may use a model, or ``adapter`` on it."""
+        if self.models and model_id not in self.models and adapter not in self.models:
+            return False
+        return not (adapter and self.adapters) or adapter in self.adapters or adapter == self.adapter
 
     @property
     def salt(self) -> bytes:

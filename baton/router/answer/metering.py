@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton.protos.adapter_id import name_of
 from baton.protos.errors import BatonError
 from baton.router.answer.generation import Generation
 from baton.router.observe.live import GOOD_ENDS, ChoiceOutcome, verdict
@@ -171,7 +172,8 @@ class TallyMetering:
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:
         """Counts a refused prompt among the requests, with the error's label as its outcome."""
-        context_class = self._classes.tag(len(generation.prompts[prompt]))
+        adapter = name_of(generation.context.adapter_id)
+        context_class = self._classes.tag(len(generation.prompts[prompt]), adapter)
         self.tallies.metrics.requests.labels(generation.entry.model_id, context_class, error.label).inc()
 
     def flush(self) -> None:

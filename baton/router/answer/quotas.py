@@ -8,6 +8,7 @@ from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import BatonError
 from baton.router.access.caller import CALLER
 from baton.router.access.gate import Gate
+from baton.router.access.keys import ApiKey
 from baton.router.answer.generation import Generation
 from baton.router.observe.decisions import DecisionLog
 from baton.router.request.context_class import ContextClasses
@@ -29,13 +30,17 @@ class Quotas(msgspec.Struct, frozen=True):
         """Counts a call's requests and prompt tokens. Raises Forbidden, QuotaExceeded."""
         context, requests = generation.context, len(generation.prompts) * generation.options.n
         try:
-            await self.gate.charge(context.key, generation.entry.model_id, requests, generation.prompt_tokens)
+            await self._charge(context.key, generation.entry, requests, generation.prompt_tokens)
         except BatonError as error:
             self.metrics.refused.labels(error.label).inc()
             for request in generation.requests():
-                self.decisions.refused(request, self.classes.tag(len(request.token_ids)), error)
+                self.decisions.refused(request, self.classes.tag_of(request), error)
             raise
 
     async def charge_tokenizer(self, entry: ModelEntry, tokens: int) -> None:
         """Counts a call of the tokenizer against the caller's rates. Raises Forbidden, QuotaExceeded."""
-        await self.gate.charge(CALLER.get().key, entry.model_id, 1, tokens // TOKENIZER_SHARE)
+        await self._charge(CALLER.get().key, entry, 1, tokens // TOKENIZER_SHARE)
+
+    async def _charge(self, key: ApiKey | None, entry: ModelEntry, requests: int, tokens: int) -> None:
+        adapter = entry.adapter.name if entry.adapter is not None else ""
+        await self.gate.charge(key, entry.model_id, requests, tokens, adapter)

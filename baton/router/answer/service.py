@@ -70,7 +70,6 @@ class GenerationService(msgspec.Struct, frozen=True):
         Raises InvalidRequest, ModelNotFound, ContextTooLong, Forbidden, QuotaExceeded.
         """
         arrived = self.environment.clock()
-        entry.require_adapter(options.context.adapter_id)
         check_n(options.n, self.limits)
         check_stops(options.stops, self.limits)
         check_sampling(options.sampling, entry, options.names)
@@ -82,7 +81,7 @@ class GenerationService(msgspec.Struct, frozen=True):
             caller.request_id or self.environment.new_id(),
             self._samplings(entry, options, prompts),
         )
-        context = options.context.of_caller(caller)
+        context = msgspec.structs.replace(options.context.of_caller(caller), adapter_id=entry.adapter_id)
         prediction = await self._prediction(entry, options)
         generation = Generation(request_id, entry, options, prompts, samplings, arrived, context, prediction)
         await self.quotas.charge(generation)

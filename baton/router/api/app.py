@@ -19,6 +19,7 @@ from baton.router.api.open_inference.rest import open_inference_routes
 from baton.router.api.openai.embeddings import embeddings_routes
 from baton.router.api.openai.routes import openai_routes
 from baton.router.api.openapi import describe
+from baton.router.api.operator.adapters import adapter_routes
 from baton.router.api.operator.cluster import cluster_routes, page_routes
 from baton.router.api.operator.explain import explain_routes
 from baton.router.api.operator.roles import roles_routes
@@ -41,6 +42,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
         model_routes(generation),
         explain_routes(generation.quotas.decisions),
         roles_routes(surfaces.roles),
+        adapter_routes(surfaces.adapters, generation.catalog),
         cluster_routes(surfaces.cluster),
         open_inference_routes(generation),
         ops_routes(generation.serving, generation.catalog, surfaces.exposition),

@@ -20,6 +20,7 @@ from baton.router.api.open_inference.rest import GenerateBody, InferBody
 from baton.router.api.openai.embeddings import EmbeddingsBody
 from baton.router.api.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from baton.router.api.openapi_answers import COMPONENTS, event_of, schema_of
+from baton.router.api.operator.adapters import LoadAdapterBody, UnloadAdapterBody
 from baton.router.api.operator.cluster import HoldBody
 from baton.router.api.operator.roles import RatioBody, RoleBody
 from baton.router.api.responses.schemas import ResponsesBody
@@ -37,12 +38,15 @@ BODIES: tuple[type[Body], ...] = (
     RoleBody,
     RatioBody,
     HoldBody,
+    LoadAdapterBody,
+    UnloadAdapterBody,
 )
 PROBLEMS = {
     400: "Something in the request is wrong: `param` names it",
     401: "No API key, or one that opens nothing",
     403: "The key is good, but not for this",
     404: "There is nothing of that name",
+    409: "The name is taken, or its files have changed",
     413: "The body is over router.max_body_bytes",
     429: "Overload or a rate that is used up: come back after Retry-After (retry-after-ms)",
     500: "A defect of the server",
@@ -132,6 +136,8 @@ def _problems(path: str, operation: Json) -> list[int]:
         found |= {403, 404, 429, 503, 504}
     if path.startswith(("/v1/workers", "/v1/ratio", "/v1/cluster")):
         found |= {403, 404, 503, 504}
+    if path == "/v1/adapters" or path.endswith("load_lora_adapter"):
+        found |= {403, 404, 409, 503, 504}
     if path.startswith(("/v1/files", "/v1/batches")) or path.endswith("/ready"):
         found |= {404, 503}
     if path.startswith(("/v1/models", "/tokenize", "/detokenize", "/v2/models")):

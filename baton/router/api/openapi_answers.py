@@ -47,6 +47,10 @@ def listing(of: Json, *more: str) -> Json:
     return thing("list", data=many(of), **{name: {} for name in more})
 
 
+_ADAPTER: Json = {
+    "id": TEXT, "parent": TEXT, "root": TEXT, "adapter_id": TEXT, "tenant": TEXT, "pinned": FLAG, "by": TEXT,
+    "created": TIME, "workers": many(TEXT),
+}  # fmt: skip
 _ONE_LOGPROB = {"token": TEXT, "logprob": NUMBER, "bytes": IDS}
 _ANSWER: Json = {"id": TEXT, "created": TIME, "model": TEXT}
 _CHOICE_EXTRAS: Json = {"token_ids": IDS, "prompt_token_ids": maybe(IDS)}
@@ -130,7 +134,12 @@ COMPONENTS: dict[str, Json] = {
         "list", model=TEXT, usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT),
         data=many(thing("embedding", index=COUNT, embedding={"anyOf": [many(NUMBER), TEXT]})),
     ),
-    "Model": thing("model", id=TEXT, created=TIME, owned_by=TEXT, max_model_len=COUNT),
+    "Model": thing(
+        "model", id=TEXT, created=TIME, owned_by=TEXT, root=TEXT, parent=maybe(TEXT), max_model_len=COUNT
+    ),
+    "Adapter": thing("adapter", **_ADAPTER),
+    "AdapterChanged": thing("adapter", message=TEXT, **_ADAPTER),
+    "Adapters": listing(a("Adapter")),
     "Models": listing(a("Model")),
     "Tokenized": thing(
         None, ("token_strs",), count=COUNT, max_model_len=COUNT, tokens=IDS, token_strs=many(TEXT)
@@ -150,8 +159,8 @@ COMPONENTS: dict[str, Json] = {
     "Batches": listing(a("Batch"), "first_id", "last_id", "has_more"),
     "Explained": thing(
         None, request_id=TEXT, asked_id=TEXT, router=TEXT, tenant=TEXT, model=TEXT, context_class=TEXT,
-        priority={"type": "integer"}, prompt_tokens=COUNT, max_tokens=COUNT, slo={"type": "object"}, session=TEXT,
-        state={"enum": ["over", "running"]}, choices=many({"type": "object"}),
+        adapter=TEXT, priority={"type": "integer"}, prompt_tokens=COUNT, max_tokens=COUNT,
+        slo={"type": "object"}, session=TEXT, state={"enum": ["over", "running"]}, choices=many({"type": "object"}),
     ),
     "Status": thing(None, status=TEXT),
     "Ready": thing(None, status={"const": "ready"}, models=many(TEXT)),
@@ -179,6 +188,9 @@ ANSWERS: dict[tuple[str, str], str] = {
     ("post", "/v1/embeddings"): "Embeddings",
     ("get", "/v1/models"): "Models",
     ("get", "/v1/models/{model_id}"): "Model",
+    ("post", "/v1/load_lora_adapter"): "AdapterChanged",
+    ("post", "/v1/unload_lora_adapter"): "AdapterChanged",
+    ("get", "/v1/adapters"): "Adapters",
     ("post", "/tokenize"): "Tokenized",
     ("post", "/detokenize"): "Detokenized",
     ("post", "/v1/files"): "File",

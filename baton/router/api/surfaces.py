@@ -14,6 +14,7 @@ from baton.cluster.holds import RosterWithHolds
 from baton.cluster.telemetry import RouterMetrics
 from baton.router.access.gate import Gate
 from baton.router.answer.service import GenerationService
+from baton.router.dispatch.adapter_control import AdapterControl
 from baton.router.dispatch.role_control import RoleControl
 from baton.router.observe.overview import Overview
 from baton.router.request.environment import Environment
@@ -52,6 +53,14 @@ class RoleSurface(msgspec.Struct, frozen=True):
     max_body_bytes: int
 
 
+class AdapterSurface(msgspec.Struct, frozen=True):
+    """Holds what loading and unloading adapters needs. ``off`` says why nobody may; "" lets operators."""
+
+    control: AdapterControl
+    max_body_bytes: int
+    off: str = ""
+
+
 class ClusterSurface(msgspec.Struct, frozen=True):
     """Holds what the operator's view needs. ``overview`` is None without telemetry.
 
@@ -65,13 +74,14 @@ class ClusterSurface(msgspec.Struct, frozen=True):
 
 
 class Surfaces(msgspec.Struct, frozen=True):
-    """Holds every surface of a router. ``roles`` is None for one that is not part of a cluster."""
+    """Holds every surface of a router. ``roles`` and ``adapters`` are None for one that belongs to no cluster."""
 
     generation: GenerationService
     exposition: Exposition
     batch: BatchSurface
     cluster: ClusterSurface
     roles: RoleSurface | None = None
+    adapters: AdapterSurface | None = None
 
     @property
     def door(self) -> Door:

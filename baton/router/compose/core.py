@@ -19,6 +19,10 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from baton.cluster.telemetry import RouterMetrics
+from baton.router.adapters.registry import AdapterRegistry
+from baton.router.dispatch.adapter_control import AdapterBounds, AdapterControl
+from baton.router.dispatch.adapter_keeper import AdapterKeeper
+from baton.router.dispatch.adapter_loads import AdapterLoads
 from baton.router.dispatch.admission import Admission
 from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.blame import Blame
@@ -30,6 +34,7 @@ from baton.router.dispatch.role_control import RoleControl
 from baton.router.dispatch.runner import ChoiceRunner, DispatchSettings
 from baton.router.dispatch.throttle import Throttle
 from baton.router.dispatch.view import ClusterView, ViewSettings
+from baton.router.observe.adapter_counts import AdapterCounts
 from baton.router.observe.decisions import DecisionLog, DecisionStore, RecordObserver
 from baton.router.policies import load_policy
 from baton.router.request.context_class import ContextClasses, ContextClassLike
@@ -75,7 +80,8 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     """Holds what the core is given by its process.
 
     ``index`` None: prefix hints are not asked for. ``store`` None: decision records stay in this process.
-    ``record_observer`` is told of decision records as requests come and end.
+    ``record_observer`` is told of decision records as requests come and end. ``adapters`` are those that clients
+    may name; ``wall_clock`` in seconds since 1970.
     """
 
     roster: RosterReader
@@ -88,18 +94,23 @@ class CoreDependencies(msgspec.Struct, frozen=True):
     clock: Callable[[], float] = time.monotonic
     rng: random.Random = msgspec.field(default_factory=random.Random)
     dialer: Dialer = PLAIN
+    adapters: AdapterRegistry = msgspec.field(default_factory=AdapterRegistry)
+    adapter_bounds: AdapterBounds = AdapterBounds()
+    wall_clock: Callable[[], float] = time.time
 
 
 class RouterCore(msgspec.Struct, frozen=True):
     """Holds the parts of a core that runs.
 
-    ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` why requests went.
+    ``dispatcher`` opens requests, ``view`` knows the cluster, ``decisions`` why requests went, ``roles`` and
+    ``adapters`` change what workers are and hold.
     """
 
     dispatcher: Dispatcher
     view: ClusterView
     roles: RoleControl
     decisions: DecisionLog
+    adapters: AdapterControl
 
 
 @asynccontextmanager
@@ -117,29 +128,38 @@ async def running_core(
     revision = ClusterRevision(admission.wake)
     links = LinkTable(given.router_id, revision.advance, given.rng, settings.stall_s, given.dialer)
     view_settings = ViewSettings(local_max_tokens=config.local_prefill_max_tokens)
-    view = ClusterView(given.roster, links, revision, clock, view_settings, throttle)
+    loads = AdapterLoads(given.adapters, clock, metrics, revision.advance)
+    view = ClusterView(given.roster, links, revision, clock, view_settings, throttle, loads.wait_s)
     decisions = DecisionLog(given.router_id, clock, given.store, observer=given.record_observer)
     hints = PrefixHints(given.index, keeps=metrics.enabled)
     placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions)
     blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)
-    runner = ChoiceRunner(links, placer, blame, metrics, clock, settings)
-    ended: tuple[EndObserver, ...] = (partial(_measure, throttle, view), sessions.served, *given.observers.ended)
+    runner = ChoiceRunner(links, placer, blame, metrics, clock, loads, settings)
+    counts = AdapterCounts(metrics, given.adapters.served)
+    ended: tuple[EndObserver, ...] = (
+        partial(_measure, throttle, view), sessions.served, counts.ended, *given.observers.ended
+    )  # fmt: skip
     observers = DispatchObservers(ended, given.observers.refused)
     dispatcher = Dispatcher(view, admission, classes, decisions, runner, observers)
     roles = RoleControl(links, view, clock, partial(_look, given.roster, view))
+    adapters = AdapterControl(given.adapters, loads, links, given.wall_clock, given.adapter_bounds)
+    keeper = AdapterKeeper(given.adapters, loads, links, dispatcher.adapters_in_use)
     for role in ("prefill", "decode"):
         metrics.workers.labels(role).set_function(partial(view.reachable, role))
     following = [
         asyncio.create_task(view.run(), name="cluster view"),
         asyncio.create_task(decisions.run(), name="cluster decisions"),
+        asyncio.create_task(given.adapters.run(), name="cluster adapters"),
+        asyncio.create_task(keeper.run(), name="cluster adapters of workers"),
     ]
     try:
-        yield RouterCore(dispatcher, view, roles, decisions)
+        yield RouterCore(dispatcher, view, roles, decisions, adapters)
     finally:
         await dispatcher.close()
         for task in following:
             task.cancel()
         await asyncio.gather(*following, return_exceptions=True)
+        await loads.close()
         await decisions.flush()
         await links.close()
 

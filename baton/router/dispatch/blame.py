@@ -9,6 +9,7 @@ import logging
 
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import (
+    AdaptersFull,
     BatonError,
     Draining,
     NoWorker,
@@ -48,7 +49,7 @@ class Blame:
         Raises ``error`` when trying again can't help, or was tried often enough; RequestBlamed for a request that
         stalls engines.
         """
-        if refused and isinstance(error, Overloaded | Draining):
+        if refused and isinstance(error, Overloaded | Draining) and not isinstance(error, AdaptersFull):
             self._view.full(worker_id, self._full_wait_s)
             return
         run.leave(worker_id, error)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from baton.protos.adapter_id import name_of
 from baton.protos.errors import BatonError, Draining, ModelNotFound, Unavailable
 from baton.router.dispatch.admission import Admission, load_of
 from baton.router.dispatch.choice_run import ChoiceRun
@@ -96,6 +97,10 @@ class Dispatcher:
         """Returns how many requests wait for a place, by context class."""
         return {name: self._admission.waiting(name) for name in self._classes.names}
 
+    def adapters_in_use(self) -> set[str]:
+        """Returns the ids of the adapters that requests in flight are on."""
+        return {run.request.context.adapter_id for run in self._open.values()} - {""}
+
     def ready(self) -> bool:
         """Returns whether some worker could write an answer now."""
         return self._view.ready()
@@ -138,7 +143,7 @@ class Dispatcher:
 
     def _classed(self, request: RouterRequest) -> tuple[RouterRequest, str]:
         """Returns the request with its class's SLOs where it names none of its own, and the class's name."""
-        found = self._classes.of(len(request.token_ids))
+        found = self._classes.of(len(request.token_ids), name_of(request.context.adapter_id))
         context = request.context.with_slos(found.slo_ttft_s, found.slo_tpot_s)
         if context is not request.context:
             request = msgspec.structs.replace(request, context=context)

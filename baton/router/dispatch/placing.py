@@ -15,6 +15,7 @@ from baton.router.dispatch.affinity import SessionHomes
 from baton.router.dispatch.choice_run import ChoiceRun
 from baton.router.dispatch.view import ClusterView, Reservation
 from baton.router.policies import ClusterSnapshot, Option, Policy, RoutingRequest, fits
+from baton.router.policies.adjustments.adapter_loads import with_adapter_loads
 from baton.router.policies.adjustments.prefix_fetch import uncached, with_fetch
 from baton.router.policies.adjustments.session_affinity import choose_with_session
 from baton.router.request.request import ChoiceSummary, RouterRequest
@@ -75,7 +76,8 @@ class Placer:
             return None
         run.retries.absent_since = None
         _require_pages(snapshot, routing)
-        decision = choose_with_session(self._policy, snapshot, self._with_session(run, snapshot, routing))
+        policy = with_adapter_loads(self._policy)
+        decision = choose_with_session(policy, snapshot, self._with_session(run, snapshot, routing))
         if decision is None:
             return None
         decision = with_fetch(snapshot, routing, decision)
@@ -126,7 +128,10 @@ class Placer:
                 "any more; send the request again, and it is answered from its beginning by those that are served",
                 retry_after_s=1.0,
             )
-        message = f"no decode worker of {request.model_id!r} can be reached; is one starting?"
+        adapter = (
+            f" that has or can load adapter {request.context.adapter_id}" if request.context.adapter_id else ""
+        )
+        message = f"no decode worker of {request.model_id!r}{adapter} can be reached; is one starting?"
         return NoWorker(message, retry_after_s=1.0)
 
 

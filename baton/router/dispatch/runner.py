@@ -15,10 +15,11 @@ from functools import partial
 import msgspec
 
 from baton.cluster.telemetry import RouterMetrics, current_traceparent, span, trace_id_of
-from baton.protos.errors import AlreadyCommitted, BatonError, DeadlineExceeded, WorkerLost
-from baton.protos.nouns import WorkerInfo
+from baton.protos.errors import AdapterNotLoaded, AlreadyCommitted, BatonError, DeadlineExceeded, WorkerLost
+from baton.protos.nouns import Station, WorkerInfo
 from baton.protos.rpc import heed_cancel, settled
 from baton.protos.v1 import worker_pb2 as w
+from baton.router.dispatch.adapter_loads import AdapterLoads
 from baton.router.dispatch.blame import Blame, Overdue
 from baton.router.dispatch.choice_run import ChoiceRun
 from baton.router.dispatch.messages import Attempt, admit_message, prefill_message
@@ -59,16 +60,19 @@ class ChoiceRunner:
         blame: Blame,
         metrics: RouterMetrics,
         clock: Callable[[], float],
+        adapters: AdapterLoads,
         settings: DispatchSettings = DispatchSettings(),
     ) -> None:
         self.clock = clock
-        self._links, self._placer, self._blame = links, placer, blame
+        self._links, self._placer, self._blame, self._adapters = links, placer, blame, adapters
         self._metrics, self._settings = metrics, settings
         self._serial = itertools.count(1)
 
     async def run(self, run: ChoiceRun) -> None:
         """Takes ``run`` the whole way; whatever ends it ends its stream."""
         attributes = {"baton.context_class": run.summary.context_class, "baton.request_id": run.request.request_id}
+        if run.request.context.adapter_id:
+            attributes["baton.adapter"] = run.request.context.adapter_id
         try:
             with span("route", run.request.context.traceparent, attributes) as route:
                 run.summary.trace_id = trace_id_of(route)
@@ -95,6 +99,8 @@ class ChoiceRunner:
                 try:
                     await self._attempt(run, placed)
                 except BatonError as error:
+                    if isinstance(error, AdapterNotLoaded) and not run.retries.admitted:
+                        self._links.decode(placed.taken.decode).lacks(run.request.context.adapter_id)
                     if not run.progress.answered:
                         placed.close()
                         self._blame(run, placed.taken.decode, error, refused=not run.retries.admitted)
@@ -121,6 +127,7 @@ class ChoiceRunner:
         link = self._links.decode(placed.taken.decode)
         if not run.request.pin.allows(link.info):
             raise WorkerLost(f"{placed.taken.decode} was replaced by one of other weights")
+        await self._bring_adapter(run, placed)
         admit = admit_message(attempt, local=placed.taken.way == "local")
         async with link.admit(admit, partial(run.take_decode, placed), run.cancel_reason) as lease:
             run.retries.admitted = True
@@ -133,6 +140,19 @@ class ChoiceRunner:
             except BaseExceptionGroup as group:
                 heed_cancel()  # a group that holds an error drops the cancellation that came with it
                 raise first_of(group) from None
+
+    async def _bring_adapter(self, run: ChoiceRun, placed: Reservation) -> None:
+        """Wait until the decode worker has the request's adapter; meanwhile the prefill worker gets it too."""
+        adapter_id, since = run.request.context.adapter_id, self.clock()
+        link = self._links.decode(placed.taken.decode)
+        if not adapter_id:
+            return
+        if placed.taken.prefill:
+            self._adapters.begin(self._links.prefill(placed.taken.prefill), adapter_id)
+        if not link.holds(adapter_id):
+            with span("adapter", attributes={"baton.adapter": adapter_id}):
+                await self._adapters.bring(link, adapter_id)
+            run.summary.took(Station("adapter", self.clock() - since))
 
     async def _read(
         self, run: ChoiceRun, attempt: Attempt, lease: DecodeLease, placed: Reservation, to: WorkerInfo
@@ -164,9 +184,13 @@ class ChoiceRunner:
         link, pinned = self._links.prefill(placed.taken.prefill), run.request.pin.weights
         if pinned is not None and link.info.fingerprint != pinned.fingerprint:
             raise WorkerLost(f"{placed.taken.prefill} was replaced by one of other weights")
+        await self._adapters.bring(link, run.request.context.adapter_id)
         try:
             async with asyncio.timeout(self._hedge_after(run, placed)):
                 return await link.prefill(message, self._call_limit(run))
+        except AdapterNotLoaded:
+            link.lacks(run.request.context.adapter_id)
+            raise
         except TimeoutError:
             run.retries.hedged = True
             raise Overdue(f"{placed.taken.prefill} took much longer than predicted") from None

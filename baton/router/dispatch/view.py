@@ -28,6 +28,12 @@ POLL_S = 0.1  # seconds between two looks at the roster and at the queue's deadl
 TIGHT_S = 2.0  # after a refusal a worker is asked one at a time: the queue's order holds, and few ask in vain
 REMEMBER_MODEL_S = 300.0  # seconds after a model's last worker in which its name is still known
 NO_LOAD = WorkerLoad()
+AdapterWait = Callable[[WorkerLink, str], float | None]
+
+
+def held_alone(link: WorkerLink, adapter_id: str) -> float | None:
+    """Returns 0.0 where the worker holds the adapter, or none is asked for: nobody loads one for a request."""
+    return 0.0 if not adapter_id or link.holds(adapter_id) else None
 
 
 class ViewSettings(msgspec.Struct, frozen=True):
@@ -114,7 +120,8 @@ class Reservation:
 class ClusterView:
     """Joins the roster, the links and this router's own counts of what it has placed where.
 
-    ``revision`` is shared with the links: snapshots are made anew when it has advanced.
+    ``revision`` is shared with the links: snapshots are made anew when it has advanced. ``adapter_wait`` tells in
+    how many seconds a worker could have an adapter; None: it can't.
     """
 
     def __init__(
@@ -125,8 +132,10 @@ class ClusterView:
         clock: Callable[[], float],
         settings: ViewSettings = ViewSettings(),
         throttle: Throttle | None = None,
+        adapter_wait: AdapterWait = held_alone,
     ) -> None:
         self._revision, self._throttle = revision, throttle or Throttle(clock)
+        self._adapter_wait = adapter_wait
         self._roster, self._links, self._clock, self._settings = roster, links, clock, settings
         self._own: dict[str, _WorkerCounts] = {}
         self._loads: dict[str, WorkerLoad] = {}
@@ -184,11 +193,12 @@ class ClusterView:
         return known
 
     def _look(self, model_id: str, adapter_id: str) -> ClusterSnapshot:
-        able = [k for k in self._links if k.up and _serves(k.info, model_id, adapter_id)]
-        able.sort(key=lambda link: link.info.worker_id)
+        serving = sorted((k for k in self._links if _serves(k, model_id)), key=lambda link: link.info.worker_id)
+        waits = [(k, self._adapter_wait(k, adapter_id)) for k in serving]
+        able = [(k.info.role, self._candidate(k, wait)) for k, wait in waits if wait is not None]
         return ClusterSnapshot(
-            prefill=tuple(self._candidate(k) for k in able if k.info.role == "prefill"),
-            decode=tuple(self._candidate(k) for k in able if k.info.role == "decode"),
+            prefill=tuple(found for role, found in able if role == "prefill"),
+            decode=tuple(found for role, found in able if role == "decode"),
             turn=self._turn,
             window_tokens=self._settings.window_tokens,
             local_max_tokens=self._settings.local_max_tokens,
@@ -268,7 +278,6 @@ class ClusterView:
             min(info.max_model_len for info in infos),
             min(info.vocab_size for info in infos),
             tuple(sorted({i for info in infos for i in info.eos_token_ids})),
-            tuple(sorted({a for info in infos for a in info.adapters})),
             has_text=any(not info.device.startswith("paced:") for info in infos),
         )
 
@@ -286,7 +295,7 @@ class ClusterView:
     def _of(self, worker_id: str) -> _WorkerCounts:
         return self._own.setdefault(worker_id, _WorkerCounts())
 
-    def _candidate(self, link: WorkerLink) -> Candidate:
+    def _candidate(self, link: WorkerLink, adapter_s: float) -> Candidate:
         own = self._of(link.info.worker_id)
         crowded = own.sequences >= self._throttle.cap(link.info.max_batch) and link.info.role == "decode"
         return Candidate(
@@ -296,6 +305,7 @@ class ClusterView:
             unread_requests=own.unread_requests,
             unread_tokens=own.unread_tokens,
             full=crowded or own.is_full(self._clock()),
+            adapter_s=adapter_s,
         )
 
 
@@ -305,5 +315,5 @@ def _can_go_on(other: WorkerInfo, leaving: WorkerInfo) -> bool:
     return same and other.role == "decode" and other.state == "ready"
 
 
-def _serves(info: WorkerInfo, model_id: str, adapter_id: str) -> bool:
-    return info.model_id == model_id and info.state == "ready" and (not adapter_id or adapter_id in info.adapters)
+def _serves(link: WorkerLink, model_id: str) -> bool:
+    return link.up and link.info.model_id == model_id and link.info.state == "ready"

@@ -62,6 +62,7 @@ class DecisionRecord:
             "router": self.router_id,
             "tenant": request.context.tenant,
             "model": request.model_id,
+            "adapter": request.context.adapter_id,
             "context_class": self.context_class,
             "priority": request.context.priority,
             "prompt_tokens": len(request.token_ids),

@@ -28,7 +28,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     ``sequences`` are this router's requests there; ``unread_tokens`` their uncached prompt tokens it still has to
     compute, in ``unread_requests`` prompts. These are exact; ``load`` is everybody's, and up to a beat old.
-    ``full``: it refused somebody a moment ago.
+    ``full``: it refused somebody a moment ago. ``adapter_s``: seconds until it could have the request's adapter, 0
+    where it holds it or none is asked for.
     """
 
     info: WorkerInfo
@@ -37,6 +38,7 @@ class Candidate(msgspec.Struct, frozen=True):
     unread_requests: int = 0
     unread_tokens: int = 0
     full: bool = False
+    adapter_s: float = 0.0
 
     @property
     def id(self) -> str:

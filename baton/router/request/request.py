@@ -53,7 +53,6 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    adapters: tuple[str, ...] = ()
     has_text: bool = False
 
 

@@ -6,46 +6,83 @@ Knows nothing of workers: what is served comes from ``models``, where a model's 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
+from baton.cluster.adapters import AdapterEntry
 from baton.protos.errors import CheckpointError, InvalidRequest, ModelNotFound, NoWorker
+from baton.router.access.caller import CALLER
 from baton.router.access.json import Json
 from baton.router.request.request import ServedModel
 from baton.router.text.model import TextModel, load_text
 
+MOST_NAMED = 20  # names that the error of an unknown one lists
 _DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """Describes one served model. ``defaults`` are the sampling fields of its generation_config.json.
+    """Describes one served model, or an ``adapter`` on it. ``defaults`` are the sampling fields of the model's
+    generation_config.json.
 
-    ``has_text``: its tokens stand for text, so that it can't be served without its tokenizer.
+    ``model_id`` is the model's own, also of an adapter. ``has_text``: its tokens stand for text, so that it can't
+    be served without its tokenizer.
     """
 
     model_id: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
-    adapters: tuple[str, ...] = ()
     source: Path | None = None
     defaults: Json = {}
     created: int = 0
     has_text: bool = False
+    adapter: AdapterEntry | None = None
 
-    def require_adapter(self, adapter_id: str) -> None:
-        """Raises ModelNotFound for an adapter that no worker has."""
-        if adapter_id and adapter_id not in self.adapters:
-            raise ModelNotFound(f"adapter {adapter_id!r} is not served with {self.model_id!r}", "adapter")
+    @property
+    def name(self) -> str:
+        """Returns the name that clients use: the adapter's, or the model's."""
+        return self.adapter.name if self.adapter is not None else self.model_id
+
+    @property
+    def adapter_id(self) -> str:
+        """Returns the content that answers; "" for the model itself. Raises NoWorker before any worker read it."""
+        if self.adapter is None:
+            return ""
+        if not self.adapter.digest:
+            raise NoWorker(f"no worker has loaded adapter {self.name!r} yet: try again soon", retry_after_s=1.0)
+        return self.adapter.adapter_id
+
+
+class AdapterSource(Protocol):
+    """Knows which adapters clients may name; ``router.adapters.registry.AdapterRegistry`` is the real one."""
+
+    def served(self) -> Mapping[str, AdapterEntry]:
+        """Returns the adapters by name."""
+
+    def look(self) -> Awaitable[None]:
+        """Reads now what other routers may have changed."""
+
+
+class NoAdapters:
+    """Stands in where a router serves models alone."""
+
+    def served(self) -> Mapping[str, AdapterEntry]:
+        """Returns no adapter at all."""
+        return {}
+
+    async def look(self) -> None:
+        """Does nothing, because nobody can have changed anything."""
 
 
 class ModelCatalog:
     """Knows the models of ``models()`` by id, each with its files under ``sources[model_id]`` (None or absent: no
     files).
 
-    A model that was seen stays known, so that a request for one whose workers restart meets 503, not 404.
+    A model that was seen stays known, so that a request for one whose workers restart meets 503, not 404. Of
+    ``adapters`` a caller sees those that its tenant may use.
     """
 
     def __init__(
@@ -53,31 +90,49 @@ class ModelCatalog:
         models: Callable[[], Iterable[ServedModel]],
         sources: Mapping[str, Path | None] | None = None,
         wall_clock: Callable[[], float] = lambda: 0.0,
+        adapters: AdapterSource = NoAdapters(),
     ) -> None:
-        self._models = models
+        self._models, self._adapters = models, adapters
         self._sources = dict(sources or {})
         self._wall_clock = wall_clock
         self._entries: dict[str, tuple[ServedModel, ModelEntry]] = {}
         self._texts: dict[str, TextModel] = {}
 
     def entries(self) -> list[ModelEntry]:
-        """Returns what is served now, by id."""
-        served = sorted(self._models(), key=lambda model: model.model_id)
-        return [self._entry(model) for model in served]
+        """Returns what is served now: models by id, then the adapters that the caller may use, by name."""
+        models = self._model_entries()
+        return models + [found for entry in self._adapters.served().values() if (found := self._on(entry))]
 
-    def find(self, model_id: str) -> ModelEntry:
-        """Returns the entry of ``model_id``; empty takes the only one.
+    async def resolve(self, name: str, adapter: str = "") -> ModelEntry:
+        """Returns the entry of a model or an adapter by name; "" takes the only model, or what the caller's key is
+        bound to. ``adapter`` names one on the model ``name``.
+
+        A name that is new to this router is looked for where other routers write. Raises ModelNotFound,
+        InvalidRequest, NoWorker.
+        """
+        try:
+            return self._named(name, adapter)
+        except ModelNotFound:
+            await self._adapters.look()
+        return self._named(name, adapter)
+
+    def find(self, name: str) -> ModelEntry:
+        """Returns the entry of a model or an adapter as far as this router knows by now; "" takes the only model.
 
         Raises ModelNotFound, InvalidRequest, NoWorker.
         """
-        entries = self.entries()
-        if not model_id:
-            return self._only(entries)
-        if model_id in self._entries:
-            return self._entries[model_id][1]
+        models = self._model_entries()
+        if not name:
+            return self._only(models)
+        if name in self._entries:
+            return self._entries[name][1]
+        adapter = self._adapters.served().get(name)
+        found = self._on(adapter) if adapter is not None else None
+        if found is not None:
+            return found
         self._require_any()
-        names = ", ".join(repr(entry.model_id) for entry in entries) or "none now"
-        raise ModelNotFound(f"the model {model_id!r} is not served here; served: {names}", "model")
+        names = ", ".join(repr(entry.name) for entry in self.entries()[:MOST_NAMED]) or "none now"
+        raise ModelNotFound(f"the model {name!r} is not served here; served: {names}", "model")
 
     def preload(self) -> None:
         """Reads every tokenizer now (0.02–0.5 s each), so that no request waits for one. Raises CheckpointError."""
@@ -98,6 +153,25 @@ class ModelCatalog:
             found = load_text(entry.source, entry.vocab_size, entry.eos_token_ids)
             self._texts[entry.model_id] = found
         return found
+
+    def _named(self, name: str, adapter: str) -> ModelEntry:
+        key, found = CALLER.get().key, self.find(name)
+        if adapter:
+            on = self.find(adapter)
+            if on.adapter is None or found.model_id != on.model_id:
+                raise ModelNotFound(f"adapter {adapter!r} is not served with {found.name!r}", "adapter")
+            return on
+        return self.find(key.adapter) if key is not None and key.adapter and found.adapter is None else found
+
+    def _model_entries(self) -> list[ModelEntry]:
+        return [self._entry(model) for model in sorted(self._models(), key=lambda model: model.model_id)]
+
+    def _on(self, adapter: AdapterEntry) -> ModelEntry | None:
+        """The entry of an adapter; None where its model isn't known, or where it is none of the caller's."""
+        base = self._entries.get(adapter.model_id)
+        if base is None or not CALLER.get().may_use(adapter.tenant):
+            return None
+        return msgspec.structs.replace(base[1], adapter=adapter, created=int(adapter.at) or base[1].created)
 
     def _only(self, entries: list[ModelEntry]) -> ModelEntry:
         self._require_any()
@@ -125,7 +199,6 @@ class ModelCatalog:
             max_model_len=served.max_model_len,
             vocab_size=served.vocab_size,
             eos_token_ids=served.eos_token_ids,
-            adapters=served.adapters,
             source=source,
             defaults=generation_defaults(source),
             created=created,

@@ -11,15 +11,17 @@ import contextlib
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 import msgspec
 
 from baton.protos import version
-from baton.protos.errors import BatonError, Cancelled, WorkerLost, WorkerStalled
-from baton.protos.nouns import PROTOCOL, WorkerInfo
+from baton.protos.convert import adapter_from_pb
+from baton.protos.errors import AdapterUnknown, BatonError, Cancelled, WorkerLost, WorkerStalled
+from baton.protos.nouns import PROTOCOL, AdapterInfo, WorkerInfo
 from baton.protos.rpc import heed_cancel
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
@@ -28,6 +30,7 @@ from baton.router.workers.decode_session import DecodeLease, DecodeSession, Toke
 from baton.tls.rpc import handshake_failure
 
 log = logging.getLogger("baton.router")
+R = TypeVar("R")
 
 HELLO_TIMEOUT_S = 5.0  # seconds for a worker to answer the first message
 PROBE_EVERY_S = 1.0  # seconds between two probes of a worker's progress
@@ -57,6 +60,8 @@ class WorkerLink(ABC):
         self._channel, self._settings = channel, settings
         self._doubts = asyncio.Event()
         self._complaint = ""
+        self._loaded: set[str] = set()  # adapters that it was given, and has yet to announce
+        self._missed: set[str] = set()  # adapters that it announced, and lacked when it was asked for them
 
     async def run(self) -> None:
         """Connects, holds, reconnects with growing pauses: nothing but its own cancellation ends it."""
@@ -131,13 +136,53 @@ class WorkerLink(ABC):
         Raises what the worker raised.
         """
         request = w.SetRoleRequest(role=role, grace_seconds=grace_s)
+        reply = await self._asked(stubs.WorkerStub(self._channel).SetRole, request, HELLO_TIMEOUT_S)
+        return str(reply.incarnation)
+
+    def renew(self, info: WorkerInfo) -> None:
+        """Takes what the same incarnation says of itself now."""
+        if info.adapters != self.info.adapters:
+            self._loaded.difference_update(info.adapters)
+            self._missed.intersection_update(info.adapters)
+        self.info = info
+
+    def holds(self, adapter_id: str) -> bool:
+        """Returns whether the worker has the adapter, as far as this router knows."""
+        return adapter_id in self._loaded or (adapter_id in self.info.adapters and adapter_id not in self._missed)
+
+    def lacks(self, adapter_id: str) -> None:
+        """Notes that the worker has evicted or unloaded the adapter, whatever it announced last."""
+        self._loaded.discard(adapter_id)
+        self._missed.add(adapter_id)
+
+    async def load_adapter(self, name: str, path: str, digest: str, pinned: bool, timeout_s: float) -> AdapterInfo:
+        """Lets the worker load an adapter; returns what it holds then.
+
+        ``path`` is beneath the worker's adapters.root; ``digest`` "" takes whatever lies there. Raises what the
+        worker raised.
+        """
+        request = w.LoadAdapterRequest(name=name, path=path, digest=digest, pinned=pinned)
+        found = adapter_from_pb(await self._asked(stubs.WorkerStub(self._channel).LoadAdapter, request, timeout_s))
+        self._missed.discard(found.id)
+        self._loaded.add(found.id)
+        return found
+
+    async def unload_adapter(self, adapter_id: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+        """Lets the worker take no new request on an adapter; one that it doesn't hold is no error."""
+        request = w.UnloadAdapterRequest(id=adapter_id)
+        with contextlib.suppress(AdapterUnknown):
+            await self._asked(stubs.WorkerStub(self._channel).UnloadAdapter, request, timeout_s)
+        self.lacks(adapter_id)
+
+    async def _asked(self, method: Callable[..., Awaitable[R]], request: object, timeout_s: float) -> R:
+        """Returns a worker's reply to one call. Raises what the worker raised."""
         try:
-            reply = await stubs.WorkerStub(self._channel).SetRole(request, timeout=HELLO_TIMEOUT_S)
+            reply = await method(request, timeout=timeout_s)
             heed_cancel()
         except grpc.aio.AioRpcError as error:
             heed_cancel()
             raise said(error) or from_rpc(error, self.info.worker_id) from None
-        return str(reply.incarnation)
+        return reply
 
     async def _watch(self) -> None:
         """Probe again and again; ends when one isn't answered."""

@@ -71,7 +71,7 @@ class LinkTable:
             if link is not None and link.up and not _same(link.info, info):
                 continue  # Redis may be wrong, or early; a worker that was replaced ends our session, or says so
             if link is not None and _same(link.info, info) and not self._outdated(link):
-                link.info = info
+                link.renew(info)
                 continue
             if link is not None:
                 self._drop(link)

@@ -31,3 +31,21 @@ def test_classes_out_of_order_are_refused():
         ContextClasses([ContextClass("a", 5), ContextClass("b", 2), ContextClass("c", 0)])
     with pytest.raises(ConfigError, match="rise"):
         ContextClasses([ContextClass("a", 0), ContextClass("b", 2)])
+
+
+BOUND = ContextClasses(
+    [ContextClass("sql", 50, adapters=("sql", "sql2")), ContextClass("short", 10), ContextClass("long", 0)]
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "adapter", "name"),
+    [(5, "sql", "sql"), (50, "sql2", "sql"), (51, "sql", "long"), (5, "other", "short"), (5, "", "short")],
+)
+def test_a_class_that_is_bound_to_adapters_takes_their_requests_alone(tokens, adapter, name):
+    assert BOUND.tag(tokens, adapter) == name
+
+
+def test_one_class_at_least_is_bound_to_no_adapter():
+    with pytest.raises(ConfigError, match="bound to no adapters"):
+        ContextClasses([ContextClass("sql", 0, adapters=("sql",))])

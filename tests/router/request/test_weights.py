@@ -177,13 +177,11 @@ async def test_hints_are_asked_of_the_weights_that_the_answer_needs():
 
 async def test_limits_of_a_mixed_name_are_those_that_every_worker_can_keep():
     def smaller(c) -> None:
-        c.d[-1].info = msgspec.structs.replace(
-            c.d[-1].info, vocab_size=900, max_model_len=2048, adapters=("a",), eos_token_ids=(7,)
-        )
+        c.d[-1].info = msgspec.structs.replace(c.d[-1].info, vocab_size=900, max_model_len=2048, eos_token_ids=(7,))
 
     async with rolling(change=smaller) as c:
         [model] = c.dispatcher.models()
-        assert (model.vocab_size, model.max_model_len, model.adapters) == (900, 2048, ("a",))
+        assert (model.vocab_size, model.max_model_len) == (900, 2048)
         assert model.eos_token_ids == (7,)
 
 

@@ -59,7 +59,7 @@ class InferenceService(pb_grpc.InferenceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Turns text into ids."""
         async with grpc_errors(context):
-            entry = self._service.catalog.find(request.model)
+            entry = await self._service.catalog.resolve(request.model)
             await self._service.quotas.charge_tokenizer(entry, len(request.text) // CHARS_PER_TOKEN)
             ids = await self._service.catalog.text(entry).encode(request.text, not request.skip_special_tokens)
             return pb.TokenizeResponse(ids=ids, max_model_len=entry.max_model_len)
@@ -67,7 +67,7 @@ class InferenceService(pb_grpc.InferenceServicer):
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         """Turns ids into text, special tokens included."""
         async with grpc_errors(context):
-            entry = self._service.catalog.find(request.model)
+            entry = await self._service.catalog.resolve(request.model)
             await self._service.quotas.charge_tokenizer(entry, len(request.ids))
             check_count("ids", len(request.ids), max(LEAST_DETOKENIZED, entry.max_model_len))
             check_ids(request.ids, entry.vocab_size, "ids")
@@ -78,11 +78,11 @@ class InferenceService(pb_grpc.InferenceServicer):
         """Lists the models that are served now."""
         async with grpc_errors(context):
             entries = self._service.catalog.entries()
-            cards = [pb.ModelCard(id=e.model_id, max_model_len=e.max_model_len) for e in entries]
+            cards = [pb.ModelCard(id=e.name, max_model_len=e.max_model_len, parent=parent_of(e)) for e in entries]
             return pb.ListModelsResponse(models=cards)
 
     async def _prepared(self, request: pb.GenerateRequest, context: Context) -> tuple[Generation, TextModel]:
-        entry = self._service.catalog.find(request.model)
+        entry = await self._service.catalog.resolve(request.model, request.adapter)
         text = self._service.catalog.text(entry)
         prompt = request.WhichOneof("prompt")
         if prompt is None:
@@ -109,11 +109,15 @@ class InferenceService(pb_grpc.InferenceServicer):
             names={"prompt": prompt},
             continues=prompt != "chat" or request.chat.continue_final_message,
             context=RequestContext(
-                adapter_id=request.adapter,
                 deadline=self._service.deadline(context.time_remaining()),
                 traceparent=clean_traceparent(str(metadata.get("traceparent", ""))),
             ),
         )
+
+
+def parent_of(entry: ModelEntry) -> str:
+    """Returns the model that an adapter is on; "" for a model."""
+    return entry.model_id if entry.adapter is not None else ""
 
 
 def require_short(message: Message) -> None:
@@ -156,7 +160,7 @@ async def _whole(request: pb.GenerateRequest, answer: AnswerStream) -> pb.Genera
         parts[piece.index].append(piece)
     return pb.GenerateResponse(
         request_id=_request_id(request, answer),
-        model=_entry(answer).model_id,
+        model=_entry(answer).name,
         choices=[_choice(request, piece) for piece in collected(parts)],
         usage=_usage(answer),
     )
@@ -165,7 +169,7 @@ async def _whole(request: pb.GenerateRequest, answer: AnswerStream) -> pb.Genera
 async def _chunks(request: pb.GenerateRequest, answer: AnswerStream) -> AsyncIterator[pb.GenerateChunk]:
     """The piece that ends the last choice carries the usage."""
     left = answer.count
-    request_id, model = _request_id(request, answer), _entry(answer).model_id
+    request_id, model = _request_id(request, answer), _entry(answer).name
     async for piece in answer:
         left -= bool(piece.finish_reason)
         yield pb.GenerateChunk(

@@ -60,7 +60,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Answers with a model's tensors."""
         async with grpc_errors(context):
             oip.require_version(request.version)
-            return pb.ModelMetadataResponse(**oip.model_metadata(self._service.catalog.find(request.name)))
+            return pb.ModelMetadataResponse(**oip.model_metadata(await self._service.catalog.resolve(request.name)))
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         """Answers with the whole generation as tensors."""

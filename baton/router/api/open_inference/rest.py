@@ -87,7 +87,7 @@ def open_inference_routes(service: GenerationService) -> APIRouter:
     @routes.post("/v2/repository/index")
     async def index() -> Response:
         entries = service.catalog.entries()
-        return json_response([{"name": e.model_id, "version": oip.VERSION, "state": "READY"} for e in entries])
+        return json_response([{"name": e.name, "version": oip.VERSION, "state": "READY"} for e in entries])
 
     for path in ("/v2/models/{model:path}/versions/{version}", "/v2/models/{model:path}"):
         _model_routes(routes, service, path)
@@ -247,13 +247,13 @@ _GENERATED = EventStyle(
 
 async def _metadata(service: GenerationService, request: Request) -> Response:
     oip.require_version(request.path_params.get("version", ""))
-    return json_response(oip.model_metadata(service.catalog.find(request.path_params["model"])))
+    return json_response(oip.model_metadata(await service.catalog.resolve(request.path_params["model"])))
 
 
 async def _model_ready(service: GenerationService, request: Request) -> Response:
     oip.require_version(request.path_params.get("version", ""))
-    entry = service.catalog.find(request.path_params["model"])
-    return _readiness(oip.served(service, entry.model_id))
+    entry = await service.catalog.resolve(request.path_params["model"])
+    return _readiness(oip.served(service, entry.name))
 
 
 def _readiness(is_ready: bool) -> Response:

@@ -140,7 +140,7 @@ def model_metadata(entry: ModelEntry) -> Json:
         return [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in known]
 
     return {
-        "name": entry.model_id,
+        "name": entry.name,
         "versions": [VERSION],
         "platform": "baton",
         "inputs": tensors(INPUTS),
@@ -155,7 +155,7 @@ def server_metadata() -> Json:
 
 def served(service: GenerationService, model: str) -> bool:
     """Returns whether some worker serves ``model`` now."""
-    return service.serving.ready() and any(entry.model_id == model for entry in service.catalog.entries())
+    return service.serving.ready() and any(entry.name == model for entry in service.catalog.entries())
 
 
 def _prompt(given: Mapping[str, Tensor]) -> list[object]:

@@ -74,7 +74,7 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     most = service.limits.max_prompts
     if not 1 <= len(body.input) <= most:
         raise InvalidRequest(f"input has {len(body.input)} entries: give 1 to {most}", "input")
-    entry = service.catalog.find(body.model or "")
+    entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
 
     cut = body.cut(entry.max_model_len)
@@ -87,7 +87,7 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
     is_large = sum(map(len, vectors)) > INLINE_FLOATS
     written = await aside(is_large, _written, vectors, body)
-    told = {"object": "list", "model": entry.model_id, "usage": usage}
+    told = {"object": "list", "model": entry.name, "usage": usage}
     content = orjson.dumps(told)[:-1] + b',"data":[' + written + b"]}"
     headers = {ROUTE_HEADER: route, **ignored_header(body)}
     return Response(content, headers=headers, media_type="application/json")

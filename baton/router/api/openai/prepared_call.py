@@ -60,7 +60,7 @@ async def completion_call(service: GenerationService, headers: Headers, body: Co
         raise InvalidRequest(
             f"prompt has {len(body.prompt)} entries: give 1 to {service.limits.max_prompts}", "prompt"
         )
-    entry = service.catalog.find(body.model or "")
+    entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
 
     cut = body.cut(entry.max_model_len, body.answer_tokens)
@@ -104,7 +104,7 @@ async def chat_generation(
     service: GenerationService, headers: Headers, body: ChatBody, names: dict[str, str]
 ) -> tuple[Generation, TextModel, AnswerFormat]:
     """Returns a conversation to answer, and how its answers are read; ``names`` renames fields in errors."""
-    entry = service.catalog.find(body.model or "")
+    entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
     effort = names.get("reasoning_effort", "reasoning_effort")
     is_large = bool(body.tools) or size_of(body.messages) > INLINE_BYTES

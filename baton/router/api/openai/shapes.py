@@ -48,7 +48,7 @@ class _Frame:
             "id": f"{prefix}-{generation.request_id}",
             "object": kind,
             "created": created,
-            "model": generation.entry.model_id,
+            "model": generation.entry.name,
         }
         self._null_usage: Json = {"usage": None} if with_usage else {}
 

@@ -5,6 +5,8 @@ Knows nothing of sampling or streams.
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -38,7 +40,9 @@ def ops_routes(serving: ServingBackend, catalog: ModelCatalog, exposition: Expos
     async def ready() -> Response:
         if not serving.ready():
             raise NoWorker("not ready: a request could not be placed now", retry_after_s=1.0)
-        return json_response({"status": "ready", "models": [e.model_id for e in catalog.entries()]})
+        return json_response(
+            {"status": "ready", "models": [e.model_id for e in catalog.entries() if e.adapter is None]}
+        )
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -63,7 +67,7 @@ def model_routes(service: GenerationService) -> APIRouter:
 
     @routes.get("/v1/models/{model_id:path}")
     async def model(model_id: str) -> Response:
-        return json_response(_model(service.catalog.find(model_id)))
+        return json_response(_model(await service.catalog.resolve(model_id)))
 
     @routes.post("/tokenize", openapi_extra=body_docs(TokenizeBody))
     async def tokenize(request: Request) -> Response:
@@ -73,7 +77,7 @@ def model_routes(service: GenerationService) -> APIRouter:
     @routes.post("/detokenize", openapi_extra=body_docs(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         body = await parsed(DetokenizeBody, await read_body(request, service.limits.max_body_bytes))
-        entry = service.catalog.find(body.model or "")
+        entry = await service.catalog.resolve(body.model or "")
         await service.quotas.charge_tokenizer(entry, len(body.tokens))
         check_count("tokens", len(body.tokens), max(LEAST_DETOKENIZED, entry.max_model_len))
         check_ids(body.tokens, entry.vocab_size, "tokens")
@@ -84,18 +88,24 @@ def model_routes(service: GenerationService) -> APIRouter:
 
 
 def _model(entry: ModelEntry) -> dict[str, object]:
-    """OpenAI's model object, with the context length as vLLM words it."""
+    """OpenAI's model object, with context length, root and parent as vLLM words them.
+
+    ``root`` of an adapter is its path; of an absolute one the last part, because the rest is the server's own.
+    """
+    adapter, path = entry.adapter, PurePosixPath(entry.adapter.path if entry.adapter else "")
     return {
-        "id": entry.model_id,
+        "id": entry.name,
         "object": "model",
         "created": entry.created,
         "owned_by": "baton",
+        "root": entry.name if adapter is None else path.name if path.is_absolute() else str(path),
+        "parent": None if adapter is None else entry.model_id,
         "max_model_len": entry.max_model_len,
     }
 
 
 async def _tokenize(service: GenerationService, body: TokenizeBody) -> Response:
-    entry = service.catalog.find(body.model or "")
+    entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
     size = size_of(body.messages) if body.messages else len(body.prompt or "")
     most = max(LEAST_TOKENIZED, CHARS_OF_CONTEXT * entry.max_model_len)

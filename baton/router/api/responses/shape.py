@@ -28,7 +28,7 @@ class ResponsesShape:
     def __init__(
         self, generation: Generation, tokenizer: Tokenizer, created: int, body: ResponsesBody, form: AnswerFormat
     ) -> None:
-        self._id, self._model, self._created = generation.request_id, generation.entry.model_id, created
+        self._id, self._model, self._created = generation.request_id, generation.entry.name, created
         self._max_tokens = generation.samplings[0].max_tokens
         self._tokenizer, self._body, self._reader = tokenizer, body, form.reader()
         self._skip_special = generation.options.skip_special

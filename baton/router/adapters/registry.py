@@ -1,0 +1,166 @@
+"""The adapters that this router serves by name: the configuration's and what operators added or took out since.
+
+Knows nothing of workers, links or files. Redis is a hint here too: while it is away the last word counts, and what
+the configuration names is served without it. A content that a name no longer stands for is kept as *retired*:
+requests that began on it end on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+
+import msgspec
+from redis.exceptions import RedisError
+
+from baton.cluster.adapters import AdapterEntry, AdapterStore
+from baton.cluster.patience import CircuitBreaker
+from baton.protos.adapter_id import name_of
+from baton.protos.rpc import heed_cancel
+
+log = logging.getLogger("baton.router")
+
+POLL_S = 0.5  # seconds between two looks at the registry in Redis
+LOOK_AGAIN_S = 0.1  # seconds between two looks that unknown names ask for
+RETIRED_S = 2.0  # seconds at least that a retired content stays, for calls that are being prepared
+
+
+class RetiredAdapter(msgspec.Struct, frozen=True):
+    """Describes a content whose name is gone or stands for another one, and since when by the router's clock.
+
+    ``readable``: the files at its path are still those.
+    """
+
+    entry: AdapterEntry
+    since: float
+    readable: bool
+
+
+class AdapterRegistry:
+    """Knows adapters by name and by id. ``store`` None: there are the configuration's alone."""
+
+    def __init__(
+        self,
+        configured: Iterable[AdapterEntry] = (),
+        store: AdapterStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._configured = {entry.name: entry for entry in configured}
+        self._store, self._clock = store, clock
+        self._kept: dict[str, AdapterEntry] = {}
+        self._digests: dict[str, str] = {}
+        self._served = served_of(self._configured, self._digests, self._kept)
+        self._retired: dict[str, RetiredAdapter] = {}
+        self._looked, self._looking = float("-inf"), asyncio.Lock()
+        self._patience = CircuitBreaker(clock=clock)
+
+    # ---- reading -------------------------------------------------------------------------------------
+
+    def served(self) -> Mapping[str, AdapterEntry]:
+        """Returns what clients may name now, by name."""
+        return self._served
+
+    def of_id(self, adapter_id: str) -> AdapterEntry | None:
+        """Returns the entry of one content, also of a retired one; None for an unknown id."""
+        retired = self._retired.get(adapter_id)
+        if retired is not None:
+            return retired.entry
+        found = self._served.get(name_of(adapter_id))
+        return found if found is not None and found.adapter_id == adapter_id else None
+
+    def is_readable(self, adapter_id: str) -> bool:
+        """Returns whether a worker that lacks this content could still read it."""
+        retired = self._retired.get(adapter_id)
+        return retired.readable if retired is not None else self.of_id(adapter_id) is not None
+
+    def retired(self) -> Mapping[str, RetiredAdapter]:
+        """Returns the contents that no name stands for any more, by id."""
+        return self._retired
+
+    # ---- changing ------------------------------------------------------------------------------------
+
+    async def put(self, entry: AdapterEntry) -> bool:
+        """Writes ``entry`` to the shared registry and serves it; False where another router was first.
+
+        Raises Unavailable.
+        """
+        if self._store is not None and not await self._store.swap(entry, self._kept.get(entry.name)):
+            await self.look()
+            return False
+        self._take(self._kept | {entry.name: entry})
+        return True
+
+    def learn(self, name: str, digest: str) -> None:
+        """Takes the content of a configured adapter that a worker has read."""
+        if name in self._configured and self._digests.get(name) != digest:
+            self._digests[name] = digest
+            self._take(self._kept)
+
+    def forget(self, adapter_id: str) -> None:
+        """Drops a retired content: workers hold it no more."""
+        self._retired.pop(adapter_id, None)
+
+    def overdue(self, in_use: Collection[str]) -> list[str]:
+        """Returns the ids of retired contents that no request needs any more."""
+        now = self._clock()
+        return [k for k, r in self._retired.items() if k not in in_use and now - r.since >= RETIRED_S]
+
+    # ---- following -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows the shared registry until cancelled; returns at once where there is none."""
+        while self._store is not None:
+            await self.look()
+            heed_cancel()
+            await asyncio.sleep(POLL_S)
+
+    async def look(self) -> None:
+        """Reads the shared registry now, unless somebody did a moment ago; a Redis that is away changes nothing."""
+        if self._store is None:
+            return  # the configuration's are all there is
+        async with self._looking:
+            if self._clock() - self._looked < LOOK_AGAIN_S:
+                return
+            try:
+                await self._patience.ask(partial(self._read, self._store))
+            except (RedisError, OSError, TimeoutError) as error:
+                log.debug("the registry of adapters can't be read: %s", error)
+            self._looked = self._clock()
+
+    async def _read(self, store: AdapterStore) -> None:
+        found = await store.all()
+        if not found and self._kept:
+            log.warning("Redis has lost the registry of adapters: it is written again")
+            await store.restore(entry for entry in self._kept.values() if not entry.removed)
+            found = await store.all()
+        await store.forget_notes(found.values())
+        self._take(found)
+
+    def _take(self, kept: Mapping[str, AdapterEntry]) -> None:
+        before, self._kept = self._served, dict(kept)
+        self._served = served_of(self._configured, self._digests, self._kept)
+        now = self._clock()
+        for entry in before.values():
+            after = self._served.get(entry.name)
+            if entry.adapter_id and (after is None or after.adapter_id != entry.adapter_id):
+                readable = after is None or after.path != entry.path
+                self._retired[entry.adapter_id] = RetiredAdapter(entry, now, readable)
+        for entry in self._served.values():
+            self._retired.pop(entry.adapter_id, None)
+
+
+def served_of(
+    configured: Mapping[str, AdapterEntry], digests: Mapping[str, str], kept: Mapping[str, AdapterEntry]
+) -> dict[str, AdapterEntry]:
+    """Returns what is served, by name in order: the shared registry's word comes before the configuration's.
+
+    ``digests`` are the contents of configured adapters, as far as a worker has read them.
+    """
+    found = {
+        name: msgspec.structs.replace(entry, digest=digests.get(name, entry.digest))
+        for name, entry in configured.items()
+    } | dict(kept)
+    return {name: found[name] for name in sorted(found) if not found[name].removed}

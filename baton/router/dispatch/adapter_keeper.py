@@ -1,0 +1,81 @@
+"""Keeps workers at what the registry of adapters says: pinned ones loaded everywhere, retired ones unloaded.
+
+Knows nothing of clients or operators. Adapters that are not pinned come to a worker with the first request on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from baton.cluster.adapters import AdapterEntry
+from baton.protos.adapter_id import digest_of, name_of
+from baton.protos.errors import BatonError
+from baton.protos.nouns import WorkerInfo
+from baton.protos.rpc import heed_cancel
+from baton.router.adapters.registry import AdapterRegistry
+from baton.router.dispatch.adapter_loads import AdapterLoads
+from baton.router.workers.link import WorkerLink
+
+log = logging.getLogger("baton.router")
+
+LOOK_S = 0.2  # seconds between two looks at workers and registry
+
+
+class AdapterKeeper:
+    """Follows registry and workers. ``in_use`` gives the ids of adapters that requests in flight are on."""
+
+    def __init__(
+        self,
+        registry: AdapterRegistry,
+        loads: AdapterLoads,
+        links: Iterable[WorkerLink],
+        in_use: Callable[[], Collection[str]],
+    ) -> None:
+        self._registry, self._loads, self._links, self._in_use = registry, loads, links, in_use
+
+    async def run(self) -> None:
+        """Looks again and again until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # one that looks no more would never unload, nor pin on a new worker
+                log.exception("the adapters of workers could not be kept")
+            heed_cancel()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Learns what workers hold, loads what is pinned and missing, unloads what no request needs any more."""
+        up = [link for link in self._links if link.up]
+        for name, digest in contents_of(link.info for link in up).items():
+            self._registry.learn(name, digest)
+        await self._pin([link for link in up if link.info.state == "ready"], self._registry.served())
+        for adapter_id in self._registry.overdue(self._in_use()):
+            await self._loads.unload([link for link in up if link.holds(adapter_id)], adapter_id)
+            self._registry.forget(adapter_id)
+
+    async def _pin(self, ready: list[WorkerLink], served: Mapping[str, AdapterEntry]) -> None:
+        """Loads one adapter at a time on each worker, so that what runs there is held up least."""
+        missing: dict[WorkerLink, AdapterEntry] = {}
+        for entry in served.values():
+            if entry.pinned and entry.adapter_id:
+                lacking = [k for k in ready if k.info.model_id == entry.model_id and k not in missing]
+                missing |= {k: entry for k in lacking if self._loads.wait_s(k, entry.adapter_id)}
+        await asyncio.gather(*(self._bring(link, entry) for link, entry in missing.items()))
+
+    async def _bring(self, link: WorkerLink, entry: AdapterEntry) -> None:
+        try:
+            await self._loads.bring(link, entry.adapter_id)
+        except BatonError as error:
+            log.warning("adapter %s is pinned, and %s", entry.name, error)
+
+
+def contents_of(infos: Iterable[WorkerInfo]) -> dict[str, str]:
+    """Returns the digest of each named adapter that workers hold: the one that most of them have, by name."""
+    held: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for info in infos:
+        for adapter in info.adapters:
+            held[name_of(adapter)][digest_of(adapter)] += 1
+    return {name: min(counts, key=lambda digest: (-counts[digest], digest)) for name, counts in held.items()}

@@ -1,0 +1,39 @@
+"""What requests on adapters count in the metrics. Knows nothing of how adapters are loaded.
+
+A label's values stay with the process for good, and adapters come and go: names beyond the first are told as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+
+from baton.cluster.telemetry import RouterMetrics
+from baton.protos.adapter_id import name_of
+from baton.router.request.request import ChoiceSummary, RouterRequest
+
+MOST_NAMES = 64  # values of the label ``adapter``
+OTHER, UNFINISHED = "other", "unfinished"
+
+
+class AdapterCounts:
+    """Counts choices as they end; ``served`` gives what clients may name."""
+
+    def __init__(self, metrics: RouterMetrics, served: Callable[[], Sized]) -> None:
+        self._metrics = metrics
+        self._names: set[str] = set()
+        metrics.adapters_served.set_function(lambda: len(served()))
+
+    def ended(self, request: RouterRequest, summary: ChoiceSummary) -> None:
+        """Counts one choice, if it was on an adapter."""
+        if not request.context.adapter_id:
+            return
+        name = self._label(name_of(request.context.adapter_id))
+        outcome = summary.finish_reason or UNFINISHED
+        self._metrics.adapter_requests.labels(request.model_id, name, outcome).inc()
+        self._metrics.adapter_tokens.labels(request.model_id, name).inc(summary.completion_tokens)
+
+    def _label(self, name: str) -> str:
+        if name not in self._names and len(self._names) >= MOST_NAMES:
+            return OTHER
+        self._names.add(name)
+        return name
