@@ -61,6 +61,17 @@ def test_it_holds_on_every_isa(library: ctypes.CDLL, check) -> None:
     check(library)
 
 
+@pytest.mark.parametrize(
+    "form", [form for form in FORMS if form.startswith(("int", "codes")) and "outliers" not in form]
+)
+def test_whole_numbers_come_to_the_same_bits_on_every_isa(form: str) -> None:
+    torch.manual_seed(3)
+    weight, x = FORMS[form](torch.randn(70, 1100)), torch.randn(9, 1100)
+    for rows in (1, 2, 9):
+        found = [suite.guarded(sound(isa), x[:rows], weight, None) for isa in ISAS]
+        assert all(torch.equal(each, found[0]) for each in found)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     form=st.sampled_from(sorted(FORMS)),

@@ -128,6 +128,8 @@ void chunk_integers(const Call& call, const Work& work) {
 #if BATON_AVX512
   if (rows.halves)
     return each_tile<kPanel / 2>(call, work, [&](auto size, const TileRows& tile) { half_tile_w4<size>(packed, tile); });
+#endif
+#if BATON_AVX2
   if (rows.in_registers) return each_tile(call, work, [&](auto size, const TileRows& tile) { tile_w4<size>(packed, tile); });
 #endif
   TileWeights bytes = packed;

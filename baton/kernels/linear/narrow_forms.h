@@ -131,7 +131,7 @@ inline void tile_bf16_groups(const uint16_t* w, int64_t width, int64_t group, co
   alignas(64) float sums[R * kPanel];
   float* const out = tile.out;
   tile.out = sums;
-  for (int64_t at = 0; at < width; at += group, w += group * kPanel, scales += kGroupStride, tile.x += group * 2 * R) {
+  for (int64_t at = 0; at < width; at += group, w += group * kPanel, scales += kGroupStride, tile.x += group / 2 * word_bytes(R) * R) {
     std::memset(sums, 0, sizeof sums);
     tile_bf16<R>(w, std::min(group, width - at) / 2, tile);
     for (int64_t r = 0; r < R; ++r)

@@ -1,7 +1,7 @@
 // Rows of activations as the inner loops read them: rounded once, then dealt out word by word so that a tile of rows
 // streams in. Knows nothing of weights' values.
 //
-//   [chunk of K][tile of rows][step][row][4 bytes: 4 int8 or 2 bf16]
+//   [chunk of K][tile of rows][step][row][a word: 4 int8 or 2 bf16, or these widened (tiles.h)]
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,11 @@
 
 namespace baton {
 
-// Inputs per float sum where weights have no groups, and inputs at least whose weights a tile goes through at once. With
-// AVX-512 those come from the L2 cache as fast as they are used, and what a tile ends with costs more.
-constexpr int64_t kSum = BATON_AVX512 ? 1024 : 384, kChunk = BATON_AVX512 ? 8192 : 384;
+// Inputs per float sum where weights have no groups: one number for all ISAs, so that they come to the same bits.
+constexpr int64_t kSum = 1024;
+// Inputs at least whose weights a tile goes through at once. With AVX-512 those come from the L2 cache as fast as they are
+// used, and what a tile ends with costs more.
+constexpr int64_t kChunk = BATON_AVX512 ? 8192 : 384;
 constexpr int64_t kHalfChunk = 2048;  // where tiles go through half a panel
 constexpr int64_t kNarrowChunk = 384;  // where weights become wider first, and lie in the nearest caches for it
 // Rows from which on int4 with whole scales becomes int8 first: a turn from group to group costs more for small groups.
@@ -42,12 +44,13 @@ inline bool small_groups(const PackedLinear& w) { return w.group && w.group < 12
 
 // int4 times its scales, which are whole, is int8: whether a chunk of it is made first.
 inline bool widens(const PackedLinear& w, int64_t m) {
-  return w.exact && (!BATON_AVX512 || m >= (small_groups(w) ? kManyRowsSmall : kManyRows));
+  const int64_t many = !BATON_AVX512 ? kFewRows + 1 : small_groups(w) ? kManyRowsSmall : kManyRows;
+  return w.exact && m >= many;
 }
 
-// With AVX-512 int4 is taken apart in registers, beside the dot products; else a chunk's bytes are made first.
+// int4 is taken apart in registers, beside the dot products: with AVX-512, and of few rows; else a chunk's bytes are made first.
 inline bool in_registers(const PackedLinear& w, int64_t m) {
-  return BATON_AVX512 && w.kind == LINEAR_W4 && !widens(w, m);
+  return w.kind == LINEAR_W4 && (BATON_AVX512 || m <= kFewRows) && !widens(w, m);
 }
 
 // Tiles go through half a panel each, then all through the other half, if int4 has small groups, whose float sums are better
@@ -70,7 +73,8 @@ struct Rows {  // what is multiplied, in the calling thread's scratch
   int64_t first(int64_t tile) const { return m * tile / tiles; }
 #endif
   int64_t width(int64_t from) const { return std::min(chunk, padded - from); }
-  char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * 4; }
+  int64_t word() const { return word_bytes(m); }
+  char* at(int64_t from, int64_t row) const { return x + (from * m + row * width(from)) / unit * word(); }
 };
 
 #if BATON_AVX512
@@ -106,10 +110,47 @@ struct Dealer {
 };
 #endif
 
+#if BATON_AVX2 && !BATON_AVX512
+// Two floats or four int16 for each of four words of a row, `apart` places from one word's to the next one's.
+BATON_INLINE void put_wide(const uint32_t* words, bool integers, int64_t apart, uint64_t* out) {
+  const __m128i four = _mm_loadu_si128((const __m128i*)words);
+  const __m256i wide = integers ? _mm256_cvtepi8_epi16(four) : _mm256_slli_epi32(_mm256_cvtepu16_epi32(four), 16);
+  const __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
+  out[0] = uint64_t(_mm_cvtsi128_si64(low)), out[apart] = uint64_t(_mm_extract_epi64(low, 1));
+  out[2 * apart] = uint64_t(_mm_cvtsi128_si64(high)), out[3 * apart] = uint64_t(_mm_extract_epi64(high, 1));
+}
+
+inline uint64_t wide_word(uint32_t word, bool integers) {
+  if (!integers) return uint64_t(word << 16) | uint64_t(word & 0xffff0000u) << 32;
+  uint64_t wide = 0;
+  for (int i = 0; i < 4; ++i) wide |= uint64_t(uint16_t(int8_t(word >> 8 * i))) << 16 * i;
+  return wide;
+}
+
+// As `deal`, widened.
+inline void deal_wide(const Rows& rows, int64_t first, int64_t count, const uint32_t* row, int64_t stride) {
+  const bool integers = rows.unit == 4;
+  for (int64_t from = 0; from < rows.padded; from += rows.chunk) {
+    const int64_t steps = rows.width(from) / rows.unit;
+    for (int64_t r = 0; r < count; ++r) {
+      uint64_t* out = (uint64_t*)rows.at(from, first) + r;
+      const uint32_t* words = row + r * stride;
+      int64_t s = 0;
+      if (!kStale)
+        for (; s + 4 <= steps; s += 4, out += 4 * count) put_wide(words + s, integers, count, out);
+      for (; s < steps; ++s, out += count) *out = wide_word(words[s - (s & kStale)], integers);
+    }
+    row += steps;
+  }
+}
+#endif
+
 // `count` rounded rows, `stride` words apart, into the tile's places.
 inline void deal(const Rows& rows, int64_t first, int64_t count, const uint32_t* row, int64_t stride) {
 #if BATON_AVX512
   const Dealer dealer(count);
+#elif BATON_AVX2
+  if (rows.word() == 8) return deal_wide(rows, first, count, row, stride);
 #endif
   for (int64_t from = 0; from < rows.padded; from += rows.chunk) {
     uint32_t* out = (uint32_t*)rows.at(from, first);
@@ -150,7 +191,7 @@ inline Rows prepare(const PackedLinear& w, const void* x, int32_t dtype, int64_t
   const bool narrow = w.kind == LINEAR_CODES || w.kind == LINEAR_E4M3_A16;
   rows.chunk = up(narrow ? kNarrowChunk : rows.halves ? kHalfChunk : kChunk, w.exact ? 2 * w.exact : rows.group);
   rows.groups = up(rows.padded, rows.group) / rows.group;
-  int64_t x_bytes = up(m * rows.padded / rows.unit * 4, 64), start_bytes = up(m * rows.groups * 4, 64);
+  int64_t x_bytes = up(m * rows.padded / rows.unit * rows.word(), 64), start_bytes = up(m * rows.groups * 4, 64);
   rows.x = (char*)scratch(SCRATCH_CALLER, x_bytes + start_bytes + m * 4);
   rows.starts = (int32_t*)(rows.x + x_bytes), rows.zero = w.kind == LINEAR_W4 && !rows.widened ? kZero4 : kZero8;
   rows.scales = (float*)(rows.x + x_bytes + start_bytes);

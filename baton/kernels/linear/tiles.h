@@ -46,7 +46,7 @@ constexpr int64_t kSegment = 64;  // steps between them
 
 // What a tile gets: its rows' activations from the chunk on, and what their integer sums begin with.
 struct TileRows {
-  const char* x;          // [step][row][4 bytes]: 4 int8 or 2 bf16
+  const char* x;          // [step][row][4 bytes]: 4 int8 or 2 bf16; or widened (word_bytes)
   const int32_t* starts;  // [group][row]: -zero x the sum of the group's activations
   float* out;             // [row][64], added to
   Ahead ahead;
@@ -66,6 +66,7 @@ struct TileWeights {
 
 constexpr int kRows = 6;    // 24 accumulators, 4 of weights, 1 broadcast: of 32 registers
 constexpr int kRowsW4 = 4;  // 16 accumulators, 8 of weights, 2 broadcasts, 1 mask
+constexpr int kFewRows = kRows;  // none is widened
 
 BATON_INLINE __m512i broadcast(const void* four_bytes) {
   int32_t bits;
@@ -257,3 +258,11 @@ inline void tile_bf16(const uint16_t* w, int64_t steps, const TileRows& rows) {
 #if !BATON_AVX512
 #include "narrow_tiles.h"
 #endif
+
+namespace baton {
+
+// Bytes of a word of a row (4 int8 or 2 bf16) as a tile of so many rows reads them. With AVX2 more than a few rows are widened
+// when they are dealt: 4 int16 or 2 floats.
+constexpr int64_t word_bytes(int64_t rows) { return BATON_AVX2 && rows > kFewRows ? 8 : 4; }
+
+}  // namespace baton
