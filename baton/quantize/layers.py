@@ -68,7 +68,7 @@ def reads(op: Op) -> set[str]:
             return {op.q}
         case SwiGlu():
             return {op.gate_up}
-        case Moe():
+        case Moe() if op.gate is None:
             return {op.x, op.logits}
     raise ConfigError(f"{type(op).__name__}: this architecture has an op that baton quantize doesn't know", "model")
 
@@ -167,7 +167,7 @@ def embed(program: Program, table: Tensor, samples: Sequence[Sequence[int]], sta
     first = program.ops[0]
     assert isinstance(first, Embedding)
     for sample, ids in enumerate(samples):
-        states.write(sample, first.out, table[torch.tensor(ids)].float())
+        states.write(sample, first.out, table[torch.tensor(ids)].float() * first.scale)
     states.turn({first.out})
 
 

@@ -167,6 +167,80 @@ KINDS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "num_hidden_layers": 3,
         "vocab_size": 1003,
+    "gemma2": {
+        "model_type": "gemma2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 40,
+        "hidden_size": 144,
+        "query_pre_attn_scalar": 28,
+        "sliding_window": 37,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 7.0,
+        "vocab_size": 1003,
+        "initializer_range": 0.06,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "query_pre_attn_scalar": 31,
+        "sliding_window": 29,
+        "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 250000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "vocab_size": 777,
+    },
+    "phi3": {
+        "model_type": "phi3",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "hidden_size": 240,
+        "head_dim": 40,
+        "sliding_window": 43,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+        "vocab_size": 1021,
+        "tie_word_embeddings": True,
+    },
+    "phi3_long": {
+        "model_type": "phi3",
+        "num_key_value_heads": 2,
+        "original_max_position_embeddings": 1000,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [1.0 + 1.5 * i for i in range(8)],
+        },
+    },
+    "olmo2": {
+        "model_type": "olmo2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "hidden_size": 144,
+        "vocab_size": 1009,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 40,
+        "hidden_size": 96,
+        "intermediate_size": 56,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        "sliding_window": 33,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {**YARN_ROPE, "rope_theta": 150000.0, "truncate": False},
+        "vocab_size": 1013,
     },
     "qwen3_bias": {"model_type": "qwen3", "num_key_value_heads": 4, "head_dim": 24, "attention_bias": True},
 }
@@ -239,14 +313,24 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+EMBED_SHARE = 0.15
+
+
 def _vary(model: torch.nn.Module) -> None:
-    """Norm scales and biases start as ones and zeros in transformers: make them matter."""
+    """Norm scales and biases start as ones and zeros in transformers: make them matter.
+
+    Gemma multiplies its embedding, which is its head too: a small one keeps an answer from repeating one token.
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.uniform_(0.5, 1.5)
+            elif "embed" in name and "Gemma" in type(model).__name__:
+                weight.mul_(EMBED_SHARE)
             elif name.endswith("bias"):
                 weight.normal_(0, 0.3)
+            elif name.endswith("sinks"):
+                weight.normal_(1.0, 2.0)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.3)

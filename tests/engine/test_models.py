@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import LatentAttention, Op, PagedAttention, Program, RopeAppend
+from baton.engine.program.rope import RopeTables, settled
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import CheckpointError
 from baton.protos.nouns import BLOCK_TOKENS
@@ -42,7 +44,8 @@ def program(model_type: str, **changes: Any) -> Program:
 def test_every_weight_an_op_names_is_declared_once_and_used(model_type: str) -> None:
     found = program(model_type)
     names = [weight.name for weight in found.weights]
-    named = {getattr(op, field) for op in found.ops for field in op.__struct_fields__}
+    gates = [op.gate for op in found.experts if op.gate is not None]
+    named = {getattr(each, field) for each in (*found.ops, *gates) for field in each.__struct_fields__}
     assert len(names) == len(set(names))
     assert set(names) == {name for name in named if name in set(names)}
     biases = {op.bias for op in found.ops if getattr(op, "bias", None)}
@@ -108,3 +111,62 @@ def test_latents_are_one_plane_of_one_head_and_a_small_part_of_full_keys_and_val
 def test_what_a_latent_decoder_cannot_be_is_refused_by_field(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         program(**({"model_type": "deepseek_v3"} | changes))
+
+
+def test_windows_alternate_as_each_family_has_them() -> None:
+    def windows(model_type: str, **changes: Any) -> list[int]:
+        return [op.window for op in program(model_type, **changes).ops if isinstance(op, PagedAttention)]
+
+    assert windows("gemma2") == [4096, 0, 4096]
+    assert windows("gpt_oss") == [128, 0, 128]
+    assert windows("gemma3_text", sliding_window=8, sliding_window_pattern=3) == [8, 8, 0]
+    assert windows("gemma2", layer_types=["full_attention"] * 3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "said"),
+    [
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation must be gelu_pytorch_tanh"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("gemma2", {"attn_logit_softcapping": -2}, "attn_logit_softcapping is -2"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("phi3", {"rope_scaling": {"type": "llama3"}}, "rope type 'llama3'; default and longrope"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": "x"}}, "short_factor must be a list"),
+    ],
+    ids=str,
+)
+def test_a_field_that_would_change_the_arithmetic_is_refused_by_name(
+    model_type: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        program(model_type, **changes)
+
+
+def test_gemma3s_older_spelling_of_its_two_ropes_is_the_newer_one() -> None:
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    old = program("gemma3_text", rope_theta=1e5, rope_local_base_freq=500.0, rope_scaling=scaled)
+    both = {
+        "full_attention": {**scaled, "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    }
+    assert program("gemma3_text", rope_parameters=both).ropes == old.ropes
+    assert [rope.theta for rope in program("gemma3_text").ropes] == [1e6, 1e4]
+    assert [op.rope for op in old.ops if isinstance(op, RopeAppend)] == [1, 1, 1]
+
+
+def test_longrope_has_its_short_factors_up_to_the_original_context_alone() -> None:
+    rope = {"type": "su", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    fields = {"rope_scaling": rope, "original_max_position_embeddings": 64, "max_position_embeddings": 256}
+    found = program("phi3", **fields)
+    assert found.plain_context == 64
+    assert settled(found, None) == settled(found, 64) == found
+    long = settled(found, 65)
+    assert long.plain_context == 0
+    assert torch.equal(
+        RopeTables(long.ropes, 16, 256).by_position(9), RopeTables(long.ropes, 16, 256).by_position(10)[:9]
+    )
+    assert not torch.equal(
+        RopeTables(long.ropes, 16, 256).by_position(9), RopeTables(found.ropes, 16, 256).by_position(9)
+    )

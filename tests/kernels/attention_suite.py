@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from baton.kernels.paged_attention.native import Item, Pages, append, attend, page_bytes
+from baton.kernels.paged_attention.native import Item, Pages, append, attend, attend_form, page_bytes
 from baton.kernels.paged_attention.stored import quantized, read_layer
 
 DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3")
@@ -81,8 +81,8 @@ def turn(x: Tensor, turns: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).float()
 
 
-def oracle(case: Case, window: int) -> Tensor:
-    """Attention in float64 over the very bytes in the pages."""
+def oracle(case: Case, window: int, softcap: float = 0.0, sinks: Tensor | None = None) -> Tensor:
+    """Attention in float64 over the very bytes in the pages; a sink is one more key, without a value."""
     found, first = [], 0
     for at, (_, start, queries) in enumerate(case.items):
         keys, values = (
@@ -92,7 +92,11 @@ def oracle(case: Case, window: int) -> Tensor:
         scores = torch.einsum("qhd,khd->hqk", q, keys) * case.head_dim**-0.5
         key, query = torch.arange(len(keys)), torch.arange(start, start + queries)[:, None]
         hidden = (key > query) | (key <= query - window if window else key < 0)
-        found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values))
+        scores = softcap * (scores / softcap).tanh() if softcap else scores
+        column = torch.full((case.heads,), -torch.inf).double() if sinks is None else sinks.double()
+        beside = column[:, None, None].expand(-1, queries, 1)
+        weights = torch.cat((scores.masked_fill(hidden, -torch.inf), beside), -1).softmax(-1)[..., :-1]
+        found.append(torch.einsum("hqk,khd->qhd", weights, values))
         first += queries
     return torch.cat(found)
 
@@ -150,7 +154,41 @@ def company_changes_no_bit(library: ctypes.CDLL, dtype: str, window: int = 0) ->
     assert bool(torch.isnan(beside[530]).all())
 
 
+def forms_are_the_oracles(library: ctypes.CDLL, dtype: str, window: int = 0) -> None:
+    """Capped scores, sinks below and far above the scores, and both; a row's bits are its own."""
+    shape = (6, 2, 24)
+    case = Case(4, dtype, shape, mixed(4))
+    case.write(library)
+    case.q *= 3
+    for softcap, sinks in ((2.5, None), (0.0, torch.linspace(-4, 40, 6)), (5.0, torch.linspace(3, -3, 6))):
+        found = attend_form(library, case.q, case.kv, case.items, window, softcap, sinks)
+        error = (found - oracle(case, window, softcap, sinks)).double().square().mean(-1).sqrt().max()
+        assert error <= CLOSE[dtype] * 4, (dtype, window, softcap, float(error))
+        pages, start, queries = case.items[-1]
+        alone = attend_form(
+            library, case.q[-1:].contiguous(), case.kv, [(pages, start + queries - 1, 1)], window, softcap, sinks
+        )
+        assert torch.equal(alone, found[-1:])
+
+
+def a_part_of_each_head_turns(library: ctypes.CDLL, rotated: int) -> None:
+    """The first dims as a head of that size would, the others not at all."""
+    case = Case(9, "float32", (4, 2, 24), [(0, 21)])
+    qkv = case.qkv[0].clone()
+    turns = case.turns[:, :rotated].contiguous()
+    append(library, qkv, case.kv, [(case.items[0][0], 0, 21)], turns, rotated=rotated)
+    original = case.qkv[0]
+    found = torch.cat((qkv[:, :4], case.stored(0)[0]), 1)
+    wanted = torch.cat((turn(original[:, :6, :rotated], turns), original[:, :6, rotated:]), -1)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(case.stored(0)[1], original[:, 6:])
+
+
 Check = Callable[[ctypes.CDLL], None]
+FORMS: tuple[Check, ...] = (
+    lambda lib: forms_are_the_oracles(lib, "float32"),
+    lambda lib: a_part_of_each_head_turns(lib, 16),
+)
 QUICK: tuple[Check, ...] = (
     *(lambda lib, d=dtype: appended_rows_read_back(lib, d, (6, 2, 24)) for dtype in DTYPES),
     *(lambda lib, d=dtype: attention_is_the_oracles(lib, d, (6, 2, 24)) for dtype in DTYPES),

@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.engine.backends.native.batch import fill
 from baton.engine.plan import SampleSpec
 from baton.engine.sampling import choose
-from baton.kernels.abi.native import I32, I64, P, declare
+from baton.kernels.abi.native import I32, I64, F, P, declare
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.sample.reference import sample
@@ -75,6 +75,7 @@ def drawn(
     x: Tensor,
     specs: list[SampleSpec],
     logits: dict[int, Tensor] | None = None,
+    softcap: float = 0.0,
 ) -> list[int]:
     """Each row's token; the rows in ``logits`` get theirs written there instead."""
     choices, kept = np.zeros(len(specs), CHOICE), []
@@ -82,15 +83,18 @@ def drawn(
         kept += fill(choices[row], spec, weight.n)
     for row, room in (logits or {}).items():
         choices[row]["logits"] = room.data_ptr()
-    call = declare(library, "lm_head", P, P, I64, I32, P)
-    call(weight.address, x.data_ptr(), x.stride(0), len(specs), choices.ctypes.data)
+    asked_for = weight.address, x.data_ptr(), x.stride(0), len(specs)
+    if softcap:
+        declare(library, "lm_head_capped", P, P, I64, I32, F, P)(*asked_for, softcap, choices.ctypes.data)
+    else:
+        declare(library, "lm_head", P, P, I64, I32, P)(*asked_for, choices.ctypes.data)
     return [int(token) for token in choices["token"]]
 
 
-def logits_of(library: ctypes.CDLL, weight: PackedWeight, x: Tensor) -> Tensor:
+def logits_of(library: ctypes.CDLL, weight: PackedWeight, x: Tensor, softcap: float = 0.0) -> Tensor:
     """Raw logits of every row, (rows, vocab); what lies behind a row must stay what it was."""
     room = torch.full((len(x), weight.n + 5), torch.nan)
-    tokens = drawn(library, weight, x, [ask() for _ in x], dict(enumerate(room)))
+    tokens = drawn(library, weight, x, [ask() for _ in x], dict(enumerate(room)), softcap)
     assert tokens == [-1] * len(x)
     assert bool(room[:, weight.n :].isnan().all()), "it wrote past the vocabulary"
     return room[:, : weight.n].contiguous()
@@ -125,6 +129,19 @@ def tokens_are_the_references(
     found = drawn(library, packed, x, specs)
     wrong = [(row, a, b) for row, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b]
     assert len(wrong) <= len(specs) // 200, wrong
+
+
+def capped_logits_choose(library: ctypes.CDLL, vocab: int = 333) -> None:
+    """A cap bends logits before anything else looks at them; the draws are of what it leaves."""
+    torch.manual_seed(vocab)
+    specs, cap = asked(vocab, 2), 2.0
+    packed, x = pack_f32(torch.randn(vocab, 40)), torch.randn(len(specs), 40) * 0.5
+    logits = logits_of(library, packed, x, cap)
+    plain = logits_of(library, packed, x).double()
+    torch.testing.assert_close(logits, (cap * (plain / cap).tanh()).float(), atol=1e-6, rtol=1e-6)
+    wanted = [found.token_id for found in choose(logits.clone(), range(len(specs)), specs, sample)]
+    found = drawn(library, packed, x, specs, softcap=cap)
+    assert sum(a != b for a, b in zip(found, wanted, strict=True)) <= len(specs) // 100
 
 
 def a_rows_choice_is_its_own(library: ctypes.CDLL, form: str, vocab: int = 1500, seeds: int = 4) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from baton.kernels.moe.native import Experts, moe
+from baton.kernels.moe.reference import ExpertGate, route
 from baton.kernels.moe.reference import moe as reference
-from baton.kernels.moe.reference import route
 
 # On the error's share of the oracle's norm: float32 sums, at times a rounding to bf16 that goes the other way.
 CLOSE = 5e-4
@@ -43,10 +43,16 @@ class Case:
         gate_up[idle], down[idle] = torch.nan, torch.nan
         self.experts = Experts(gate_up, down, chosen, renormalise)
 
-    def oracle(self) -> Tensor:
+    def oracle(self, gate: ExpertGate | None = None) -> Tensor:
         """In float64."""
         of = self.experts
-        return reference(self.x.double(), self.logits.double(), of.gate_up, of.down, of.chosen, of.renormalise)
+        x, logits = self.x.double(), self.logits.double()
+        return reference(x, logits, of.gate_up, of.down, of.chosen, of.renormalise, gate)
+
+    def gate(self) -> ExpertGate:
+        """A gate with biases, whose limit many rows pass."""
+        experts, hidden, inner = self.experts.down.shape
+        return ExpertGate(torch.randn(experts * 2 * inner) * 3, torch.randn(experts * hidden), 1.702, 2.5)
 
 
 def close(found: Tensor, wanted: Tensor) -> bool:
@@ -63,6 +69,17 @@ def it_is_the_oracles(
     found = moe(library, case.experts, case.x, case.logits, wide[:, : shape[1]])
     assert close(found, case.oracle()), shape
     assert bool(torch.isnan(wide[:, shape[1] :]).all())
+
+
+def biased_experts_are_the_oracles(library: ctypes.CDLL) -> None:
+    """With biases and limits in SwiGLU's place; a row's bits are its own."""
+    for shape in SHAPES[1:4]:
+        case = Case(6, shape)
+        gate = case.gate()
+        found = moe(library, case.experts, case.x, case.logits, gate=gate)
+        assert close(found, case.oracle(gate)), shape
+        alone = moe(library, case.experts, case.x[-1:], case.logits[-1:].contiguous(), gate=gate)
+        assert torch.equal(alone, found[-1:])
 
 
 def company_changes_no_bit(library: ctypes.CDLL) -> None:

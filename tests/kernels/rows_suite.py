@@ -14,6 +14,8 @@ from torch import Tensor
 
 from baton.kernels.abi import native
 from baton.kernels.abi.native import I32, I64, F, P, declare
+from baton.kernels.geglu.reference import geglu
+from baton.kernels.rms_norm.reference import normed
 
 
 def rms_norm(library: ctypes.CDLL, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -50,6 +52,31 @@ def swiglu_is_exact(library: ctypes.CDLL) -> None:
         out = room[:rows]
         gate, up = x.double().chunk(2, -1)
         torch.testing.assert_close(out, (gate / (1 + (-gate).exp()) * up).float(), atol=1e-6, rtol=3e-6)
+
+
+def geglu_is_exact(library: ctypes.CDLL) -> None:
+    call = declare(library, "geglu", P, I64, I64, P)
+    for rows, inner in ((1, 1), (3, 17), (9, 200), (70, 640)):
+        x = torch.randn(rows, 2 * inner) * 3
+        x[0, 0], x[-1, inner - 1] = -200.0, 90.0
+        room = torch.full((rows + 1, inner), torch.nan)
+        call(x.data_ptr(), rows, inner, room.data_ptr())
+        assert bool(torch.isnan(room[rows]).all()), "it wrote past its rows"
+        wanted = geglu(x.double())
+        torch.testing.assert_close(room[:rows], wanted.float(), atol=2e-6, rtol=3e-6)
+
+
+def parts_of_rows_are_normed(library: ctypes.CDLL) -> None:
+    """Columns in the middle of rows, as one vector each; those beside them stay."""
+    call = declare(library, "norm_part", P, I64, I64, I64, P, F)
+    for rows, width, first, n in ((1, 40, 0, 40), (5, 90, 24, 48), (70, 700, 8, 500)):
+        x, weight = torch.randn(rows, width), torch.rand(n) + 0.5
+        mine = x.clone()
+        call(mine.data_ptr() + 4 * first, width, rows, n, weight.data_ptr(), 1e-5)
+        columns = slice(first, first + n)
+        torch.testing.assert_close(mine[:, columns], normed(x[:, columns].double(), weight.double(), 1e-5).float())
+        mine[:, columns] = x[:, columns]
+        assert torch.equal(mine, x)
 
 
 def embedding_widens(library: ctypes.CDLL) -> None:

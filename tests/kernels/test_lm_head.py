@@ -30,6 +30,10 @@ def test_a_rows_choice_is_the_same_alone_whatever_the_weights(library: ctypes.CD
     suite.a_rows_choice_is_its_own(library, form)
 
 
+def test_capped_logits_choose_as_the_reference_does(library: ctypes.CDLL) -> None:
+    suite.capped_logits_choose(library)
+
+
 @pytest.mark.parametrize("fields", first_now([{"top_p": 0.8}, {}, {"top_k": 20}, {"min_p": 0.1}]), ids=str)
 def test_frequencies_follow_the_softmax(library: ctypes.CDLL, fields: dict[str, Any]) -> None:
     suite.frequencies_follow_the_softmax(library, fields, 100_000, 1000)
@@ -40,7 +44,8 @@ def test_what_else_holds_of_a_head(library: ctypes.CDLL, check: suite.Check) -> 
     check(library)
 
 
-@pytest.mark.parametrize("bug", first_now(["TIES", "MASS", "NUCLEUS", "COUNTS"], 0))
+@pytest.mark.parametrize("bug", first_now(["TIES", "MASS", "NUCLEUS", "COUNTS", "CAP"], 0))
 def test_a_planted_bug_is_caught(bug: str) -> None:
     planted = mutant(f"LM_HEAD_{bug}", ("lm_head", "dense", "linear"))
-    assert is_caught(planted, [*suite.QUICK, lambda library: suite.tokens_are_the_references(library, 777)])
+    drawn = (lambda library: suite.tokens_are_the_references(library, 777), suite.capped_logits_choose)
+    assert is_caught(planted, [*suite.QUICK, *drawn])

@@ -88,6 +88,22 @@ def test_a_planted_bug_is_caught(name: str) -> None:
     assert is_caught(mutant(name, ("paged_attention", "rope_append")), suite.QUICK)
 
 
+@pytest.mark.parametrize("window", [0, 37])
+@pytest.mark.parametrize("dtype", suite.DTYPES)
+def test_capped_scores_and_sinks_are_those_of_the_oracle(library: ctypes.CDLL, dtype: str, window: int) -> None:
+    suite.forms_are_the_oracles(library, dtype, window)
+
+
+@pytest.mark.parametrize("rotated", [2, 12, 24])
+def test_a_part_of_each_head_turns(library: ctypes.CDLL, rotated: int) -> None:
+    suite.a_part_of_each_head_turns(library, rotated)
+
+
+@pytest.mark.parametrize("name", first_now(["SINK", "SOFTCAP", "ROTATED"], 0))
+def test_a_planted_bug_of_a_form_is_caught(name: str) -> None:
+    assert is_caught(mutant(name, ("paged_attention", "rope_append")), suite.FORMS)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("isa", [name for name in build.ISA_FLAGS if name != native.isa()])
 @pytest.mark.parametrize("dtype", suite.DTYPES)
@@ -97,3 +113,4 @@ def test_other_instruction_sets_agree_with_the_oracle(isa: str, dtype: str) -> N
     other = native.load(build.built(isa))
     suite.attention_is_the_oracles(other, dtype, (6, 2, 24), 37)
     suite.company_changes_no_bit(other, dtype)
+    suite.forms_are_the_oracles(other, dtype, 37)

@@ -33,6 +33,15 @@ def test_checks_hold(library: ctypes.CDLL, check: suite.Check) -> None:
     check(library)
 
 
+def test_biased_experts_are_those_of_the_float64_oracle(library: ctypes.CDLL) -> None:
+    suite.biased_experts_are_the_oracles(library)
+
+
+@pytest.mark.thorough
+def test_a_limit_of_one_side_is_caught() -> None:
+    assert is_caught(mutant("MOE_LIMIT", ("moe", "linear", "dense")), [suite.biased_experts_are_the_oracles])
+
+
 def test_threads_change_no_bit(library: ctypes.CDLL) -> None:
     case, before, found = suite.Case(2, (40, 72, 96, 6, 2)), native._threads, []
     for count in (1, 2, 5):

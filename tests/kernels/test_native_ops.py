@@ -12,7 +12,14 @@ from baton.kernels.rms_norm.reference import normed
 from tests.kernels import dense_suite
 from tests.kernels.conftest import needs_native
 from tests.kernels.mutants import is_caught, mutant
-from tests.kernels.rows_suite import embedding_widens, norms_are_right, rms_norm, swiglu_is_exact
+from tests.kernels.rows_suite import (
+    embedding_widens,
+    geglu_is_exact,
+    norms_are_right,
+    parts_of_rows_are_normed,
+    rms_norm,
+    swiglu_is_exact,
+)
 from tests.kernels.thorough import first_now
 
 pytestmark = needs_native
@@ -36,11 +43,16 @@ def test_a_norm_without_its_epsilon_is_caught() -> None:
 
 @pytest.mark.parametrize(
     ("bug", "check"),
-    [("SWIGLU_TAIL", swiglu_is_exact), ("EMBEDDING_DTYPE", embedding_widens)],
-    ids=["swiglu", "embedding"],
+    [("SWIGLU_TAIL", swiglu_is_exact), ("EMBEDDING_DTYPE", embedding_widens), ("GEGLU_CUBE", geglu_is_exact)],
+    ids=["swiglu", "embedding", "geglu"],
 )
 def test_a_planted_bug_of_a_row_op_is_caught(bug: str, check: Callable[[ctypes.CDLL], None]) -> None:
     assert is_caught(mutant(bug, (bug.partition("_")[0].lower(),)), [check])
+
+
+@pytest.mark.thorough
+def test_a_norm_of_other_columns_is_caught() -> None:
+    assert is_caught(mutant("NORM_PART", ("rms_norm",)), [parts_of_rows_are_normed])
 
 
 @pytest.mark.parametrize("bug", first_now(["CHAIN", "BIAS"], 0))
@@ -50,6 +62,14 @@ def test_a_planted_bug_of_a_dense_layer_is_caught(bug: str) -> None:
 
 def test_swiglu_is_exact_at_any_size_and_sign(library: ctypes.CDLL) -> None:
     swiglu_is_exact(library)
+
+
+def test_geglu_is_exact_at_any_size_and_sign(library: ctypes.CDLL) -> None:
+    geglu_is_exact(library)
+
+
+def test_columns_of_rows_are_normed_as_one_vector(library: ctypes.CDLL) -> None:
+    parts_of_rows_are_normed(library)
 
 
 def test_embedding_widens_its_table(library: ctypes.CDLL) -> None:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from baton.engine.checkpoints.stacked import part_of
 from baton.engine.program.ops import Weight
 from baton.protos.errors import CheckpointError
 
@@ -79,18 +80,23 @@ class Checkpoint:
     def _stack(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """One fresh tensor, filled source by source: the peak is the weight itself, not twice of it."""
         rows = sum(shape[0] for shape in weight.shapes)
+        dtype = torch.float32 if weight.plus else dtype
         stacked, at = torch.empty((rows, *weight.shapes[0][1:]), dtype=dtype), 0
         for name, shape in zip(weight.sources, weight.shapes, strict=True):
             stacked[at : at + shape[0]] = self._read(name, shape)
             at += shape[0]
-        return stacked
+        return stacked.add_(weight.plus) if weight.plus else stacked
 
     def _read(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        name, part = part_of(name)
         path = self._files.get(name)
         if path is None:
             where = ", ".join(str(path) for path in self._handles)
             raise CheckpointError(f"tensor {name} is missing; looked in {where}", "model")
         tensor = self._handles[path].get_tensor(name)
+        if part is not None:
+            shape_of_all = tuple(tensor.shape)
+            tensor = part.of(tensor, self.error(name, f"has shape {shape_of_all}, not one of all experts'"))
         if shape is not None and tuple(tensor.shape) != shape:
             found = tuple(tensor.shape)
             raise CheckpointError(f"{path}: tensor {name} has shape {found}, config.json asks for {shape}", "model")

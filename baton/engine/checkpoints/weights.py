@@ -110,8 +110,8 @@ class _Maker:
 
     def plain(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         """A weight as a tensor: norms, biases, the embedding's table."""
-        parts = [values_of(part) for part in self._parts(weight)]
-        return torch.cat([part.to(dtype) for part in parts])
+        parts = [values_of(part).to(torch.float32 if weight.plus else dtype) for part in self._parts(weight)]
+        return torch.cat(parts) + weight.plus if weight.plus else torch.cat(parts)
 
     def _pack_experts(self, weight: Weight, experts: int) -> PackedWeight | None:
         """Experts one by one, then side by side; None where they are unquantized, or not all alike."""

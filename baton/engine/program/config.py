@@ -75,6 +75,17 @@ class ModelConfig:
             raise self.error(name, f"is {found!r}; it must be true or false")
         return found
 
+    def cap(self, name: str, default: float) -> float:
+        """Returns field ``name``, above 0; 0 where it is null, ``default`` where it is absent. Raises
+        CheckpointError.
+        """
+        if name in self.fields and self.fields[name] is None:
+            return 0.0
+        found = self.number(name, default)
+        if found < 0 or (name in self.fields and found == 0):
+            raise self.error(name, f"is {found:g}; it must be above 0, or null for none")
+        return found
+
     def window(self, default: int | None) -> int:
         """Returns ``sliding_window`` in tokens, 0 for none: null switches it off, absent takes the default."""
         found = self.fields.get("sliding_window", default)
@@ -95,19 +106,42 @@ class ModelConfig:
             raise self.error("layer_types", f"must name {layers} layers, each one of {', '.join(known)}")
         return tuple(known[kind] for kind in kinds)
 
+    def alternating_windows(self, window: int, full_every: int) -> tuple[int, ...]:
+        """Returns each layer's window by ``layer_types``; without it every ``full_every``-th layer has none."""
+        layers = self.size("num_hidden_layers")
+        if self.fields.get("layer_types") is not None:
+            return self.layer_windows(layers, window)
+        return tuple(window if (layer + 1) % full_every else 0 for layer in range(layers))
+
+    def must_be(self, name: str, *known: object) -> None:
+        """Raises CheckpointError unless field ``name`` is absent, null or one of ``known``."""
+        if (found := self.fields.get(name)) is not None and found not in known:
+            choices = " or ".join(repr(each) for each in known)
+            raise self.error(name, f"is {found!r}; only {choices} is known here")
+
     def rope(self) -> Rope:
         """Returns the rotary embedding's parameters, whichever way they are spelled."""
         raw = self.fields.get("rope_parameters") or self.fields.get("rope_scaling") or {}
         if not isinstance(raw, dict):
             raise self.error("rope_parameters", "must be an object")
+        return self.rope_of(raw, DEFAULT_ROPE_THETA)
+
+    def rope_of(self, raw: dict[str, Any], default_theta: float) -> Rope:
+        """Returns the parameters that ``raw`` holds, one of the objects that config.json has for them."""
         kind = raw.get("rope_type", raw.get("type", "default"))
-        theta = raw.get("rope_theta") or self.fields.get("rope_theta") or DEFAULT_ROPE_THETA
+        theta = raw.get("rope_theta") or self.fields.get("rope_theta") or default_theta
         skip = {"rope_type", "type", "rope_theta"}
         parameters = {k: float(v) for k, v in raw.items() if k not in skip and isinstance(v, int | float)}
         for name in ("partial_rotary_factor", "original_max_position_embeddings"):
             if isinstance(self.fields.get(name), int | float):
                 parameters[name] = float(self.fields[name])
-        return Rope(str(kind), float(theta), parameters)
+        return Rope(str(kind), float(theta), parameters, (self._factors(raw, "short"), self._factors(raw, "long")))
+
+    def _factors(self, raw: dict[str, Any], which: str) -> tuple[float, ...]:
+        found = raw.get(f"{which}_factor") or []
+        if not isinstance(found, list) or not all(isinstance(each, int | float) for each in found):
+            raise self.error(f"{which}_factor", "must be a list of numbers")
+        return tuple(map(float, found))
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Returns an error about one field."""

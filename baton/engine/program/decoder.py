@@ -1,11 +1,12 @@
-"""Builds the decoder that Llama, Mistral and Qwen share, as a program; a model file says where it differs.
+"""Builds the decoder that Llama and its many kin share, as a program; a model file says where it differs.
 
-Knows nothing of tensors or files' formats. Layers with the same window form one group; a layer's place in the page
-counts through the groups.
+Knows nothing of tensors or files' formats. ``Decoder.windows`` is the one list of what each layer attends to.
+Layers with the same window form one group; a layer's place in the page counts through the groups.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 import msgspec
@@ -13,23 +14,49 @@ import msgspec
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.expert_layers import ExpertLayers
 from baton.engine.program.ops import (
+    Add,
     Embedding,
+    GeGlu,
     Linear,
     LmHead,
+    NormPart,
     Op,
     PagedAttention,
     Program,
     RmsNorm,
+    Rope,
     RopeAppend,
     SwiGlu,
     Weight,
 )
 from baton.protos.nouns import LayerGroup
 
+SILU, GELU_TANH = "silu", "gelu_pytorch_tanh"  # what gates an MLP, as config.json spells it
+
+
+NORMS = ("input_norm", "o_norm", "mlp_norm", "down_norm")  # a layer's weights, in the order of ``Norms``
+
+
+class Norms(enum.Enum):
+    """Says which norms stand at attention and at an MLP, and what the checkpoint calls them, in a layer's order."""
+
+    BEFORE = ("input_layernorm", "", "post_attention_layernorm", "")
+    AROUND = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+    AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
 
 class Decoder(msgspec.Struct, frozen=True):
-    """Holds a decoder's sizes and the places where architectures differ. ``windows`` has each layer's, 0 for
-    none.
+    """Holds a decoder's sizes and the places where architectures differ.
+
+    ``windows`` has each layer's, in tokens, 0 for none; ``ropes`` each layer's number in ``Program.ropes``, none:
+    0 for all. ``norm_plus`` is added to the weights of norms. ``qk_norm`` norms q and k head by head,
+    ``wide_qk_norm`` each as one vector. ``fused``: the checkpoint has q, k and v in one matrix, gate and up in
+    another. ``partial_rotary``: ``partial_rotary_factor`` is known here.
     """
 
     vocab: int
@@ -45,18 +72,38 @@ class Decoder(msgspec.Struct, frozen=True):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    fused: bool = False
+    partial_rotary: bool = False
+    sinks: bool = False
+    norms: Norms = Norms.BEFORE
+    norm_plus: float = 0.0
+    activation: str = SILU
+    embed_scale: float = 1.0
+    query_scalar: float = 0.0
+    softcap: float = 0.0
+    final_softcap: float = 0.0
+    ropes: tuple[int, ...] = ()
+    local_ropes: tuple[Rope, ...] = ()
     experts: ExpertLayers | None = None
 
     @classmethod
     def read(
-        cls, config: ModelConfig, head_dim: int | None = None, kv_heads: int | None = None, **differences: bool
+        cls,
+        config: ModelConfig,
+        head_dim: int | None = None,
+        kv_heads: int | None = None,
+        tied: bool = False,
+        activation: tuple[str, str] = ("hidden_act", SILU),
+        **differences: bool,
     ) -> Decoder:
         """Reads the common fields of ``config``, given the architecture's defaults; ``windows`` starts as none.
 
-        Raises CheckpointError.
+        ``activation`` is the field that names the MLP's, and the one that is known. Raises CheckpointError.
         """
-        if config.fields.get("hidden_act", "silu") != "silu":
-            raise config.error("hidden_act", "must be silu")
+        field, known = activation
+        if config.fields.get(field, known) != known:
+            raise config.error(field, f"must be {known}")
         hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
         kv_heads = config.size("num_key_value_heads", _kv_heads(config, kv_heads or heads, heads))
         if heads % kv_heads:
@@ -73,84 +120,134 @@ class Decoder(msgspec.Struct, frozen=True):
             head_dim=width,
             eps=config.number("rms_norm_eps", 1e-6),
             windows=(0,) * config.size("num_hidden_layers"),
-            tied=config.flag("tie_word_embeddings", False),
+            tied=config.flag("tie_word_embeddings", tied),
+            activation=known,
             **differences,  # type: ignore[arg-type]
         )
 
-    def program(self, config: ModelConfig, max_position: int) -> Program:
-        """Returns the ops and weights of this decoder; ``max_position`` counts where config.json leaves it
-        out.
+    def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
+        """Returns the ops and weights of this decoder; ``max_position`` counts where config.json leaves it out.
+
+        ``rope`` is for architectures that spell theirs in a way of their own. Raises CheckpointError.
         """
+        rope = rope or config.rope()
+        if not self.partial_rotary and any(_turns_a_part(each) for each in (rope, *self.local_ropes)):
+            raise config.error("partial_rotary_factor", "must be 1 in this architecture")
         slots = _slots(self.windows)
         layers = [op for layer in range(len(self.windows)) for op in self._layer(layer, slots[layer])]
-        last = LmHead("x", "down", "norm", self.eps, "embed" if self.tied else "head")
+        head = "embed" if self.tied else "head"
+        last = LmHead("x", self._behind("down"), "norm", self.eps, head, self.final_softcap)
         return Program(
-            ops=(Embedding("embed", "x"), *layers, last),
+            ops=(Embedding("embed", "x", self.embed_scale), *layers, last),
             weights=tuple(self._weights()),
             groups=tuple(self._groups()),
-            rope=config.rope(),
+            rope=rope,
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             vocab_size=self.vocab,
             max_position=config.size("max_position_embeddings", max_position),
+            local_ropes=self.local_ropes,
+            query_scalar=self.query_scalar,
         )
 
     def _layer(self, layer: int, slot: int) -> tuple[Op, ...]:
+        return (
+            *self._before(layer, "input_norm", self._behind("down") if layer else None),
+            *self._attention(layer, slot),
+            *self._after(layer, "o_norm", "o"),
+            *self._before(layer, "mlp_norm", self._behind("o")),
+            *self._mlp(layer),
+            *self._after(layer, "down_norm", "down"),
+        )
+
+    def _attention(self, layer: int, slot: int) -> tuple[Op, ...]:
         def name(part: str, present: bool) -> str | None:
             return f"{layer}.{part}" if present else None
 
         q_norm, k_norm = name("q_norm", self.qk_norm), name("k_norm", self.qk_norm)
+        rope = self.ropes[layer] if self.ropes else 0
+        sinks = name("sinks", self.sinks)
         return (
-            RmsNorm("x", "down" if layer else None, f"{layer}.input_norm", self.eps, "h"),
-            Linear("h", f"{layer}.qkv", name("qkv_bias", self.qkv_bias), "qkv"),
-            RopeAppend("qkv", slot, q_norm, k_norm, self.eps, "q"),
-            PagedAttention("q", slot, self.windows[layer], "a"),
+            Linear(self._source, f"{layer}.qkv", name("qkv_bias", self.qkv_bias), "qkv"),
+            *(self._wide_norms(layer) if self.wide_qk_norm else ()),
+            RopeAppend("qkv", slot, q_norm, k_norm, self.eps, "q", rope),
+            PagedAttention("q", slot, self.windows[layer], "a", self.softcap, sinks),
             Linear("a", f"{layer}.o", name("o_bias", self.o_bias), "o"),
-            RmsNorm("x", "o", f"{layer}.mlp_norm", self.eps, "h"),
-            *self._mlp(layer),
         )
+
+    def _wide_norms(self, layer: int) -> tuple[Op, ...]:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return (
+            NormPart("qkv", 0, q, f"{layer}.q_norm", self.eps),
+            NormPart("qkv", q, kv, f"{layer}.k_norm", self.eps),
+        )
+
+    @property
+    def _source(self) -> str:
+        """The register that attention and MLPs read."""
+        return "x" if self.norms is Norms.AFTER else "h"
+
+    def _behind(self, out: str) -> str:
+        """The register with what attention or an MLP adds to the residual."""
+        return out if self.norms is Norms.BEFORE else f"{out}_normed"
+
+    def _before(self, layer: int, norm: str, delta: str | None) -> tuple[Op, ...]:
+        if self.norms is not Norms.AFTER:
+            return (RmsNorm("x", delta, f"{layer}.{norm}", self.eps, "h"),)
+        return () if delta is None else (Add("x", delta),)
+
+    def _after(self, layer: int, norm: str, out: str) -> tuple[Op, ...]:
+        if self.norms is Norms.BEFORE:
+            return ()
+        return (RmsNorm(out, None, f"{layer}.{norm}", self.eps, self._behind(out)),)
 
     def _mlp(self, layer: int) -> tuple[Op, ...]:
         if self.experts is not None and self.experts.layers[layer]:
             return self.experts.ops(layer)
         gate_up, down = (f"{layer}.{part}_bias" if self.mlp_bias else None for part in ("gate_up", "down"))
         return (
-            Linear("h", f"{layer}.gate_up", gate_up, "gate_up"),
-            SwiGlu("gate_up", "g"),
+            Linear(self._source, f"{layer}.gate_up", gate_up, "gate_up"),
+            GeGlu("gate_up", "g") if self.activation == GELU_TANH else SwiGlu("gate_up", "g"),
             Linear("g", f"{layer}.down", down, "down"),
         )
 
     def _weights(self) -> Iterator[Weight]:
         yield Weight("embed", ("model.embed_tokens.weight",), ((self.vocab, self.hidden),))
-        yield Weight("norm", ("model.norm.weight",), ((self.hidden,),))
+        yield self._norm("norm", "model.norm", self.hidden)
         if not self.tied:
             yield Weight("head", ("lm_head.weight",), ((self.vocab, self.hidden),))
         for layer in range(len(self.windows)):
+            for name, source in zip(NORMS, self.norms.value, strict=True):
+                if source:
+                    yield self._norm(f"{layer}.{name}", f"model.layers.{layer}.{source}", self.hidden)
             yield from self._attention_weights(layer)
             yield from self._mlp_weights(layer)
 
+    def _norm(self, name: str, source: str, width: int) -> Weight:
+        return Weight(name, (f"{source}.weight",), ((width,),), self.norm_plus)
+
     def _attention_weights(self, layer: int) -> Iterator[Weight]:
-        at, attention = f"model.layers.{layer}", f"model.layers.{layer}.self_attn"
+        attention = f"model.layers.{layer}.self_attn"
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        yield Weight(f"{layer}.input_norm", (f"{at}.input_layernorm.weight",), ((self.hidden,),))
-        yield from _dense(
-            layer, "qkv", attention, ("q_proj", "k_proj", "v_proj"), (q, kv, kv), self.hidden, self.qkv_bias
-        )
+        apart = ("q_proj", "k_proj", "v_proj"), (q, kv, kv)
+        parts, rows = (("qkv_proj",), (q + 2 * kv,)) if self.fused else apart
+        yield from _dense(layer, "qkv", attention, parts, rows, self.hidden, self.qkv_bias)
         yield from _dense(layer, "o", attention, ("o_proj",), (self.hidden,), q, self.o_bias)
-        if self.qk_norm:
-            yield Weight(f"{layer}.q_norm", (f"{attention}.q_norm.weight",), ((self.head_dim,),))
-            yield Weight(f"{layer}.k_norm", (f"{attention}.k_norm.weight",), ((self.head_dim,),))
+        if self.qk_norm or self.wide_qk_norm:
+            yield self._norm(f"{layer}.q_norm", f"{attention}.q_norm", q if self.wide_qk_norm else self.head_dim)
+            yield self._norm(f"{layer}.k_norm", f"{attention}.k_norm", kv if self.wide_qk_norm else self.head_dim)
+        if self.sinks:
+            yield Weight(f"{layer}.sinks", (f"{attention}.sinks",), ((self.heads,),))
 
     def _mlp_weights(self, layer: int) -> Iterator[Weight]:
-        at, mlp = f"model.layers.{layer}", f"model.layers.{layer}.mlp"
-        yield Weight(f"{layer}.mlp_norm", (f"{at}.post_attention_layernorm.weight",), ((self.hidden,),))
+        mlp = f"model.layers.{layer}.mlp"
         if self.experts is not None and self.experts.layers[layer]:
             yield from self.experts.weights(layer, self.hidden)
             return
-        yield from _dense(
-            layer, "gate_up", mlp, ("gate_proj", "up_proj"), (self.inner,) * 2, self.hidden, self.mlp_bias
-        )
+        apart = ("gate_proj", "up_proj"), (self.inner,) * 2
+        parts, rows = (("gate_up_proj",), (2 * self.inner,)) if self.fused else apart
+        yield from _dense(layer, "gate_up", mlp, parts, rows, self.hidden, self.mlp_bias)
         yield from _dense(layer, "down", mlp, ("down_proj",), (self.hidden,), self.inner, self.mlp_bias)
 
     def _groups(self) -> Iterator[LayerGroup]:
@@ -158,6 +255,10 @@ class Decoder(msgspec.Struct, frozen=True):
             kind = "window" if window else "full"
             count = self.windows.count(window)
             yield LayerGroup(kind, ("k", "v"), count, self.kv_heads, self.head_dim, window)
+
+
+def _turns_a_part(rope: Rope) -> bool:
+    return rope.parameters.get("partial_rotary_factor", 1.0) != 1.0
 
 
 def _kv_heads(config: ModelConfig, absent: int, null: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import Combine, Linear, Moe, Op, Route, SwiGlu, Weight
+from baton.engine.program.ops import Combine, Linear, Moe, MoeGate, Op, Route, SwiGlu, Weight
 
 MOST_CHOSEN, MOST_EXPERTS = 16, 512  # the most experts per token, and in all, that moe.h takes
 
@@ -32,7 +32,8 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     up, down).
 
     ``shared`` is the width of the experts that every row goes to, 0 for none, named ``shared_at``; with
-    ``shared_gate`` a row weighs them.
+    ``shared_gate`` a row weighs them. ``stacked``: one tensor holds all experts', gate and up by turns, and there are
+    biases, also of the router; with the gain and limit of ``MoeGate``.
     """
 
     layers: tuple[bool, ...]
@@ -46,6 +47,7 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     shared: int = 0
     shared_at: str = ""
     shared_gate: bool = False
+    stacked: tuple[float, float] | None = None
 
     @classmethod
     def read(
@@ -67,14 +69,14 @@ class ExpertLayers(msgspec.Struct, frozen=True):
 
     def ops(self, layer: int) -> tuple[Op, ...]:
         """Returns the ops of ``layer`` from register ``h`` to ``down``."""
-        route = self._route(layer)
+        route, gate = self._route(layer), self._gate(layer)
         logits, factor = ("routed", "factor") if route else ("router", None)
         weights, mixed = (f"{layer}.experts_gate_up", f"{layer}.experts_down"), "mixed" if self.shared else "down"
         renormalise = self.renormalise if self.routing is None else True
         return (
-            Linear("h", f"{layer}.router", None, "router"),
+            Linear("h", f"{layer}.router", f"{layer}.router_bias" if gate else None, "router"),
             *route,
-            Moe("h", logits, *weights, self.experts, self.chosen, renormalise, mixed),
+            Moe("h", logits, *weights, self.experts, self.chosen, renormalise, mixed, gate),
             *(self._shared(layer, factor) if self.shared else ()),
         )
 
@@ -95,9 +97,17 @@ class ExpertLayers(msgspec.Struct, frozen=True):
             Combine("mixed", factor, "shared", "shared_gate" if gate else None, "down"),
         )
 
+    def _gate(self, layer: int) -> MoeGate | None:
+        if self.stacked is None:
+            return None
+        return MoeGate(f"{layer}.experts_gate_up_bias", f"{layer}.experts_down_bias", *self.stacked)
+
     def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
         """Yields the router of ``layer`` and all experts' matrices, one behind the other."""
         at = f"model.layers.{layer}.{self.at}"
+        if self.stacked is not None:
+            yield from self._stacked_weights(layer, at, hidden)
+            return
         gate, up, down = self.parts
         yield Weight(f"{layer}.router", (f"{at}.gate.weight",), ((self.experts, hidden),))
         pairs = tuple(f"{at}.experts.{e}.{part}.weight" for e in range(self.experts) for part in (gate, up))
@@ -115,3 +125,14 @@ class ExpertLayers(msgspec.Struct, frozen=True):
         pair = f"{at}.gate_proj.weight", f"{at}.up_proj.weight"
         yield Weight(f"{layer}.shared_gate_up", pair, ((self.shared, hidden),) * 2)
         yield Weight(f"{layer}.shared_down", (f"{at}.down_proj.weight",), ((hidden, self.shared),))
+
+    def _stacked_weights(self, layer: int, at: str, hidden: int) -> Iterator[Weight]:
+        yield Weight(f"{layer}.router", (f"{at}.router.weight",), ((self.experts, hidden),))
+        yield Weight(f"{layer}.router_bias", (f"{at}.router.bias",), ((self.experts,),))
+        for end, inputs in (("", (hidden,)), ("_bias", ())):
+            name = f"{at}.experts.gate_up_proj{end}"
+            pairs = tuple(f"{name}[{e},{half}]" for e in range(self.experts) for half in ("even", "odd"))
+            yield Weight(f"{layer}.experts_gate_up{end}", pairs, ((self.inner, *inputs),) * len(pairs))
+        for end, inputs in (("", (self.inner,)), ("_bias", ())):
+            downs = tuple(f"{at}.experts.down_proj{end}[{e}]" for e in range(self.experts))
+            yield Weight(f"{layer}.experts_down{end}", downs, ((hidden, *inputs),) * len(downs))

@@ -6,17 +6,24 @@ residual stream. An op's weights are names in ``Program.weights``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from baton.protos.nouns import LayerGroup
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape."""
+    """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape.
+
+    A source may name a part of a tensor that holds all experts' (``checkpoints/stacked.py``). ``plus`` is added to
+    every element, as norms are stored that start from 1; such a weight is float32 whatever the others are.
+    """
 
     name: str
     sources: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    plus: float = 0.0
 
 
 class _Op(msgspec.Struct, frozen=True, tag=True):
@@ -24,10 +31,11 @@ class _Op(msgspec.Struct, frozen=True, tag=True):
 
 
 class Embedding(_Op, frozen=True, tag=True):
-    """Looks tokens up: out = weight[token]."""
+    """Looks tokens up: out = weight[token] x scale."""
 
     weight: str
     out: str
+    scale: float = 1.0
 
 
 class RmsNorm(_Op, frozen=True, tag=True):
@@ -40,6 +48,23 @@ class RmsNorm(_Op, frozen=True, tag=True):
     out: str
 
 
+class Add(_Op, frozen=True, tag=True):
+    """Adds the residual where no norm follows: x += delta."""
+
+    x: str
+    delta: str
+
+
+class NormPart(_Op, frozen=True, tag=True):
+    """Norms columns ``first`` to ``first`` + ``width`` - 1 of each row of ``x`` in place, as one vector."""
+
+    x: str
+    first: int
+    width: int
+    weight: str
+    eps: float
+
+
 class Linear(_Op, frozen=True, tag=True):
     """Multiplies by a weight: out = x · weightᵀ + bias."""
 
@@ -50,7 +75,9 @@ class Linear(_Op, frozen=True, tag=True):
 
 
 class RopeAppend(_Op, frozen=True, tag=True):
-    """Norms (Qwen3) and rotates q and k, stores k and v at the step's positions of ``layer``; out = q."""
+    """Norms (Qwen3) and rotates q and k by ``rope`` of ``Program.ropes``, stores k and v at the step's positions
+    of ``layer``; out = q.
+    """
 
     qkv: str
     layer: int
@@ -58,15 +85,22 @@ class RopeAppend(_Op, frozen=True, tag=True):
     k_norm: str | None
     eps: float
     out: str
+    rope: int = 0
 
 
 class PagedAttention(_Op, frozen=True, tag=True):
-    """Attends: out = attention of q over the pages of ``layer``, ``window`` tokens back at most, 0 for all."""
+    """Attends: out = attention of q over the pages of ``layer``, ``window`` tokens back at most, 0 for all.
+
+    With ``softcap`` a score s is softcap x tanh(s / softcap). ``sinks`` (heads,) holds each head's score of a key
+    that every row sees and that has no value.
+    """
 
     q: str
     layer: int
     window: int
     out: str
+    softcap: float = 0.0
+    sinks: str | None = None
 
 
 class SwiGlu(_Op, frozen=True, tag=True):
@@ -76,12 +110,31 @@ class SwiGlu(_Op, frozen=True, tag=True):
     out: str
 
 
+class GeGlu(_Op, frozen=True, tag=True):
+    """Applies Gemma's gated activation: out = gelu(gate) x up, gelu by its tanh approximation."""
+
+    gate_up: str
+    out: str
+
+
+class MoeGate(msgspec.Struct, frozen=True):
+    """Holds what gpt-oss's experts have in SwiGLU's place: biases of both layers, a gain and a limit.
+
+    With gate and up limited to ``limit`` (gate from above alone): gate x sigmoid(alpha x gate) x (up + 1).
+    """
+
+    gate_up_bias: str
+    down_bias: str
+    alpha: float
+    limit: float
+
+
 class Moe(_Op, frozen=True, tag=True):
     """Mixes experts: out = the ``chosen`` best of ``experts`` for each row of x, by ``logits``, added by their
     weights.
 
     ``gate_up`` (experts x 2 inner, hidden): an expert's gate, its up, then the next one's. ``down`` (experts x
-    hidden, inner). ``renormalise``: the chosen weights sum to 1.
+    hidden, inner). ``renormalise``: the chosen weights sum to 1. ``gate``: None for SwiGLU without biases.
     """
 
     x: str
@@ -92,6 +145,7 @@ class Moe(_Op, frozen=True, tag=True):
     chosen: int
     renormalise: bool
     out: str
+    gate: MoeGate | None = None
 
 
 class Route(_Op, frozen=True, tag=True):
@@ -151,22 +205,28 @@ class LatentAttention(_Op, frozen=True, tag=True):
 
 
 class LmHead(_Op, frozen=True, tag=True):
-    """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ."""
+    """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ, a logit l then softcap x
+    tanh(l / softcap) where there is one.
+    """
 
     x: str
     delta: str
     norm: str
     eps: float
     weight: str
+    softcap: float = 0.0
 
 
 Op = (
     Embedding
     | RmsNorm
+    | Add
+    | NormPart
     | Linear
     | RopeAppend
     | PagedAttention
     | SwiGlu
+    | GeGlu
     | Moe
     | Route
     | Combine
@@ -176,16 +236,41 @@ Op = (
 
 
 class Rope(msgspec.Struct, frozen=True):
-    """Holds a rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them."""
+    """Holds a rotary position embedding: ``kind`` and its parameters as the checkpoint's config spells them.
+
+    ``factors`` are longrope's, one per frequency: those in use, and those of contexts beyond the original one.
+    """
 
     kind: str
     theta: float
     parameters: dict[str, float]
+    factors: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+def _forms_of(op: Op) -> Iterator[str]:
+    match op:
+        case Embedding(scale=scale) if scale != 1.0:
+            yield "scaled embeddings"
+        case Add():
+            yield "residuals without a norm"
+        case NormPart():
+            yield "norms over all heads of q or k"
+        case PagedAttention():
+            yield from ("capped attention scores",) * bool(op.softcap) + ("attention sinks",) * bool(op.sinks)
+        case GeGlu():
+            yield "GELU gates"
+        case Moe(gate=MoeGate()):
+            yield "experts with biases"
+        case LmHead() if op.softcap:
+            yield "capped logits"
 
 
 class Program(msgspec.Struct, frozen=True):
     """Holds everything that makes an architecture, sizes filled in. ``layer`` in the ops counts through
     ``groups``.
+
+    ``query_scalar``: see ``scale``. ``plain_context``: the tokens of context that rope needs no extension for,
+    where an extension changes what short contexts compute (longrope); 0: it has none.
     """
 
     ops: tuple[Op, ...]
@@ -204,6 +289,20 @@ class Program(msgspec.Struct, frozen=True):
         """Returns the width of the rotary tables."""
         return self.rope_dim or self.head_dim
 
+    local_ropes: tuple[Rope, ...] = ()
+    query_scalar: float = 0.0
+    plain_context: int = 0
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Returns what ``RopeAppend.rope`` counts through: most models have one."""
+        return (self.rope, *self.local_ropes)
+
+    @property
+    def scale(self) -> float:
+        """Returns the factor on attention's scores: ``query_scalar``, or the head size, to the power of -1/2."""
+        return (self.query_scalar or self.head_dim) ** -0.5
+
     @property
     def windows(self) -> tuple[int, ...]:
         """Returns the distinct attention windows of its layers, in tokens."""
@@ -213,6 +312,14 @@ class Program(msgspec.Struct, frozen=True):
     def experts(self) -> tuple[Moe, ...]:
         """Returns its layers of experts."""
         return tuple(op for op in self.ops if isinstance(op, Moe))
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Returns in words, in order, what it has that only the CPU's step and torch's ops compute."""
+        found = {form for op in self.ops for form in _forms_of(op)}
+        if self.local_ropes or any(rope.parameters.get("partial_rotary_factor", 1.0) != 1.0 for rope in self.ropes):
+            found.add("several ropes or partly rotated heads")
+        return tuple(sorted(found))
 
     @property
     def routers(self) -> frozenset[str]:

@@ -1,5 +1,5 @@
-"""Computes rotary frequencies with their scaling: default, linear, llama3, yarn, dynamic up to the model's own
-context.
+"""Computes rotary frequencies with their scaling: default, linear, llama3, yarn, longrope, dynamic up to the
+model's own context.
 
 Knows nothing of heads or pages. Formulas as in Hugging Face transformers' ``modeling_rope_utils`` (Apache-2.0), in
 the same float32 steps, so that the tables are equal bit by bit. "dynamic" rescales only beyond
@@ -9,34 +9,77 @@ the same float32 steps, so that the tables are equal bit by bit. "dynamic" resca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from baton.engine.program.ops import Rope
+from baton.engine.program.ops import Program, Rope
 from baton.protos.errors import CheckpointError
 
 
 def frequencies(rope: Rope, head_dim: int, max_position: int) -> tuple[Tensor, float]:
-    """Returns inverse frequencies (head_dim / 2,) float32 and the factor on cos and sin. Raises CheckpointError by
-    name.
+    """Returns inverse frequencies (rotated dims / 2,) float32 and the factor on cos and sin. Raises CheckpointError
+    by name.
     """
-    if rope.kind not in _KINDS:
-        choices = ", ".join(sorted(_KINDS))
+    if rope.kind not in (*_KINDS, LONGROPE):
+        choices = ", ".join(sorted((*_KINDS, LONGROPE)))
         raise CheckpointError(f"rope type {rope.kind!r} is unknown; choose from {choices}", "rope_parameters")
-    if rope.parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError("partial_rotary_factor other than 1 is not supported", "partial_rotary_factor")
+    rotated = int(head_dim * rope.parameters.get("partial_rotary_factor", 1.0))
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        text = f"partial_rotary_factor turns {rotated} of {head_dim} dims; an even number of them is needed"
+        raise CheckpointError(text, "partial_rotary_factor")
     parameters = {"original_max_position_embeddings": float(max_position), **rope.parameters}
     try:
-        return _KINDS[rope.kind](rope.theta, head_dim, parameters)
+        if rope.kind == LONGROPE:
+            return _longrope(rope, rotated, parameters, max_position)
+        return _KINDS[rope.kind](rope.theta, rotated, parameters)
     except KeyError as missing:
         name = missing.args[0]
         raise CheckpointError(f"rope type {rope.kind!r} needs {name} in rope_parameters", name) from None
 
 
+LONGROPE = "longrope"
+
+
+class RopeTables:
+    """Computes the tables of all ropes of a model. Raises CheckpointError by name."""
+
+    def __init__(self, ropes: Sequence[Rope], head_dim: int, max_position: int) -> None:
+        self._found = [frequencies(rope, head_dim, max_position) for rope in ropes]
+
+    @property
+    def rotated(self) -> tuple[int, ...]:
+        """Returns how many of a head's dims each rope turns."""
+        return tuple(2 * len(inverse) for inverse, _ in self._found)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Returns where each rope's begin in a row of ``by_position``."""
+        return tuple(accumulate(self.rotated, initial=0))
+
+    @property
+    def width(self) -> int:
+        """Returns the floats per row of ``by_position``."""
+        return sum(self.rotated)
+
+    def of(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Returns each rope's cos and sin of ``positions``, as ``tables`` has them."""
+        return [tables(positions, *found, dtype) for found in self._found]
+
+    def by_position(self, positions: int) -> Tensor:
+        """Returns (positions, width) float32: of each rope half its dims' cosines, then as many sines."""
+        parts = []
+        for cos, sin in self.of(torch.arange(positions), torch.float32):
+            half = cos.shape[-1] // 2
+            parts += [cos[:, 0, :half], sin[:, 0, half:]]
+        return torch.cat(parts, -1).contiguous()
+
+
 def tables(positions: Tensor, inverse: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin (positions, 1, head_dim); sin's first half is negated, as ``rope_append`` takes it."""
+    """Returns cos and sin (positions, 1, rotated dims); sin's first half is negated, for ``rope_append``."""
     angles = positions[:, None].float() * inverse
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
@@ -91,6 +134,32 @@ def _yarn_attention(factor: float, parameters: dict[str, float]) -> float:
 
     both = parameters.get("mscale"), parameters.get("mscale_all_dim")
     return scale(both[0]) / scale(both[1]) if both[0] and both[1] else scale(1.0)
+
+
+def _longrope(rope: Rope, head_dim: int, parameters: dict[str, float], max_position: int) -> tuple[Tensor, float]:
+    """https://arxiv.org/abs/2402.13753"""
+    if len(rope.factors[0]) != head_dim // 2:
+        text = f"rope type longrope has {len(rope.factors[0])} factors for {head_dim // 2} frequencies"
+        raise CheckpointError(text, "rope_parameters")
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor", max_position / original)
+    attention = parameters.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    powers = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    return 1.0 / (torch.tensor(rope.factors[0], dtype=torch.float32) * powers), attention
+
+
+def settled(program: Program, context: int | None) -> Program:
+    """Returns ``program`` for contexts of ``context`` tokens: longrope beyond the original one has other factors.
+
+    ``None`` is the longest context that nothing must be extended for. One set of factors serves all requests,
+    because blocks of KV are shared between long and short ones.
+    """
+    if not program.plain_context or (context or 0) <= program.plain_context:
+        return program
+    long = program.rope.factors[1]
+    return replace(program, rope=replace(program.rope, factors=(long, long)), plain_context=0)
 
 
 _KINDS: dict[str, Callable[[float, int, dict[str, float]], tuple[Tensor, float]]] = {

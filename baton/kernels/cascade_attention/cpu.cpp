@@ -45,7 +45,7 @@ struct Cascade {
     for (int i = 0; i < task.queries * c.group; i++) {
       const int query = task.query + i / c.group, head = task.head * c.group + i % c.group;
       const float* row = state(task.item.first + query, head);
-      finish<T>(c, task.item, query, head, row, row[c.padded + 1]);
+      finish<T>(c, task.item, query, head, row, row[c.padded], row[c.padded + 1]);
     }
   }
 

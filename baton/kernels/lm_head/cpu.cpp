@@ -1,7 +1,7 @@
 // The vocabulary passes in stretches that stay in a core's cache: of a greedy row only the best is kept, of a drawn row
 // each 64 tokens' largest logit and mass (the 64 that the number falls into are computed again). Only rows with
 // top_k, top_p or min_p, or whose logits are asked for, are written out.
-#include "lm_head.h"
+#include "capped.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "../abi/tanh.h"
 #include "../abi/threads.h"
 #include "../abi/vector.h"
 
@@ -98,8 +99,8 @@ float mass_of(const float* logits, int64_t n, float most, float warmth) {
 
 class Head {
  public:
-  Head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, Choice* choices)
-      : w_(w), x_(x), stride_(x_stride), choices_(choices), rows_(rows) {}
+  Head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices)
+      : w_(w), x_(x), stride_(x_stride), softcap_(softcap), choices_(choices), rows_(rows) {}
 
   void run() {
     prepare();
@@ -164,7 +165,16 @@ class Head {
     const int64_t first = task * STRETCH * PANEL;
     float* logits = (float*)scratch(SCRATCH_SAMPLE, rows_.size() * part.n * 4);
     dense(part, x_, stride_, int64_t(rows_.size()), nullptr, logits, part.n);
+    cap(logits, int64_t(rows_.size()) * part.n);
     for (size_t i = 0; i < rows_.size(); i++) take(i, task, first, part.n, logits + i * part.n);
+  }
+
+  void cap(float* logits, int64_t n) const {
+    if (softcap_ <= 0) return;
+    for (int64_t i = 0; i < n; i += LANES) {
+      const int some = int(n - i < LANES ? n - i : LANES);
+      store_part(logits + i, capped(load_part(logits + i, some), softcap_), some);
+    }
   }
 
   void take(size_t i, int32_t task, int64_t first, int64_t n, float* logits) {
@@ -232,6 +242,9 @@ class Head {
     float logits[PANEL];
     const PackedLinear part = panels(w_, panel, 1);
     dense(part, x_ + i * stride_, stride_, 1, nullptr, logits, PANEL);
+#if !defined(BATON_MUTATION_LM_HEAD_CAP)
+    cap(logits, part.n);
+#endif
     edit(row, panel * PANEL, part.n, logits);
     double reached = 0;
     int64_t last = -1;
@@ -302,6 +315,7 @@ class Head {
   const PackedLinear& w_;
   const float* x_;
   int64_t stride_;
+  float softcap_;
   Choice* choices_;
   std::vector<Row> rows_;
   std::vector<Best> best_;
@@ -314,5 +328,10 @@ class Head {
 
 BATON_API void baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows,
                              baton::Choice* choices) {
-  if (rows) baton::Head(*w, x, x_stride, rows, choices).run();
+  if (rows) baton::Head(*w, x, x_stride, rows, 0, choices).run();
+}
+
+BATON_API void baton_lm_head_capped(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows,
+                                    float softcap, baton::Choice* choices) {
+  if (rows) baton::Head(*w, x, x_stride, rows, softcap, choices).run();
 }

@@ -7,6 +7,7 @@
 #include "../abi/kv.h"
 #include "../abi/threads.h"
 #include "../linear/linear.h"
+#include "form.h"
 #include "packed.h"
 
 namespace baton {
@@ -90,6 +91,27 @@ float silu(float x) {
   return x * (x < 0 ? small : 1.0f) / (1.0f + small);
 }
 
+// What experts do between their two layers, and the biases of both where they have any.
+struct Form {
+  const BiasedMoe* biased;
+
+  float between(const Moe& m, int32_t expert, int64_t j, float gate, float up) const {
+    if (!biased) return silu(gate) * up;
+    const float* bias = biased->gate_up_bias + expert * 2 * m.inner;
+    gate += bias[j], up += bias[m.inner + j];
+    const float most = biased->limit;
+#if defined(BATON_MUTATION_MOE_LIMIT)
+    gate = gate > most ? most : gate, up = up > most ? most : up;
+#else
+    gate = gate > most ? most : gate, up = up > most ? most : up < -most ? -most : up;
+#endif
+    return gate / (1.0f + std::exp(-biased->alpha * gate)) * (up + 1.0f);
+  }
+  float after(const Moe& m, int32_t expert, int64_t j, float y) const {
+    return biased ? y + biased->down_bias[expert * m.hidden + j] : y;
+  }
+};
+
 // f(expert, first place, rows of it (at most TOGETHER), first output, outputs) for all, over threads.
 template <class F>
 void each_tile(const Moe& m, const Routed& r, int64_t outputs, F&& f) {
@@ -112,7 +134,7 @@ float rounded(float x) {
 }
 
 template <int T>
-void layers(const Moe& m, const Routed& r, const float* x, float* between, float* y) {
+void layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
   const char *gate_up = (const char*)m.gate_up, *down = (const char*)m.down;
   const int64_t in = m.hidden * kv_bytes<T>(), out = m.inner * kv_bytes<T>();  // bytes of a row of inputs
   each_tile(m, r, m.inner, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
@@ -122,7 +144,7 @@ void layers(const Moe& m, const Routed& r, const float* x, float* between, float
     for (int64_t j = first; j < first + count; j++) {
       const char* gate = gate_up + (e * 2 * m.inner + j) * in;
       dots<T>(gate, from, m.hidden, rows, gates), dots<T>(gate + m.inner * in, from, m.hidden, rows, ups);
-      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(silu(gates[i]) * ups[i]);
+      for (int64_t i = 0; i < rows; i++) between[(at + i) * m.inner + j] = rounded<T>(form.between(m, e, j, gates[i], ups[i]));
     }
   });
   each_tile(m, r, m.hidden, [&](int32_t e, int32_t at, int64_t rows, int64_t first, int64_t count) {
@@ -131,13 +153,13 @@ void layers(const Moe& m, const Routed& r, const float* x, float* between, float
     for (int64_t i = 0; i < rows; i++) from[i] = between + (at + i) * m.inner;
     for (int64_t j = first; j < first + count; j++) {
       dots<T>(down + (e * m.hidden + j) * out, from, m.inner, rows, sums);
-      for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j] = sums[i];
+      for (int64_t i = 0; i < rows; i++) y[(at + i) * m.hidden + j] = form.after(m, e, j, sums[i]);
     }
   });
 }
 
 // The same by packed matrices: an expert's rows side by side, through its two layers, which round them as a dense layer does.
-void packed_layers(const Moe& m, const Routed& r, const float* x, float* between, float* y) {
+void packed_layers(const Moe& m, const Form& form, const Routed& r, const float* x, float* between, float* y) {
   const size_t most = r.order.size();
   std::vector<float> rows(most * size_t(m.hidden)), both(most * 2 * size_t(m.inner));
   for (size_t i = 0; i < most; i++)
@@ -150,16 +172,17 @@ void packed_layers(const Moe& m, const Routed& r, const float* x, float* between
     baton_linear(&gate_up, rows.data() + begin * m.hidden, F32, m.hidden, count, nullptr, both.data(), F32, 2 * m.inner);
     parallel_for(int32_t(count), [&](int32_t i) {
       const float *gates = both.data() + i * 2 * m.inner, *ups = gates + m.inner;
-      for (int64_t j = 0; j < m.inner; j++) own[i * m.inner + j] = silu(gates[j]) * ups[j];
+      for (int64_t j = 0; j < m.inner; j++) own[i * m.inner + j] = form.between(m, e, j, gates[j], ups[j]);
     });
-    baton_linear(&down, own, F32, m.inner, count, nullptr, y + begin * m.hidden, F32, m.hidden);
+    const float* bias = form.biased ? form.biased->down_bias + e * m.hidden : nullptr;
+    baton_linear(&down, own, F32, m.inner, count, bias, y + begin * m.hidden, F32, m.hidden);
   }
 }
 
 constexpr int MOE_T_PACKED = -1;  // in place of a kind of number
 
 template <int T>
-void some_rows(const Moe& m, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out, int64_t out_stride) {
+void some_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out, int64_t out_stride) {
   const Routed r = sorted(m, logits, rows);
   const int64_t n = rows * m.chosen;
   // A dense layer has the caller's scratch for its own.
@@ -168,9 +191,9 @@ void some_rows(const Moe& m, const float* x, int64_t x_stride, const float* logi
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) own[i * m.hidden + j] = rounded<T>(x[i * x_stride + j]);
   if constexpr (T == MOE_T_PACKED)
-    packed_layers(m, r, own, between, y);
+    packed_layers(m, form, r, own, between, y);
   else
-    layers<T>(m, r, own, between, y);
+    layers<T>(m, form, r, own, between, y);
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < m.hidden; j++) {
       float sum = 0;
@@ -185,16 +208,25 @@ void some_rows(const Moe& m, const float* x, int64_t x_stride, const float* logi
     }
 }
 
+void all_rows(const Moe& m, const Form& form, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
+              int64_t out_stride) {
+  const auto plain = m.dtype == F32 ? some_rows<KV_F32> : some_rows<KV_BF16>;
+  const auto run = m.dtype == MOE_PACKED ? some_rows<MOE_T_PACKED> : plain;
+  for (int64_t at = 0; at < rows; at += MOST_ROWS) {
+    const int64_t some = rows - at < MOST_ROWS ? rows - at : MOST_ROWS;
+    run(m, form, x + at * x_stride, x_stride, logits + at * m.experts, some, out + at * out_stride, out_stride);
+  }
+}
+
 }  // namespace
 }  // namespace baton
 
 BATON_API void baton_moe(const baton::Moe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows, float* out,
                          int64_t out_stride) {
-  using namespace baton;
-  for (int64_t at = 0; at < rows; at += MOST_ROWS) {
-    const int64_t some = rows - at < MOST_ROWS ? rows - at : MOST_ROWS;
-    const auto plain = moe->dtype == F32 ? some_rows<KV_F32> : some_rows<KV_BF16>;
-    const auto run = moe->dtype == MOE_PACKED ? some_rows<MOE_T_PACKED> : plain;
-    run(*moe, x + at * x_stride, x_stride, logits + at * moe->experts, some, out + at * out_stride, out_stride);
-  }
+  baton::all_rows(*moe, {nullptr}, x, x_stride, logits, rows, out, out_stride);
+}
+
+BATON_API void baton_biased_moe(const baton::BiasedMoe* moe, const float* x, int64_t x_stride, const float* logits, int64_t rows,
+                                float* out, int64_t out_stride) {
+  baton::all_rows(moe->moe, {moe}, x, x_stride, logits, rows, out, out_stride);
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.kernels.abi.native import BF16, F32, I64, P, declare
 from baton.kernels.linear.packed import PackedWeight, one_of
-from baton.kernels.moe.reference import Matrices
+from baton.kernels.moe.reference import ExpertGate, Matrices
 
 PACKED = 100  # packed.h: MOE_PACKED
 
@@ -22,6 +22,16 @@ class ExpertsStruct(ctypes.Structure):
         *(("gate_up", ctypes.c_void_p), ("down", ctypes.c_void_p)),
         *(("hidden", ctypes.c_int64), ("inner", ctypes.c_int64)),
         *((name, ctypes.c_int32) for name in ("experts", "chosen", "renormalise", "dtype")),
+    )
+
+
+class BiasedMoeStruct(ctypes.Structure):
+    """Mirrors BiasedMoe of form.h."""
+
+    _fields_ = (
+        ("moe", ExpertsStruct),
+        *(("gate_up_bias", ctypes.c_void_p), ("down_bias", ctypes.c_void_p)),
+        *(("alpha", ctypes.c_float), ("limit", ctypes.c_float)),
     )
 
 
@@ -90,10 +100,23 @@ def experts_of(
     return Experts(*layers, chosen, renormalise)
 
 
-def moe(library: ctypes.CDLL, experts: AnyExperts, x: Tensor, logits: Tensor, out: Tensor | None = None) -> Tensor:
+def biased(experts: AnyExperts, gate: ExpertGate) -> BiasedMoeStruct:
+    """Returns what the library is given of experts with ``gate``, whose biases are contiguous float32."""
+    biases = gate.gate_up_bias.data_ptr(), gate.down_bias.data_ptr()
+    return BiasedMoeStruct(experts.struct, *biases, gate.alpha, gate.limit)
+
+
+def moe(
+    library: ctypes.CDLL,
+    experts: AnyExperts,
+    x: Tensor,
+    logits: Tensor,
+    out: Tensor | None = None,
+    gate: ExpertGate | None = None,
+) -> Tensor:
     """Mixes experts: x (rows, hidden) and logits (rows, experts) float32 -> (rows, hidden)."""
-    call = declare(library, "moe", P, P, I64, P, I64, P, I64)
-    struct = experts.struct
+    call = declare(library, "moe" if gate is None else "biased_moe", P, P, I64, P, I64, P, I64)
+    struct = experts.struct if gate is None else biased(experts, gate)
     out = torch.full_like(x, torch.nan) if out is None else out
     call(ctypes.byref(struct), x.data_ptr(), x.stride(0), logits.data_ptr(), len(x), out.data_ptr(), out.stride(0))
     return out

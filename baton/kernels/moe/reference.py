@@ -7,6 +7,7 @@ two layers are rounded to bfloat16 too; everything else is in the precision of `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,23 +19,48 @@ from baton.kernels.swiglu.reference import swiglu
 Matrices = Tensor | Sequence[Tensor | PackedWeight]
 
 
+class ExpertGate(NamedTuple):
+    """Holds gpt-oss's gate in SwiGLU's place, and both layers' biases: (experts x 2 inner,), (experts x
+    hidden,).
+    """
+
+    gate_up_bias: Tensor
+    down_bias: Tensor
+    alpha: float
+    limit: float
+
+    def between(self, expert: int, experts: int, both: Tensor) -> Tensor:
+        """Returns what goes to the second layer: (rows, 2 inner) of the first, gate first -> (rows, inner)."""
+        gate, up = (both + self.gate_up_bias.view(experts, -1)[expert].to(both.dtype)).chunk(2, -1)
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
+
+    def after(self, expert: int, experts: int, y: Tensor) -> Tensor:
+        """Returns the second layer's (rows, hidden) with its bias."""
+        return y + self.down_bias.view(experts, -1)[expert].to(y.dtype)
+
+
 def moe(
-    x: Tensor, logits: Tensor, gate_up: Matrices, down: Matrices, chosen: int, renormalise: bool = True
-) -> Tensor:
+    x: Tensor, logits: Tensor, gate_up: Matrices, down: Matrices, chosen: int, renormalise: bool = True,
+    gate: ExpertGate | None = None,
+) -> Tensor:  # fmt: skip
     """Mixes experts: x (rows, hidden), logits (rows, experts), gate_up and down as ``native.Experts`` has them ->
     as x.
 
     Of equal logits the lower expert is chosen; a row with a NaN among its logits is NaN. Packed matrices come as
-    one per expert, and round their rows as a dense layer does.
+    one per expert, and round their rows as a dense layer does. ``gate`` stands in SwiGLU's place.
     """
+    of = logits.shape[-1]
     experts, weights = route(logits.to(x.dtype), chosen, renormalise)
     dtype = down.dtype if isinstance(down, Tensor) else x.dtype
     rounded, out = _rounded(x, dtype), torch.zeros_like(x)
     for rank in range(chosen):
         for expert in experts[:, rank].unique().tolist():
             rows = (experts[:, rank] == expert).nonzero()[:, 0]
-            between = _rounded(swiglu(_product(rounded[rows], gate_up[expert])), dtype)
-            out[rows] += weights[rows, rank, None] * _product(between, down[expert])
+            both = _product(rounded[rows], gate_up[expert])
+            between = _rounded(swiglu(both) if gate is None else gate.between(expert, of, both), dtype)
+            y = _product(between, down[expert])
+            out[rows] += weights[rows, rank, None] * (y if gate is None else gate.after(expert, of, y))
     return out
 
 

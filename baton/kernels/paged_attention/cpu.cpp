@@ -91,7 +91,7 @@ struct Attention {
         const float* next = row + which * part_floats(s.item->queries);
         merge(most, total, row, next[c.padded], next[c.padded + 1], next, c.padded);
       }
-      finish<T>(c, *s.item, i % rows / c.group, i / rows * c.group + i % c.group, row, total);
+      finish<T>(c, *s.item, i % rows / c.group, i / rows * c.group + i % c.group, row, most, total);
     }
   }
 
@@ -115,7 +115,7 @@ struct Attention {
     }
     for (int i = 0; i < rows; i++) {
       const float* row = all + size_t(i) * (c.padded + LANES);
-      finish<T>(c, *k.item, k.query + i / c.group, k.head * c.group + i % c.group, row, row[c.padded + 1]);
+      finish<T>(c, *k.item, k.query + i / c.group, k.head * c.group + i % c.group, row, row[c.padded], row[c.padded + 1]);
     }
   }
 
@@ -153,16 +153,23 @@ struct Attention {
 }  // namespace
 }  // namespace baton
 
-BATON_API void baton_paged_attention(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
-                   int32_t heads, int32_t window, float scale, const float* q, int64_t q_stride,
-                   float* out, int64_t out_stride) {
+BATON_API void baton_paged_attention_form(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
+                   int32_t heads, int32_t window, float scale, const baton::AttentionForm* form, const float* q,
+                   int64_t q_stride, float* out, int64_t out_stride) {
   using namespace baton;
   const int padded = (kv->head_dim + LANES - 1) / LANES * LANES;
-  const Call call{*kv, heads, heads / kv->kv_heads, window, padded, scale, q, q_stride, out, out_stride};
+  const Call call{*kv, heads, heads / kv->kv_heads, window, padded, scale, q, q_stride, out, out_stride, *form};
   switch (kv->type) {
     case KV_F32: return Attention<KV_F32>{call}.run(items, count);
     case KV_BF16: return Attention<KV_BF16>{call}.run(items, count);
     case KV_INT8: return Attention<KV_INT8>{call}.run(items, count);
     default: return Attention<KV_FP8>{call}.run(items, count);
   }
+}
+
+BATON_API void baton_paged_attention(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
+                   int32_t heads, int32_t window, float scale, const float* q, int64_t q_stride,
+                   float* out, int64_t out_stride) {
+  const baton::AttentionForm plain{};
+  baton_paged_attention_form(kv, items, count, heads, window, scale, &plain, q, q_stride, out, out_stride);
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from baton.kernels.abi.native import I32, I64, F, P, declare
 from baton.kernels.paged_attention.stored import ELEMENTS, PAGE, SCALED
-from baton.kernels.step.structs import ITEM, KV_TYPES, PagedKv
+from baton.kernels.step.structs import ITEM, KV_TYPES, AttentionForm, PagedKv
 
 Item = tuple[Sequence[int], int, int]
 
@@ -44,6 +44,26 @@ def page_bytes(dtype: str, kv_heads: int, head_dim: int, layers: int = 1) -> int
     """Returns the bytes of a page, scales included."""
     row = head_dim * ELEMENTS[dtype].itemsize + (4 if dtype in SCALED else 0)
     return 2 * layers * PAGE * kv_heads * row
+
+
+def attend_form(
+    library: ctypes.CDLL,
+    q: Tensor,
+    kv: Pages,
+    items: Sequence[Item],
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attends with capped scores or sinks (heads,) float32: q (rows, heads, head_dim) float32 -> the same shape."""
+    call = declare(library, "paged_attention_form", P, P, I32, I32, I32, F, P, P, I64, P, I64)
+    table, kept = item_table(items)
+    struct, out = kv.struct, torch.full_like(q, torch.nan)
+    form = AttentionForm(softcap, None if sinks is None else sinks.data_ptr())
+    call(ctypes.byref(struct), table.ctypes.data, len(items), q.shape[1], window, kv.head_dim**-0.5,
+         ctypes.byref(form), q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0))  # fmt: skip
+    del kept
+    return out
 
 
 def attend(library: ctypes.CDLL, q: Tensor, kv: Pages, items: Sequence[Item], window: int = 0) -> Tensor:
@@ -81,15 +101,20 @@ def append(
     turns: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    rotated: int | None = None,
 ) -> None:
     """Turns q and k of qkv (rows, heads + 2 kv_heads, head_dim) float32 in place and stores k and v; turns
-    (positions, head_dim).
+    (positions, head_dim), of which the first ``rotated`` are read where only so many dims turn.
     """
-    call = declare(library, "rope_append", P, P, I32, I32, P, I64, P, P, F, P)
     table, kept = item_table(items)
     weights = (None, None) if norms is None else tuple(norm.data_ptr() for norm in norms)
-    call(ctypes.byref(kv.struct), table.ctypes.data, len(items), qkv.shape[1] - 2 * kv.kv_heads, turns.data_ptr(),
-         turns.stride(0), *weights, eps, qkv.data_ptr())  # fmt: skip
+    asked = ctypes.byref(kv.struct), table.ctypes.data, len(items), qkv.shape[1] - 2 * kv.kv_heads
+    angles, rest = (turns.data_ptr(), turns.stride(0)), (*weights, eps, qkv.data_ptr())
+    if rotated is None:
+        declare(library, "rope_append", P, P, I32, I32, P, I64, P, P, F, P)(*asked, *angles, *rest)
+    else:
+        call = declare(library, "rope_append_part", P, P, I32, I32, P, I64, I32, P, P, F, P)
+        call(*asked, *angles, rotated, *rest)
     del kept
 
 

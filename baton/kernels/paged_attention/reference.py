@@ -15,20 +15,54 @@ from torch import Tensor
 from baton.kernels.paged_attention.job import AttentionJob
 
 
-def paged_attention(q: Tensor, kv_blocks: Tensor, jobs: Sequence[AttentionJob], layer: int, scale: float) -> Tensor:
+def paged_attention(
+    q: Tensor,
+    kv_blocks: Tensor,
+    jobs: Sequence[AttentionJob],
+    layer: int,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attends: q (rows, heads, head_dim), kv_blocks (all pages' blocks, 16, kv_heads, head_dim) -> (rows, heads x
     head_dim).
 
-    Rows that no job names (padding) are zero.
+    Rows that no job names (padding) are zero. With ``softcap`` or ``sinks`` (heads,) as ``attend_by_parts`` says.
     """
     rows, heads, head_dim = q.shape
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for job in jobs:
         end = job.first + job.batch * job.queries
         keys, values = _gather(kv_blocks, job, layer, q.device)
+        if softcap or sinks is not None:
+            rows_of = q[job.first : end].reshape(job.batch, job.queries, heads, head_dim).transpose(1, 2)
+            found = attend_by_parts(rows_of, keys, values, job.mask, scale, softcap, sinks)
+            out[job.first : end] = found.transpose(1, 2).reshape(-1, heads, head_dim)
+            continue
         attend = _attend_one if job.queries == 1 else _attend_many
         out[job.first : end] = attend(q[job.first : end], keys, values, job.mask, scale)
     return out.view(rows, heads * head_dim)
+
+
+def attend_by_parts(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """Attends with capped scores (Gemma 2, https://arxiv.org/abs/2408.00118) or sinks: q (batch, heads, queries,
+    head_dim), keys and values (batch, kv_heads, tokens, head_dim), mask added to the scores -> as q.
+
+    A sink is a head's score of one more key, which has no value.
+    """
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (plane.repeat_interleave(group, 1) for plane in (keys, values))
+    scores = q @ keys.transpose(2, 3) * scale
+    if softcap:
+        scores = (scores / softcap).tanh() * softcap
+    scores = scores + mask
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, column), -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(torch.float32, scores.dtype)).to(q.dtype)
+    return weights[..., : keys.shape[2]] @ values
 
 
 def _gather(kv_blocks: Tensor, job: AttentionJob, layer: int, device: torch.device) -> tuple[Tensor, Tensor]:

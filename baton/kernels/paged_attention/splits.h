@@ -1,5 +1,6 @@
 // A split of keys for some rows, and how splits become one: what flat attention and cascades share. Included by cpu.cpp files.
 #pragma once
+#include "../abi/tanh.h"
 #include "scores.h"
 #include "weights.h"
 
@@ -196,6 +197,16 @@ void values_in_words(const Call& c, Rows& r, int key, int begin, int stop, int f
 }
 #endif
 
+// Columns from … to of every row's scores, capped.
+inline void cap_scores(const Call& c, Rows& r, int from, int to) {
+#if !defined(BATON_MUTATION_SOFTCAP)
+  for (int i = 0; i < r.heads * r.rows(c); i++) {
+    float* scores = r.scores + size_t(i) * SPLIT;
+    for (int at = from; at < to; at += LANES) store(scores + at, capped(load(scores + at), c.form.softcap));
+  }
+#endif
+}
+
 // The first key of a split, counted from `key` in whole tiles, that a query at `position` or after it may see.
 inline int first_tile(const Call& c, int position, int key) {
   const int oldest = c.window ? position - c.window + 1 : 0;
@@ -212,6 +223,7 @@ void attend_split(const Call& c, Rows& r, int key) {
     for (int h = r.head; h < r.head + r.heads; h++)
       score_tile<T>(c, r, h, key + at, at, begin, end);
   const int to = (end - key + LANES - 1) / LANES * LANES;
+  if (c.form.softcap > 0) cap_scores(c, r, from, to);
 #if defined(BATON_MUTATION_LAST_PAGE)
   const int stop = end - PAGE < begin + 1 ? end : end / PAGE * PAGE;
 #else
@@ -249,10 +261,25 @@ void merge(float& most, float& total, float* acc, float split_most, float split_
   for (int i = 0; i < padded; i += LANES) store(acc + i, load(acc + i) * splat(keep) + load(split + i) * splat(add));
 }
 
+// A head's sink joins its row, whose largest score is `most`: what the values' sum is to be multiplied by.
+inline float join_sink(const Call& c, int head, float most, float& total) {
+  if (!c.form.sinks) return 1.0f;
+  const float sink = c.form.sinks[head];
+#if defined(BATON_MUTATION_SINK)
+  const bool higher = false;
+#else
+  const bool higher = sink > most;
+#endif
+  const float less = decay(splat(higher ? most - sink : sink - most))[0], keep = higher ? less : 1.0f;
+  total = total * keep + (higher ? 1.0f : less);
+  return keep;
+}
+
 template <int T>
-void finish(const Call& c, const AttentionItem& item, int query, int head, const float* acc, float total) {
+void finish(const Call& c, const AttentionItem& item, int query, int head, const float* acc, float most, float total) {
+  const float keep = join_sink(c, head, most, total);
   float* to = c.out + (item.first + query) * c.out_stride + int64_t(head) * c.kv.head_dim;
-  for (int i = 0; i < c.kv.head_dim; i += LANES) store_part(to + i, load(acc + i) / splat(total) * splat(kv_unit<T>()), c.kv.head_dim - i);
+  for (int i = 0; i < c.kv.head_dim; i += LANES) store_part(to + i, load(acc + i) * splat(keep) / splat(total) * splat(kv_unit<T>()), c.kv.head_dim - i);
 }
 
 int first_split(const Call& c, int position) {

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.paged_attention.reference import attend_by_parts
+
 PAGE = 16  # tokens of a page
 ELEMENTS = {
     "float32": torch.float32,
@@ -61,7 +63,13 @@ def write_layer(
 
 
 def attend_stored(
-    q: Tensor, kv: tuple[Tensor, Tensor], queries: tuple[int, int], window: int, scale: float
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    queries: tuple[int, int],
+    window: int,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attends for one sequence: q (n, heads, head_dim), K and V of keys 0 … start + n - 1 -> the same shape.
 
@@ -71,8 +79,12 @@ def attend_stored(
     length, group = start + count, q.shape[1] // kv[0].shape[1]
     at, asked = torch.arange(length), torch.arange(start, length)[:, None]
     seen = (at <= asked) & ((at > asked - window) if window else (at >= 0))
-    keys, values = (plane[:length].transpose(0, 1).repeat_interleave(group, 0) for plane in kv)
     rows = q.transpose(0, 1)
+    if softcap or sinks is not None:
+        one = (plane[None, :length].transpose(1, 2) for plane in kv)
+        mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+        return attend_by_parts(rows[None], *one, mask, scale, softcap, sinks)[0].transpose(0, 1)
+    keys, values = (plane[:length].transpose(0, 1).repeat_interleave(group, 0) for plane in kv)
     return F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=scale).transpose(0, 1)
 
 

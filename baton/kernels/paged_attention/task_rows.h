@@ -1,7 +1,7 @@
 // What a task of attention works on: some rows of one sequence, their memory, and where its keys and values lie. Knows nothing of
 // the arithmetic. Included by scores.h alone.
 #pragma once
-#include "attention.h"
+#include "form.h"
 
 #include "../abi/threads.h"
 
@@ -27,6 +27,7 @@ struct Call {
   int64_t q_stride;
   float* out;
   int64_t out_stride;
+  AttentionForm form{};
 };
 
 // Pages of keys that will be scored next.

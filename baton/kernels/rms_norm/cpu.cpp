@@ -3,6 +3,7 @@
 
 #include "../abi/threads.h"
 #include "norm_row.h"
+#include "part.h"
 
 BATON_API void baton_rms_norm(float* x, const float* delta, const float* weight, float eps, int64_t rows,
                               int64_t hidden, float* out) {
@@ -16,5 +17,18 @@ BATON_API void baton_rms_norm(float* x, const float* delta, const float* weight,
         for (int64_t i = 0; i < hidden; i++) to[i] += delta[row * hidden + i];
       if (out) norm_row(to, weight, eps, int(hidden), out + row * hidden);
     }
+  });
+}
+
+BATON_API void baton_norm_part(float* x, int64_t stride, int64_t rows, int64_t n, const float* weight, float eps) {
+  using namespace baton;
+  const int32_t parts = rows * n < 16384 ? 1 : int32_t(rows < 4 * threads() ? rows : 4 * threads());
+  parallel_for(parts, [&](int32_t task) {
+    const Range range = part(rows, 1, parts, task);
+#if defined(BATON_MUTATION_NORM_PART)
+    for (int64_t row = range.begin; row < range.end; row++) norm_row(x + row * n, weight, eps, int(n), x + row * n);
+#else
+    for (int64_t row = range.begin; row < range.end; row++) norm_row(x + row * stride, weight, eps, int(n), x + row * stride);
+#endif
   });
 }

@@ -18,7 +18,9 @@ def rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tup
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns x / sqrt(mean(x²) + eps) x weight over the last dimension."""
+    """Returns x / sqrt(mean(x²) + eps) x weight over the last dimension; float32 weights count before rounding."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight.dtype == torch.float32:
+        return (wide * scale * weight).to(x.dtype)
     return (wide * scale).to(x.dtype) * weight

@@ -1,5 +1,5 @@
 // A row at a time: q in place, k and v straight into the page, quantized there.
-#include "rope_append.h"
+#include "form.h"
 
 #include "../abi/threads.h"
 #include "../rms_norm/norm_row.h"
@@ -23,8 +23,8 @@ void turn(float* x, const float* cosines, const float* sines, int half) {
 }
 
 template <int T>
-void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const float* angles, const float* q_norm,
-         const float* k_norm, float eps, float* x) {
+void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const float* angles, int rotated,
+         const float* q_norm, const float* k_norm, float eps, float* x) {
   const int d = kv.head_dim, position = item.start + at;
   const KvPlane shape{kv.kv_heads, d};
 #if defined(BATON_MUTATION_PAGE)
@@ -37,14 +37,18 @@ void row(const PagedKv& kv, const AttentionItem& item, int at, int heads, const 
   for (int h = 0; h < heads + kv.kv_heads; h++, x += d) {
     const float* weight = h < heads ? q_norm : k_norm;
     if (weight) norm_row(x, weight, eps, d, x);
-    turn(x, angles, angles + d / 2, d / 2);
+#if defined(BATON_MUTATION_ROTATED)
+    turn(x, angles, angles + rotated / 2, d / 2 < rotated ? d / 2 : rotated);
+#else
+    turn(x, angles, angles + rotated / 2, rotated / 2);
+#endif
     if (h >= heads) put<T>(keys, shape, position % PAGE, h - heads, x);
   }
   for (int h = 0; h < kv.kv_heads; h++, x += d) put<T>(values, shape, position % PAGE, h, x);
 }
 
 template <int T>
-void append(const PagedKv& kv, const AttentionItem* items, int count, int heads, const float* turns, int64_t stride,
+void append(const PagedKv& kv, const AttentionItem* items, int count, int heads, const float* turns, int64_t stride, int rotated,
             const float* q_norm, const float* k_norm, float eps, float* qkv) {
   const int64_t width = int64_t(heads + 2 * kv.kv_heads) * kv.head_dim;
   int64_t rows = 0;
@@ -55,7 +59,7 @@ void append(const PagedKv& kv, const AttentionItem* items, int count, int heads,
     int64_t before = 0;
     for (const AttentionItem* item = items; item < items + count && before < range.end; before += item++->queries)
       for (int64_t at = range.begin > before ? range.begin - before : 0; at < item->queries && before + at < range.end; at++)
-        row<T>(kv, *item, int(at), heads, turns + (item->start + at) * stride, q_norm, k_norm, eps,
+        row<T>(kv, *item, int(at), heads, turns + (item->start + at) * stride, rotated, q_norm, k_norm, eps,
                qkv + (item->first + at) * width);
   });
 }
@@ -63,14 +67,21 @@ void append(const PagedKv& kv, const AttentionItem* items, int count, int heads,
 }  // namespace
 }  // namespace baton
 
+BATON_API void baton_rope_append_part(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
+                                      int32_t heads, const float* turns, int64_t turns_stride, int32_t rotated,
+                                      const float* q_norm, const float* k_norm, float eps, float* qkv) {
+  using namespace baton;
+  const auto run = [&](auto type) { append<type()>(*kv, items, count, heads, turns, turns_stride, rotated, q_norm, k_norm, eps, qkv); };
+  switch (kv->type) {
+    case KV_F32: return run(std::integral_constant<int, KV_F32>());
+    case KV_BF16: return run(std::integral_constant<int, KV_BF16>());
+    case KV_INT8: return run(std::integral_constant<int, KV_INT8>());
+    default: return run(std::integral_constant<int, KV_FP8>());
+  }
+}
+
 BATON_API void baton_rope_append(const baton::PagedKv* kv, const baton::AttentionItem* items, int32_t count,
                                  int32_t heads, const float* turns, int64_t turns_stride, const float* q_norm,
                                  const float* k_norm, float eps, float* qkv) {
-  using namespace baton;
-  switch (kv->type) {
-    case KV_F32: return append<KV_F32>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
-    case KV_BF16: return append<KV_BF16>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
-    case KV_INT8: return append<KV_INT8>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
-    default: return append<KV_FP8>(*kv, items, count, heads, turns, turns_stride, q_norm, k_norm, eps, qkv);
-  }
+  baton_rope_append_part(kv, items, count, heads, turns, turns_stride, kv->head_dim, q_norm, k_norm, eps, qkv);
 }

@@ -25,8 +25,8 @@ def rope_append(
 ) -> Tensor:
     """Rotates q and k, stores k and v, returns q (rows, heads, head_dim).
 
-    qkv (rows, heads + 2 kv_heads, head_dim); cos, sin (rows, 1, head_dim), sin's first half negated; kv_rows (slots
-    of all pages, kv_heads x head_dim); slots (2 n,): of the first n rows' k, then of their v.
+    qkv (rows, heads + 2 kv_heads, head_dim); cos, sin (rows, 1, rotated dims), sin's first half negated; kv_rows
+    (slots of all pages, kv_heads x head_dim); slots (2 n,): of the first n rows' k, then of their v.
     """
     heads = qkv.shape[1] - 2 * kv_heads
     qk = qkv[:, : heads + kv_heads]
@@ -40,6 +40,12 @@ def rope_append(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated."""
-    half = x.shape[-1] // 2
+    """Applies rotary embedding, halves as pairs (Hugging Face's convention); sin's first half comes negated.
+
+    Dims beyond those that cos and sin have stay as they are.
+    """
+    rotated = cos.shape[-1]
+    if rotated < x.shape[-1]:
+        return torch.cat((rotate(x[..., :rotated], cos, sin), x[..., rotated:]), -1)
+    half = rotated // 2
     return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin

@@ -1,13 +1,17 @@
 // The interpreter, in C: what engine/interpreter.py does op by op, with no Python between the ops.
-#include "step.h"
+#include "forms.h"
 
 #include <vector>
 
 #include "../abi/threads.h"
 #include "../embedding/embedding.h"
-#include "../moe/moe.h"
+#include "../geglu/geglu.h"
+#include "../lm_head/capped.h"
+#include "../moe/form.h"
+#include "../paged_attention/form.h"
+#include "../rms_norm/part.h"
 #include "../rms_norm/rms_norm.h"
-#include "../rope_append/rope_append.h"
+#include "../rope_append/form.h"
 #include "../swiglu/swiglu.h"
 
 namespace baton {
@@ -31,11 +35,44 @@ class Run {
       case OP_MOE:
         return baton_moe((const Moe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
       case OP_SWIGLU: return baton_swiglu(at(o.in), s_.rows, width(o.out), at(o.out));
-      default: return head(o);
+      case OP_LM_HEAD: return head(o, 0);
+      default: return form(o);
     }
   }
 
  private:
+  void form(const Op& o) {
+    switch (o.kind) {
+      case OP_EMBED_SCALED: return scaled_embedding(o);
+      case OP_ADD: return baton_rms_norm(at(o.in), at(o.delta), nullptr, 0, s_.rows, m_.hidden, nullptr);
+      case OP_NORM_PART: return baton_norm_part(at(o.in) + o.layer, width(o.in), s_.rows, o.window, o.norm, o.eps);
+      case OP_ROPE_PART: return rope_part(o);
+      case OP_ATTENTION_FORM: return attention_form(o);
+      case OP_GEGLU: return baton_geglu(at(o.in), s_.rows, width(o.out), at(o.out));
+      case OP_BIASED_MOE:
+        return baton_biased_moe((const BiasedMoe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
+      default: return head(o, *(const float*)o.table);
+    }
+  }
+
+  void scaled_embedding(const Op& o) {
+    float* out = at(o.out);
+    baton_embedding(s_.tokens, s_.rows, o.table, o.table_dtype, m_.hidden, out);
+    for (int64_t i = 0; i < s_.rows * m_.hidden; i++) out[i] *= o.eps;
+  }
+
+  void rope_part(const Op& o) {
+    const PagedKv pages = kv(o);
+    baton_rope_append_part(&pages, s_.items, s_.item_count, m_.heads, s_.turns + o.delta, s_.turns_stride, o.window, o.q_norm,
+                           o.k_norm, o.eps, at(o.in));
+  }
+
+  void attention_form(const Op& o) {
+    const PagedKv pages = kv(o);
+    baton_paged_attention_form(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, (const AttentionForm*)o.table,
+                               at(o.in), width(o.in), at(o.out), width(o.out));
+  }
+
   float* at(int32_t reg) const { return s_.arena + starts_[reg]; }
   int64_t width(int32_t reg) const { return m_.widths[reg]; }
 
@@ -54,7 +91,7 @@ class Run {
   }
 
   // Only the sampled rows are normed and projected.
-  void head(const Op& o) {
+  void head(const Op& o, float softcap) {
     const int64_t n = m_.hidden;
     float* sum = (float*)scratch(SCRATCH_STEP, size_t(s_.sampled_count) * n * 8 + 64);
     float* normed = sum + s_.sampled_count * n;
@@ -63,7 +100,7 @@ class Run {
       for (int64_t k = 0; k < n; k++) sum[i * n + k] = x[k] + delta[k];
     }
     baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, normed);
-    baton_lm_head(o.weight, normed, n, s_.sampled_count, s_.choices);
+    baton_lm_head_capped(o.weight, normed, n, s_.sampled_count, softcap, s_.choices);
   }
 
   const Model& m_;

@@ -15,6 +15,8 @@ from baton.kernels.abi.native import I32, I64, F, NativeFunction, P
 
 EMBED, RMS_NORM, LINEAR, ROPE_APPEND, ATTENTION, SWIGLU, LM_HEAD, MOE = range(8)  # step.h: OpKind
 FOREIGN = -1  # the kind of an op that the native step doesn't run
+# forms.h: FormKind
+EMBED_SCALED, ADD, NORM_PART, ROPE_PART, ATTENTION_FORM, GEGLU, BIASED_MOE, LM_HEAD_CAPPED = range(64, 72)
 LINEAR_F32 = 100  # the kind of float32 weights: dense.h's
 PANEL = 64  # rows of a panel of weights
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3}  # kv.h: KvType
@@ -45,6 +47,12 @@ class Op(ctypes.Structure):
         ("eps", F),
         *((name, P) for name in ("table", "weight", "norm", "bias", "q_norm", "k_norm")),
     ]
+
+
+class AttentionForm(ctypes.Structure):
+    """Mirrors AttentionForm of paged_attention/form.h."""
+
+    _fields_ = [("softcap", F), ("sinks", P)]
 
 
 class Model(ctypes.Structure):

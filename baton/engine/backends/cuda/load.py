@@ -43,6 +43,8 @@ def kernels_or_none() -> CudaLibrary | None:
 
 def lacking(program: Program, kv_dtype: str) -> str:
     """Returns in words what ``program`` asks that no kernel does; empty where there is nothing."""
+    if program.forms:
+        return f"this architecture needs {', '.join(program.forms)}, which no CUDA kernel computes yet"
     if kv_dtype == "float32":
         return "attention reads KV as bf16, int8 or fp8, and this is float32"
     step = 8 if kv_dtype == "bfloat16" else 16

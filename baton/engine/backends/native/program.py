@@ -16,9 +16,10 @@ from torch import Tensor
 
 from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
+from baton.engine.program.rope import RopeTables
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
-from baton.kernels.moe.native import AnyExperts, experts_of
+from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 
 TABLE_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -34,6 +35,7 @@ class NativeProgram:
     def __init__(self, program: p.Program, weights: Weights, keep: bool = False) -> None:
         self.program = program
         self.ops = program.ops
+        self.rope = RopeTables(program.ropes, program.rotated, program.max_position)
         self.registers: dict[str, int] = {}
         self.widths: list[int] = []
         self._kept: list[object] = []
@@ -56,7 +58,7 @@ class NativeProgram:
             kv_heads=program.kv_heads,
             head_dim=program.head_dim,
             hidden=self.hidden,
-            scale=program.head_dim**-0.5,
+            scale=program.scale,
         )
         self.address = ctypes.addressof(self.struct)
 
@@ -64,6 +66,10 @@ class NativeProgram:
     def row_floats(self) -> int:
         """Returns the floats per row of all registers together."""
         return sum(self.widths)
+
+    def is_form(self, number: int) -> bool:
+        """Returns whether op ``number`` is a form that the CPU's step alone has."""
+        return int(self._array[number].kind) >= structs.EMBED_SCALED
 
     def register(self, arena: Tensor, rows: int, name: str) -> Tensor:
         """Returns a register of the last step as (rows, width), a view of ``arena``."""
@@ -112,6 +118,11 @@ class NativeProgram:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
+    def _keep(self, struct: ctypes.Structure | ctypes.c_float) -> int:
+        """Where an op's own struct lies, from now on."""
+        self._kept.append(struct)
+        return ctypes.addressof(struct)
+
     def _place_matrix(self, name: str, weight: PackedWeight) -> int:
         """Of a matrix: its struct's address."""
         return weight.address
@@ -129,7 +140,8 @@ class NativeProgram:
             table = table.dequantized(torch.bfloat16)
         self.tables[op.weight] = table = table.contiguous()
         return structs.Op(
-            kind=structs.EMBED,
+            kind=structs.EMBED if op.scale == 1.0 else structs.EMBED_SCALED,
+            eps=op.scale,
             output=self._register(op.out, table.shape[1]),
             table=self._place(table),
             table_dtype=TABLE_DTYPES[table.dtype],
@@ -153,6 +165,19 @@ class NativeProgram:
             eps=op.eps,
         )
 
+    def _add(self, op: p.Add) -> structs.Op:
+        return structs.Op(kind=structs.ADD, input=self.registers[op.x], delta=self.registers[op.delta])
+
+    def _norm_part(self, op: p.NormPart) -> structs.Op:
+        return structs.Op(
+            kind=structs.NORM_PART,
+            input=self.registers[op.x],
+            layer=op.first,
+            window=op.width,
+            norm=self._floats(op.weight),
+            eps=op.eps,
+        )
+
     def _linear(self, op: p.Linear) -> structs.Op:
         weight = self._matrix(op.weight)
         return structs.Op(
@@ -165,8 +190,12 @@ class NativeProgram:
 
     def _rope_append(self, op: p.RopeAppend) -> structs.Op:
         self.registers[op.out] = self.registers[op.qkv]
+        rotated, first = self.rope.rotated[op.rope], self.rope.offsets[op.rope]
+        plain = not self.program.local_ropes and rotated == self.program.head_dim
         return structs.Op(
-            kind=structs.ROPE_APPEND,
+            kind=structs.ROPE_APPEND if plain else structs.ROPE_PART,
+            window=rotated,
+            delta=first,
             input=self.registers[op.qkv],
             output=self.registers[op.qkv],
             layer=op.layer,
@@ -176,8 +205,10 @@ class NativeProgram:
         )
 
     def _attention(self, op: p.PagedAttention) -> structs.Op:
+        form = op.softcap or op.sinks
         return structs.Op(
-            kind=structs.ATTENTION,
+            kind=structs.ATTENTION_FORM if form else structs.ATTENTION,
+            table=self._keep(structs.AttentionForm(op.softcap, self._floats(op.sinks))) if form else None,
             input=self.registers[op.q],
             output=self._register(op.out, self.program.heads * self.program.head_dim),
             layer=op.layer,
@@ -191,20 +222,34 @@ class NativeProgram:
             output=self._register(op.out, self._width(op.gate_up) // 2),
         )
 
+    def _geglu(self, op: p.GeGlu) -> structs.Op:
+        return structs.Op(
+            kind=structs.GEGLU,
+            input=self.registers[op.gate_up],
+            output=self._register(op.out, self._width(op.gate_up) // 2),
+        )
+
     def _moe(self, op: p.Moe) -> structs.Op:
         gate_up, down = self._weights[op.gate_up], self._weights[op.down]
         layer = experts_of(gate_up, down, op.experts, op.chosen, op.renormalise)
+        plain = self._place_experts(op.gate_up, layer)
         return structs.Op(
-            kind=structs.MOE,
+            kind=structs.MOE if op.gate is None else structs.BIASED_MOE,
             input=self.registers[op.x],
             delta=self.registers[op.logits],
             output=self._register(op.out, self._width(op.x)),
-            table=self._place_experts(op.gate_up, layer),
+            table=plain if op.gate is None else self._keep_biased(op.gate, layer),
         )
+
+    def _keep_biased(self, gate: p.MoeGate, layer: AnyExperts) -> int:
+        """Where the struct of a layer of experts with biases lies."""
+        biases = self._floats(gate.gate_up_bias), self._floats(gate.down_bias)
+        return self._keep(BiasedMoeStruct(layer.struct, *biases, gate.alpha, gate.limit))
 
     def _lm_head(self, op: p.LmHead) -> structs.Op:
         return structs.Op(
-            kind=structs.LM_HEAD,
+            kind=structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD,
+            table=self._keep(ctypes.c_float(op.softcap)) if op.softcap else None,
             input=self.registers[op.x],
             delta=self.registers[op.delta],
             norm=self._floats(op.norm),
@@ -216,10 +261,13 @@ class NativeProgram:
 _COMPILERS: dict[type, Callable[[NativeProgram, Any], structs.Op]] = {
     p.Embedding: NativeProgram._embed,
     p.RmsNorm: NativeProgram._rms_norm,
+    p.Add: NativeProgram._add,
+    p.NormPart: NativeProgram._norm_part,
     p.Linear: NativeProgram._linear,
     p.RopeAppend: NativeProgram._rope_append,
     p.PagedAttention: NativeProgram._attention,
     p.SwiGlu: NativeProgram._swiglu,
+    p.GeGlu: NativeProgram._geglu,
     p.Moe: NativeProgram._moe,
     p.LmHead: NativeProgram._lm_head,
     **dict.fromkeys(SPAN_OPS, NativeProgram._foreign),

@@ -19,6 +19,7 @@ from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.program import ops as p
 from baton.kernels.linear import packed
+from baton.kernels.moe.reference import ExpertGate
 from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
 from baton.kernels.step.structs import ITEM, LINEAR_F32
@@ -84,7 +85,7 @@ class StepCheck:
         return self._dense[name], LINEAR[weight.kind]
 
     def _embed(self, op: p.Embedding, state: CheckContext) -> Callable[[], Named]:
-        wanted = self._matrix(op.weight)[0][torch.from_numpy(state.batch.tokens).long()]
+        wanted = self._matrix(op.weight)[0][torch.from_numpy(state.batch.tokens).long()] * op.scale
         return lambda: [("out", self._get(state, op.out), wanted, 4e-3)]
 
     def _rms_norm(self, op: p.RmsNorm, state: CheckContext) -> Callable[[], Named]:
@@ -95,6 +96,15 @@ class StepCheck:
             ("out", self._get(state, op.out), normed, EXACT),
         ]
 
+    def _add(self, op: p.Add, state: CheckContext) -> Callable[[], Named]:
+        wanted = self._get(state, op.x) + self._get(state, op.delta)
+        return lambda: [("x", self._get(state, op.x), wanted, EXACT)]
+
+    def _norm_part(self, op: p.NormPart, state: CheckContext) -> Callable[[], Named]:
+        wanted, columns = self._get(state, op.x), slice(op.first, op.first + op.width)
+        wanted[:, columns] = self._kernels.rms_norm(wanted[:, columns], None, self._vector(op.weight), op.eps)[1]
+        return lambda: [("x", self._get(state, op.x), wanted, EXACT)]
+
     def _linear(self, op: p.Linear, state: CheckContext) -> Callable[[], Named]:
         weight, most = self._matrix(op.weight)
         wanted = F.linear(self._get(state, op.x), weight, self._vector(op.bias))
@@ -104,9 +114,18 @@ class StepCheck:
         wanted = self._kernels.swiglu(self._get(state, op.gate_up))
         return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
 
+    def _geglu(self, op: p.GeGlu, state: CheckContext) -> Callable[[], Named]:
+        wanted = self._kernels.geglu(self._get(state, op.gate_up))
+        return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
+
     def _moe(self, op: p.Moe, state: CheckContext) -> Callable[[], Named]:
         of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
-        wanted = self._kernels.moe(x, logits, *of.singly(), of.chosen, of.renormalise)
+        gate = op.gate and ExpertGate(
+            *(self._native.vectors[name] for name in (op.gate.gate_up_bias, op.gate.down_bias)),
+            op.gate.alpha,
+            op.gate.limit,
+        )
+        wanted = self._kernels.moe(x, logits, *of.singly(), of.chosen, of.renormalise, gate)
         most = LINEAR[_kind(of.down)]
         return lambda: [("out", self._get(state, op.out), wanted, most)]
 
@@ -114,7 +133,9 @@ class StepCheck:
         m, rows = self._program, state.batch.rows
         qkv = self._get(state, op.qkv).view(rows, -1, m.head_dim)
         pages, positions = self._rows(state)
-        half = state.turns[positions.long()].unflatten(1, (2, -1))
+        first = self._native.rope.offsets[op.rope]
+        own = slice(first, first + self._native.rope.rotated[op.rope])
+        half = state.turns[positions.long()][:, own].unflatten(1, (2, -1))
         cos = torch.cat((half[:, 0], half[:, 0]), -1)[:, None]
         sin = torch.cat((-half[:, 1], half[:, 1]), -1)[:, None]
         store = torch.zeros(2 * rows, m.kv_heads * m.head_dim)
@@ -141,14 +162,14 @@ class StepCheck:
     def _attend(self, op: p.PagedAttention, state: CheckContext, q: Tensor, item: np.void) -> Tensor:
         first, _, queries, start = item.tolist()
         kv = self._layer(state, self._table(state, item), op.layer)
-        rows, scale = q[first : first + queries], self._program.head_dim**-0.5
-        return attend_stored(rows, kv, (start, queries), op.window, scale).reshape(queries, -1)
+        rows, form = q[first : first + queries], (op.softcap, self._vector(op.sinks))
+        return attend_stored(rows, kv, (start, queries), op.window, self._program.scale, *form).reshape(queries, -1)
 
     def _lm_head(self, op: p.LmHead, state: CheckContext) -> Callable[[], Named]:
         weight, most = self._matrix(op.weight)
         rows = torch.from_numpy(state.batch.wanted).long()
         x, delta = self._get(state, op.x), self._get(state, op.delta)
-        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight)
+        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight, op.softcap)
         loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
         return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
 
@@ -179,10 +200,13 @@ assert ITEM.names == ("first", "pages", "queries", "start")
 _REFERENCES: dict[type, Callable[[StepCheck, Any, CheckContext], Callable[[], Named]]] = {
     p.Embedding: StepCheck._embed,
     p.RmsNorm: StepCheck._rms_norm,
+    p.Add: StepCheck._add,
+    p.NormPart: StepCheck._norm_part,
     p.Linear: StepCheck._linear,
     p.RopeAppend: StepCheck._rope_append,
     p.PagedAttention: StepCheck._attention,
     p.SwiGlu: StepCheck._swiglu,
+    p.GeGlu: StepCheck._geglu,
     p.Moe: StepCheck._moe,
     p.LmHead: StepCheck._lm_head,
 }

@@ -44,7 +44,7 @@ class StepOps:
     def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
         """Runs op ``number``. Returns False for one that the native step must run."""
         op = self._native.ops[number]
-        if (found := _OPS.get(type(op))) is None:
+        if (found := _OPS.get(type(op))) is None or self._native.is_form(number):
             return False
         return found(self, op, self._state(batch, arena, memory, turns)) is not False
 
@@ -91,7 +91,7 @@ class StepOps:
     def _attention(self, op: p.PagedAttention, state: OpContext) -> None:
         m, at = self._program, (state.memory, state.table, state.items)
         q = state.registers(op.q).unflatten(1, (-1, m.head_dim))[:, : m.heads]
-        found = self._ops.paged_attention(q, *at, *self._pages(op.layer), op.window, m.head_dim**-0.5)
+        found = self._ops.paged_attention(q, *at, *self._pages(op.layer), op.window, m.scale)
         state.registers(op.out).copy_(found.flatten(1))
 
     def _swiglu(self, op: p.SwiGlu, state: OpContext) -> None:

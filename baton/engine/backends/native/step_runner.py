@@ -16,7 +16,6 @@ from torch import Tensor
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.plan import ModelSpec, PooledStates, SampledToken, StepPlan, StepResult
-from baton.engine.program import rope
 from baton.engine.program.ops import LmHead
 from baton.engine.sampling import choose, score
 from baton.kernels.registry import kernels
@@ -40,11 +39,10 @@ class StepRunner(ABC):
     ) -> None:
         self.spec, self.work = spec, work
         self._program, self._clock = native, clock
-        program = native.program
-        self._inverse, self._factor = rope.frequencies(program.rope, program.rotated, program.max_position)
-        self._turns = torch.empty((0, program.rotated))
+        self._rope = native.rope
+        self._turns = torch.empty((0, self._rope.width))
         self._draw = kernels().sample
-        self._pages, self._layers = 0, program.layers
+        self._pages, self._layers = 0, native.program.layers
 
     @abstractmethod
     def bind(self, buffer: memoryview, pages: int) -> None:
@@ -95,9 +93,7 @@ class StepRunner(ABC):
         if positions <= have:
             return False
         end = max(positions, 2 * have, FIRST_TURNS)
-        cos, sin = rope.tables(torch.arange(end), self._inverse, self._factor, torch.float32)
-        half = cos.shape[-1] // 2
-        self._turns = torch.cat((cos[:, 0, :half], sin[:, 0, half:]), -1).contiguous()
+        self._turns = self._rope.by_position(end)
         return True
 
     def _chosen(self, batch: NativeBatch) -> Iterator[SampledToken]:

@@ -1,4 +1,4 @@
-"""Turns a step plan into the tensors that kernels take: one flat list of rows, decodes first, then chunks.
+"""RopeTables a step plan into the tensors that kernels take: one flat list of rows, decodes first, then chunks.
 
 Knows nothing of weights or sampling. Two things keep a sequence's float32 bits free of who shares its step: rows
 are padded to a multiple of four (see ``kernels/linear``), and how far a decode's keys are padded depends on its own
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from baton.engine.backends.spans import Span, span_of
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
-from baton.engine.program import rope
 from baton.engine.program.ops import Program
+from baton.engine.program.rope import RopeTables
 from baton.kernels.paged_attention.job import AttentionJob
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 
 class StepBatch(NamedTuple):
     """Holds a step's rows. ``slots[layer]`` says where the first rows' K and V go; ``jobs[window]`` is attention's
-    work.
+    work; ``turns`` are each rope's cos and sin.
 
     ``begun`` pages get their first tokens in this step and stay partly empty: they are zeroed before, so that what
     an earlier owner left there (a NaN outlives any mask) reaches nobody. ``rows`` are those that need logits,
@@ -42,8 +42,7 @@ class StepBatch(NamedTuple):
     """
 
     tokens: Tensor
-    cos: Tensor
-    sin: Tensor
+    turns: tuple[tuple[Tensor, Tensor], ...]
     begun: Tensor
     slots: tuple[Tensor, ...]
     jobs: dict[int, tuple[AttentionJob, ...]]
@@ -60,7 +59,7 @@ class BatchBuilder:
     def __init__(self, program: Program, dtype: torch.dtype, device: str) -> None:
         self._layers = program.layers
         self._windows = program.windows
-        self._inverse, self._factor = rope.frequencies(program.rope, program.rotated, program.max_position)
+        self._rope = RopeTables(program.ropes, program.rotated, program.max_position)
         self._dtype, self._device = dtype, device
         self._most_blocks = GATHER_BYTES // (
             2 * BLOCK_TOKENS * program.kv_heads * program.head_dim * dtype.itemsize
@@ -75,7 +74,7 @@ class BatchBuilder:
         ends = np.cumsum(counts)
         positions = _concat([np.arange(i.start, i.start + len(i.tokens)) for i in items])
         tokens = _concat([np.asarray(i.tokens, np.int64) for i in items])
-        cos, sin = rope.tables(_padded(positions), self._inverse, self._factor, self._dtype)
+        turns = self._rope.of(_padded(positions), self._dtype)
         sampled = [
             (item, spec, row)
             for item, end in zip(items, ends, strict=True)
@@ -89,8 +88,7 @@ class BatchBuilder:
         rows = _concat([np.array([row for *_, row in sampled], np.int64), *(rows for _, rows in scored)])
         return StepBatch(
             _padded(tokens).to(self._device),
-            cos.to(self._device),
-            sin.to(self._device),
+            tuple((cos.to(self._device), sin.to(self._device)) for cos, sin in turns),
             torch.tensor([page for item in items for page in _begun(item)], dtype=torch.int64),
             self._slots(items, positions),
             {window: tuple(self._jobs(items, window)) for window in self._windows},

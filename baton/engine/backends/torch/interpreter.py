@@ -5,20 +5,24 @@ Knows nothing of plans or requests. Ops are bound to their weights once; a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
 from baton.engine.backends.spans import StepSpans
 from baton.engine.backends.torch.batch import StepBatch
 from baton.engine.program.ops import (
+    Add,
     Embedding,
+    GeGlu,
     Linear,
     LmHead,
     Moe,
+    NormPart,
     Op,
     PagedAttention,
     Program,
@@ -27,6 +31,7 @@ from baton.engine.program.ops import (
     SwiGlu,
 )
 from baton.kernels.moe.native import experts_of
+from baton.kernels.moe.reference import ExpertGate
 from baton.protos.nouns import KvLayout
 
 Registers = dict[str, Tensor]
@@ -46,6 +51,14 @@ class KvPages(NamedTuple):
 
 
 Step = Callable[[Registers, StepBatch, KvPages], None]
+
+
+def gate_of(op: Moe, weights: Mapping[str, Any]) -> ExpertGate | None:
+    """Returns the gate of a layer of experts with its biases' values; None for SwiGLU."""
+    if op.gate is None:
+        return None
+    biases = (weights[name].float() for name in (op.gate.gate_up_bias, op.gate.down_bias))
+    return ExpertGate(*biases, op.gate.alpha, op.gate.limit)
 
 
 class Interpreter:
@@ -103,7 +116,8 @@ class Interpreter:
         kernel, table = self._kernels.embedding, self._weights[op.weight]
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
-            registers[op.out] = kernel(batch.tokens, table)
+            found = kernel(batch.tokens, table)
+            registers[op.out] = found if op.scale == 1.0 else found * torch.tensor(op.scale, dtype=found.dtype)
 
         return step
 
@@ -113,6 +127,23 @@ class Interpreter:
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             delta = registers[op.delta] if op.delta else None
             registers[op.x], registers[op.out] = kernel(registers[op.x], delta, weight, op.eps)
+
+        return step
+
+    def _add(self, op: Add) -> Step:
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            registers[op.x] = registers[op.x] + registers[op.delta]
+
+        return step
+
+    def _norm_part(self, op: NormPart) -> Step:
+        kernel, weight = self._kernels.rms_norm, self._weights[op.weight]
+        columns = slice(op.first, op.first + op.width)
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            whole = registers[op.x].clone()
+            whole[:, columns] = kernel(whole[:, columns].contiguous(), None, weight, op.eps)[1]
+            registers[op.x] = whole
 
         return step
 
@@ -133,16 +164,17 @@ class Interpreter:
             heads = qkv.view(qkv.shape[0], -1, head_dim)
             slots = batch.slots[op.layer]
             registers[op.out] = kernel(
-                heads, batch.cos, batch.sin, kv.rows, slots, kv_heads, q_norm, k_norm, op.eps
+                heads, *batch.turns[op.rope], kv.rows, slots, kv_heads, q_norm, k_norm, op.eps
             )
 
         return step
 
     def _paged_attention(self, op: PagedAttention) -> Step:
-        kernel, scale = self._kernels.paged_attention, self._program.head_dim**-0.5
+        kernel, scale = self._kernels.paged_attention, self._program.scale
+        form = op.softcap, self._weight(op.sinks)
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
-            registers[op.out] = kernel(registers[op.q], kv.blocks, batch.jobs[op.window], op.layer, scale)
+            registers[op.out] = kernel(registers[op.q], kv.blocks, batch.jobs[op.window], op.layer, scale, *form)
 
         return step
 
@@ -154,13 +186,22 @@ class Interpreter:
 
         return step
 
+    def _geglu(self, op: GeGlu) -> Step:
+        kernel = self._kernels.geglu
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            registers[op.out] = kernel(registers[op.gate_up])
+
+        return step
+
     def _moe(self, op: Moe) -> Step:
         kernel, of = self._kernels.moe, (op.experts, op.chosen, op.renormalise)
         gate_up, down = experts_of(self._weights[op.gate_up], self._weights[op.down], *of).singly()
+        gate = gate_of(op, self._weights)
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, logits = registers[op.x], registers[op.logits]
-            registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise)
+            registers[op.out] = kernel(x, logits, gate_up, down, op.chosen, op.renormalise, gate)
 
         return step
 
@@ -169,7 +210,7 @@ class Interpreter:
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, delta = registers[op.x], registers[op.delta]
-            registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight)
+            registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap)
 
         return step
 
@@ -177,10 +218,13 @@ class Interpreter:
 _BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {
     Embedding: Interpreter._embed,
     RmsNorm: Interpreter._rms_norm,
+    Add: Interpreter._add,
+    NormPart: Interpreter._norm_part,
     Linear: Interpreter._linear,
     RopeAppend: Interpreter._rope_append,
     PagedAttention: Interpreter._paged_attention,
     SwiGlu: Interpreter._swiglu,
+    GeGlu: Interpreter._geglu,
     Moe: Interpreter._moe,
     LmHead: Interpreter._lm_head,
     **dict.fromkeys(SPAN_OPS, Interpreter._span_op),

@@ -31,6 +31,7 @@ from baton.engine.models import program_for
 from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, StepPlan, StepResult
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Program
+from baton.engine.program.rope import LONGROPE, settled
 from baton.engine.sampling import choose, score
 from baton.engine.validate import require_computable
 from baton.kernels.abi import native
@@ -63,7 +64,7 @@ def load(config: EngineConfig) -> Runner:
         _require_torch_cuda()
     directory = locate(config.model)
     model = ModelConfig.read(directory)
-    dtype, planned = _dtype_name(config), program_for(model)
+    dtype, planned = _dtype_name(config), settled(program_for(model), config.max_model_len)
     if config.device == "cuda":
         _require_cuda_ops(model, planned)
     if ask_gpu:
@@ -209,13 +210,16 @@ def _dtype_name(config: EngineConfig) -> str:
 
 
 def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
-    """Fidelity tells stored KV apart also by the precision it was computed in."""
+    """Fidelity tells stored KV apart also by the precision it was computed in, and by longrope's factors."""
     stored = KV_DTYPES.get(config.kv_cache_dtype, dtype)
-    return layout_for(stored, program.groups, fidelity=stored if stored == dtype else f"{dtype}+{stored}")
+    extended = "+long" if program.rope.kind == LONGROPE and not program.plain_context else ""
+    fidelity = stored if stored == dtype else f"{dtype}+{stored}"
+    return layout_for(stored, program.groups, fidelity=fidelity + extended)
 
 
 def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str) -> ModelSpec:
-    longest = min(config.max_model_len or program.max_position, program.max_position)
+    most = program.plain_context or program.max_position
+    longest = min(config.max_model_len or most, program.max_position)
     if any(not 0 <= token < program.vocab_size for token in model.eos_token_ids):
         raise CheckpointError(f"{model.path}: eos_token_id is outside the vocabulary", "eos_token_id")
     return ModelSpec(

@@ -1,0 +1,23 @@
+"""Describes OLMo 2 (https://arxiv.org/abs/2501.00656): norms behind attention and MLPs, q and k normed whole.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder, Norms
+from baton.engine.program.ops import Program
+
+MAX_POSITION = 2048
+EPS = 1e-5
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the decoder; ``attention_bias`` adds biases to all four projections."""
+    bias = config.flag("attention_bias", False)
+    decoder = Decoder.read(config, qkv_bias=bias, o_bias=bias, wide_qk_norm=True)
+    eps = config.number("rms_norm_eps", EPS)
+    return replace(decoder, norms=Norms.AFTER, eps=eps).program(config, MAX_POSITION)

@@ -1,0 +1,15 @@
+"""Applies Gemma's gated activation (https://arxiv.org/abs/2002.05202), GELU by its tanh approximation.
+
+Knows nothing of weights.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """Gates: (rows, 2 x inner), gate first -> gelu(gate) x up, (rows, inner)."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
