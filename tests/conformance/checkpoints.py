@@ -167,6 +167,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "num_hidden_layers": 3,
         "vocab_size": 1003,
+    },
     "gemma2": {
         "model_type": "gemma2",
         "num_hidden_layers": 3,

@@ -32,8 +32,8 @@ class ExpertLayers(msgspec.Struct, frozen=True):
     up, down).
 
     ``shared`` is the width of the experts that every row goes to, 0 for none, named ``shared_at``; with
-    ``shared_gate`` a row weighs them. ``stacked``: one tensor holds all experts', gate and up by turns, and there are
-    biases, also of the router; with the gain and limit of ``MoeGate``.
+    ``shared_gate`` a row weighs them. ``stacked``: one tensor holds all experts', gate and up by turns, and there
+    are biases, also of the router; with the gain and limit of ``MoeGate``.
     """
 
     layers: tuple[bool, ...]

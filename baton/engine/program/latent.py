@@ -59,9 +59,9 @@ class LatentDecoder(Decoder, frozen=True):
         own = {"kv_heads": 1, "head_dim": latent.rank + latent.turned, "qkv_bias": bias, "o_bias": bias}
         return cls(**(fields | own | {"experts": experts, "latent": latent}))
 
-    def program(self, config: ModelConfig, max_position: int) -> Program:
+    def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
         """Returns the ops and weights of this decoder."""
-        return replace(super().program(config, max_position), rope_dim=self._latent.turned)
+        return replace(super().program(config, max_position, rope), rope_dim=self._latent.turned)
 
     @property
     def _latent(self) -> Latent:
@@ -96,9 +96,8 @@ class LatentDecoder(Decoder, frozen=True):
         return LatentAttention("q", "latent", slot, *names, NORM_EPS, *sizes, m.paired, m.scale, "a")
 
     def _attention_weights(self, layer: int) -> Iterator[Weight]:
-        at, m = f"model.layers.{layer}", self._latent
-        attention, width = f"{at}.self_attn", m.plain + m.turned
-        yield Weight(f"{layer}.input_norm", (f"{at}.input_layernorm.weight",), ((self.hidden,),))
+        m = self._latent
+        attention, width = f"model.layers.{layer}.self_attn", m.plain + m.turned
         if m.q_rank:
             yield from _projection(f"{layer}.q_a", f"{attention}.q_a_proj", m.q_rank, self.hidden, self.qkv_bias)
             yield Weight(f"{layer}.q_a_norm", (f"{attention}.q_a_layernorm.weight",), ((m.q_rank,),))

@@ -26,6 +26,7 @@ from baton.kernels.linear.integers import Integers, Part
 from baton.protos.errors import CheckpointError
 
 FULL_HASH_BYTES, SAMPLE_BYTES, SAMPLES = 256 << 20, 1 << 20, 32
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")  # whose names and values are known here
 PAIRED = ("llama", "mistral", "mixtral")  # model types whose q and k rows GGUF reorders
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 PLACES = {
@@ -77,6 +78,9 @@ class GgufCheckpoint:
             raise CheckpointError(
                 f"{directory} holds {len(found)} .gguf files; keep the one that is meant", "model"
             )
+        if model.model_type not in FAMILIES:
+            text = f"is {model.model_type!r}; of GGUF files {', '.join(FAMILIES)} are read: use safetensors"
+            raise model.error("model_type", text)
         return cls(found[0], model)
 
     def names(self) -> Iterable[str]:

@@ -81,9 +81,9 @@ def attend_stored(
     seen = (at <= asked) & ((at > asked - window) if window else (at >= 0))
     rows = q.transpose(0, 1)
     if softcap or sinks is not None:
-        one = (plane[None, :length].transpose(1, 2) for plane in kv)
+        keys, values = (plane[None, :length].transpose(1, 2) for plane in kv)
         mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
-        return attend_by_parts(rows[None], *one, mask, scale, softcap, sinks)[0].transpose(0, 1)
+        return attend_by_parts(rows[None], keys, values, mask, scale, softcap, sinks)[0].transpose(0, 1)
     keys, values = (plane[:length].transpose(0, 1).repeat_interleave(group, 0) for plane in kv)
     return F.scaled_dot_product_attention(rows, keys, values, attn_mask=seen, scale=scale).transpose(0, 1)
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
+from baton.engine.backends.torch.interpreter import gate_of
 from baton.engine.program import ops as p
 from baton.kernels.linear import packed
-from baton.kernels.moe.reference import ExpertGate
 from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
 from baton.kernels.step.structs import ITEM, LINEAR_F32
@@ -120,11 +120,7 @@ class StepCheck:
 
     def _moe(self, op: p.Moe, state: CheckContext) -> Callable[[], Named]:
         of, x, logits = self._native.experts[op.gate_up], self._get(state, op.x), self._get(state, op.logits)
-        gate = op.gate and ExpertGate(
-            *(self._native.vectors[name] for name in (op.gate.gate_up_bias, op.gate.down_bias)),
-            op.gate.alpha,
-            op.gate.limit,
-        )
+        gate = gate_of(op, self._native.vectors)
         wanted = self._kernels.moe(x, logits, *of.singly(), of.chosen, of.renormalise, gate)
         most = LINEAR[_kind(of.down)]
         return lambda: [("out", self._get(state, op.out), wanted, most)]

@@ -44,7 +44,7 @@ class StepOps:
     def run(self, number: int, batch: NativeBatch, arena: Tensor, memory: Tensor, turns: Tensor) -> bool:
         """Runs op ``number``. Returns False for one that the native step must run."""
         op = self._native.ops[number]
-        if (found := _OPS.get(type(op))) is None or self._native.is_form(number):
+        if (found := _OPS.get(type(op))) is None or (self._native.is_form(number) and not isinstance(op, p.GeGlu)):
             return False
         return found(self, op, self._state(batch, arena, memory, turns)) is not False
 
@@ -97,6 +97,9 @@ class StepOps:
     def _swiglu(self, op: p.SwiGlu, state: OpContext) -> None:
         state.registers(op.out).copy_(self._ops.swiglu(state.registers(op.gate_up)))
 
+    def _geglu(self, op: p.GeGlu, state: OpContext) -> None:
+        state.registers(op.out).copy_(self._ops.geglu(state.registers(op.gate_up)))
+
     def _moe(self, op: p.Moe, state: OpContext) -> bool:
         of, x, logits = self._native.experts[op.gate_up], state.registers(op.x), state.registers(op.logits)
         if not isinstance(of, Experts):
@@ -112,5 +115,6 @@ _OPS: dict[type, Callable[[StepOps, Any, OpContext], bool | None]] = {
     p.RopeAppend: StepOps._rope_append,
     p.PagedAttention: StepOps._attention,
     p.SwiGlu: StepOps._swiglu,
+    p.GeGlu: StepOps._geglu,
     p.Moe: StepOps._moe,
 }

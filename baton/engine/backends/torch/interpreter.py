@@ -57,8 +57,8 @@ def gate_of(op: Moe, weights: Mapping[str, Any]) -> ExpertGate | None:
     """Returns the gate of a layer of experts with its biases' values; None for SwiGLU."""
     if op.gate is None:
         return None
-    biases = (weights[name].float() for name in (op.gate.gate_up_bias, op.gate.down_bias))
-    return ExpertGate(*biases, op.gate.alpha, op.gate.limit)
+    gate_up, down = (weights[name].float() for name in (op.gate.gate_up_bias, op.gate.down_bias))
+    return ExpertGate(gate_up, down, op.gate.alpha, op.gate.limit)
 
 
 class Interpreter:
