@@ -200,7 +200,7 @@ def test_damaged_mxfp4_is_refused_by_name(home: Path, tmp_path: Path, end: str, 
 def test_a_gguf_file_of_a_family_whose_values_gguf_changes_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model(home, "gemma2") / "config.json").read_bytes())
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match="model_type is 'gemma2'; of GGUF files llama, .* use safetensors"):
+    with pytest.raises(CheckpointError, match=r"model_type is 'gemma2'; of GGUF files llama, .* use safetensors"):
         load_runner(EngineConfig(str(tmp_path), threads=1))
 
 

@@ -26,7 +26,7 @@ def reader(model: ModelConfig, tensors: Tensors) -> Reader:
 
 
 class Mxfp4Reader:
-    """Implements ``Reader``."""
+    """Reads experts of MXFP4 blocks as a ``Reader``."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, self._names = tensors, set(tensors.names())
