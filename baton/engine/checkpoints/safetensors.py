@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from baton.engine.checkpoints.stacked import part_of
 from baton.engine.program.ops import Weight
+from baton.engine.program.stacked import part_of
 from baton.protos.errors import CheckpointError
 
 SINGLE = "model.safetensors"

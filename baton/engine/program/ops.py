@@ -16,7 +16,7 @@ from baton.protos.nouns import LayerGroup
 class Weight(msgspec.Struct, frozen=True):
     """Names one weight: the checkpoint's tensors stacked along dimension 0, each with its expected shape.
 
-    A source may name a part of a tensor that holds all experts' (``checkpoints/stacked.py``). ``plus`` is added to
+    A source may name a part of a tensor that holds all experts' (``program/stacked.py``). ``plus`` is added to
     every element, as norms are stored that start from 1; such a weight is float32 whatever the others are.
     """
 

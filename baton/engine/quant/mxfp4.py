@@ -1,6 +1,6 @@
 """MXFP4 experts as gpt-oss checkpoints have them (OCP Microscaling Formats v1.0).
 
-Knows nothing of models. Beside a stacked tensor's name (checkpoints/stacked.py) lie
+Knows nothing of models. Beside a stacked tensor's name (``program/stacked.py``) lie
     NAME_blocks uint8 (experts, outputs, inputs / 32, 16), two E2M1 numbers a byte, the first in the low four bits
     NAME_scales uint8 (experts, outputs, inputs / 32), powers of two
 Everything else in such a checkpoint is plain.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.checkpoints.stacked import ExpertPart, part_of
 from baton.engine.program.config import ModelConfig
+from baton.engine.program.stacked import ExpertPart, part_of
 from baton.engine.quant import Reader, Tensors
 from baton.engine.quant.compressed_tensors import BIAS, NAN
 from baton.kernels.linear.codes import Codes, e2m1, nibbles
