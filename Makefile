@@ -4,7 +4,7 @@ STAMP := .venv/.baton-installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I . --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) baton/protos/v1/*.proto
 
-.PHONY: drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
+.PHONY: test-times drill conformance dashboards helm-check images reference setup serve test soak thorough soak-ray fuzz check kernels cuda-check proto proto-check bench bench-peers
 .DEFAULT_GOAL := serve
 
 $(STAMP): pyproject.toml
@@ -18,6 +18,9 @@ serve: $(STAMP)  ## make serve ARGS="--model PATH_OR_HF_ID --prefill 2 --decode 
 
 test: $(STAMP)
 	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+
+test-times: $(STAMP)  ## the suite, then what CPU time each file of tests cost, its child processes included
+	@$(MAKE) --no-print-directory test ARGS="--cpu-times $(ARGS)"
 
 soak: $(STAMP)
 	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)

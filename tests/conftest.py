@@ -13,7 +13,10 @@ from baton.cluster.membership import connect
 from baton.launch.redis_server import RedisServer
 from baton.process.processes import end_sessions
 from baton.worker.slots import close_slots, holders
-from tests import seeds
+from tests import cpu_times, seeds
+
+NO_AUTHORITY = Path(__file__).parent / "data/no_authority.pem"
+"""A certificate that signs nothing, because an HTTP client reads the public ones for 28 ms, and none is called."""
 
 LONG = (
     "e2e/test_serve",
@@ -28,7 +31,14 @@ LONG = (
 """How paths of files begin that take long, below ``tests``: whoever got one last would keep the others waiting."""
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(cpu_times.OPTION, action="store_true", help="print what CPU time each file of tests cost")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("SSL_CERT_FILE", str(NO_AUTHORITY))
+    if config.getoption(cpu_times.OPTION):
+        config.pluginmanager.register(cpu_times.CpuTimes())
     seeds.choose_examples()
     seeds.seed_all(seeds.run_seed())  # for what modules draw while they are collected
 
