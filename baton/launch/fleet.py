@@ -14,14 +14,14 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import msgspec
 
 from baton.cluster.config import load_config
 from baton.launch.cluster_run import ClusterRun, failure_of
 from baton.launch.ports import free_ports
-from baton.launch.supervise import HostPlan, HostSupervisor, SlotStatus
+from baton.launch.supervise import HostPlan, HostProcess, HostSupervisor, SlotStatus, start_host
 from baton.process.children import child_environment
 from baton.process.processes import die_with_parent
 from baton.protos.errors import StartupError
@@ -110,11 +110,18 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
     def start_router(self) -> None:
         """Starts the router's process, also after somebody killed it."""
         with open(self.files.logs / "router.log", "ab") as log:
-            self.router = subprocess.Popen(
-                [*self.router_command, "--config", self.write_config()],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environment(),
-                preexec_fn=die_with_parent,
-            )  # fmt: skip
+            self.router = self.run_router([*self.router_command, "--config", self.write_config()], log)
+
+    def run_router(self, command: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        """Runs the router's command, with its output in ``log``; a subclass may start it in another way."""
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=child_environment(),
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
+
+    def run_host(self, command: list[str], log: BinaryIO) -> HostProcess:
+        """Runs a host's command, with its output in ``log``; a subclass may start it in another way."""
+        return start_host(command, log)
 
     def scale(self, prefill: int, decode: int) -> None:
         """Takes other numbers of workers, as a placement does: new ones start, others drain and end."""
@@ -135,7 +142,7 @@ class Fleet(ClusterRun, contextlib.AbstractContextManager["Fleet"]):
         """Starts a supervisor for each slot that has none."""
         for plan in plans:
             if plan.slot not in self._supervisors:
-                supervisor = HostSupervisor(msgspec.structs.replace(plan, command=self.command))
+                supervisor = HostSupervisor(msgspec.structs.replace(plan, command=self.command), self.run_host)
                 self._supervisors[plan.slot] = supervisor
                 supervisor.start()
 

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import msgspec
 
@@ -56,17 +58,40 @@ class SlotStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str = ""  # what it plays now
 
 
+class HostProcess(Protocol):
+    """Is what a supervisor needs of the process that it started."""
+
+    @property
+    def pid(self) -> int:
+        """Returns the id by which the process leads its session."""
+
+    def wait(self) -> int:
+        """Waits for the process to end and returns its exit code, negative for a signal."""
+
+
+StartHost = Callable[[list[str], BinaryIO], HostProcess]
+"""Starts a command with its output in a file, as leader of a session of its own."""
+
+
+def start_host(command: list[str], log: BinaryIO) -> HostProcess:
+    """Runs a host's command, with its output in ``log``."""
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True
+    )
+
+
 class HostSupervisor:
     """Supervises one slot on a thread of its own from ``start`` to ``stop``."""
 
-    def __init__(self, plan: HostPlan) -> None:
+    def __init__(self, plan: HostPlan, start: StartHost = start_host) -> None:
         self._plan = plan
+        self._start = start
         self._slot = WorkerSlot(plan.folder, plan.slot)
         self._spec = Path(plan.folder, f"{plan.slot}.spec")
         self._stopping = threading.Event()
         self._status = SlotStatus(plan.slot, "starting")
         self._thread = threading.Thread(target=self._run, name=plan.slot, daemon=True)
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, HostProcess] = {}
         self._was_ready = self._slot.read() is not None  # by an earlier supervisor's care
         self._deaths = 0
         self._restarts = 0
@@ -111,11 +136,9 @@ class HostSupervisor:
         return self._stopping.is_set() or slots_closed(self._plan.folder)
 
     def _spawn(self) -> int:
+        handed_over = ("--spec", str(self._spec)) if self._plan.spec else ()
         with open(self._plan.log, "ab") as log:
-            child = subprocess.Popen(
-                [*(self._plan.command or HOST), *(("--spec", str(self._spec)) if self._plan.spec else ())],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=host_environment(), start_new_session=True,
-            )  # fmt: skip
+            child = self._start([*(self._plan.command or HOST), *handed_over], log)
         self._children[child.pid], self._memory = child, OomKills()
         return child.pid
 

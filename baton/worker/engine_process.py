@@ -37,16 +37,20 @@ class EngineProcess:
         self.memory: PageMemory
         self.ready: EngineReady
 
-    @classmethod
-    def spawn(cls, spec: WorkerSpec, ours: socket.socket, theirs: socket.socket) -> subprocess.Popen[bytes]:
-        """Starts the child with its end of the socket pair, but not with Redis' URL: command lines are public."""
-        fd, told = theirs.fileno(), msgspec.structs.replace(spec, member=MemberSpec())
+    @staticmethod
+    def command(spec: WorkerSpec, fd: int) -> list[str]:
+        """Returns the child's command line; Redis' URL isn't in it, because command lines are public."""
+        told = msgspec.structs.replace(spec, member=MemberSpec())
         command = [sys.executable, "-m", "baton.worker.engine_main", "--spec", dump_spec(told), "--fd", str(fd)]
-        command += ["--parent", str(os.getpid())]
+        return [*command, "--parent", str(os.getpid())]
+
+    @classmethod
+    def spawn(cls, spec: WorkerSpec, fd: int) -> subprocess.Popen[bytes]:
+        """Starts the child with its end ``fd`` of the socket pair."""
         # A session of its own: autogroup scheduling then shares the cores between engine and I/O. The kernel learns
         # whom it dies with before anything is imported: an orphan would compete with its starting successor.
         return subprocess.Popen(
-            command, pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True,
+            cls.command(spec, fd), pass_fds=[fd], stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=partial(die_with_parent, signal.SIGKILL),
         )  # fmt: skip
 
@@ -55,7 +59,7 @@ class EngineProcess:
         """Starts an engine and waits until its model is loaded. Raises the engine's own StartupError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = cls.spawn(spec, ours, theirs)
+            process = cls.spawn(spec, theirs.fileno())
         engine = cls(process, await IoChannel.open(ours), spec.server.kv_transport in FROM_CARD)
         try:
             await engine._await_ready()

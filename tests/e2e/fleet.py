@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import time
+from subprocess import Popen
+from typing import BinaryIO
 
 import grpc
 import httpx
@@ -14,10 +16,12 @@ from baton.cluster.prefix_index import PrefixIndex
 from baton.cluster.served_model import DEMO
 from baton.kv.layout import prefix
 from baton.launch import fleet
+from baton.launch.supervise import HostProcess
 from baton.process.loop_watch import STOOD_STILL
 from baton.protos import convert
 from baton.protos.nouns import PoolSnapshot
 from baton.protos.v1 import worker_pb2, worker_pb2_grpc
+from tests import warm
 
 UP_S = fleet.UP_S
 DRAFT = str(DEMO.parent / "demo-draft")  # the smaller of the models that are here
@@ -46,6 +50,13 @@ class Fleet(fleet.Fleet):
         telemetry = {"loop_stall_s": STALL_S} | sections.pop("telemetry", {})
         super().__init__(cluster=cluster, telemetry=telemetry, **sections)
         self._channels: dict[str, grpc.Channel] = {}
+        self._warm = warm.of(self.config.worker.device)
+
+    def run_host(self, command: list[str], log: BinaryIO) -> HostProcess:
+        return self._warm.start(command, log) or super().run_host(command, log)
+
+    def run_router(self, command: list[str], log: BinaryIO) -> Popen[bytes]:
+        return self._warm.start(command, log, session=False) or super().run_router(command, log)
 
     def __exit__(self, *exc) -> None:
         stalls = "" if exc[0] else self.stalls()

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.e2e.fleet import DRAFT, Fleet, complete, wait_for
+from tests.e2e.migration import ROUTE
 from tests.e2e.paced import slow_profile
 
 VOCAB = 4096
@@ -92,9 +93,12 @@ async def test_cached_blocks_stay_valid_through_a_change(paced):
     prompt = prompts(random.Random(4), 1, VOCAB, 800)[0]
     async with httpx.AsyncClient(timeout=60) as client:
         body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-        await client.post(paced.url + "/v1/completions", json=body)
+        first = await client.post(paced.url + "/v1/completions", json=body)
+        holder = ROUTE.search(first.headers["x-baton-route"])[1]
+        await asyncio.to_thread(paced.wait_for_index, holder, prompt, len(prompt) // 2)
         await changed(paced, "prefill-0", "decode")
         await changed(paced, "prefill-1", "decode", force=True)
+        await asyncio.to_thread(paced.wait_for_index, holder, prompt, len(prompt) // 2)
         again = (await client.post(paced.url + "/v1/completions", json=body)).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) // 2
         for slot in ("prefill-0", "prefill-1"):
