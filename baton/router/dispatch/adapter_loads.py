@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from baton.cluster.adapters import AdapterEntry
 from baton.cluster.telemetry import RouterMetrics
-from baton.protos.errors import AdaptersFull, AdapterUnknown, BatonError, Unavailable, WeightsGone
+from baton.protos.errors import AdapterChanged, AdaptersFull, AdapterUnknown, BatonError, Unavailable, WeightsGone
 from baton.protos.nouns import AdapterInfo
 from baton.router.adapters.registry import AdapterRegistry
 from baton.router.workers.link import WorkerLink
@@ -68,17 +68,15 @@ class AdapterLoads:
             return
         entry = self._registry.of_id(adapter_id)
         if entry is None or not self._registry.is_readable(adapter_id):
-            raise WeightsGone(
-                f"the answer began on adapter {adapter_id}, which was unloaded or replaced since; "
-                f"{link.info.worker_id} never had it: send the request again",
-                retry_after_s=1.0,
-            )
+            raise _gone(link, adapter_id, "was unloaded or replaced since")
         try:
             await self._with_room(link, entry)
         except BatonError as error:
             if error.retryable:
                 raise
             self._unable[link, adapter_id] = self._clock() + UNABLE_S
+            if isinstance(error, AdapterChanged):
+                raise _gone(link, adapter_id, f"was written over at {entry.path!r}") from error
             text = f"{link.info.worker_id} can't load adapter {adapter_id}: {error.message}"
             raise Unavailable(text, retry_after_s=1.0) from error
 
@@ -145,6 +143,13 @@ class AdapterLoads:
         if not task.cancelled():
             task.exception()  # whoever waits for it raises it; of one that was begun ahead there may be nobody
         self._changed()
+
+
+def _gone(link: WorkerLink, adapter_id: str, why: str) -> WeightsGone:
+    return WeightsGone(
+        f"adapter {adapter_id} {why}, and {link.info.worker_id} doesn't hold it: send the request again",
+        retry_after_s=1.0,
+    )
 
 
 def unknown(name: str, served: Iterable[str]) -> AdapterUnknown:

@@ -9,6 +9,7 @@ import logging
 
 from baton.cluster.telemetry import RouterMetrics
 from baton.protos.errors import (
+    AdapterNotLoaded,
     AdaptersFull,
     BatonError,
     Draining,
@@ -30,6 +31,7 @@ class Overdue(WorkerLost):
     label = "overdue"
 
 
+MOST_MISSES = 16  # adapters that were evicted before their request came; more, and they only push each other out
 MOST_SUSPECTED = 2  # stalled workers: one may be the worker's own fault, or a neighbour's
 
 
@@ -55,6 +57,9 @@ class Blame:
         run.leave(worker_id, error)
         if isinstance(error, NoWorker):
             return  # nobody failed: the way that was planned is closed, another may be open
+        if isinstance(error, AdapterNotLoaded) and run.retries.misses < MOST_MISSES:
+            run.retries.misses += 1
+            return  # nor here: others' adapters took its place between the load and the request
         if isinstance(error, Draining | Overdue):
             run.retries.moves += 1  # nor did one that was asked to leave, or is slow
         else:

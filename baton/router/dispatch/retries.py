@@ -7,14 +7,15 @@ class RetryState:
     """Remembers a choice's attempts for dispatch; ``begin`` starts the next one.
 
     ``failures`` are workers that failed it, ``moves`` workers that it left without their fault, ``suspected``
-    workers that fell silent over it. ``avoid`` holds their ids. ``hedged``: one slow prefill was given up already.
+    workers that fell silent over it, ``misses`` those that had lost its adapter. ``avoid`` holds their ids.
+    ``hedged``: one slow prefill was given up already.
     ``absent_since``: since when no decode worker could be reached, in seconds of the router's clock.
     """
 
-    __slots__ = ("absent_since", "admitted", "avoid", "failures", "fed", "hedged", "moves", "suspected")
+    __slots__ = ("absent_since", "admitted", "avoid", "failures", "fed", "hedged", "misses", "moves", "suspected")
 
     def __init__(self) -> None:
-        self.failures = self.moves = self.suspected = 0
+        self.failures = self.moves = self.suspected = self.misses = 0
         self.avoid: set[str] = set()
         self.admitted = self.fed = self.hedged = False
         self.absent_since: float | None = None
