@@ -132,7 +132,8 @@ async def running_core(
     view = ClusterView(given.roster, links, revision, clock, view_settings, throttle, loads.wait_s)
     decisions = DecisionLog(given.router_id, clock, given.store, observer=given.record_observer)
     hints = PrefixHints(given.index, keeps=metrics.enabled)
-    placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions)
+    readable = given.adapters.is_readable
+    placer = Placer(view, hints, policy, clock, settings.worker_wait_s, sessions, readable)
     blame = Blame(view, metrics, settings.max_attempts, settings.full_wait_s)
     runner = ChoiceRunner(links, placer, blame, metrics, clock, loads, settings)
     counts = AdapterCounts(metrics, given.adapters.served)

@@ -34,7 +34,8 @@ class HintSource(Protocol):
 class Placer:
     """Asks the policy where a choice can go, and reserves its place there.
 
-    ``worker_wait_s``: how long nobody at all may be there.
+    ``worker_wait_s``: how long nobody at all may be there. ``is_readable`` tells whether a worker that lacks an
+    adapter could load it.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Placer:
         clock: Callable[[], float],
         worker_wait_s: float,
         sessions: SessionHomes | None = None,
+        is_readable: Callable[[str], bool] = lambda adapter_id: True,
     ) -> None:
+        self._is_readable = is_readable
         self._view, self._hints, self._policy = view, hints, policy
         self._sessions = sessions or SessionHomes()
         self._clock, self._worker_wait_s = clock, worker_wait_s
@@ -128,10 +131,12 @@ class Placer:
                 "any more; send the request again, and it is answered from its beginning by those that are served",
                 retry_after_s=1.0,
             )
-        adapter = (
-            f" that has or can load adapter {request.context.adapter_id}" if request.context.adapter_id else ""
-        )
-        message = f"no decode worker of {request.model_id!r}{adapter} can be reached; is one starting?"
+        adapter = request.context.adapter_id
+        if adapter and not self._is_readable(adapter):
+            text = f"adapter {adapter} was unloaded or replaced, and no worker that is left holds it"
+            return WeightsGone(f"{text}; send the request again", retry_after_s=1.0)
+        able = f" that has adapter {adapter} or could load it" if adapter else ""
+        message = f"no decode worker of {request.model_id!r}{able} can be reached; is one starting?"
         return NoWorker(message, retry_after_s=1.0)
 
 
