@@ -57,6 +57,7 @@ def make_overview(
             holds=lambda: roster.holds,
             departures=roster.departures,
             fullness=_fullness(config),
+            adapters=core.adapters.registry.served,
         ),
         TrafficSources(live, core.dispatcher.waiting, shared.others if shared else None),
         RouterFacts(router, tuple(config.router.context_classes), prices, ("drain", "eject", "rerole")),

@@ -22,15 +22,18 @@ from baton.cluster.departures import Departure, Departures
 from baton.cluster.membership import PolledRoster, WorkerEntry, connect
 from baton.launch.redis_server import check_redis
 from baton.protos import version
+from baton.protos.adapter_id import name_of
 from baton.protos.errors import ConfigError, NoWorker
 from baton.protos.nouns import WorkerInfo
 
 RUN_DIR = "BATON_CLUSTER__RUN_DIR"
+ADAPTERS_SHOWN = 3  # names of a worker's adapters in its row
 COLUMNS = (
     "worker",
     "role",
     "state",
     "model",
+    "adapters",
     "version",
     "address",
     "running",
@@ -108,9 +111,10 @@ def _described(config: BatonConfig) -> str:
 
 
 def table(entries: dict[str, WorkerEntry]) -> Table:
-    """Returns a table of one row per worker, by id."""
+    """Returns a table of one row per worker, by id; with their adapters where any has some."""
     shown = Table(box=None)
-    for column in COLUMNS:
+    adapted = any(entry.info.adapters for entry in entries.values())
+    for column in COLUMNS if adapted else [c for c in COLUMNS if c != "adapters"]:
         shown.add_column(column, no_wrap=True)
     for name, (info, load, age) in sorted(entries.items()):
         counts = (load.running, load.waiting, load.free_pages, load.cached_pages)
@@ -119,12 +123,20 @@ def table(entries: dict[str, WorkerEntry]) -> Table:
             info.role,
             info.state,
             info.model_id,
+            *((adapters_of(info),) if adapted else ()),
             version_of(info),
             info.address,
             *map(str, counts),
             f"{age:.1f} s ago",
         )
     return shown
+
+
+def adapters_of(info: WorkerInfo) -> str:
+    """Returns the names of the adapters that it holds; of many the first, and how many more."""
+    names = [escape(name_of(adapter)) for adapter in info.adapters]
+    more = len(names) - ADAPTERS_SHOWN
+    return ", ".join(names[:ADAPTERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def version_of(info: WorkerInfo) -> str:

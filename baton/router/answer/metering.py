@@ -27,6 +27,7 @@ class Meter:
     """
 
     __slots__ = (
+        "_adapter_id",
         "_arrived",
         "_first_at",
         "_last_at",
@@ -50,7 +51,9 @@ class Meter:
         counts_prompt: bool,
         prompt: Sequence[int] = (),
         request_id: str = "",
+        adapter_id: str = "",
     ) -> None:
+        self._adapter_id = adapter_id
         self._tallies, self._tally = tallies, tallies.of(model_id, summary.context_class)
         self._arrived, self._summary, self._prompt = arrived, summary, prompt
         self.counts_prompt, self._request_id = counts_prompt, request_id
@@ -81,7 +84,7 @@ class Meter:
         chain = summary.chain if self.counts_prompt else None
         tallies.ended(self._tally, self._seen(outcome, lasted), chain, summary.trace_id)
         if tallies.recorder is not None:
-            tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain)
+            tallies.recorder.record(lasted, self._prompt, self._tokens, summary.chain, self._adapter_id)
 
     def _seen(self, outcome: str, lasted: float) -> ChoiceOutcome:
         """What its client saw: values alone, so that nothing large waits with them."""
@@ -110,6 +113,7 @@ class Meter:
             slo_ttft,
             slo_tpot,
             verdict(ttft, tpot, slo_ttft, slo_tpot, outcome in GOOD_ENDS) if judged else "",
+            name_of(self._adapter_id),
         )
 
 
@@ -168,6 +172,7 @@ class TallyMetering:
             stream.choice == 0,
             generation.prompts[prompt],
             generation.request_of(prompt),
+            generation.context.adapter_id,
         )
 
     def refused(self, generation: Generation, prompt: int, error: BatonError) -> None:

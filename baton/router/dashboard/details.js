@@ -82,6 +82,7 @@ export const openWorker = (id) => {
       ["role", `${worker.role}, ${worker.up ? worker.state : "unreachable"}`],
       ["held", worker.hold ? `${worker.hold.how} by ${worker.hold.by || "an operator"}, ${ago(worker.hold.at, snapshot.at)}` : null],
       ["model", `${worker.model} on ${worker.device}`],
+      ["adapters", worker.adapters.length ? worker.adapters.join(", ") : null],
       ["batch", `${worker.running} of ${worker.max_batch} (${percent(worker.batch_fill)}), ${worker.waiting} waiting (${count(worker.waiting_tokens)} tokens)`],
       ["KV pages", `${count(worker.pages.leased)} leased, ${count(worker.pages.cached)} cached, ${count(worker.pages.free)} free, ${worker.pages.quarantined} in quarantine; of ${count(worker.pages.total)}`],
       ["tokens", `${count(worker.prefill_tokens_per_s)}/s read, ${count(worker.decode_tokens_per_s)}/s written`],
@@ -120,6 +121,7 @@ const explained = (record) => {
   open(`Request ${record.request_id}`,
     facts([
       ["model", record.model],
+      ["adapter", record.adapter || null],
       ["class", `${record.context_class}, ${count(record.prompt_tokens)} prompt tokens`],
       ["tenant", record.tenant || null],
       ["SLO", named.join(", ") || "none"],

@@ -7,7 +7,7 @@ import { showFigures } from "./figures.js";
 import { duration } from "./format.js";
 import { showPicture } from "./picture.js";
 import { showRequests } from "./requests.js";
-import { showClasses, showTimeline } from "./tables.js";
+import { showAdapters, showClasses, showTimeline } from "./tables.js";
 
 const AGAIN_MS = [500, 1000, 2000, 5000];
 let failures = 0;
@@ -27,6 +27,7 @@ const show = (snapshot) => {
   showPicture(snapshot, openWorker);
   showDial(snapshot);
   showClasses(snapshot);
+  showAdapters(snapshot);
   showRequests(snapshot, openRequest);
   showTimeline(snapshot);
 };

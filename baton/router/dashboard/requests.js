@@ -26,7 +26,7 @@ const update = (scale) => (row, request) => {
   const [id, cls, bar, time, end] = node.children;
   node.className = `request ${request.verdict}`;
   say(id, request.request_id.slice(0, 8));
-  say(cls, request.context_class);
+  say(cls, request.adapter ? `${request.context_class} · ${request.adapter}` : request.context_class);
   const pieces = parts(request).map(([name, value]) => {
     const piece = h("i", { class: `s-${name}`, title: `${NAMES[name]} ${seconds(value)}` });
     width(piece, value / scale);

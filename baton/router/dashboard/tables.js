@@ -38,6 +38,19 @@ const updateClass = (row, one) => {
 
 export const showClasses = ({ classes }) => keep($("class-rows"), classes, (one) => one.name, makeClass, updateClass);
 
+const ADAPTER_COLUMNS = ["adapter", "content", "tenant", "pinned", "on"];
+
+export const showAdapters = ({ adapters = [], workers }) => {
+  $("adapters").hidden = adapters.length === 0;
+  keep($("adapter-rows"), adapters, (one) => one.name,
+    () => h("tr", {}, ADAPTER_COLUMNS.map((name) => h("td", { "data-name": name }))),
+    (row, one) => {
+      const on = one.workers.length === workers.length ? "every worker" : one.workers.join(", ") || "no worker";
+      [one.name, one.adapter_id.split("@")[1] ?? "not read yet", one.tenant || "all", one.pinned ? "yes" : "", on]
+        .forEach((text, at) => say(row.children[at], text));
+    });
+};
+
 const VERBS = { hold: "Hold", advise: "Advice", rerole: "Role change", add: "Added", remove: "Removed", pin: "Pinned", unpin: "Unpinned", failed: "Failed" };
 
 const LEFT = { drained: "drained and left", engine: "lost its engine", signal: "was killed", oom: "ran out of memory", exit: "ended", slot_lost: "lost its slot", lease_lost: "fell silent", replaced: "was replaced" };

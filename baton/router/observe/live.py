@@ -49,6 +49,7 @@ class ChoiceOutcome(msgspec.Struct, frozen=True, gc=False):
     slo_ttft_s: float
     slo_tpot_s: float
     verdict: SloVerdict
+    adapter: str = ""
 
 
 Bins = dict[int, int]

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from baton.cluster.adapters import AdapterEntry
 from baton.cluster.advice import AdviceStore
 from baton.cluster.departures import Departure, Departures
 from baton.cluster.holds import SlotHold
@@ -55,7 +56,8 @@ class Prices(msgspec.Struct, frozen=True):
 class WorkerSources(msgspec.Struct, frozen=True):
     """Says where a look finds the workers. ``reachable`` gives the ids of those whose link is up.
 
-    ``fullness`` is a worker's, by the controller's definition; None while its costs aren't known.
+    ``fullness`` is a worker's, by the controller's definition; None while its costs aren't known. ``adapters`` are
+    those that are served, by name.
     """
 
     roster: RosterReader
@@ -63,6 +65,7 @@ class WorkerSources(msgspec.Struct, frozen=True):
     holds: Callable[[], Mapping[str, SlotHold]] = dict
     departures: Departures | None = None
     fullness: Callable[[WorkerInfo, WorkerLoad], float | None] = lambda info, load: None
+    adapters: Callable[[], Mapping[str, AdapterEntry]] = dict
 
 
 class TrafficSources(msgspec.Struct, frozen=True):
@@ -143,6 +146,7 @@ class Overview:
             "window_s": state.seconds,
             "workers": workers,
             "pools": {role: _pool([w for w in workers if w["role"] == role]) for role in ROLES},
+            "adapters": [_adapter(a, entries.values()) for a in sources.adapters().values()],
             "flows": [flow for entry in entries.values() for flow in _flows(entry)],
             "queues": [{"class": c.name, "waiting": state.waiting.get(c.name, 0)} for c in self._facts.classes],
             "classes": [self._class(c, state) for c in self._facts.classes],
@@ -238,6 +242,7 @@ def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
         "hold": msgspec.to_builtins(hold),
         "age_s": entry.age_s,
         "model": info.model_id,
+        "adapters": list(info.adapters),
         "device": info.device,
         "address": info.address,
         "running": load.running,
@@ -261,6 +266,19 @@ def _worker(entry: RosterEntry, up: bool, hold: SlotHold | None) -> Json:
         "mbu": load.mbu,
         "preemptions": load.preemptions,
         "watts": load.watts,
+    }
+
+
+def _adapter(adapter: AdapterEntry, workers: Iterable[RosterEntry]) -> Json:
+    holders = [w.info.worker_id for w in workers if adapter.adapter_id and adapter.adapter_id in w.info.adapters]
+    return {
+        "name": adapter.name,
+        "model": adapter.model_id,
+        "adapter_id": adapter.adapter_id,
+        "tenant": adapter.tenant,
+        "pinned": adapter.pinned,
+        "by": adapter.by,
+        "workers": sorted(holders),
     }
 
 

@@ -4,9 +4,9 @@ Knows nothing of routing or workers. A line holds times, lengths and chained ids
 tokens and no hash of them. An id says only that a block, after the same blocks before it, was seen before, as the
 workers' caches would: of the same weights, adapter and tenant's salt. Ids are numbered from a random start. What
 blocks are told apart by is never written: the hashes that the routing made of them, or Python's own of their tokens
-where it made none.
+where it made none. Adapters are numbered as they come, by content; their names are not written.
 
-    {"timestamp": ms since 1970, "input_length": n, "output_length": n, "hash_ids": [...]}
+    {"timestamp": ms since 1970, "input_length": n, "output_length": n, "hash_ids": [...], "adapter": n}
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ MOST_LINES = 256  # that wait to be written
 ENCODER = msgspec.json.Encoder()
 
 
-class TraceLine(msgspec.Struct, gc=False):
-    """Describes one answer in the trace."""
+class TraceLine(msgspec.Struct, gc=False, omit_defaults=True):
+    """Describes one answer in the trace; ``adapter`` 0: it was on none, and the field is left out."""
 
     timestamp: int
     input_length: int
     output_length: int
     hash_ids: list[int]
+    adapter: int = 0
 
 
-# A line to be: it has a length in, a length out, a chain, and the prompt's tokens that are in none of its blocks.
-AnswerRecord = tuple[int, int, int, bytes, Sequence[int]]
+# A line to be: when it came, its lengths in and out, its chain, the prompt's tokens that are in none of its blocks,
+# and its adapter.
+AnswerRecord = tuple[int, int, int, bytes, Sequence[int], str]
 
 
 class TraceRecorder:
@@ -60,9 +62,12 @@ class TraceRecorder:
         self._waiting: list[AnswerRecord] = []
         self._young: dict[int, int] = {}  # blocks' ids, in two generations
         self._old: dict[int, int] = {}
+        self._adapters: dict[str, int] = {}
         self._file = self._open()
 
-    def record(self, ago_s: float, token_ids: Sequence[int], output_tokens: int, chain: bytes = b"") -> None:
+    def record(
+        self, ago_s: float, token_ids: Sequence[int], output_tokens: int, chain: bytes = b"", adapter_id: str = ""
+    ) -> None:
         """Records an answer to a prompt that arrived ``ago_s`` seconds ago; one without a token leaves no line.
 
         ``chain``: the hashes of its blocks of 16 (cluster.prefix_index.truncated), where they were made.
@@ -71,7 +76,7 @@ class TraceRecorder:
             return
         rest = token_ids[len(chain) // HASH_BYTES * HASHED_TOKENS :]
         arrived_ms = int((self._wall_clock() - ago_s) * 1e3)
-        self._waiting.append((arrived_ms, len(token_ids), output_tokens, chain, rest))
+        self._waiting.append((arrived_ms, len(token_ids), output_tokens, chain, rest, adapter_id))
         if len(self._waiting) >= MOST_LINES:
             self.write()
         elif len(self._waiting) == 1:
@@ -83,8 +88,14 @@ class TraceRecorder:
         if not waiting:
             return
         lines = [
-            TraceLine(at, tokens, written, [self._id(block) for block in self._blocks(tokens, chain, rest)])
-            for at, tokens, written, chain, rest in waiting
+            TraceLine(
+                at,
+                tokens,
+                written,
+                [self._id(block) for block in self._blocks(tokens, chain, rest, adapter)],
+                self._number(adapter),
+            )
+            for at, tokens, written, chain, rest, adapter in waiting
         ]
         try:
             self._file.write(ENCODER.encode_lines(lines))
@@ -104,18 +115,21 @@ class TraceRecorder:
         except RuntimeError:  # nobody would come back to it
             self.write()
 
-    def _blocks(self, tokens: int, chain: bytes, rest: Sequence[int]) -> list[int]:
+    def _number(self, adapter: str) -> int:
+        return self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0
+
+    def _blocks(self, tokens: int, chain: bytes, rest: Sequence[int], adapter: str) -> list[int]:
         """What tells each block of a prompt, and those before it, from others."""
         if not chain:
-            return self._hashed(rest)
+            return self._hashed(rest, hash((self._root, adapter)) if adapter else self._root)
         ends = range(BLOCK_BYTES, len(chain) + 1, BLOCK_BYTES)
         found = [hash(chain[end - HASH_BYTES : end]) for end in ends]
         if tokens % BLOCK_TOKENS:
             found.append(hash((chain[-HASH_BYTES:], tuple(rest))))
         return found
 
-    def _hashed(self, token_ids: Sequence[int]) -> list[int]:
-        found, block = [], self._root
+    def _hashed(self, token_ids: Sequence[int], root: int) -> list[int]:
+        found, block = [], root
         for at in range(0, len(token_ids), BLOCK_TOKENS):
             block = hash((block, tuple(token_ids[at : at + BLOCK_TOKENS])))
             found.append(block)

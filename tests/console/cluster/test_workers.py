@@ -43,6 +43,18 @@ def test_every_worker_has_a_row_with_its_version() -> None:
     assert {"decode-0", "1.2.3", "10.0.0.3:8100"} <= set(row.split())
 
 
+def test_the_adapters_of_workers_have_a_column_where_there_are_any() -> None:
+    text, many = StringIO(), tuple(f"a{at}@{'1' * 16}" for at in range(5))
+    rows = {"decode-0": many, "prefill-0": ()}
+    entries = {
+        name: WorkerEntry(msgspec.structs.replace(INFO, adapters=a), WorkerLoad(), 0.2) for name, a in rows.items()
+    }
+    Console(file=text, width=180).print(table(entries))
+    header, row = text.getvalue().splitlines()[:2]
+    assert "adapters" in header
+    assert "a0, a1, a2 and 2 more" in row
+
+
 def test_without_a_redis_it_is_the_cluster_of_this_machine_or_of_this_pod_with_its_namespace(monkeypatch) -> None:
     with tempfile.TemporaryDirectory(prefix="bt-") as folder:
         server = RedisServer(Path(folder)).start()

@@ -6,8 +6,11 @@ import json
 import shutil
 from collections.abc import Iterator
 
+import msgspec
 import pytest
+import redis as blocking
 
+from baton.cluster.adapters import AdapterEntry
 from tests.router.dashboard.watched import Watched, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -69,6 +72,24 @@ def test_the_picture_shows_every_worker_and_the_kv_between_them(watched, opened)
     assert f"handoffs, {failed or 'none'} failed" in page.locator("#flow-note").text_content()
     assert page.locator("#dial .ratio").text_content() == "1 : 2"
     assert page.locator("#class-rows tr").count() == 2
+
+
+def _serve_adapter(watched: Watched) -> None:
+    config, entry = (
+        watched.cluster.config,
+        AdapterEntry("sql", watched.cluster.model, "team/sql", "1" * 16, pinned=True),
+    )
+    with blocking.Redis.from_url(config.redis.url) as redis:
+        redis.hset(f"{{{config.cluster.namespace}}}:adapters", "sql", msgspec.json.encode(entry))
+
+
+def test_adapters_have_a_table_where_there_are_any(watched, opened):
+    page = opened(viewport={"width": 1300, "height": 900})
+    assert not page.locator("#adapters").is_visible()
+    _serve_adapter(watched)
+    page.wait_for_selector("#adapter-rows td")
+    cells = page.locator("#adapter-rows td").all_text_contents()
+    assert cells == ["sql", "1" * 16, "all", "yes", "no worker"]
 
 
 def test_figures_move_while_requests_run(watched, opened):

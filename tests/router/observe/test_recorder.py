@@ -145,3 +145,18 @@ async def test_under_a_loop_lines_are_written_together_and_soon(tmp_path: Path) 
     async with asyncio.timeout(20):
         while len(read_trace(str(file)).requests) == MOST_LINES:
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_adapters_are_numbered_kept_apart_and_never_named(tmp_path: Path, hashed: bool) -> None:
+    file, ids = tmp_path / "t.jsonl", SECRET[:600]
+    trace = recorder(file, Clock())
+    for adapter in ("", "sql@1111111111111111", "style@2222222222222222", "sql@1111111111111111"):
+        chain = truncated(block_hashes(adapter.encode(), ids)) if hashed else b""
+        trace.record(0.0, ids, 3, chain, adapter)
+    trace.close()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line.get("adapter") for line in lines] == [None, 1, 2, 1]
+    assert lines[1]["hash_ids"] == lines[3]["hash_ids"]
+    assert len({line["hash_ids"][0] for line in lines}) == 3
+    assert "sql" not in file.read_text()

@@ -203,7 +203,7 @@ def test_the_trace_is_told_the_prompt_with_the_blocks_that_the_routing_made() ->
     summary.chain = b"found later"
     slowly(meter, router.clock, (0.5, 1), (0.5, 2))
     meter.ended("stop")
-    assert told == [(1.0, (1, 2, 3, 4, 5), 3, b"found later")]
+    assert told == [(1.0, (1, 2, 3, 4, 5), 3, b"found later", "")]
 
 
 def test_without_telemetry_only_a_trace_makes_a_router_measure(tmp_path: Path) -> None:
