@@ -6,8 +6,11 @@ Knows nothing of load: a request that passes may still have to wait. Sampling ra
 from __future__ import annotations
 
 from baton.engine.plan import ModelSpec
+from baton.kv.layout.state import state_pages
 from baton.protos.errors import ContextTooLong, InvalidRequest
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest
+
+WORKING_STATES = 2  # recurrent states that a sequence must have pages for: what a step reads, what it writes
 
 
 def blocks_for(tokens: int, block_tokens: int = BLOCK_TOKENS) -> int:
@@ -43,6 +46,6 @@ def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
         raise InvalidRequest(f"adapter {request.adapter_id!r} is not loaded here; send none", "adapter_id")
     if count >= spec.max_model_len:
         raise ContextTooLong(f"{count} tokens leave no room in a context of {spec.max_model_len}", "token_ids")
-    blocks = blocks_for(count, spec.layout.block_tokens)
+    blocks = blocks_for(count, spec.layout.block_tokens) + WORKING_STATES * state_pages(spec.layout)
     if blocks > pages:
         raise ContextTooLong(f"{count} tokens need {blocks} pages; the pool has {pages}", "token_ids")

@@ -52,7 +52,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     the known token at ``start + i + 1``, is to be scored, with ``score_top`` alternatives. ``pool``: the last
     layer's normed hidden states are wanted too. ``verify``: the last tokens are drafts, as many as it has specs.
     ``sample`` then chooses the token that follows the last known one, and ``verify[i]`` the token that follows
-    draft i.
+    draft i. ``state_from``, of a model with recurrent state, are the pages with the state before ``start`` (None:
+    no token is before it), ``state_to`` those that take the state after the last token; they never overlap.
     """
 
     seq: int
@@ -65,6 +66,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     score_top: int = 0
     pool: bool = False
     verify: tuple[SampleSpec, ...] = ()
+    state_from: Sequence[int] | None = None
+    state_to: Sequence[int] = ()
 
     @property
     def asks(self) -> tuple[SampleSpec, ...]:

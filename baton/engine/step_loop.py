@@ -16,6 +16,7 @@ from baton.engine.isolate import StepOutcome, run_isolated
 from baton.engine.plan import Runner, StepPlan, mirror_of
 from baton.engine.sequence import SequenceState
 from baton.engine.sharing import PageSharing
+from baton.engine.states import StateRules
 from baton.engine.step_log import StepLog
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
@@ -45,7 +46,8 @@ class LoopChannel(Protocol):
 class EngineParts(NamedTuple):
     """What a loop works with, whatever its role; a change of role hands it on.
 
-    ``clock`` gives monotonic seconds; ``memory`` is the pages' bytes, for a role that copies pages itself.
+    ``clock`` gives monotonic seconds; ``memory`` is the pages' bytes, for a role that copies pages itself;
+    ``rules`` say how recurrent state is kept, None for models without.
     """
 
     runner: Runner
@@ -55,6 +57,7 @@ class EngineParts(NamedTuple):
     grammars: Grammars
     sharing: PageSharing
     memory: memoryview | None
+    rules: StateRules | None = None
 
     @classmethod
     def around(
@@ -65,9 +68,15 @@ class EngineParts(NamedTuple):
         clock: Callable[[], float],
         grammars: Grammars | None = None,
         memory: memoryview | None = None,
+        state_every: int = 0,
     ) -> EngineParts:
-        """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default."""
-        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), PageSharing(pool), memory)
+        """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default.
+
+        ``state_every`` blocks lie between two checkpoints of recurrent state, 0: as ``StateRules`` chooses.
+        """
+        rules = StateRules.of(runner.spec.layout, state_every)
+        sharing = PageSharing(pool)
+        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), sharing, memory, rules)
 
 
 class StepLoop(ABC):

@@ -14,6 +14,10 @@ def require_computable(item: SequenceStep, vocab_size: int, pages: int) -> None:
 
     Of the table only the pages to be written are looked at; a foreign one among the rest fails when it is read.
     """
+    if item.state_to and not 0 <= min(item.state_to) <= max(item.state_to) < pages:
+        raise BatonError(
+            f"sequence {item.seq} keeps its state in a page outside 0 … {pages - 1}; were pages bound?"
+        )
     if min(item.tokens) < 0 or max(item.tokens) >= vocab_size:
         raise InvalidRequest(f"a token id is outside the vocabulary, 0 … {vocab_size - 1}", "prompt")
     end = -(-(item.start + len(item.tokens)) // BLOCK_TOKENS)

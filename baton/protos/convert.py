@@ -148,6 +148,7 @@ def layout_to_pb(layout: nouns.KvLayout) -> c.KvLayout:
         shard_rank=layout.shard_rank,
         shard_count=layout.shard_count,
         fidelity=layout.fidelity,
+        states=[c.StatePlane(name=s.name, layers=s.layers, shape=s.shape) for s in layout.states],
     )
 
 
@@ -164,6 +165,7 @@ def layout_from_pb(pb: c.KvLayout) -> nouns.KvLayout:
         shard_rank=pb.shard_rank,
         shard_count=pb.shard_count,
         version=pb.version,
+        states=tuple(nouns.StatePlane(s.name, s.layers, tuple(s.shape)) for s in pb.states),
     )
 
 

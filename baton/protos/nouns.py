@@ -107,10 +107,19 @@ class LayerGroup(msgspec.Struct, frozen=True):
     window: int = 0
 
 
+class StatePlane(msgspec.Struct, frozen=True):
+    """Describes one kind of recurrent state of a sequence: ``shape`` float32 numbers in each layer."""
+
+    name: str
+    layers: int
+    shape: tuple[int, ...]
+
+
 class KvLayout(msgspec.Struct, frozen=True):
     """Says how one shard's pages hold KV. ``page_bytes`` is one page (``block_tokens`` tokens, all layers).
 
     A page of more than 16 tokens is runs of 16 in a row, each laid out as a page of 16 (kv/layout/page.py).
+    ``states`` are the planes of a sequence's recurrent state, which lies in pages of its own (kv/layout/state.py).
     """
 
     dtype: str
@@ -121,6 +130,7 @@ class KvLayout(msgspec.Struct, frozen=True):
     shard_rank: int = 0
     shard_count: int = 1
     version: int = 1
+    states: tuple[StatePlane, ...] = ()
 
     @property
     def runs(self) -> int:

@@ -14,7 +14,7 @@ from baton.engine.plan import ModelSpec
 from baton.engine.speculate.draft import Speculator
 from baton.engine.speculate.draft_model import DraftModel, require_same_tokens
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.speculate.names import speculators
+from baton.engine.speculate.names import NONE, speculators
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.spec import EngineSpec
@@ -28,6 +28,9 @@ def make_drafter(names: str, engine: EngineSpec, target: ModelSpec, pages: int) 
 
     None where ``names`` says none. Raises ConfigError, and CheckpointError for a draft model that can't be read.
     """
+    if target.layout.states and names != NONE:
+        text = f"speculation {names}: this model keeps recurrent state, which can't be rolled back; use none"
+        raise ConfigError(text, "speculation")
     found = speculators(names, lambda model: _draft_model(model, engine, target, pages))
     return Drafter(found) if found else None
 
@@ -47,6 +50,8 @@ def _draft_model(model: str, engine: EngineSpec, target: ModelSpec, pages: int) 
             cache_dir=engine.cache_dir,
         )
     )
+    if runner.spec.layout.states:
+        raise ConfigError(f"speculation draft:{model}: a draft model can't keep recurrent state", "speculation")
     require_same_tokens(runner.spec, target, f"draft:{model}")
     fits = pages * target.layout.page_bytes // KV_SHARE // runner.spec.layout.page_bytes
     most = pages * target.layout.block_tokens // BLOCK_TOKENS

@@ -115,7 +115,8 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
         pool.watch_idle()
     grammars = Grammars(model, tokenizer_of(spec.engine), GRACE_S)
     grammars.warm()
-    parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view())
+    every = spec.steps.state_every_blocks
+    parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view(), every)
     return make_loop(spec.role, spec.steps, spec.engine, parts)
 
 

@@ -93,6 +93,7 @@ class StepSpec(_Group, frozen=True):
     speculation: str = "none"  # names of engine/speculate joined by +, or auto
     itl_target_s: float = 0.0  # wanted time between two tokens of an answer; 0: steps are not kept short
     lease_ttl_s: float = 30.0  # how long a lease lasts whose handoff makes no progress
+    state_every_blocks: int = 0  # between two checkpoints of recurrent state; 0: as many as a state takes pages
     stall_s: float = 10.0  # silence of the engine after which it is not serving; 0: it is not watched
 
 

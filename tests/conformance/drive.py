@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from baton.engine.grammar.running import Grammars, GrammarState
 from baton.engine.plan import Runner, SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
+from baton.kv.layout.state import state_pages
 from baton.protos.nouns import BLOCK_TOKENS, EngineRequest, Sampling, TokenLogprobs
 
 
@@ -32,6 +33,7 @@ class Driver:
         self.runner.bind(memoryview(self.buffer), self.pages)
         self._free = list(range(self.pages))
         random.Random(self.seed).shuffle(self._free)
+        self._states: dict[int, tuple[list[int] | None, list[int], list[int]]] = {}  # read, written, both
 
     def answer(self, prompts: Tokens[Tokens[int]], sampling: Sampling, choice: int = 0) -> list[list[int]]:
         """Every prompt's outputs, all of them run together."""
@@ -41,6 +43,8 @@ class Driver:
             request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice)
             blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
             pages = [self._free.pop() for _ in range(blocks)]
+            sets = [[self._free.pop() for _ in range(state_pages(spec.layout))] for _ in range(2)]
+            self._states[key] = None, sets[0], sets[0] + sets[1]
             live[key] = (
                 SequenceState(key, request, spec.eos_token_ids, spec.max_model_len, self._grammar(request)),
                 pages,
@@ -54,7 +58,7 @@ class Driver:
                     self.logprobs.setdefault(found.seq, []).append(found.logprobs)
                 if sequence.finish_reason:
                     outputs[found.seq] = sequence.tokens[sequence.request.prompt_tokens :]
-                    self._free += pages
+                    self._free += pages + self._states.pop(found.seq)[2]
                     del live[found.seq]
         return [outputs[key] for key in range(len(prompts))]
 
@@ -64,6 +68,9 @@ class Driver:
     def _step(self, live: dict[int, tuple[SequenceState, list[int]]]) -> tuple[SampledToken, ...]:
         plan = StepPlan(tuple(self._item(sequence, pages) for sequence, pages in live.values()))
         result = self.runner.run(plan)
+        for item in plan.items:
+            _, written, both = self._states[item.seq]
+            self._states[item.seq] = written, [page for page in both if page not in written], both
         for item in plan.items:
             sequence = live[item.seq][0]
             sequence.score(item.start, result.scored.get(item.seq, ()))
@@ -89,4 +96,6 @@ class Driver:
             targets=targets,
             score_top=top,
             pool=sequence.pools,
+            state_from=self._states[sequence.seq][0],
+            state_to=self._states[sequence.seq][1],
         )

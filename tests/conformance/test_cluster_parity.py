@@ -52,7 +52,10 @@ async def _answers(model: Path, asked: list[list[int]], colocated: bool) -> list
         pytest.param("mixtral", marks=pytest.mark.soak),
         pytest.param("gemma3", marks=pytest.mark.thorough),
         pytest.param("gpt_oss", marks=pytest.mark.thorough),
-        *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("gemma2", "phi3", "olmo2")),
+        *(
+            pytest.param(kind, marks=pytest.mark.soak)
+            for kind in ("gemma2", "phi3", "olmo2", "deepseek_v3", "qwen3_next")
+        ),
     ],
 )
 async def test_transformers_colocated_and_disaggregated_give_the_same_tokens(tmp_path, kind):

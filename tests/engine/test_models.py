@@ -12,7 +12,7 @@ import torch
 from baton.engine.backends.torch.interpreter import _BINDERS
 from baton.engine.models import architectures, program_for
 from baton.engine.program.config import ModelConfig
-from baton.engine.program.ops import LatentAttention, Op, PagedAttention, Program, RopeAppend
+from baton.engine.program.ops import GatedDelta, LatentAttention, Op, PagedAttention, Program, RopeAppend
 from baton.engine.program.rope import RopeTables, settled
 from baton.kv.layout.page import layout_for
 from baton.protos.errors import CheckpointError
@@ -32,6 +32,7 @@ SIZES = {
     "n_group": 4,
     "topk_group": 2,
     "first_k_dense_replace": 1,
+    "full_attention_interval": 2,
 }
 
 
@@ -45,7 +46,8 @@ def test_every_weight_an_op_names_is_declared_once_and_used(model_type: str) -> 
     found = program(model_type)
     names = [weight.name for weight in found.weights]
     gates = [op.gate for op in found.experts if op.gate is not None]
-    named = {getattr(each, field) for each in (*found.ops, *gates) for field in each.__struct_fields__}
+    values = [getattr(each, field) for each in (*found.ops, *gates) for field in each.__struct_fields__]
+    named = {value for value in values if isinstance(value, str)}
     assert len(names) == len(set(names))
     assert set(names) == {name for name in named if name in set(names)}
     biases = {op.bias for op in found.ops if getattr(op, "bias", None)}
@@ -58,7 +60,9 @@ def test_every_op_has_a_binder_and_every_layer_a_place_of_its_own(model_type: st
     assert {type(op) for op in found.ops} <= set(_BINDERS)
     latent = [op.layer for op in found.ops if isinstance(op, LatentAttention)]
     places = [op.layer for op in found.ops if isinstance(op, RopeAppend)]
+    kept = [op.layer for op in found.ops if isinstance(op, GatedDelta)]
     assert sorted(places or latent) == list(range(found.layers))
+    assert all(sorted(kept) == list(range(plane.layers)) for plane in found.states)
     assert [op.layer for op in found.ops if isinstance(op, PagedAttention)] == places
 
 
@@ -166,3 +170,17 @@ def test_longrope_has_its_short_factors_up_to_the_original_context_alone() -> No
     assert long.plain_context == 0
     tables = [RopeTables(each.ropes, 16, 256).by_position(9) for each in (found, long)]
     assert not torch.equal(*tables)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types"),
+        ({"layer_types": ["linear_attention", "full_attention", "magic"]}, "layer_types"),
+        ({"linear_num_value_heads": 3, "linear_num_key_heads": 2}, "linear_num_value_heads"),
+        ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+    ],
+)
+def test_what_a_hybrid_cannot_be_is_refused_by_field(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        program("qwen3_next", **changes)

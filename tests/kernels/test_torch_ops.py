@@ -125,7 +125,13 @@ def test_native_code_is_near_the_reference(case: str, monkeypatch: pytest.Monkey
 
 
 def test_every_op_of_a_step_is_there() -> None:
-    lent = {"sample", "route", "combine", "latent_attention"}  # a part of lm_head; what torch runs by its reference
+    lent = {
+        "sample",
+        "route",
+        "combine",
+        "latent_attention",
+        "gated_delta",
+    }  # a part of lm_head; what torch runs by its reference
     names = {"kv_copy": "kv_pack"}
     assert all(hasattr(torch_ops(), names.get(op, op)) for op in set(ops()) - lent)
 

@@ -55,6 +55,9 @@ layouts = st.builds(
     fidelity=texts,
     shard_rank=ids,
     shard_count=ids,
+    states=st.lists(st.builds(nouns.StatePlane, texts, ids, st.lists(ids, max_size=3).map(tuple)), max_size=2).map(
+        tuple
+    ),
 )
 
 

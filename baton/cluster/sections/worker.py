@@ -46,6 +46,11 @@ class WorkerConfig(Section):
     max_model_len: int = Field(default=0, ge=0, description="0 takes the model's own")
     max_batch: int = Field(default=64, ge=1, description="sequences in one step")
     prefill_chunk_tokens: int = Field(default=512, ge=16, description="prompt tokens of one step")
+    state_every_blocks: int = Field(
+        default=0,
+        ge=0,
+        description="blocks between two checkpoints of recurrent state; 0: as many as a state takes pages",
+    )
     itl_target_s: float = Field(
         default=0.0, ge=0, description="seconds wanted between an answer's tokens; decode steps keep to it; 0: off"
     )

@@ -16,19 +16,24 @@ from baton.protos.errors import AlreadyCommitted, LeaseUnknown, StaleEpoch
 
 
 class HandoffLease:
-    """Tracks the lease of a request whose prompt another worker computes. Times are monotonic seconds."""
+    """Tracks the lease of a request whose prompt another worker computes. Times are monotonic seconds.
 
-    def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float):
+    ``state`` are the pages, of a model with recurrent state, that take what comes behind the prompt's blocks.
+    """
+
+    def __init__(self, lease_id: bytes, pages: PageLease, ttl_s: float, now: float, state: PageLease | None = None):
         self.lease_id = lease_id
         self.epoch = 1
         self.committed = False
         self._deadline = now + ttl_s
         self._ttl_s = ttl_s
-        self._pages = pages
-        self._missing = set(range(pages.held, len(pages.pages)))
+        self._leases = [pages] if state is None else [pages, state]
+        self._missing = set(range(pages.held, len(self.table)))
         self._arrived: set[int] = set()
         self._writers: set[int] = set()
         self._gate = True
+        if state is not None:
+            state.hold()
         pages.hold()
 
     @property
@@ -43,8 +48,9 @@ class HandoffLease:
 
     @property
     def table(self) -> list[int]:
-        """Returns the lease's own list of pages, by block."""
-        return self._pages.pages
+        """Returns the pages by block, those of a state behind; without a state it is the lease's own list."""
+        pages, *state = self._leases
+        return [*pages.pages, *state[0].pages] if state else pages.pages
 
     @property
     def settled(self) -> bool:
@@ -106,7 +112,8 @@ class HandoffLease:
 
     def _settle(self) -> None:
         if self.settled:
-            self._pages.release()
+            for lease in self._leases:
+                lease.release()
 
     def _progress(self, now: float) -> None:
         self._deadline = now + self._ttl_s

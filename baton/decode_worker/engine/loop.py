@@ -23,8 +23,10 @@ from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep
 from baton.engine.speculate.draft import accepted
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.states import SequenceStates, opened
 from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
 from baton.kv.layout import prefix
+from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
@@ -79,7 +81,7 @@ class DecodeLoop(StepLoop):
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
         self.drafter = drafter
         self.scheduler = DecodeScheduler(
-            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter
+            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules
         )
         self.entropy = entropy
         self.requests: dict[int, RequestState] = {}
@@ -230,27 +232,31 @@ class DecodeLoop(StepLoop):
         )
         size, tokens = self.pool.block_tokens, len(request.token_ids)
         hashes = prefix.chain(root, request.token_ids, size)
-        pages = self.pool.open(
-            hashes[: tokens // size],
-            blocks_for(tokens, size),
-            self.scheduler.growth_reserve,
-            limit_held=holdable_of(request, tokens, size) if message.local else holdable(tokens, size),
-        )
+        limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
+        asked = hashes[: tokens // size], blocks_for(tokens, size), limit, self.scheduler.growth_reserve
+        pages, states = opened(self.pool, self.parts.rules, *asked, brought=not message.local)
         try:
-            lease_id = self._register(message, root, pages)
+            lease_id = self._register(message, root, pages, states)
         except BaseException:
             pages.close()
+            if states is not None:
+                states.close()
             raise
-        return ch.Admitted(message.key, lease_id, 1, pages.held, tuple(pages.pages), tuple(hashes))
+        table = pages.pages
+        if states is not None and not message.local:
+            state = states.landing().pages
+            table, hashes = [*table, *state], [*hashes, *state_hashes(hashes[-1], len(state))]
+        return ch.Admitted(message.key, lease_id, 1, pages.held, tuple(table), tuple(hashes))
 
-    def _register(self, message: ch.Admit, root: bytes, pages: PageLease) -> bytes:
+    def _register(self, message: ch.Admit, root: bytes, pages: PageLease, states: SequenceStates | None) -> bytes:
         """The answer, and for a handoff its receive, under the request's key; the lease's id."""
         key, now, lease_id = message.key, self.clock(), self.entropy(LEASE_ID_BYTES)
         sequence = self.sequence(key, message.request)
         self._ages += 1
-        job = DecodeJob(sequence, root, pages, self._ages)
+        job = DecodeJob(sequence, root, pages, self._ages, states)
         if not message.local:
-            self.receives[key] = HandoffLease(lease_id, pages, message.ttl_s or self.limits.ttl_s, now)
+            ttl_s, landing = message.ttl_s or self.limits.ttl_s, None if states is None else states.landing()
+            self.receives[key] = HandoffLease(lease_id, pages, ttl_s, now, landing)
         self.requests[key] = state = RequestState(job, self.receives.get(key), now)
         if message.local:
             self._join_local(state)
@@ -277,6 +283,8 @@ class DecodeLoop(StepLoop):
         self._forget_settled(message.key)
         state.cached_tokens = message.cached_tokens
         job.advance(job.sequence.pending)
+        if job.states is not None:
+            job.states.landed(job.sequence.computed, *job.state_terms)
         self.scheduler.add(job)
         self.channel.send(ch.Committed(message.key, message.epoch))
         first = message.first
@@ -294,6 +302,7 @@ class DecodeLoop(StepLoop):
         job = self.requests[item.seq].job
         job.sequence.score(item.start, outcome.scored.get(item.seq, ()))
         job.advance(len(item.tokens) - len(item.verify))
+        job.keep_state()
         job.sequence.pool(item.start, job.sequence.computed, outcome.pooled.get(item.seq))
         chosen = outcome.sampled.get(item.seq, ())
         if item.verify:

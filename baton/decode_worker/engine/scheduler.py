@@ -8,7 +8,9 @@ measured to be cheaper (swap.py), else computed again from its tokens; what stay
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from baton.decode_worker.engine.budget import StepBudget
 from baton.decode_worker.engine.swap import SwapArea, SwapEntry
@@ -17,6 +19,7 @@ from baton.engine.plan import SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
+from baton.engine.states import SequenceStates, StateRules, opened
 from baton.kv.layout.prefix import Chain
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
@@ -26,9 +29,16 @@ from baton.protos.nouns import TokenRun
 class DecodeJob:
     """Holds a sequence that is written here, its pages and its chain. ``age`` is its order of admission."""
 
-    def __init__(self, sequence: SequenceState, root: bytes, pages: PageLease, age: int):
+    def __init__(
+        self,
+        sequence: SequenceState,
+        root: bytes,
+        pages: PageLease,
+        age: int,
+        states: SequenceStates | None = None,
+    ):
         self.sequence = sequence
-        self.pages = pages
+        self.pages, self.states = pages, states
         self.age = age
         self.chain = Chain(root, sequence.tokens, pages.block_tokens)
         self.sealed = pages.held
@@ -43,6 +53,17 @@ class DecodeJob:
         if full > self.sealed:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
+
+    def keep_state(self) -> None:
+        """Takes the state that a step wrote as the one after the computed tokens."""
+        if self.states is not None:
+            rolling = self.sequence.computed >= self._prompt
+            self.states.advance(self.sequence.computed, *self.state_terms, rolling=rolling)
+
+    @property
+    def state_terms(self) -> tuple[int, int, Callable[[int], bytes]]:
+        """Returns what its states must know of it: the prompt's tokens, those of a block, and blocks' hashes."""
+        return self._prompt, self._size, self.chain.hashes.__getitem__
 
     def take(self, chosen: Sequence[SampledToken], drafts: int = 0) -> TokenRun:
         """Joins the model's next tokens to the sequence; returns what is told of them.
@@ -75,9 +96,16 @@ class DecodeJob:
         if len(self.pages.pages) > needed:
             self.pages.shrink(needed)
 
-    def restart(self, pages: PageLease) -> None:
+    def close(self) -> None:
+        """Gives all of its pages back."""
+        self.pages.close()
+        if self.states is not None:
+            self.states.close()
+            self.states = None
+
+    def restart(self, pages: PageLease, states: SequenceStates | None = None) -> None:
         """Begins again on new pages, after the blocks that were found."""
-        self.pages, self.sealed = pages, pages.held
+        self.pages, self.sealed, self.states = pages, pages.held, states
         self.sequence.computed = pages.held * pages.block_tokens
 
     @property
@@ -106,8 +134,9 @@ class DecodeScheduler:
         budget: StepBudget | None = None,
         swap: SwapArea | None = None,
         drafter: Drafter | None = None,
+        rules: StateRules | None = None,
     ):
-        self.pool = pool
+        self.pool, self.rules = pool, rules
         self.drafter = drafter
         self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
         self.budget = budget or StepBudget()
@@ -132,7 +161,7 @@ class DecodeScheduler:
         for members in (self.running, self.waiting):
             if job in members:
                 members.remove(job)
-        job.pages.close()
+        job.close()
         if self.swap is not None and job.swap_entry is not None:
             self.swap.drop(job.swap_entry)
             job.swap_entry = None
@@ -158,7 +187,7 @@ class DecodeScheduler:
             reading, pending = job.reading, len(sequence.tokens) - sequence.computed
             if not reading and writers == 0:
                 continue
-            take = min(pending, budget) if reading else 1
+            take = self._whole(job, min(pending, budget)) if reading else 1
             waits = take == pending and not sequence.ready
             if take == 0 or waits or not self._grow(job, take):
                 continue
@@ -166,6 +195,13 @@ class DecodeScheduler:
             budget -= take if reading else 0
             writers -= not reading
         return shares
+
+    def _whole(self, job: DecodeJob, take: int) -> int:
+        """``take`` tokens of a prompt, or fewer, so that the state at a boundary isn't stepped over."""
+        if self.rules is None:
+            return take
+        start, prompt = job.sequence.computed, len(job.sequence.request.token_ids)
+        return self.rules.cut(start, start + take, prompt, self.pool.block_tokens) - start
 
     def _drafts(self, drafter: Drafter, shares: list[Share]) -> dict[int, Draft]:
         writers = {job.sequence.seq: job for job, _, reading in shares if not reading}
@@ -210,25 +246,28 @@ class DecodeScheduler:
         while self.waiting:
             job = self.waiting[0]
             tokens, size = len(job.sequence.tokens), self.pool.block_tokens
+            limit, aside = holdable_of(job.sequence.request, tokens, size), job.swap_entry
+            if self.rules is not None and aside is not None:
+                limit = min(limit, aside.tokens // size)
+            asked = job.chain.hashes, blocks_for(tokens, size), limit, self.growth_reserve
             try:
-                pages = self.pool.open(
-                    job.chain.hashes,
-                    blocks_for(tokens, size),
-                    self.growth_reserve,
-                    limit_held=holdable_of(job.sequence.request, tokens, size),
-                )
+                pages, states = opened(self.pool, self.rules, *asked, brought=aside is not None)
             except PoolExhausted:
                 return
-            job.restart(pages)
+            job.restart(pages, states)
             self._swap_in(job)
             self.add(self.waiting.pop(0))
 
     def _swap_in(self, job: DecodeJob) -> None:
         """Copies the pages that were set aside into the new ones, which spares computing their tokens again."""
         swap_entry, job.swap_entry = job.swap_entry, None
-        if self.swap is not None and swap_entry is not None:
-            self.swap.restore(swap_entry, job.pages.pages, job.pages.held)
-            job.advance(max(0, swap_entry.tokens - job.sequence.computed))
+        if self.swap is None or swap_entry is None:
+            return
+        state = () if job.states is None else job.states.landing().pages
+        self.swap.restore(swap_entry, job.pages.pages, job.pages.held, state)
+        job.advance(max(0, swap_entry.tokens - job.sequence.computed))
+        if job.states is not None:
+            job.states.landed(job.sequence.computed, *job.state_terms)
 
     def _grow(self, job: DecodeJob, take: int) -> bool:
         """Pages for ``take`` more tokens, preempting the last; False when ``decoding`` must wait itself."""
@@ -252,14 +291,23 @@ class DecodeScheduler:
     def _preempt(self, job: DecodeJob) -> None:
         self.running.remove(job)
         if self.swap is not None:
-            job.swap_entry = self.swap.save(job.pages.pages, job.sequence.computed)
-        job.pages.close()
+            state = () if job.states is None else job.states.source or ()
+            job.swap_entry = self.swap.save(job.pages.pages, job.sequence.computed, state)
+        job.close()
         job.sequence.computed = 0
         insort(self.waiting, job, key=lambda d: d.rank)
         self.preemptions += 1
 
 
 def _step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
+    if job.states is None:
+        return _plain_step(job, take, reading, draft)
+    assert draft is None, "a state isn't rolled back: nothing is drafted"
+    states = job.states.source, job.states.target
+    return msgspec.structs.replace(_plain_step(job, take, reading), state_from=states[0], state_to=states[1])
+
+
+def _plain_step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = None) -> SequenceStep:
     sequence, pages = job.sequence, job.pages.pages
     start, end = sequence.computed, sequence.computed + take
     tokens = sequence.tokens[start:end]

@@ -23,10 +23,11 @@ NEW = 0.3  # weight of the last copy in the mean, because one copy varies with w
 
 
 class SwapEntry(NamedTuple):
-    """Holds a copy of the KV of a sequence's first ``tokens`` tokens, page by page."""
+    """Holds a copy of the KV of a sequence's first ``tokens`` tokens, page by page, and of the state after them."""
 
     pages: tuple[bytes, ...]
     tokens: int
+    state: tuple[bytes, ...] = ()
 
 
 class SwapArea:
@@ -57,23 +58,27 @@ class SwapArea:
         """Learns from a step that was run."""
         (self._reads if sample.prefill_tokens else self._writes).append(sample)
 
-    def save(self, pages: Sequence[int], tokens: int) -> SwapEntry | None:
-        """Copies the pages of ``tokens`` tokens; None where computing them again costs less, or without room."""
+    def save(self, pages: Sequence[int], tokens: int, state: Sequence[int] = ()) -> SwapEntry | None:
+        """Copies the pages of ``tokens`` tokens, and those of the ``state`` after them.
+
+        None where computing them again costs less, or without room.
+        """
         kept = pages[: -(-tokens // self._block_tokens)]
-        size = len(kept) * self._page_bytes
+        size = (len(kept) + len(state)) * self._page_bytes
         if not kept or self.used + size > self._capacity or not self._cheaper(size, tokens):
             return None
         began = self._clock()
-        copies = tuple(bytes(self._page(page)) for page in kept)
+        copies, beside = (tuple(bytes(self._page(page)) for page in some) for some in (kept, state))
         self._note(size, began)
         self.used += size
         self.saved += 1
-        return SwapEntry(copies, tokens)
+        return SwapEntry(copies, tokens, beside)
 
-    def restore(self, entry: SwapEntry, pages: Sequence[int], held: int) -> None:
-        """Writes a copy into ``pages``, whose first ``held`` have their content already, and drops it."""
+    def restore(self, entry: SwapEntry, pages: Sequence[int], held: int, state: Sequence[int] = ()) -> None:
+        """Writes a copy into ``pages``, whose first ``held`` have their content already, and ``state``."""
         began, copied = self._clock(), 0
-        for page, content in zip(pages[held:], entry.pages[held:], strict=False):
+        places = zip([*pages[held : len(entry.pages)], *state], [*entry.pages[held:], *entry.state], strict=True)
+        for page, content in places:
             self._page(page)[:] = content
             copied += self._page_bytes
         if copied:
@@ -83,7 +88,7 @@ class SwapArea:
 
     def drop(self, entry: SwapEntry) -> None:
         """Drops the copy of a sequence that has ended."""
-        self.used -= len(entry.pages) * self._page_bytes
+        self.used -= (len(entry.pages) + len(entry.state)) * self._page_bytes
 
     def _page(self, page: int) -> memoryview:
         return self._memory[page * self._page_bytes : (page + 1) * self._page_bytes]

@@ -9,14 +9,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.backends.spans import Span, StepSpans, Turns
 from baton.engine.program import rope
-from baton.engine.program.ops import Combine, LatentAttention, Op, Program, RmsNorm, Route
+from baton.engine.program.ops import (
+    Combine,
+    Gate,
+    GatedDelta,
+    GatedHeads,
+    LatentAttention,
+    Op,
+    Program,
+    RmsNorm,
+    Route,
+)
 from baton.kernels.latent_attention.reference import latent_rows, turn
 from baton.kernels.registry import kernels
+from baton.kernels.rms_norm.reference import normed
 from baton.kv.layout.page import group_bytes, plane_bytes
+from baton.kv.layout.state import plane_bytes as plane_bytes_of
+from baton.kv.layout.state import state_offsets
 from baton.protos.errors import ConfigError
 from baton.protos.nouns import KvLayout
 
@@ -29,13 +43,8 @@ class SpanOps:
     """Binds a program's ops of these kinds to their weights. Raises ConfigError for KV that they can't read."""
 
     def __init__(self, program: Program, weights: Mapping[str, Any], layout: KvLayout) -> None:
-        self._weights, self._layout = weights, layout
+        self._program, self._weights, self._layout = program, weights, layout
         self._kernels = kernels()
-        if layout.dtype not in DTYPES:
-            raise ConfigError(
-                f"KV as {layout.dtype} isn't known for this model; use auto, float32 or bf16", "kv_cache_dtype"
-            )
-        self._dtype = DTYPES[layout.dtype]
         self._turns = Turns(*rope.frequencies(program.rope, program.rotated, program.max_position))
 
     def bind(self, op: Op) -> SpanOp:
@@ -84,13 +93,17 @@ class SpanOps:
         assert expand is not None
         heads = expand.view(-1, op.plain + op.value, op.rank)
         at, size = self._place(op.layer)
+        if self._layout.dtype not in DTYPES:
+            text = f"KV as {self._layout.dtype} isn't known for latents; use auto, float32 or bf16"
+            raise ConfigError(text, "kv_cache_dtype")
+        stored = DTYPES[self._layout.dtype]
 
         def attend(q: Tensor, latent: Tensor, span: Span, spans: StepSpans) -> Tensor:
             cos, sin = (table.to(q.dtype) for table in self._turns.of(span))
             rows = latent_rows(latent, norm.to(latent.dtype), op.eps, cos, sin, op.paired)
-            spans.store(span, at, size, rows.to(self._dtype))
+            spans.store(span, at, size, rows.to(stored))
             asked = torch.cat((q[..., : op.plain], turn(q[..., op.plain :], cos, sin, op.paired)), -1)
-            kept = spans.rows_of(span, at, size, self._dtype)
+            kept = spans.rows_of(span, at, size, stored)
             found: Tensor = self._kernels.latent_attention(asked, kept, span.start, heads, op.rank, op.scale)
             return found.flatten(1)
 
@@ -103,6 +116,45 @@ class SpanOps:
             return {op.out: out}
 
         return run
+
+    def _gated_heads(self, op: GatedHeads) -> SpanOp:
+        heads, width = self._program.heads, self._program.head_dim
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            rows = read(op.x)
+            q, gate = rows[:, : 2 * heads * width].unflatten(1, (heads, 2, width)).unbind(2)
+            return {op.out: torch.cat((q.flatten(1), rows[:, 2 * heads * width :]), 1), op.gate: gate.flatten(1)}
+
+        return run
+
+    def _gate(self, op: Gate) -> SpanOp:
+        return lambda read, spans: {op.out: read(op.gate).sigmoid() * read(op.x)}
+
+    def _gated_delta(self, op: GatedDelta) -> SpanOp:
+        names = op.conv, op.a_log, op.dt_bias, op.norm
+        found = [self._tensor(name) for name in names]
+        conv, a_log, dt_bias, norm = (tensor.float() for tensor in found if tensor is not None)
+        conv = conv.flatten(1)
+        past = self._state("conv", op.layer)
+        state = self._state("delta", op.layer)
+
+        def run(read: Read, spans: StepSpans) -> dict[str, Tensor]:
+            rows, (mixed, z, b, a) = read(op.mixed), delta_parts(read(op.mixed).float(), read(op.gates).float(), op)
+            beta, decay = b.sigmoid(), -a_log.exp() * F.softplus(a + dt_bias)
+            out = rows.new_zeros(len(rows), op.value_heads, op.value_dim)
+            for span in spans.spans:
+                at = span.rows
+                kept = spans.state(span, *past), spans.state(span, *state)
+                found = self._kernels.gated_delta(mixed[at], beta[at], decay[at], conv, *kept, op.key_heads)
+                out[at] = (normed(found, norm, op.eps) * F.silu(z[at])).to(rows.dtype)
+            return {op.out: out.flatten(1)}
+
+        return run
+
+    def _state(self, name: str, layer: int) -> tuple[int, tuple[int, ...]]:
+        """Where the plane of ``layer`` begins in a sequence's state, in bytes, and its shape."""
+        plane = next(plane for plane in self._layout.states if plane.name == name)
+        return state_offsets(self._layout)[name] + layer * plane_bytes_of(plane) // plane.layers, plane.shape
 
     def _place(self, layer: int) -> tuple[int, int]:
         """Where the only plane of ``layer`` lies in a page, and its bytes."""
@@ -119,13 +171,36 @@ _BINDERS: dict[type, Callable[[SpanOps, Any], SpanOp]] = {
     Route: SpanOps._route,
     Combine: SpanOps._combine,
     LatentAttention: SpanOps._latent_attention,
+    GatedHeads: SpanOps._gated_heads,
+    Gate: SpanOps._gate,
+    GatedDelta: SpanOps._gated_delta,
 }
 
 SPAN_OPS = tuple(kind for kind in _BINDERS if kind is not RmsNorm)  # which never have native code
 
 
-def outputs(op: Op, width: Callable[[str], int]) -> dict[str, int]:
-    """Returns the registers that ``op`` writes, with the numbers in a row of each: ``width`` tells those read."""
+def delta_parts(mixed: Tensor, gates: Tensor, op: GatedDelta) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns q, k and v side by side, z (rows, value_heads, value_dim), b and a (rows, value_heads)."""
+    each = op.value_heads // op.key_heads
+    groups = op.key_heads if op.grouped else 1
+    per = op.key_heads // groups
+    sizes = per * op.key_dim, per * op.key_dim, per * each * op.value_dim, per * each * op.value_dim
+    q, k, v, z = mixed.unflatten(1, (groups, -1)).split(sizes, -1)
+    b, a = gates.unflatten(1, (groups, -1)).chunk(2, -1)
+    shape = (op.value_heads, op.value_dim)
+    return (
+        torch.cat([x.flatten(1) for x in (q, k, v)], 1),
+        z.flatten(1).unflatten(1, shape),
+        b.flatten(1),
+        a.flatten(1),
+    )
+
+
+def outputs(op: Op, width: Callable[[str], int], heads: int) -> dict[str, int]:
+    """Returns the registers that ``op`` writes, with the numbers in a row of each.
+
+    ``width`` tells those of the registers that it reads, ``heads`` those of all query heads together.
+    """
     match op:
         case RmsNorm():
             return {op.out: width(op.x)}
@@ -135,4 +210,10 @@ def outputs(op: Op, width: Callable[[str], int]) -> dict[str, int]:
             return {op.out: width(op.shared)}
         case LatentAttention():
             return {op.out: width(op.q) // (op.plain + op.turned) * op.value}
+        case GatedHeads():
+            return {op.out: width(op.x) - heads, op.gate: heads}
+        case Gate():
+            return {op.out: width(op.x)}
+        case GatedDelta():
+            return {op.out: op.value_heads * op.value_dim}
     raise AssertionError(f"{type(op).__name__} is no op of these")

@@ -5,6 +5,7 @@ Knows nothing of weights or models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.program import rope
+from baton.kv.layout.state import ITEM_BYTES
+from baton.protos.errors import BatonError
 from baton.protos.nouns import BLOCK_TOKENS
 
 
@@ -23,6 +26,8 @@ class Span(NamedTuple):
     queries: int
     start: int
     pages: Sequence[int]
+    state_from: Sequence[int] | None = None
+    state_to: Sequence[int] = ()
 
     @property
     def end(self) -> int:
@@ -37,7 +42,7 @@ class Span(NamedTuple):
 
 def span_of(item: SequenceStep, first: int) -> Span:
     """Returns the span of an item whose rows begin at ``first``."""
-    return Span(first, len(item.tokens), item.start, item.pages)
+    return Span(first, len(item.tokens), item.start, item.pages, item.state_from, item.state_to)
 
 
 def spans_of(plan: StepPlan) -> tuple[Span, ...]:
@@ -62,10 +67,36 @@ class Turns:
 
 
 class StepSpans:
-    """Holds the spans of one step and the pages' bytes: ``memory`` (pages, bytes of 16 tokens) uint8."""
+    """Holds the spans of one step and the pages' bytes: ``memory`` (pages, bytes of 16 tokens) uint8.
+
+    A sequence's state is read when its first op asks for it and written to its own pages by ``finish``, so that a
+    step that failed half-way can be run again.
+    """
 
     def __init__(self, spans: Sequence[Span], memory: Tensor) -> None:
         self.spans, self.memory = spans, memory
+        self._states: dict[int, Tensor] = {}  # by the span's first row, as bytes
+
+    def state(self, span: Span, at: int, shape: Sequence[int]) -> Tensor:
+        """Returns the float32 numbers of ``shape`` at byte ``at`` of the span's state, to be changed in place."""
+        if span.first not in self._states:
+            self._states[span.first] = self._read(span)
+        flat = self._states[span.first]
+        return flat[at : at + math.prod(shape) * ITEM_BYTES].view(torch.float32).view(*shape)
+
+    def finish(self) -> None:
+        """Writes the states that the step has changed."""
+        for span in self.spans:
+            if (flat := self._states.get(span.first)) is not None:
+                pages = torch.tensor(span.state_to, dtype=torch.int64)
+                self.memory.index_copy_(0, pages, flat.view(len(pages), -1))
+
+    def _read(self, span: Span) -> Tensor:
+        if not span.state_to:
+            raise BatonError("a model with recurrent state was asked for a step without pages for it")
+        if span.state_from is None:
+            return torch.zeros(len(span.state_to) * self.memory.shape[1], dtype=torch.uint8)
+        return self.memory.index_select(0, torch.tensor(span.state_from, dtype=torch.int64)).flatten()
 
     def rows_of(self, span: Span, at: int, size: int, dtype: torch.dtype) -> Tensor:
         """Returns a copy of what lies at bytes ``at`` … ``at + size`` of each page: (tokens, width)."""

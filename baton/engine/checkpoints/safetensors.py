@@ -44,7 +44,10 @@ class Checkpoint:
         """Returns each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or
         misshapen.
         """
-        return {weight.name: self._stack(weight, dtype).to(device) for weight in wanted}
+        return {
+            weight.name: self._stack(weight, torch.float32 if weight.plus else dtype).to(device)
+            for weight in wanted
+        }
 
     def names(self) -> Iterable[str]:
         """Returns every tensor's name."""

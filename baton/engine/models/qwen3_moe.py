@@ -26,7 +26,7 @@ def program(config: ModelConfig) -> Program:
     count = len(decoder.windows)
     experts = ExpertLayers.read(
         config,
-        _sparse(config, count),
+        sparse_layers(config, count),
         config.size("num_experts", config.fields.get("num_local_experts")),
         config.size("moe_intermediate_size"),
         config.flag("norm_topk_prob", False),
@@ -37,7 +37,8 @@ def program(config: ModelConfig) -> Program:
     return replace(decoder, windows=(window,) * count, experts=experts).program(config, MAX_POSITION)
 
 
-def _sparse(config: ModelConfig, layers: int) -> tuple[bool, ...]:
+def sparse_layers(config: ModelConfig, layers: int) -> tuple[bool, ...]:
+    """Returns which layers have experts in place of an MLP. Raises CheckpointError."""
     step, dense = config.size("decoder_sparse_step", 1), config.fields.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise config.error("mlp_only_layers", f"is {dense!r}; it must be a list of layers")

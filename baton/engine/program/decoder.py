@@ -232,8 +232,8 @@ class Decoder(msgspec.Struct, frozen=True):
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         apart = ("q_proj", "k_proj", "v_proj"), (q, kv, kv)
         parts, rows = (("qkv_proj",), (q + 2 * kv,)) if self.fused else apart
-        yield from _dense(layer, "qkv", attention, parts, rows, self.hidden, self.qkv_bias)
-        yield from _dense(layer, "o", attention, ("o_proj",), (self.hidden,), q, self.o_bias)
+        yield from dense(layer, "qkv", attention, parts, rows, self.hidden, self.qkv_bias)
+        yield from dense(layer, "o", attention, ("o_proj",), (self.hidden,), q, self.o_bias)
         if self.qk_norm or self.wide_qk_norm:
             yield self._norm(f"{layer}.q_norm", f"{attention}.q_norm", q if self.wide_qk_norm else self.head_dim)
             yield self._norm(f"{layer}.k_norm", f"{attention}.k_norm", kv if self.wide_qk_norm else self.head_dim)
@@ -247,8 +247,8 @@ class Decoder(msgspec.Struct, frozen=True):
             return
         apart = ("gate_proj", "up_proj"), (self.inner,) * 2
         parts, rows = (("gate_up_proj",), (2 * self.inner,)) if self.fused else apart
-        yield from _dense(layer, "gate_up", mlp, parts, rows, self.hidden, self.mlp_bias)
-        yield from _dense(layer, "down", mlp, ("down_proj",), (self.hidden,), self.inner, self.mlp_bias)
+        yield from dense(layer, "gate_up", mlp, parts, rows, self.hidden, self.mlp_bias)
+        yield from dense(layer, "down", mlp, ("down_proj",), (self.hidden,), self.inner, self.mlp_bias)
 
     def _groups(self) -> Iterator[LayerGroup]:
         for window in sorted(set(self.windows)):
@@ -271,9 +271,10 @@ def _slots(windows: tuple[int, ...]) -> list[int]:
     return [order.index(layer) for layer in range(len(windows))]
 
 
-def _dense(
+def dense(
     layer: int, name: str, at: str, parts: tuple[str, ...], rows: tuple[int, ...], width: int, bias: bool
 ) -> Iterator[Weight]:
+    """Yields a layer's matrix of ``parts`` stacked, of so many ``rows`` each, and its bias where it has one."""
     yield Weight(f"{layer}.{name}", tuple(f"{at}.{p}.weight" for p in parts), tuple((r, width) for r in rows))
     if bias:
         yield Weight(f"{layer}.{name}_bias", tuple(f"{at}.{p}.bias" for p in parts), tuple((r,) for r in rows))

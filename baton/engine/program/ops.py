@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton.protos.nouns import LayerGroup
+from baton.protos.nouns import LayerGroup, StatePlane
 
 
 class Weight(msgspec.Struct, frozen=True):
@@ -204,6 +204,45 @@ class LatentAttention(_Op, frozen=True, tag=True):
     out: str
 
 
+class GatedHeads(_Op, frozen=True, tag=True):
+    """Takes rows apart in which each head of q is followed by its gate: out = q, k and v side by side, and gate."""
+
+    x: str
+    out: str
+    gate: str
+
+
+class Gate(_Op, frozen=True, tag=True):
+    """Gates rows: out = sigmoid(gate) x x."""
+
+    x: str
+    gate: str
+    out: str
+
+
+class GatedDelta(_Op, frozen=True, tag=True):
+    """Advances each sequence's state of ``layer`` by a gated delta rule; out = its reading.
+
+    ``mixed`` has q, k, v and z side by side, ``gates`` b and a; with ``grouped`` both lie key head by key head.
+    z gates the reading, normed head by head by ``norm``.
+    """
+
+    mixed: str
+    gates: str
+    layer: int
+    conv: str
+    a_log: str
+    dt_bias: str
+    norm: str
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    grouped: bool
+    eps: float
+    out: str
+
+
 class LmHead(_Op, frozen=True, tag=True):
     """Computes the logits of the step's sampled rows: norm(x + delta) · weightᵀ, a logit l then softcap x
     tanh(l / softcap) where there is one.
@@ -231,6 +270,9 @@ Op = (
     | Route
     | Combine
     | LatentAttention
+    | GatedHeads
+    | Gate
+    | GatedDelta
     | LmHead
 )
 
@@ -282,6 +324,7 @@ class Program(msgspec.Struct, frozen=True):
     head_dim: int
     vocab_size: int
     max_position: int
+    states: tuple[StatePlane, ...] = ()
     rope_dim: int = 0  # numbers of a head that are rotated, where the heads that a page keeps have another size
 
     @property
@@ -327,6 +370,7 @@ class Program(msgspec.Struct, frozen=True):
         rounded.
         """
         logits = {op.logits for op in self.ops if isinstance(op, Moe | Route)}
+        logits |= {op.gate for op in self.ops if isinstance(op, Combine) and op.gate}
         return frozenset(op.weight for op in self.ops if isinstance(op, Linear) and op.out in logits)
 
     @property

@@ -23,7 +23,8 @@ HASH_OFF_LOOP_TOKENS = 4096  # tokens from which on hashing takes a thread, so t
 class Warmer:
     """Warms one worker's cache for requests.
 
-    ``observe`` hears of every fetch that brought something or failed, which the cost curve is fitted on.
+    ``observe`` hears of every fetch that brought something or failed, which the cost curve is fitted on. A model
+    with recurrent state (``stateful``) is not warmed: blocks without the state behind them spare nothing.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Warmer:
         tiers: Tiers | None = None,
         holdings: Holdings | None = None,
         block_tokens: int = BLOCK_TOKENS,
+        stateful: bool = False,
     ) -> None:
+        self._stateful = stateful
         self._block_tokens = block_tokens
         self._filler, self._fetcher, self._observe = filler, fetcher, observe
         self._tiers, self._holdings = tiers, holdings
@@ -55,6 +58,8 @@ class Warmer:
 
         What came (the fetch within ``limit_s`` seconds) is findable afterwards; the report is the fetch's.
         """
+        if self._stateful:
+            return NOTHING
         most = (len(request.token_ids) - 1) // self._block_tokens
         wanted = min(blocks * BLOCK_TOKENS // self._block_tokens, most) if address else 0
         hashes = await self._hashes(request, most if self.has_tiers else wanted)
@@ -70,7 +75,7 @@ class Warmer:
         """Brings leading blocks up from the tiers. Returns how many are on the device then, as far as the
         tiers know.
         """
-        if self._tiers is None or self._holdings is None:
+        if self._tiers is None or self._holdings is None or self._stateful:
             return 0
         count, lower = self._holdings.leading(hashes)
         if not lower:

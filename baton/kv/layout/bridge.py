@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from baton.kv.layout.codecs import CODECS, SCALE_BYTES, compress, expand, from_float32, to_float32
-from baton.kv.layout.page import ITEM_BYTES, differences, group_bytes, in_pages_of
+from baton.kv.layout.page import ITEM_BYTES, differences, group_bytes, in_pages_of, unknown_planes
 from baton.protos.errors import ConfigError, LayoutMismatch
 from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
 
@@ -38,6 +38,9 @@ def with_codec(layout: KvLayout, codec: str) -> KvLayout:
         raise ConfigError(
             f"worker.kv_codec {codec!r} is unknown; choose one of none, {', '.join(CODECS)}", "worker.kv_codec"
         )
+    if layout.states:
+        text = f"worker.kv_codec {codec} codes K and V, and this model keeps recurrent state too; set it to none"
+        raise ConfigError(text, "worker.kv_codec")
     if layout.dtype not in FLOATS or layout.fidelity != layout.dtype:
         raise ConfigError(
             f"worker.kv_codec {codec} codes float KV, and this worker keeps {layout.fidelity}; set it to none",
@@ -160,6 +163,8 @@ def shard_of(layout: KvLayout, rank: int, count: int) -> KvLayout:
         raise LayoutMismatch(f"the blocks are of {named}: no part of it", "shard_rank")
     if times == 1:
         return layout
+    if layout.states:
+        raise LayoutMismatch(f"the blocks are of {named}: recurrent state isn't gathered of shards", "shard_count")
     if layout.dtype not in FLOATS or any(group.kv_heads % times for group in layout.groups):
         heads = ", ".join(str(group.kv_heads) for group in layout.groups)
         raise LayoutMismatch(
@@ -232,6 +237,7 @@ def _check(sender: KvLayout, receiver: KvLayout) -> None:
 def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
     """Every difference that is not bridged, in words."""
     for side, layout in (("sender", sender), ("receiver", receiver)):
+        yield from unknown_planes(layout, side)
         if layout.block_tokens < BLOCK_TOKENS or layout.block_tokens % BLOCK_TOKENS:
             yield f"block_tokens: {side}'s pages of {layout.block_tokens} tokens aren't runs of {BLOCK_TOKENS}"
             return
@@ -244,12 +250,23 @@ def _obstacles(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
         block_tokens=receiver.block_tokens,
     )  # fmt: skip
     yield from differences(shards_only, receiver)
+    yield from _unbridged_state(sender, receiver)
     yield from _dtypes(sender, receiver)
     if len(sender.groups) != len(receiver.groups):
         yield f"groups: sender has {len(sender.groups)}, receiver {len(receiver.groups)}"
         return
     for number, (ours, theirs) in enumerate(zip(sender.groups, receiver.groups, strict=True)):
         yield from _group(number, ours, theirs, sender, receiver)
+
+
+def _unbridged_state(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
+    """What keeps recurrent state from going as it is: it fills pages of the sender's size."""
+    if not sender.states or sender.states != receiver.states:
+        return
+    for field in ("page_bytes", "block_tokens", "dtype", "shard_count"):
+        ours, theirs = getattr(sender, field), getattr(receiver, field)
+        if ours != theirs:
+            yield f"{field}: recurrent state isn't bridged from {ours!r} to {theirs!r}"
 
 
 def _dtypes(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:

@@ -18,8 +18,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from baton.protos.errors import ConfigError, LayoutMismatch
-from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup
+from baton.protos.nouns import BLOCK_TOKENS, KvLayout, LayerGroup, StatePlane
 
+PLANES = ("k", "v", "latent")  # that a page may hold of a token
+STATES = ("conv", "delta", "ssm")  # that a sequence may keep
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8_e4m3": 1, "uint8": 1, "bytes": 1}
 SCALE_BYTES = {"int8": 4, "fp8_e4m3": 4}  # bytes of the scale of a (token, kv_head) in each plane
 
@@ -30,10 +32,11 @@ def layout_for(
     kv_heads: int = 0,
     head_dim: int = 0,
     fidelity: str | None = None,
+    states: tuple[StatePlane, ...] = (),
 ) -> KvLayout:
     """Returns the layout of ``layers`` equal layers with planes k and v, or of the layer groups given instead.
 
-    ``fidelity`` defaults to ``dtype``. Raises ConfigError.
+    ``states``: the planes of a sequence's recurrent state. ``fidelity`` defaults to ``dtype``. Raises ConfigError.
     """
     if dtype not in ITEM_BYTES:
         raise ConfigError(f"KV dtype {dtype!r} is unknown; choose one of {', '.join(ITEM_BYTES)}", "dtype")
@@ -43,7 +46,7 @@ def layout_for(
     page_bytes = sum(group_bytes(dtype, group) for group in groups)
     if page_bytes < 1:
         raise ConfigError("a KV page would be empty: layers, kv_heads and head_dim must be at least 1", "groups")
-    return KvLayout(dtype, groups, page_bytes, dtype if fidelity is None else fidelity)
+    return KvLayout(dtype, groups, page_bytes, dtype if fidelity is None else fidelity, states=states)
 
 
 def in_pages_of(layout: KvLayout, block_tokens: int) -> KvLayout:
@@ -87,6 +90,8 @@ def differences(sender: KvLayout, receiver: KvLayout) -> Iterator[str]:
             continue
         if field == "groups" and len(ours) == len(theirs):
             yield from _group_differences(theirs, ours)
+        elif field == "states":
+            yield from _state_differences(theirs, ours)
         else:
             yield f"{field}: sender {theirs!r}, receiver {ours!r}"
 
@@ -99,11 +104,34 @@ def _group_differences(sender: tuple[LayerGroup, ...], receiver: tuple[LayerGrou
                 yield f"groups[{number}].{field}: sender {said!r}, receiver {asked!r}"
 
 
+def _state_differences(sender: tuple[StatePlane, ...], receiver: tuple[StatePlane, ...]) -> Iterator[str]:
+    said, asked = ({plane.name: plane for plane in side} for side in (sender, receiver))
+    for name in sorted({*said, *asked}):
+        theirs, ours = said.get(name), asked.get(name)
+        if theirs != ours:
+            yield f"states[{name}]: sender {_size(theirs)}, receiver {_size(ours)}"
+    if list(said) != list(asked) and said == asked:
+        yield f"states: sender {list(said)}, receiver {list(asked)}"
+
+
+def _size(plane: StatePlane | None) -> str:
+    return "none" if plane is None else f"{plane.layers} layers of {' x '.join(map(str, plane.shape))}"
+
+
+def unknown_planes(layout: KvLayout, side: str) -> Iterator[str]:
+    """Yields each plane of ``layout`` that isn't known here, in words; ``side`` says whose it is."""
+    for number, group in enumerate(layout.groups):
+        for plane in set(group.planes) - set(PLANES):
+            yield f"groups[{number}].planes: {side}'s {plane!r} is unknown here"
+    for plane in {state.name for state in layout.states} - set(STATES):
+        yield f"states: {side}'s {plane!r} is unknown here"
+
+
 def require_same(sender: KvLayout, receiver: KvLayout) -> None:
     """Raises LayoutMismatch, naming each difference, unless a sender's page is a receiver's page byte for
     byte.
     """
-    found = "; ".join(differences(sender, receiver))
+    found = "; ".join([*unknown_planes(sender, "sender"), *differences(sender, receiver)])
     if found:
         raise LayoutMismatch(
             f"sender and receiver lay out KV differently ({found}). "

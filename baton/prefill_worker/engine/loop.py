@@ -14,6 +14,7 @@ from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SequenceStep
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
+from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
 from baton.protos import channel as ch
@@ -29,7 +30,8 @@ class Shipment:
         self._held_blocks = message.held_blocks
         self._received = frozenset(message.received_blocks)
         self._next = 0
-        self._pinned: PageLease | None = None
+        self._pinned: list[PageLease] = []
+        self._state_told = False
 
     def ready(self, resident: bool) -> tuple[ch.ShipBlock, ...]:
         """Returns the blocks that were finished since the last call; the first ones pin the lease's pages."""
@@ -37,26 +39,43 @@ class Shipment:
         blocks = computed // self.job.block_tokens if computed < self.job.tokens else len(self.job.hashes)
         fresh = tuple(self._block(i, resident) for i in range(self._next, blocks) if self._wanted(i))
         self._next = max(self._next, blocks)
-        if fresh and self._pinned is None:
-            self._pinned = self.job.held_lease
-            self._pinned.hold()
+        if fresh:
+            self._pin(self.job.held_lease)
+        return fresh + self._state() if computed == self.job.tokens else fresh
+
+    def _state(self) -> tuple[ch.ShipBlock, ...]:
+        """The pages of the state after the last token, once: they follow the prompt's blocks."""
+        states = self.job.states
+        if states is None or self._state_told:
+            return ()
+        self._state_told, lease, first = True, states.current, len(self.job.hashes)
+        assert lease is not None, "a prompt that was read has a state"
+        hashes = state_hashes(self.job.hashes[-1], len(lease.pages))
+        found = zip(range(first, first + len(lease.pages)), lease.pages, hashes, strict=True)
+        fresh = tuple(ch.ShipBlock(*block, 0) for block in found if self._wanted(block[0]))
+        if fresh:
+            self._pin(lease)
         return fresh
+
+    def _pin(self, lease: PageLease) -> None:
+        if lease not in self._pinned:
+            lease.hold()
+            self._pinned.append(lease)
 
     @property
     def pinned(self) -> bool:
         """Tells whether the I/O process was told of pages."""
-        return self._pinned is not None
+        return bool(self._pinned)
 
     def close(self) -> None:
         """Closes the job's lease; pages that the I/O process was told of wait for ``release``."""
-        if self.job.lease is not None:
-            self.job.lease.close()
+        self.job.close()
 
     def release(self) -> None:
         """Lets go of the pages, which nobody reads any more."""
-        if self._pinned is not None:
-            self._pinned.release()
-            self._pinned = None
+        for lease in self._pinned:
+            lease.release()
+        self._pinned = []
 
     def _wanted(self, index: int) -> bool:
         return index >= self._held_blocks and index not in self._received
@@ -75,7 +94,7 @@ class PrefillLoop(StepLoop):
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
-        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch)
+        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
 
@@ -146,11 +165,9 @@ class PrefillLoop(StepLoop):
             return
         job = self.scheduler.jobs[item.seq]
         before = job.sequence.computed
-        job.sequence.computed = before + len(item.tokens)
+        job.advance(len(item.tokens))
         job.sequence.score(before, outcome.scored.get(item.seq, ()))
         job.sequence.pool(before, job.sequence.computed, outcome.pooled.get(item.seq))
-        for index in range(before // job.block_tokens, job.sequence.computed // job.block_tokens):
-            job.held_lease.seal(index, job.hashes[index])
         self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device
         if item.seq in outcome.sampled:
             self._finish(job, outcome)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
+from baton.engine.states import SequenceStates, StateRules, opened
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -26,6 +27,7 @@ class PrefillJob:
         self.arrived = now
         self.started: float | None = None
         self.lease: PageLease | None = None
+        self.states: SequenceStates | None = None  # of a model with recurrent state, from its first chunk on
 
     @property
     def tokens(self) -> int:
@@ -49,6 +51,23 @@ class PrefillJob:
         """Returns how many tokens are still to be computed."""
         return self.tokens - self.sequence.computed
 
+    def advance(self, tokens: int) -> None:
+        """Counts ``tokens`` more as computed; blocks that are full now become findable."""
+        before, sequence = self.sequence.computed, self.sequence
+        sequence.computed = before + tokens
+        for index in range(before // self.block_tokens, sequence.computed // self.block_tokens):
+            self.held_lease.seal(index, self.hashes[index])
+        if self.states is not None:
+            at = sequence.computed, self.tokens, self.block_tokens
+            self.states.advance(*at, self.hashes.__getitem__, rolling=False)
+
+    def close(self) -> None:
+        """Gives all of its pages back."""
+        if self.lease is not None:
+            self.lease.close()
+        if self.states is not None:
+            self.states.close()
+
     def full_hashes(self) -> list[bytes]:
         """Returns the hashes of the blocks that can be cached: the full ones."""
         return self.hashes[: self.tokens // self.block_tokens]
@@ -57,8 +76,15 @@ class PrefillJob:
 class PrefillScheduler:
     """Schedules the jobs that are being read or wait for it."""
 
-    def __init__(self, pool: PagePool, chunk_tokens: int, max_batch: int, aging: float = AGING_TOKENS_PER_S):
-        self.pool = pool
+    def __init__(
+        self,
+        pool: PagePool,
+        chunk_tokens: int,
+        max_batch: int,
+        aging: float = AGING_TOKENS_PER_S,
+        rules: StateRules | None = None,
+    ):
+        self.pool, self.rules = pool, rules
         self.chunk_tokens = chunk_tokens
         self.max_batch = max_batch
         self.aging = aging
@@ -89,7 +115,7 @@ class PrefillScheduler:
             if job.lease is None:
                 room = room and (self._comes_soon(job) or self._start(job, now))
             if job.lease is not None and (job.sequence.ready or job.remaining > budget):
-                items.append(_chunk(job, job.lease, budget))
+                items.append(_chunk(job, job.lease, budget, self.rules))
                 budget -= len(items[-1].tokens)
         return StepPlan(tuple(items))
 
@@ -103,13 +129,17 @@ class PrefillScheduler:
     def _comes_soon(self, job: PrefillJob) -> bool:
         """Whether another job is computing the very next block this one lacks: waiting is cheaper than twice."""
         limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
-        have = min(self.pool.match(job.full_hashes()), limit)
+        if self.rules is not None:
+            have = self.rules.deepest(self.pool, job.full_hashes(), limit)
+        else:
+            have = min(self.pool.match(job.full_hashes()), limit)
         return have < limit and any(job.hashes[have] in blocks for blocks in self._coming.values())
 
     def _start(self, job: PrefillJob, now: float) -> bool:
         try:
             limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
-            lease = self.pool.open(job.full_hashes(), blocks_for(job.tokens, job.block_tokens), limit_held=limit)
+            blocks = blocks_for(job.tokens, job.block_tokens)
+            lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit)
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
@@ -119,9 +149,12 @@ class PrefillScheduler:
         return True
 
 
-def _chunk(job: PrefillJob, lease: PageLease, budget: int) -> SequenceStep:
-    sequence = job.sequence
+def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | None) -> SequenceStep:
+    sequence, states = job.sequence, job.states
     take = min(sequence.pending, budget)
+    if rules is not None:
+        end = rules.cut(sequence.computed, sequence.computed + take, job.tokens, job.block_tokens)
+        take = end - sequence.computed
     return SequenceStep(
         seq=sequence.seq,
         tokens=sequence.tokens[sequence.computed : sequence.computed + take],
@@ -132,4 +165,6 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int) -> SequenceStep:
         targets=sequence.targets(take),
         pool=sequence.pools,
         score_top=sequence.request.sampling.prompt_logprobs or 0,
+        state_from=None if states is None else states.source,
+        state_to=() if states is None else states.target,
     )

@@ -28,7 +28,10 @@ class Sender(msgspec.Struct, frozen=True):
 
 
 class Destination(msgspec.Struct, frozen=True):
-    """Where one request's blocks go: ``total_blocks`` of the prompt, the last with ``tail_tokens`` tokens."""
+    """Where one request's blocks go: ``total_blocks`` of the prompt, the last with ``tail_tokens`` tokens.
+
+    Pages of recurrent state follow the prompt's blocks and are counted among them.
+    """
 
     address: str
     lease: bytes

@@ -20,6 +20,7 @@ from baton.kv.exchange.warming import Warmer
 from baton.kv.layout import prefix
 from baton.kv.layout.bridge import bridge, wire_layout
 from baton.kv.layout.repaging import Repaging
+from baton.kv.layout.state import state_pages
 from baton.kv.memory.host_pages import PageMemory
 from baton.kv.wire.base import Transport
 from baton.prefill_worker.io.handoff import Handoff, HandoffReport
@@ -244,13 +245,13 @@ class PrefillService:
 
     def _handoff(self, call: PrefillCall) -> Handoff:
         size = self._sender.layout.block_tokens
-        blocks = blocks_for(len(call.request.token_ids), size)
+        blocks, layout = blocks_for(len(call.request.token_ids), size), self._sender.layout
         destination = Destination(
             address=call.decode_address,
             lease=call.lease,
             epoch=call.epoch,
             request_id=call.request.request_id,
-            total_blocks=blocks,
+            total_blocks=blocks + state_pages(layout),
             tail_tokens=len(call.request.token_ids) - (blocks - 1) * size,
             adapter_id=call.request.adapter_id,
         )

@@ -123,8 +123,18 @@ class LayerGroup(_message.Message):
     window: int
     def __init__(self, kind: _Optional[str] = ..., planes: _Optional[_Iterable[str]] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
+class StatePlane(_message.Message):
+    __slots__ = ("name", "layers", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    layers: int
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., layers: _Optional[int] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class KvLayout(_message.Message):
-    __slots__ = ("version", "block_tokens", "dtype", "groups", "page_bytes", "shard_rank", "shard_count", "fidelity")
+    __slots__ = ("version", "block_tokens", "dtype", "groups", "page_bytes", "shard_rank", "shard_count", "fidelity", "states")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +143,7 @@ class KvLayout(_message.Message):
     SHARD_RANK_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     FIDELITY_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     version: int
     block_tokens: int
     dtype: str
@@ -141,7 +152,8 @@ class KvLayout(_message.Message):
     shard_rank: int
     shard_count: int
     fidelity: str
-    def __init__(self, version: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[LayerGroup, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ..., fidelity: _Optional[str] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[StatePlane]
+    def __init__(self, version: _Optional[int] = ..., block_tokens: _Optional[int] = ..., dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[LayerGroup, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., shard_rank: _Optional[int] = ..., shard_count: _Optional[int] = ..., fidelity: _Optional[str] = ..., states: _Optional[_Iterable[_Union[StatePlane, _Mapping]]] = ...) -> None: ...
 
 class Station(_message.Message):
     __slots__ = ("name", "seconds")

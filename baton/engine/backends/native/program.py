@@ -149,7 +149,7 @@ class NativeProgram:
 
     def _foreign(self, op: p.Op) -> structs.Op:
         """An op without code in the native step: its registers are made, and nothing else."""
-        for name, width in outputs(op, self._width).items():
+        for name, width in outputs(op, self._width, self.program.heads * self.program.head_dim).items():
             self._register(name, width)
         return structs.Op(kind=structs.FOREIGN)
 

@@ -74,6 +74,8 @@ class NativeRunner(StepRunner):
             for begin, end in self._stretches:
                 if spans is None or not self._run_foreign(begin, batch, spans):
                     self._run(self._program.address, ctypes.byref(step), begin, end)
+            if spans is not None:
+                spans.finish()
             return
         state = batch, self._arena, self._memory, self._turns
         for at in range(count):
@@ -82,6 +84,8 @@ class NativeRunner(StepRunner):
             with nullcontext() if self._check is None else self._check.op(at, *state):
                 if self._ops is None or not self._ops.run(at, *state):
                     self._run(self._program.address, ctypes.byref(step), at, at + 1)
+        if spans is not None:
+            spans.finish()
 
     def _run_foreign(self, at: int, batch: NativeBatch, spans: StepSpans) -> bool:
         """Runs op ``at`` by torch over the step's registers; False for one of the native step's own."""

@@ -69,6 +69,7 @@ class Interpreter:
     ) -> None:
         self._program, self._weights, self._kernels = program, weights, kernels
         self._layout = layout
+        self._spans: StepSpans | None = None  # of the step that runs
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
     def logits(self, batch: StepBatch, kv: KvPages) -> Tensor:
@@ -87,8 +88,11 @@ class Interpreter:
 
     def run(self, registers: Registers, batch: StepBatch, kv: KvPages) -> None:
         """Runs every op over ``registers``, which hold what the first ones read."""
+        self._spans = None if kv.memory is None else StepSpans(batch.spans, kv.memory)
         for step in self._steps:
             step(registers, batch, kv)
+        if self._spans is not None:
+            self._spans.finish()
 
     def states(self, registers: Registers, rows: slice) -> Tensor:
         """Returns the last layer's hidden states of ``rows``, normed as the head norms them."""
@@ -104,8 +108,8 @@ class Interpreter:
         run = SpanOps(self._program, self._weights, self._layout).bind(op)
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
-            assert kv.memory is not None
-            registers.update(run(registers.__getitem__, StepSpans(batch.spans, kv.memory)))
+            assert self._spans is not None
+            registers.update(run(registers.__getitem__, self._spans))
 
         return step
 

@@ -214,7 +214,7 @@ def _layout(config: EngineConfig, program: Program, dtype: str) -> KvLayout:
     stored = KV_DTYPES.get(config.kv_cache_dtype, dtype)
     extended = "+long" if program.rope.kind == LONGROPE and not program.plain_context else ""
     fidelity = stored if stored == dtype else f"{dtype}+{stored}"
-    return layout_for(stored, program.groups, fidelity=fidelity + extended)
+    return layout_for(stored, program.groups, fidelity=fidelity + extended, states=program.states)
 
 
 def _spec(config: EngineConfig, model: ModelConfig, program: Program, dtype: str, fingerprint: str) -> ModelSpec:

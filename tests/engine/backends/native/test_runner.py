@@ -23,6 +23,8 @@ from baton.kernels.abi import native
 from baton.kernels.linear.packed import quantize
 from baton.protos.errors import BatonError, ConfigError
 from baton.protos.nouns import Sampling
+from baton.worker.drafts import make_drafter
+from baton.worker.spec import EngineSpec
 from tests.conformance.checkpoints import make, prompts
 from tests.conformance.drive import Driver
 from tests.kernels.thorough import first_now, later
@@ -44,6 +46,11 @@ KINDS: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("latent"), "deepseek_v3")
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("hybrid"), "qwen3_next")
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +187,13 @@ def test_an_unknown_kv_dtype_lists_the_choices(model: Path) -> None:
     assert set(runner_module.KV_DTYPES) == {"float32", "bf16", "int8", "fp8"}
 
 
-@pytest.mark.parametrize("check", [False, True])
-def test_ops_without_native_code_run_between_the_others_and_give_torchs_tokens(latent: Path, check: bool) -> None:
-    asked = prompts(1003, count=4)
-    engine = load(latent, check=check)
-    plain = TorchRunner(engine.spec, engine._program.program, weights_of(latent, "float32"))
+@pytest.mark.parametrize(("kind", "check"), [("latent", False), ("latent", True), ("hybrid", True)])
+def test_ops_without_native_code_run_between_the_others_and_give_torchs_tokens(
+    kind: str, check: bool, request: pytest.FixtureRequest
+) -> None:
+    asked, model = prompts(1003, count=4), request.getfixturevalue(kind)
+    engine = load(model, check=check)
+    plain = TorchRunner(engine.spec, engine._program.program, weights_of(model, "float32"))
     whole = answers(engine, asked, SPOKEN, chunk=33)
     assert [tokens for tokens, _ in whole] == Driver(plain, pages=100, chunk=50).answer(asked, SPOKEN)
 
@@ -206,3 +215,19 @@ def test_what_latent_attention_lacks_is_refused_by_name(
     monkeypatch.setattr(runner_module, "_require_torch_cuda", lambda: None)
     with pytest.raises(ConfigError, match=named):
         load_runner(EngineConfig(str(latent), **fields))
+
+
+def test_drafts_for_a_model_with_state_are_refused_by_name(hybrid: Path) -> None:
+    engine = EngineSpec(model=str(hybrid))
+    target = load(hybrid).spec
+    assert make_drafter("none", engine, target, 64) is None
+    for names in ("prompt_lookup", "auto"):
+        with pytest.raises(ConfigError, match="recurrent state"):
+            make_drafter(names, engine, target, 64)
+
+
+def test_a_step_without_pages_for_its_state_is_refused(hybrid: Path) -> None:
+    engine = load(hybrid)
+    engine.bind(memoryview(bytearray(4 * engine.spec.layout.page_bytes)), 4)
+    with pytest.raises(BatonError, match="recurrent state"):
+        engine.run(StepPlan((SequenceStep(1, [5], 0, [0]),)))

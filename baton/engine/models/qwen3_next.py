@@ -1,0 +1,63 @@
+"""Describes Qwen3-Next: three gated delta nets to a layer of gated attention, experts in each, one shared.
+
+Knows nothing of weights' values.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.engine.models.qwen3_moe import PARTS, sparse_layers
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder
+from baton.engine.program.expert_layers import ExpertLayers
+from baton.engine.program.hybrid import GatedDeltaLayers, HybridDecoder
+from baton.engine.program.ops import Program
+
+MAX_POSITION = 32768
+HEAD_DIM, KV_HEADS = 256, 2
+INTERVAL = 4  # of this many layers the last one has attention
+ROTARY = "partial_rotary_factor"
+KINDS = {"linear_attention": True, "full_attention": False}  # whether a layer keeps recurrent state
+
+
+def program(config: ModelConfig) -> Program:
+    """Returns the hybrid; norms' weights start from 1, a quarter of each head is rotated."""
+    bias = config.flag("attention_bias", False)
+    plain = Decoder.read(config, HEAD_DIM, KV_HEADS, qkv_bias=bias, o_bias=bias, partial_rotary=True)
+    count, rope = len(plain.windows), config.rope()
+    hybrid = HybridDecoder.of(
+        plain,
+        norm_plus=1.0,
+        experts=_experts(config, count),
+        recurrent=GatedDeltaLayers.read(config, plain.eps, grouped=True),
+        keeps=kept_layers(config, count),
+    )
+    rotary = replace(rope, parameters={ROTARY: 0.25} | rope.parameters)
+    return hybrid.program(config, MAX_POSITION, rotary)
+
+
+def kept_layers(config: ModelConfig, count: int) -> tuple[bool, ...]:
+    """Returns which layers keep recurrent state, by ``layer_types``. Raises CheckpointError."""
+    kinds = config.fields.get("layer_types")
+    if kinds is None:
+        interval = config.size("full_attention_interval", INTERVAL)
+        return tuple((layer + 1) % interval != 0 for layer in range(count))
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) != set(KINDS):
+        raise config.error("layer_types", f"must name {count} layers, of each of {', '.join(KINDS)}")
+    return tuple(KINDS[kind] for kind in kinds)
+
+
+def _experts(config: ModelConfig, count: int) -> ExpertLayers:
+    return ExpertLayers.read(
+        config,
+        sparse_layers(config, count),
+        config.size("num_experts", 512),
+        config.size("moe_intermediate_size", 512),
+        config.flag("norm_topk_prob", True),
+        "mlp",
+        PARTS,
+        shared=config.size("shared_expert_intermediate_size", 512),
+        shared_at="shared_expert",
+        shared_gate=True,
+    )

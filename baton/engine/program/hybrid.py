@@ -1,0 +1,159 @@
+"""Builds decoders that mix attention with layers that keep a recurrent state; a model file says which and how.
+
+Knows nothing of tensors or of files' formats. Layers with attention have a place in the page each, the others a
+place in the state; both count through their own kind alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from baton.engine.program.config import ModelConfig
+from baton.engine.program.decoder import Decoder, dense
+from baton.engine.program.ops import (
+    Gate,
+    GatedDelta,
+    GatedHeads,
+    Linear,
+    Op,
+    PagedAttention,
+    Program,
+    Rope,
+    RopeAppend,
+    Weight,
+)
+from baton.protos.nouns import LayerGroup, StatePlane
+
+
+class Recurrent(Protocol):
+    """Describes layers with recurrent state: their ops from register ``h`` to ``o``, weights, planes."""
+
+    def ops(self, layer: int, place: int) -> tuple[Op, ...]:
+        """Returns the ops of ``layer``, the ``place``-th of its kind."""
+
+    def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
+        """Yields the weights of ``layer``."""
+
+    def planes(self, layers: int) -> tuple[StatePlane, ...]:
+        """Returns what a sequence keeps of ``layers`` such layers."""
+
+
+class GatedDeltaLayers(msgspec.Struct, frozen=True):
+    """Describes gated delta nets. ``grouped``: q, k, v, z lie head by head in one matrix, b, a in another."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    eps: float
+    grouped: bool
+    at: str = "linear_attn"
+
+    @classmethod
+    def read(cls, config: ModelConfig, eps: float, grouped: bool) -> GatedDeltaLayers:
+        """Reads the sizes of ``config``. Raises CheckpointError."""
+        key_heads, value_heads = config.size("linear_num_key_heads", 16), config.size("linear_num_value_heads", 32)
+        if value_heads % key_heads:
+            raise config.error("linear_num_value_heads", f"is {value_heads}; {key_heads} key heads must divide it")
+        dims = config.size("linear_key_head_dim", 128), config.size("linear_value_head_dim", 128)
+        kernel = config.size("linear_conv_kernel_dim", 4)
+        if kernel < 2:
+            raise config.error("linear_conv_kernel_dim", f"is {kernel}; it must be 2 or more")
+        return cls(key_heads, value_heads, *dims, kernel, eps, grouped)
+
+    @property
+    def channels(self) -> int:
+        """Returns how many channels are convolved: q's, k's and v's."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def ops(self, layer: int, place: int) -> tuple[Op, ...]:
+        """Returns the ops of ``layer``, the ``place``-th of its kind."""
+        names = f"{layer}.conv", f"{layer}.a_log", f"{layer}.dt_bias", f"{layer}.delta_norm"
+        sizes = self.key_heads, self.value_heads, self.key_dim, self.value_dim
+        return (
+            Linear("h", f"{layer}.qkvz", None, "qkvz"),
+            Linear("h", f"{layer}.ba", None, "ba"),
+            GatedDelta("qkvz", "ba", place, *names, *sizes, self.grouped, self.eps, "read"),
+            Linear("read", f"{layer}.out", None, "o"),
+        )
+
+    def weights(self, layer: int, hidden: int) -> Iterator[Weight]:
+        """Yields the weights of ``layer``."""
+        at, values = f"model.layers.{layer}.{self.at}", self.value_heads * self.value_dim
+        wide, gates = self.channels + values, 2 * self.value_heads
+        if self.grouped:
+            yield Weight(f"{layer}.qkvz", (f"{at}.in_proj_qkvz.weight",), ((wide, hidden),))
+            yield Weight(f"{layer}.ba", (f"{at}.in_proj_ba.weight",), ((gates, hidden),))
+        else:
+            pair = f"{at}.in_proj_qkv.weight", f"{at}.in_proj_z.weight"
+            yield Weight(f"{layer}.qkvz", pair, ((self.channels, hidden), (values, hidden)))
+            both = f"{at}.in_proj_b.weight", f"{at}.in_proj_a.weight"
+            yield Weight(f"{layer}.ba", both, ((self.value_heads, hidden),) * 2)
+        yield Weight(f"{layer}.conv", (f"{at}.conv1d.weight",), ((self.channels, 1, self.kernel),))
+        yield Weight(f"{layer}.a_log", (f"{at}.A_log",), ((self.value_heads,),))
+        yield Weight(f"{layer}.dt_bias", (f"{at}.dt_bias",), ((self.value_heads,),))
+        yield Weight(f"{layer}.delta_norm", (f"{at}.norm.weight",), ((self.value_dim,),))
+        yield Weight(f"{layer}.out", (f"{at}.out_proj.weight",), ((hidden, values),))
+
+    def planes(self, layers: int) -> tuple[StatePlane, ...]:
+        """Returns what a sequence keeps of ``layers`` such layers."""
+        return (
+            StatePlane("conv", layers, (self.channels, self.kernel - 1)),
+            StatePlane("delta", layers, (self.value_heads, self.key_dim, self.value_dim)),
+        )
+
+
+class HybridDecoder(Decoder, frozen=True):
+    """Holds a decoder whose layers are ``recurrent`` where ``keeps`` says so; q comes with a gate per head."""
+
+    recurrent: GatedDeltaLayers | None = None
+    keeps: tuple[bool, ...] = ()
+
+    @classmethod
+    def of(cls, plain: Decoder, **own: object) -> HybridDecoder:
+        """Returns ``plain`` with the fields that only a hybrid has."""
+        fields = {name: getattr(plain, name) for name in Decoder.__struct_fields__}
+        return cls(**(fields | own))  # type: ignore[arg-type]
+
+    def program(self, config: ModelConfig, max_position: int, rope: Rope | None = None) -> Program:
+        """Returns the ops and weights of this decoder."""
+        planes = self._recurrent.planes(sum(self.keeps))
+        return msgspec.structs.replace(super().program(config, max_position, rope), states=planes)
+
+    @property
+    def _recurrent(self) -> GatedDeltaLayers:
+        assert self.recurrent is not None, "a hybrid is made with its recurrent layers"
+        return self.recurrent
+
+    def _attention(self, layer: int, slot: int) -> tuple[Op, ...]:
+        place = self.keeps[:layer].count(self.keeps[layer])  # among the layers of its kind
+        if self.keeps[layer]:
+            return self._recurrent.ops(layer, place)
+        bias, o_bias = f"{layer}.q_gate_kv_bias", f"{layer}.o_bias"
+        return (
+            Linear("h", f"{layer}.q_gate_kv", bias if self.qkv_bias else None, "q_gate_kv"),
+            GatedHeads("q_gate_kv", "qkv", "gate"),
+            RopeAppend("qkv", place, f"{layer}.q_norm", f"{layer}.k_norm", self.eps, "q"),
+            PagedAttention("q", place, 0, "a"),
+            Gate("a", "gate", "gated"),
+            Linear("gated", f"{layer}.o", o_bias if self.o_bias else None, "o"),
+        )
+
+    def _attention_weights(self, layer: int) -> Iterator[Weight]:
+        if self.keeps[layer]:
+            yield from self._recurrent.weights(layer, self.hidden)
+            return
+        at, q, kv = f"model.layers.{layer}.self_attn", self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts, rows = ("q_proj", "k_proj", "v_proj"), (2 * q, kv, kv)
+        yield from dense(layer, "q_gate_kv", at, parts, rows, self.hidden, self.qkv_bias)
+        yield from dense(layer, "o", at, ("o_proj",), (self.hidden,), q, self.o_bias)
+        for norm in ("q_norm", "k_norm"):
+            yield self._norm(f"{layer}.{norm}", f"{at}.{norm}", self.head_dim)
+
+    def _groups(self) -> Iterator[LayerGroup]:
+        count = len(self.keeps) - sum(self.keeps)
+        yield LayerGroup("full", ("k", "v"), count, self.kv_heads, self.head_dim)

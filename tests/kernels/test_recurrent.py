@@ -1,0 +1,49 @@
+"""Recurrent ops against their recurrences written out token by token, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.gated_delta.reference import NORM_EPS, STRETCH, gated_delta
+
+KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, KERNEL = 2, 4, 6, 10, 4
+CHANNELS = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+
+
+def inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gates = torch.rand(tokens, VALUE_HEADS), -3 * torch.rand(tokens, VALUE_HEADS)
+    return torch.randn(tokens, CHANNELS), *gates, torch.randn(CHANNELS, KERNEL)
+
+
+def token_by_token(mixed: Tensor, beta: Tensor, decay: Tensor, conv: Tensor) -> Tensor:
+    mixed, beta, decay, conv = (x.double() for x in (mixed, beta, decay, conv))
+    padded = F.pad(mixed, (0, 0, KERNEL - 1, 0))
+    state, outs = torch.zeros(VALUE_HEADS, KEY_DIM, VALUE_DIM, dtype=torch.float64), []
+    for t in range(len(mixed)):
+        row = F.silu((padded[t : t + KERNEL].T * conv).sum(1))
+        q, k, v = row.split((KEY_HEADS * KEY_DIM, KEY_HEADS * KEY_DIM, VALUE_HEADS * VALUE_DIM))
+        q, k = (x.view(KEY_HEADS, KEY_DIM).repeat_interleave(VALUE_HEADS // KEY_HEADS, 0) for x in (q, k))
+        q, k = (x / (x.square().sum(-1, keepdim=True) + NORM_EPS).sqrt() for x in (q, k))
+        state = state * decay[t].exp()[:, None, None]
+        found = torch.einsum("hkv,hk->hv", state, k)
+        update = beta[t][:, None] * (v.view(VALUE_HEADS, VALUE_DIM) - found)
+        state = state + k[:, :, None] * update[:, None]
+        outs.append(torch.einsum("hkv,hk->hv", state, q * KEY_DIM**-0.5))
+    return torch.stack(outs)
+
+
+@pytest.mark.parametrize("cuts", [(1,) * 9, (5, 1, 60), (STRETCH,), (STRETCH + 1, 3), (150, 1, 1, 40)])
+def test_a_gated_delta_rule_is_its_recurrence_however_the_tokens_are_cut(cuts: tuple[int, ...]) -> None:
+    mixed, beta, decay, conv = inputs(sum(cuts))
+    past, state = torch.zeros(CHANNELS, KERNEL - 1), torch.zeros(VALUE_HEADS, KEY_DIM, VALUE_DIM)
+    outs, at = [], 0
+    for count in cuts:
+        part = slice(at, at + count)
+        outs.append(gated_delta(mixed[part], beta[part], decay[part], conv, past, state, KEY_HEADS))
+        at += count
+    wanted = token_by_token(mixed, beta, decay, conv)
+    assert float((torch.cat(outs) - wanted).norm() / wanted.norm()) < 1e-5
+    assert torch.equal(past, mixed[-(KERNEL - 1) :].T) or sum(cuts) < KERNEL
