@@ -1,12 +1,14 @@
 """Hit rate of the real page pool on a recorded load, against an LRU written here and the best that is possible.
 
     .venv/bin/python -m bench.cache_replay TRACE.jsonl [--plot docs/figures/cache_replay.svg]
+    .venv/bin/python -m bench.agent_trace > AGENTS.jsonl; .venv/bin/python -m bench.cache_replay AGENTS.jsonl
 
 TRACE is Mooncake's format: one JSON object per line with ``input_length`` (tokens) and ``hash_ids`` (one per block
 of 512 tokens, equal ids for equal prefixes). Only block ids are replayed, one request after the other, no KV. A
-page of the pool is one such block. Hits are input tokens of leading blocks that are found.
+page of the pool is one such block. Hits are input tokens of leading blocks that are found. *Pressure* is how many
+times larger than the cache all of the trace's blocks are.
 
-    pool   kv.pages.pool.PagePool: open, seal, close
+    pool   kv.pages.pool.PagePool, which evicts what is worth least: open, seal, close
     lru    a dict in order of last use, a request's tail older than its head; no code in common with the pool
     best   Belady's rule (drop what is needed last), which nobody can follow online: an upper bound in practice
 """
@@ -14,6 +16,8 @@ page of the pool is one such block. Hits are input tokens of leading blocks that
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import heapq
 import json
 from collections import defaultdict
@@ -27,8 +31,9 @@ from baton.bench.rows import Row, table
 from baton.kv.pages.pool import PagePool
 
 TRACE_BLOCK_TOKENS = 512
-CAPACITIES = (500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
-TARGET_POINTS = 2.0
+PRESSURES = (1, 2, 4, 6, 8, 16)
+TARGET_SHARE = 0.9  # of the best, at a pressure up to 8
+TARGET_POINTS = 0.5  # below LRU at most
 
 
 class Request(NamedTuple):
@@ -55,14 +60,13 @@ def hit_tokens(request: Request, leading: int) -> int:
 
 def pool_rate(trace: Sequence[Request], capacity: int) -> float:
     """Share of input tokens that a PagePool of ``capacity`` pages finds."""
-    pool, hits = PagePool(capacity), 0
+    pool, hits = PagePool(capacity, watched=False), 0
     for request in trace:
-        hashes = [block.to_bytes(16, "little") for block in request.blocks]
+        hashes = [_hash(block) for block in request.blocks]
         hashes = hashes[:capacity]  # a request larger than the cache keeps what fits
         with pool.open(hashes, len(hashes)) as lease:
             hits += hit_tokens(request, lease.held)
-            for index in range(lease.held, len(hashes)):
-                lease.seal(index, hashes[index])
+            lease.seal_run(lease.held, hashes[lease.held :])
     pool.check()
     return hits / sum(r.tokens for r in trace)
 
@@ -103,6 +107,12 @@ def best_rate(trace: Sequence[Request], capacity: int) -> float:
     return hits / sum(r.tokens for r in trace)
 
 
+@functools.cache
+def _hash(block: int) -> bytes:
+    """A block hash as the product's: a pool samples blocks by it."""
+    return hashlib.sha256(block.to_bytes(8, "little")).digest()
+
+
 def _leading(blocks: Iterable[int], cache: dict[int, int] | dict[int, None]) -> int:
     count = 0
     for block in blocks:
@@ -115,39 +125,45 @@ def _leading(blocks: Iterable[int], cache: dict[int, int] | dict[int, None]) -> 
 REPLAYS: dict[str, Replay] = {"pool": pool_rate, "lru": lru_rate, "best": best_rate}
 
 
-def rates(trace: Sequence[Request], capacities: Sequence[int]) -> dict[str, list[float]]:
-    """Hit rates by replay, one per capacity; the last entry of each is for a cache that never evicts."""
-    endless = len({block for request in trace for block in request.blocks})
-    return {name: [replay(trace, c) for c in (*capacities, endless)] for name, replay in REPLAYS.items()}
+def blocks_of(trace: Sequence[Request]) -> int:
+    """How many different blocks the trace has: a cache of so many pages never evicts."""
+    return len({block for request in trace for block in request.blocks})
 
 
-def rows(path: Path, capacities: Sequence[int] = CAPACITIES) -> list[Row]:
-    """Ours, LRU's and the best at each capacity, how far ours is from LRU's, and what the trace holds."""
-    found, unit, made = rates(load_trace(path), capacities), "% of input tokens", list[Row]()
-    for place, capacity in enumerate(capacities):
+def rates(trace: Sequence[Request], pressures: Sequence[int]) -> dict[str, list[float]]:
+    """Hit rates by replay, one per pressure."""
+    blocks = blocks_of(trace)
+    return {name: [replay(trace, max(1, blocks // p)) for p in pressures] for name, replay in REPLAYS.items()}
+
+
+def rows(path: Path, pressures: Sequence[int] = PRESSURES) -> list[Row]:
+    """Ours, LRU's and the best at each pressure: how much of the best ours is, and how far below LRU's."""
+    trace, unit, made = load_trace(path), "% of input tokens", list[Row]()
+    found, blocks = rates(trace, pressures), blocks_of(trace)
+    for place, pressure in enumerate(pressures):
         pool, lru, best = (found[name][place] * 100 for name in REPLAYS)
-        name = f"{capacity * TRACE_BLOCK_TOKENS:,} tokens"
-        made.append(Row(name, pool, unit, f"best {best:.2f} %", pool / best))
-        made.append(
-            Row(f"{name}: from LRU's {lru:.2f} %", abs(pool - lru), "points", target=TARGET_POINTS, ceiling=True)
-        )
-    return [*made, Row("endless cache: what the trace holds", found["pool"][-1] * 100, unit)]
+        name = f"pressure {pressure} ({blocks // pressure:,} blocks)"
+        made.append(Row(name, pool, unit, f"LRU {lru:.2f} %, best {best:.2f} %"))
+        target = TARGET_SHARE if pressure <= 8 else 0.0
+        made.append(Row(f"{name}: share of the best (LRU {lru / best:.3f})", pool / best, "", target=target))
+        made.append(Row(f"{name}: below LRU", max(0.0, lru - pool), "points", target=TARGET_POINTS, ceiling=True))
+    return made
 
 
 def plot(path: Path, target: Path) -> None:
-    """Hit rate over capacity."""
+    """Hit rate over pressure."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = rates(load_trace(path), CAPACITIES)
+    found = rates(load_trace(path), PRESSURES)
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    tokens = [c * TRACE_BLOCK_TOKENS / 1e6 for c in CAPACITIES]
-    for name, style in (("best", "k--"), ("lru", "C1-"), ("pool", "C0o")):
-        axes.plot(tokens, [r * 100 for r in found[name][:-1]], style, label=name)
-    axes.axhline(found["pool"][-1] * 100, color="grey", linewidth=0.8, label="endless")
-    axes.set(xscale="log", xlabel="capacity, millions of tokens", ylabel="input tokens found, %", ylim=(0, None))
+    for name, style in (("best", "k--"), ("lru", "C1-"), ("pool", "C0o-")):
+        axes.plot(PRESSURES, [r * 100 for r in found[name]], style, label=name)
+    axes.set(xscale="log", xlabel="pressure: blocks of the trace per page", ylabel="input tokens found, %")
+    axes.set_xticks(PRESSURES, [str(p) for p in PRESSURES])
+    axes.set_ylim(0, None)
     axes.set_title(f"Prefix cache on {path.stem}")
     axes.legend()
     figure.tight_layout()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from baton.cost.fit import StepFit
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
 from baton.engine.handlers import Handlers, Table
 from baton.engine.isolate import StepOutcome, run_isolated
@@ -21,7 +22,7 @@ from baton.engine.step_log import StepLog
 from baton.kv.pages.pool import PagePool
 from baton.protos import channel as ch
 from baton.protos.errors import BatonError
-from baton.protos.nouns import EngineRequest, PoolSnapshot
+from baton.protos.nouns import EngineRequest, PoolSnapshot, StepSample
 
 log = logging.getLogger("baton.engine")
 
@@ -87,6 +88,7 @@ class StepLoop(ABC):
         self.spec = parts.runner.spec
         self.pool, self.channel, self.clock = parts.pool, parts.channel, parts.clock
         self.log = StepLog()
+        self._fit = StepFit()
         self.mirror = mirror_of(parts.runner)
         self.draining = False
         self.leaving = False
@@ -245,7 +247,17 @@ class StepLoop(ABC):
         added, removed = self.pool.drain_changes()
         if added or removed:
             self.channel.send(ch.CacheChanged(tuple(added), tuple(removed)))
-        self.channel.send(self._stats())
+        stats = self._stats()
+        self.channel.send(stats)
+        self._price(stats.samples)
+
+    def _price(self, samples: Sequence[StepSample]) -> None:
+        """Tells the cache what its blocks cost, by the steps that read prompts."""
+        read = [sample for sample in samples if sample.prefill_tokens]
+        for sample in read:
+            self._fit.observe(sample)
+        if read and (curve := self._fit.curve) is not None:
+            self.pool.priced(curve.prefill_token, curve.prefill_pair)
 
     def _stats(self) -> ch.Stats:
         counts = self.pool.snapshot_counts()

@@ -110,7 +110,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             None if mirror is None else mirror.shared,
         )
     )
-    pool = PagePool(pages, model.layout.block_tokens)
+    pool = PagePool(pages, model.layout.block_tokens, eviction=spec.cache.eviction)
     if spec.cache.has_tiers:
         pool.watch_idle()
     grammars = Grammars(model, tokenizer_of(spec.engine), GRACE_S)

@@ -74,6 +74,7 @@ class CacheSpec(_Group, frozen=True):
     pages: int = 0
     block_tokens: int = 16  # tokens in a page: a multiple of 16
     kv_memory_bytes: int = 512 << 20  # what the pages may take where ``pages`` is 0
+    eviction: Literal["worth", "lru"] = "worth"  # which cached pages go first
     kv_codec: str = "none"  # how blocks are coded on their way here: none, int8, fp8
     host_tier_bytes: int = 0  # of host memory, for blocks that the device evicted
     disk_tier_bytes: int = 0

@@ -68,6 +68,10 @@ class WorkerConfig(Section):
         default=2.0, ge=0, description="what runs may finish in this time when the worker is told to stop"
     )
     metrics: bool = Field(default=True, description="whether it answers GET /metrics")
+    eviction: Literal["worth", "lru"] = Field(
+        default="worth",
+        description="which cached pages go first: those worth least, as it learns, or unused longest",
+    )
     host_tier_bytes: int = Field(default=0, ge=0, description="host memory below the device's pages; 0: off")
     disk_tier_bytes: int = Field(default=0, ge=0, description="each worker's files below that; 0: off")
     disk_tier_dir: str = Field(default="", description="where those files lie; they survive a restart")

@@ -54,12 +54,15 @@ class PageLease:
     def seal(self, index: int, block: bytes) -> bool:
         """Makes block ``index``, full and finished, findable. Returns False when its hash is cached elsewhere."""
         assert not self.closed, "a closed lease can't seal"
+        self._pool.supply.cached.placed(self.pages[index : index + 1], index)
         return self._pool.blocks.publish(self.pages[index], block)
 
     def seal_run(self, first: int, blocks: Sequence[bytes]) -> None:
         """Seals the blocks that follow one another from ``first`` on."""
         assert not self.closed, "a closed lease can't seal"
-        self._pool.blocks.publish_run(self.pages[first : first + len(blocks)], blocks)
+        pages = self.pages[first : first + len(blocks)]
+        self._pool.supply.cached.placed(pages, first)
+        self._pool.blocks.publish_run(pages, blocks)
 
     def hold(self) -> None:
         """Announces that another process reads or writes these pages until ``release``."""

@@ -6,7 +6,8 @@ long prompt's thousands of pages come and go at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 ABSENT = -1
 
@@ -44,9 +45,22 @@ class PageOrder:
         after[last], before[end] = end, last
         self._count += count
 
-    def take(self, count: int) -> list[int]:
-        """Removes and returns the first ``count`` pages; there must be as many."""
+    def placed(self, pages: Sequence[int], first: int) -> None:
+        """Does nothing: where a block stands in its chain doesn't matter."""
+
+    def priced(self, pair_cost: float) -> None:
+        """Does nothing: what a block costs doesn't matter."""
+
+    def handed_out(self, pages: int) -> None:
+        """Does nothing: the order of use has no clock."""
+
+    def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
+        """Removes and returns the first ``count`` pages that aren't ``kept``; there must be as many."""
         assert count <= self._count, "not as many pages are there"
+        if kept:
+            pages = list(islice((page for page in self if page not in kept), count))
+            self.remove(pages)
+            return pages
         after, end = self._next, self._end
         page, taken = after[end], []
         for _ in range(count):

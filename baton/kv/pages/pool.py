@@ -11,20 +11,23 @@ A page is in exactly one state:
       └───────evict─────────┼─┴──match───── cached
                             └──close while I/O holds──> quarantined ──release──> free or cached
 
-A sealed page may be shared: it is leased while any lease has it. Eviction takes the least recently used cached
-page, and a chain's tail before its head (pages are given back tail first). A sealed page that is *kept* (a copy of
-it is being made) stays in its state and its place, but isn't evicted meanwhile.
+A sealed page may be shared: it is leased while any lease has it. Eviction takes the cached page that is worth least
+(``worth.py``; with ``eviction`` "lru" the least recently used one), and a chain's tail before its head: pages are
+given back tail first. A sealed page that is *kept* (a copy of it is being made) stays in its state and its place,
+but isn't evicted meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from baton.kv.pages.blocks import BlockIndex
 from baton.kv.pages.lease import PageLease
 from baton.kv.pages.leased import LeaseCounts, Quarantine
+from baton.kv.pages.lru import PageOrder
 from baton.kv.pages.supply import PageSupply
+from baton.kv.pages.worth import WorthOrder
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -50,10 +53,17 @@ class PagePool:
     ``watched`` False: nobody calls ``drain_changes``, so no changes are collected.
     """
 
-    def __init__(self, pages: int, block_tokens: int = BLOCK_TOKENS, watched: bool = True) -> None:
+    def __init__(
+        self,
+        pages: int,
+        block_tokens: int = BLOCK_TOKENS,
+        watched: bool = True,
+        eviction: Literal["worth", "lru"] = "worth",
+    ) -> None:
         self.pages, self.block_tokens = pages, block_tokens
         self.blocks = BlockIndex(pages, watched)
-        self.supply = PageSupply(pages, self.blocks)
+        cached = WorthOrder(pages, self.blocks.block_of) if eviction == "worth" else PageOrder(pages)
+        self.supply = PageSupply(pages, self.blocks, cached)
         self.leased = LeaseCounts(pages)
         self.quarantine = Quarantine()
         self.open_leases: set[PageLease] = set()
@@ -128,6 +138,14 @@ class PagePool:
     def drain_changes(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """Returns the hashes that became findable and those that are gone since the last call, net."""
         return self.blocks.drain_changes()
+
+    def priced(self, prefill_token: float, prefill_pair: float) -> None:
+        """Notes what reading costs: ``prefill_token`` seconds, and ``prefill_pair`` for each token before it.
+
+        Where only blocks' places differ, those that cost more to compute again are worth more.
+        """
+        if prefill_token > 0:
+            self.supply.cached.priced(self.block_tokens * prefill_pair / prefill_token)
 
     def keep(self, block: bytes) -> int | None:
         """Forbids the eviction of a findable block until ``unkeep``. Returns its page, or None if it isn't here."""

@@ -1,27 +1,57 @@
-"""Supplies pages that no lease has: free ones, and cached ones in the order of their last use. Torch-free.
+"""Supplies pages that no lease has: free ones, and cached ones in an order of eviction. Torch-free.
 
 Knows nothing of leases or of I/O in flight. A page that holds a findable block is cached, any other is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
 
 from baton.kv.pages.blocks import BlockIndex
-from baton.kv.pages.lru import PageOrder
+
+
+class EvictionOrder(Protocol):
+    """Orders cached pages by which is evicted first. ``lru.PageOrder`` and ``worth.WorthOrder`` are such."""
+
+    def __len__(self) -> int:
+        """Returns the number of cached pages."""
+
+    def __contains__(self, page: int) -> bool:
+        """Returns whether ``page`` is cached."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the cached pages."""
+
+    def add(self, pages: Sequence[int]) -> None:
+        """Adds pages that no lease has any more, a chain's tail first."""
+
+    def remove(self, pages: Sequence[int]) -> None:
+        """Removes pages because a lease has them again."""
+
+    def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
+        """Removes and returns the ``count`` pages to evict, none of ``kept``; there must be as many."""
+
+    def handed_out(self, pages: int) -> None:
+        """Counts pages that leases got."""
+
+    def placed(self, pages: Sequence[int], first: int) -> None:
+        """Says that ``pages`` hold the blocks that follow one another in their chain from ``first`` on."""
+
+    def priced(self, pair_cost: float) -> None:
+        """Says what each block before a block adds to the cost of computing it, in costs of a first block."""
 
 
 class PageSupply:
-    """Gives out pages, free ones first, then the least recently used cached ones, whose blocks it forgets.
+    """Gives out pages, free ones first, then those cached ones that ``cached`` names, whose blocks it forgets.
 
     ``kept`` counts, by page, the copies in progress that forbid its eviction. ``idle`` collects the blocks that
     joined the cache, in that order, and is None where nobody asks.
     """
 
-    def __init__(self, pages: int, blocks: BlockIndex) -> None:
+    def __init__(self, pages: int, blocks: BlockIndex, cached: EvictionOrder) -> None:
         self.free = list(range(pages - 1, -1, -1))
-        self.cached = PageOrder(pages)
+        self.cached = cached
         self.kept: dict[int, int] = {}
         self.idle: dict[bytes, None] | None = None
         self._blocks = blocks
@@ -39,6 +69,7 @@ class PageSupply:
     def take(self, count: int) -> list[int]:
         """Removes and returns ``count`` pages; as many must be available."""
         free = self.free
+        self.cached.handed_out(count)
         if count == 1 and free:  # a decode step's usual need
             return [free.pop()]
         left = max(0, len(free) - count)
@@ -81,10 +112,6 @@ class PageSupply:
         return blocks
 
     def _evict(self, count: int) -> list[int]:
-        if self.kept:
-            pages = list(islice((page for page in self.cached if page not in self.kept), count))
-            self.cached.remove(pages)
-        else:
-            pages = self.cached.take(count)
+        pages = self.cached.take(count, self.kept)
         self._blocks.forget(pages)
         return pages

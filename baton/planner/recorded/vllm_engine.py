@@ -86,7 +86,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings, step_seconds: StepSeconds) -> None:
         self.settings, self._seconds = settings, step_seconds
-        self.pool = PagePool(settings.pages)
+        self.pool = PagePool(settings.pages, eviction="lru")
         self.waiting: deque[_LiveRequest] = deque()
         self.running: list[_LiveRequest] = []
         self.steps = self.preemptions = 0

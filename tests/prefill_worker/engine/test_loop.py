@@ -144,6 +144,18 @@ def test_a_prompt_gives_its_first_token_and_every_block_before_it(bench: Bench, 
     assert bench.at_baseline()
 
 
+def test_the_cache_is_told_what_reading_costs_by_the_steps_that_read() -> None:
+    runner = Recorder("test", step_seconds=lambda s: 1e-6 * s.prefill_tokens + 1e-8 * s.prefill_attention, **MODEL)
+    bench, told = Bench(256, runner=runner), []
+    bench.pool.priced = lambda token, pair: told.append(pair / token)  # type: ignore[method-assign]
+    for key in range(1, 9):
+        bench.say(prefill(key, prompt_of(64 * key, key)))
+        bench.finish()
+        bench.now += 1.0
+        bench.say(ch.SendClosed(key))
+    assert 0 < told[-1] < 1
+
+
 def test_blocks_leave_while_later_chunks_compute(bench: Bench) -> None:
     answered = bench.say(prefill(1, prompt_of(200)))
     assert [b.index for b in answered[0].blocks] == [0, 1, 2, 3]

@@ -1,0 +1,160 @@
+"""Learns how soon cached pages are used again, and from that what keeping a page is worth. Torch-free.
+
+Knows nothing of pages or hashes: it counts pages by *class* and by *age*. Age is measured in pages handed out since
+a page joined the cache, which is the distance that an eviction policy has to bridge; no clock is read.
+
+Per class it keeps, in half-octaves of age, how many pages were used again, how many passed ``HORIZON`` pools' worth
+of ages unused, and how many are still on their way (in the cache, or evicted and remembered). The share of those
+that reached an age and were used in it is a hazard rate (Kaplan and Meier 1958), drawn towards that of the wider
+class where little was seen. A page's worth is its Gittins index (Gittins 1979): over all ages until which one could
+keep it, the most uses per page and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BINS = 56  # half-octaves of age, up to 2^28 pages
+EPOCHS = 128  # of HORIZON pools each: how finely the ages of pages on their way are known
+HORIZON = 8  # pools: a page that isn't used within so many pools' pages counts as never used again
+TRUST = 64.0  # pages of evidence that weigh as much as the wider class does
+PRIOR = 0.1  # of the pages that reach a half-octave, the share used in it: as LRU assumes, the old are used least
+MOST_USES, MOST_TURNS, GAPS = 3, 4, 3
+FORGET = 32  # pools' pages of evidence, after which its weight is halved
+
+Floats = NDArray[np.float64]
+
+
+class Kind(NamedTuple):
+    """What is known of a page when it joins the cache.
+
+    ``uses``: how often it was found there. ``turns``: how often its chain was, at the deepest block. ``gap``: pages
+    handed out between the chain's last two uses.
+    """
+
+    uses: int = 0
+    turns: int = 0
+    gap: int = 0
+
+
+class ReuseTable:
+    """Counts by class; classes are numbered from 0, below ``CLASSES``."""
+
+    def __init__(self, pages: int) -> None:
+        self._epoch = max(1, pages * HORIZON // EPOCHS)
+        self._near = max(1, pages // 4), max(2, pages)
+        self._forget = FORGET * max(64, pages)
+        self._used, self._unused = np.zeros((CLASSES, BINS)), np.zeros((CLASSES, BINS))
+        self._coming = np.zeros((CLASSES, EPOCHS))
+        self._now, self._seen = 0, 0.0
+        self.horizon = self._epoch * EPOCHS
+
+    def class_of(self, kind: Kind) -> int:
+        """Returns the class of pages of ``kind``."""
+        gap = sum(kind.gap > edge for edge in self._near)
+        return (min(kind.uses, MOST_USES) * (MOST_TURNS + 1) + min(kind.turns, MOST_TURNS)) * GAPS + gap
+
+    def joined(self, cls: int, at: int, pages: float) -> None:
+        """Counts ``pages`` that begin to be watched at ``at``, pages handed out so far."""
+        self._advance(at)
+        if at // self._epoch > self._now - EPOCHS:
+            self._coming[cls, at // self._epoch % EPOCHS] += pages
+
+    def left(self, cls: int, at: int, pages: float) -> None:
+        """Counts ``pages`` that joined at ``at`` and aren't watched any more, used or not."""
+        if at // self._epoch > self._now - EPOCHS:
+            self._coming[cls, at // self._epoch % EPOCHS] -= pages
+
+    def lost(self, cls: int, at: int, now: int, pages: float) -> None:
+        """Counts pages that joined at ``at`` and weren't used until ``now``, when they are watched no more."""
+        if at // self._epoch > self._now - EPOCHS:
+            self.left(cls, at, pages)
+            self._unused[cls, bin_of(now - at)] += pages
+
+    def used(self, cls: int, at: int, now: int, pages: float = 1.0) -> None:
+        """Counts ``pages`` that joined at ``at`` and are used again at ``now``."""
+        if now - at < self.horizon:
+            self.left(cls, at, pages)
+            self._used[cls, bin_of(now - at)] += pages
+            self._weigh(pages)
+
+    def worth(self, now: int, classes: Sequence[int]) -> Floats:
+        """Returns uses per page and page handed out, (classes, BINS), of each of ``classes`` by age."""
+        self._advance(now)
+        watched = bin_of(self.horizon) + 1
+        found = gittins(self._hazard(self._risk(now))[classes, :watched])
+        return np.pad(found, ((0, 0), (0, BINS - watched)), mode="edge")
+
+    def _risk(self, now: int) -> Floats:
+        """Pages that reached each age, (CLASSES, BINS): half of those that left unused in it count."""
+        ages = now - (self._now - np.arange(EPOCHS)) * self._epoch - self._epoch // 2
+        youngest_first = self._coming[:, (self._now - np.arange(EPOCHS)) % EPOCHS]
+        unused = self._unused + youngest_first @ np.eye(BINS)[bins_of(np.clip(ages, 0, None))]
+        reached = np.cumsum((self._used + unused)[:, ::-1], axis=1)[:, ::-1]
+        return np.maximum(reached - unused / 2, 0.0)
+
+    def _hazard(self, risk: Floats) -> Floats:
+        """The share used in each half-octave: of a class, drawn to that of its uses, of all pages, and PRIOR."""
+        by_uses = (MOST_USES + 1, -1, BINS)
+        used, reached = self._used.reshape(by_uses), risk.reshape(by_uses)
+        overall = _drawn(used.sum((0, 1)), reached.sum((0, 1)), np.full(BINS, PRIOR))
+        lifts = (1 + np.arange(MOST_USES + 1) / 2)[:, None]  # with nothing seen yet, what was used is used again
+        of_uses = _drawn(used.sum(1), reached.sum(1), np.minimum(overall * lifts, 1.0))
+        return _drawn(used, reached, of_uses[:, None, :]).reshape(CLASSES, BINS)
+
+    def _advance(self, at: int) -> None:
+        """Those that joined a horizon ago and weren't used count as unused."""
+        epoch = at // self._epoch
+        for past in range(self._now + 1, min(epoch, self._now + EPOCHS) + 1):
+            gone = np.maximum(self._coming[:, past % EPOCHS], 0.0)
+            self._unused[:, bin_of(self.horizon)] += gone
+            self._coming[:, past % EPOCHS] = 0.0
+            self._weigh(float(gone.sum()))
+        self._now = max(self._now, epoch)
+
+    def _weigh(self, pages: float) -> None:
+        self._seen += pages
+        if self._seen > self._forget:
+            self._seen /= 2
+            self._used /= 2
+            self._unused /= 2
+
+
+CLASSES = (MOST_USES + 1) * (MOST_TURNS + 1) * GAPS
+_EDGES = 2.0 ** (np.arange(BINS + 1) / 2) - 1
+_WIDTHS = np.maximum(np.diff(_EDGES), 0.4)
+
+
+def bin_of(age: int) -> int:
+    """Returns the half-octave of an age in pages."""
+    return min(BINS - 1, int(2 * log2(age + 1)))
+
+
+def bins_of(ages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the half-octave of each age."""
+    return np.minimum((2 * np.log2(ages + 1)).astype(np.int64), BINS - 1)
+
+
+def gittins(hazard: Floats) -> Floats:
+    """Returns the best ratio of uses to time that keeping a page from each half-octave on can give.
+
+    ``hazard`` (classes, half-octaves) is the share of those that reach a half-octave and are used in it.
+    """
+    found, count = np.empty_like(hazard), hazard.shape[1]
+    stays = 1 - hazard
+    spent = (1 - hazard / 2) * _WIDTHS[:count]
+    for start in range(count):
+        reach = np.ones((len(hazard), count - start))
+        np.cumprod(stays[:, start:-1], axis=1, out=reach[:, 1:])
+        uses = np.cumsum(reach * hazard[:, start:], axis=1)
+        found[:, start] = (uses / np.cumsum(reach * spent[:, start:], axis=1)).max(axis=1)
+    return found
+
+
+def _drawn(used: Floats, reached: Floats, towards: Floats) -> Floats:
+    return np.minimum((used + TRUST * towards) / (reached + TRUST), 0.999)

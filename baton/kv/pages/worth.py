@@ -1,0 +1,209 @@
+"""Keeps cached pages in the order of what keeping them is worth, learned from how pages were used. Torch-free.
+
+Knows nothing of leases. Pages that join together with the same history form a *run*, a chain's tail first; a run is
+evicted from its tail on, because a block without those before it can't be found. Which runs go next is planned for
+a stretch of evictions at once, so that a page costs little; who joins meanwhile counts from the next plan on.
+Evicted pages are remembered for a while by the hash of their block (a sample of them, in a large pool): that they
+are computed again tells how much longer they should have stayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+
+from baton.kv.pages.reuse import HORIZON, Kind, ReuseTable, bins_of
+
+REMEMBERED = 16_384  # evicted pages, at about 250 bytes each
+PLANS = 8  # in the time in which the pool's pages are handed out once
+LEAST_PLAN = 64  # evictions, because a plan takes about a millisecond
+
+
+class Run:
+    """Holds pages that joined together, a chain's tail first; those before ``gone`` were evicted."""
+
+    __slots__ = ("at", "cls", "cost", "deeper", "gone", "kind", "pages")
+
+    def __init__(self, kind: Kind, cls: int, at: int, cost: float, deeper: Run | None) -> None:
+        self.kind, self.cls, self.at, self.cost, self.deeper = kind, cls, at, cost, deeper
+        self.pages: list[int] = []
+        self.gone = 0
+
+
+class WorthOrder:
+    """Orders some of the pages 0 … ``pages`` - 1 by worth. ``block_of[page]`` is the hash of a page's block.
+
+    Worth is uses per page and time, times what computing the block again costs: a block deep in its chain attends
+    to all blocks before it (``placed``, ``priced``).
+    """
+
+    def __init__(self, pages: int, block_of: Sequence[bytes | None]) -> None:
+        self._run: list[Run | None] = [None] * pages
+        self._kind: list[Kind] = [NEW] * pages
+        self._block_of, self._table = block_of, ReuseTable(pages)
+        self._runs: dict[Run, None] = {}
+        self._plan: list[Run] = []
+        self._left = 0  # evictions until the next plan
+        self._stretch = max(LEAST_PLAN, pages // PLANS)
+        self._count = self._handed = 0
+        self._weight = max(1, pages * HORIZON // REMEMBERED)
+        self._remembered: dict[bytes, tuple[Kind, int, int]] = {}
+        self._depth = [0] * pages
+        self._pair_cost = 0.0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, page: int) -> bool:
+        return self._run[page] is not None
+
+    def __iter__(self) -> Iterator[int]:
+        return (page for page, run in enumerate(self._run) if run is not None)
+
+    def handed_out(self, pages: int) -> None:
+        """Counts pages that were given to leases: the clock of ages."""
+        self._handed += pages
+
+    def placed(self, pages: Sequence[int], first: int) -> None:
+        """Notes the places of ``pages`` in their chain: ``first`` and those that follow."""
+        for depth, page in enumerate(pages, first):
+            self._depth[page] = depth
+
+    def priced(self, pair_cost: float) -> None:
+        """Notes what each block before a block adds to the cost of computing it, as a share of a first block's."""
+        self._pair_cost = pair_cost
+
+    def add(self, pages: Sequence[int]) -> None:
+        """Adds the cached pages of a lease, a chain's tail first; none of them may be there."""
+        kinds = [self._recalled(page) for page in pages] if self._remembered else [self._kind[p] for p in pages]
+        chain = next((kind for kind in kinds if kind.uses), NEW)
+        run: Run | None = None
+        at = 0
+        for uses, group in groupby(kinds, key=_uses):
+            end = at + sum(1 for _ in group)
+            kind = Kind(uses, max(chain.turns, uses), chain.gap)
+            run = self._begin(kind, pages[at:end], run)
+            at = end
+        self._count += len(pages)
+
+    def remove(self, pages: Sequence[int]) -> None:
+        """Removes pages because they are used again; all must be there."""
+        run_of = self._run
+        for run, group in groupby(pages, key=run_of.__getitem__):
+            assert run is not None, "a page isn't cached"
+            used = list(group)
+            self._table.used(run.cls, run.at, self._handed, len(used))
+            kind = Kind(run.kind.uses + 1, run.kind.uses + 1, self._handed - run.at)
+            for page in used:
+                run_of[page], self._kind[page] = None, kind
+        self._count -= len(pages)
+
+    def take(self, count: int, kept: Collection[int] = ()) -> list[int]:
+        """Removes and returns ``count`` pages that are worth least, none of ``kept``; there must be as many."""
+        taken: list[int] = []
+        while len(taken) < count:
+            if not self._plan or self._left <= 0:
+                self._make_plan(kept)
+            self._evict(self._plan[-1], count - len(taken), kept, taken)
+        self._count -= count
+        return taken
+
+    def _begin(self, kind: Kind, pages: Sequence[int], deeper: Run | None) -> Run:
+        cost = 1.0 + self._pair_cost * self._depth[pages[0]]
+        run = Run(kind, self._table.class_of(kind), self._handed, cost, deeper)
+        run.pages = list(pages)
+        for page in pages:
+            self._run[page], self._kind[page] = run, kind
+        self._runs[run] = None
+        self._table.joined(run.cls, run.at, len(pages))
+        return run
+
+    def _recalled(self, page: int) -> Kind:
+        """What is known of a page; of a new one, what is remembered of its block."""
+        block = self._block_of[page]
+        found = self._remembered.pop(block, None) if block is not None else None
+        if found is None:
+            return self._kind[page]
+        kind, at, cls = found
+        self._table.used(cls, at, self._handed, self._weight)
+        return Kind(kind.uses + 1, kind.uses + 1, self._handed - at)
+
+    def _evict(self, run: Run, most: int, kept: Collection[int], taken: list[int]) -> None:
+        """Takes up to ``most`` pages of ``run``, and its place in the plan where none is left to take."""
+        spared: list[int] = []
+        pages, most = run.pages, min(most, self._left)
+        while run.gone < len(pages) and most:
+            page = pages[run.gone]
+            run.gone += 1
+            if self._run[page] is not run:
+                continue  # it was used since
+            if page in kept:
+                spared.append(page)
+                continue
+            self._forget(page, run)
+            taken.append(page)
+            most -= 1
+            self._left -= 1
+        if run.gone == len(pages):
+            self._plan.pop()
+        if spared:
+            run.pages = spared + pages[run.gone :]
+            run.gone = 0
+        elif run.gone == len(pages):
+            self._runs.pop(run, None)
+
+    def _forget(self, page: int, run: Run) -> None:
+        """A sample of evicted pages goes on being watched, each for ``_weight`` of them."""
+        self._run[page], self._kind[page] = None, NEW
+        block = self._block_of[page]
+        assert block is not None, f"page {page} holds no block"
+        if self._weight > 1 and int.from_bytes(block[-4:], "little") % self._weight:
+            self._table.left(run.cls, run.at, 1.0)
+            return
+        self._remembered[block] = run.kind, run.at, run.cls
+        if self._weight > 1:
+            self._table.joined(run.cls, run.at, self._weight - 1.0)
+        self._trim()
+
+    def _trim(self) -> None:
+        remembered, horizon = self._remembered, self._table.horizon
+        while remembered:
+            block = next(iter(remembered))
+            _, at, cls = remembered[block]
+            expired = self._handed - at >= horizon
+            if not expired and len(remembered) <= REMEMBERED:
+                return
+            del remembered[block]
+            if not expired:
+                self._table.lost(cls, at, self._handed, self._weight)
+
+    def _make_plan(self, kept: Collection[int]) -> None:
+        """Orders all runs, the one that is worth least last."""
+        runs = []
+        for run in list(self._runs):
+            if self._holds_any(run, kept):
+                runs.append(run)
+            elif not kept or not self._holds_any(run, ()):
+                del self._runs[run]
+        classes = sorted({run.cls for run in runs})
+        row = {cls: at for at, cls in enumerate(classes)}
+        worth = self._table.worth(self._handed, classes)
+        ages = np.array([self._handed - run.at for run in runs])
+        found = worth[[row[run.cls] for run in runs], bins_of(ages)] * np.array([run.cost for run in runs])
+        place = {run: at for at, run in enumerate(runs)}
+        for at, run in enumerate(runs):  # deeper ones come first
+            if run.deeper in place:
+                found[at] = max(found[at], found[place[run.deeper]])
+        order = np.lexsort((np.arange(len(runs)), found))[::-1]
+        self._plan, self._left = [runs[at] for at in order], self._stretch
+
+    def _holds_any(self, run: Run, kept: Collection[int]) -> bool:
+        of = self._run
+        return any(of[page] is run and page not in kept for page in run.pages[run.gone :])
+
+
+NEW = Kind()
+_uses = attrgetter("uses")
