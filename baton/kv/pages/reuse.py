@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class Kind(NamedTuple):
-    """What is known of a page when it joins the cache.
+    """Describes a page as it joins the cache.
 
     ``uses``: how often it was found there. ``turns``: how often its chain was, at the deepest block. ``gap``: pages
     handed out between the chain's last two uses.
