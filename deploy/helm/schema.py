@@ -7,6 +7,7 @@ python deploy/helm/schema.py --check    exit status 1 when the file is not what 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from baton.cluster.config import BatonConfig
 FILE = Path(__file__).parent / "baton" / "values.schema.json"
 Schema = dict[str, Any]
 
+NAME = re.compile("^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")  # as protos/adapter_id.py has it
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 MAP: Schema = {"type": "object"}
@@ -130,6 +132,24 @@ def router() -> Schema:
     )
 
 
+def adapters() -> Schema:
+    path = {"type": "string", "pattern": r"^[^/\\][^\\]*$"}
+    hub_id = {"type": "string", "pattern": r"^([\w.-]+/[\w.-]+)?$"}
+    one = table(("path",), path=path, pinned=FLAG, tenant=TEXT, hub=hub_id, base_model_name=TEXT)
+    return table(
+        source={"enum": ["none", "pvc", "hostPath"]},
+        path={"type": "string", "pattern": "^/.+"},
+        pvc=table(claimName=TEXT, subPath=TEXT),
+        hostPath={"type": "string", "pattern": "^(/.*)?$"},
+        serve={"type": "object", "propertyNames": {"pattern": NAME.pattern}, "additionalProperties": one},
+        prune=FLAG,
+        reconcile=TEXT,
+        waitSeconds=SECONDS,
+        adminKeySecret=table(name=TEXT, key=TEXT),
+        fetch=table(image=TEXT, command={"type": "array", "items": TEXT}, env=LIST),
+    )
+
+
 def config() -> tuple[Schema, dict[str, Schema]]:
     """Of baton.toml, and the definitions that it refers to."""
     found = BatonConfig.model_json_schema()
@@ -165,6 +185,7 @@ def whole() -> Schema:
             hub=table(id=hub_id, tokenSecret=table(name=TEXT, key=TEXT)),
             cacheSize=QUANTITY,
         ),
+        "adapters": adapters(),
         "ratio": {"anyOf": [both, {"const": "auto"}, {"type": "null"}]},
         "workers": workers(),
         "router": router(),

@@ -6,8 +6,11 @@ Knows nothing of how an adapter is loaded; the router answers.
 from __future__ import annotations
 
 import json
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.console.cluster.asking import router
-from baton.protos.errors import BatonError, ConfigError
+from baton.protos.errors import BatonError, CheckpointError, ConfigError, InvalidRequest, Unavailable
+from baton.router.dispatch.adapter_control import require_path
 
 Guard = Callable[[Callable[[], int]], int]
 TIMEOUT_S = 120.0
-BY_APPLY = "apply"
+AGAIN_S = 1.0
+FILES = ("adapter_config.json", "adapter_model.safetensors")
 COLUMNS = ("adapter", "model", "root", "content", "tenant", "pinned", "workers", "by", "since")
 _Url = Annotated[str | None, typer.Option(help="The router; default: of the one cluster on this machine")]
 _Key = Annotated[str, typer.Option(help="API key made with --admin", envvar="BATON_API_KEY")]
@@ -29,9 +34,12 @@ _Name = Annotated[str, typer.Argument(help="The name that clients say as model")
 
 
 class WantedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describes one adapter of a file for ``apply``; fields as of ``add``."""
+    """Describes one adapter of a file for ``apply``; fields as of ``add``. ``hub`` is a Hugging Face id for
+    ``fetch``.
+    """
 
     path: str
+    hub: str = ""
     base_model_name: str = ""
     pinned: bool = False
     tenant: str = ""
@@ -63,7 +71,7 @@ def register(app: typer.Typer, guarded: Guard) -> None:
         key: _Key = "",
     ) -> None:
         """Load an adapter on every worker and serve it; nothing restarts."""
-        wanted = WantedAdapter(path, model, pinned, tenant)
+        wanted = WantedAdapter(path, "", model, pinned, tenant)
         raise typer.Exit(guarded(lambda: _add(name, wanted, in_place, url, key)))
 
     @adapters.command("remove")
@@ -75,11 +83,22 @@ def register(app: typer.Typer, guarded: Guard) -> None:
     def apply(
         file: Annotated[Path, typer.Argument(help='JSON: {"NAME": {"path": "FOLDER"}, …}')],
         prune: Annotated[bool, typer.Option("--prune", help="Remove those that the file doesn't name")] = False,
+        wait: Annotated[
+            float, typer.Option(min=0, help="Seconds for a router and workers that are starting")
+        ] = 0.0,
         url: _Url = None,
         key: _Key = "",
     ) -> None:
         """Make what is served what a file says: load what is missing, replace what lies elsewhere."""
-        raise typer.Exit(guarded(lambda: _apply(file, prune, url, key)))
+        raise typer.Exit(guarded(lambda: _apply_file(file, prune, url, key, wait)))
+
+    @adapters.command("fetch")
+    def fetch(
+        file: Annotated[Path, typer.Argument(help='JSON as of apply, with "hub": "ORG/NAME" where it is fetched')],
+        into: Annotated[Path, typer.Argument(help="The folder that is adapters.root")],
+    ) -> None:
+        """Fetch adapters from the Hugging Face hub to where they are loaded from; what is there stays."""
+        raise typer.Exit(guarded(lambda: _fetch(file, into)))
 
 
 def _show(url: str | None, key: str, as_json: bool) -> int:
@@ -125,28 +144,80 @@ def _remove(name: str, url: str | None, key: str) -> int:
     return 0
 
 
-def _apply(file: Path, prune: bool, url: str | None, key: str) -> int:
-    """Carries a file's difference out, each adapter by itself; fails at the end where any did."""
-    wanted = read_wanted(file)
+def _apply(wanted: Mapping[str, WantedAdapter], prune: bool, url: str | None, key: str) -> int:
+    """Carries a file's difference out, each adapter by itself; fails at the end where any did.
+
+    Raises Unavailable where trying again may help, else InvalidRequest.
+    """
     served = {e["id"]: e for e in router(url, key).call("GET", "/v1/adapters", timeout_s=TIMEOUT_S)["data"]}
     adding, leaving = difference(wanted, served)
-    failed: list[str] = []
-    for name in adding:
-        _each(failed, name, lambda name=name: _add(name, wanted[name], name in served, url, key))  # type: ignore[misc]
-    for name in leaving if prune else ():
-        _each(failed, name, lambda name=name: _remove(name, url, key))  # type: ignore[misc]
-    if not adding and not (prune and leaving):
+    acts = {name: partial(_add, name, wanted[name], name in served, url, key) for name in adding}
+    acts |= {name: partial(_remove, name, url, key) for name in leaving if prune}
+    failed = {name: error for name, act in acts.items() if (error := _failure(act)) is not None}
+    if not acts:
         print("nothing to change")
     if failed:
-        raise ConfigError("; ".join(failed), "adapters")
+        kind = Unavailable if any(isinstance(e, Unavailable) for e in failed.values()) else InvalidRequest
+        raise kind("; ".join(f"{name}: {error.message}" for name, error in failed.items()), "adapters")
     return 0
 
 
-def _each(failed: list[str], name: str, act: Callable[[], int]) -> None:
+def _failure(act: Callable[[], int]) -> BatonError | None:
     try:
         act()
     except BatonError as error:
-        failed.append(f"{name}: {error.message}")
+        return error
+    return None
+
+
+def _apply_file(file: Path, prune: bool, url: str | None, key: str, wait_s: float) -> int:
+    wanted = read_wanted(file)
+    return _patiently(partial(_apply, wanted, prune, url, key), wait_s)
+
+
+def _patiently(act: Callable[[], int], wait_s: float) -> int:
+    """Does it again and again for ``wait_s`` seconds while nobody answers, or nobody is there to do it."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return act()
+        except (ConfigError, Unavailable):
+            if time.monotonic() >= until:
+                raise
+        time.sleep(AGAIN_S)
+
+
+def _fetch(file: Path, into: Path) -> int:
+    """Fetches each adapter that has a hub id and isn't there.
+
+    Raises CheckpointError, ConfigError, AdapterRefused.
+    """
+    for name, want in read_wanted(file).items():
+        folder = into / want.path
+        if not want.hub or all((folder / part).is_file() for part in FILES):
+            continue
+        require_path(want.path)
+        fetch_from_hub(want.hub, folder)
+        print(f"{name}: fetched {want.hub} to {folder}")
+    return 0
+
+
+def fetch_from_hub(hub_id: str, folder: Path) -> None:
+    """Fetches an adapter's two files whole: the folder appears once both are there. Raises CheckpointError."""
+    from huggingface_hub import snapshot_download
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as partly:
+        try:
+            snapshot_download(hub_id, allow_patterns=list(FILES), local_dir=partly)
+        except Exception as error:  # the hub's errors share no base class
+            raise CheckpointError(f"the adapter {hub_id} can't be fetched: {error}", "hub") from None
+        missing = [part for part in FILES if not Path(partly, part).is_file()]
+        if missing:
+            raise CheckpointError(f"{hub_id} has no {' and no '.join(missing)}: it is no LoRA adapter", "hub")
+        folder.mkdir(exist_ok=True)
+        for part in FILES:
+            Path(partly, part).replace(folder / part)
 
 
 def read_wanted(file: Path) -> dict[str, WantedAdapter]:

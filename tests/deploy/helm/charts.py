@@ -41,6 +41,20 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "networkPolicy": {"monitoring": SCRAPER},
     },
     "image volume": {"model": {"source": "imageVolume", "path": "/m", "imageVolume": {"reference": "models/x:1"}}},
+    "adapters": {
+        "adapters": {
+            "source": "pvc",
+            "pvc": {"claimName": "adapters", "subPath": "v1"},
+            "serve": {
+                "sql": {"path": "team-a/sql", "pinned": True},
+                "style": {"path": "style/2", "tenant": "acme", "hub": "acme/style"},
+            },
+            "prune": True,
+            "reconcile": "*/10 * * * *",
+            "fetch": {"image": "amazon/aws-cli:2.17", "command": ["aws", "s3", "sync", "s3://x", "/var/lib/baton"]},
+        },
+        "networkPolicy": {"clients": SCRAPER},
+    },
     "disk tier": {"workers": {"pools": {"decode": {"diskTier": {"enabled": True, "storageClass": "nvme"}}}}},
     "settings": {
         "config": {

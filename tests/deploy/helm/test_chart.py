@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from baton.cluster.config import load_config
 from baton.process.liveness import alive_file
 from baton.worker.slots import WorkerSlot
 from tests.deploy.helm.charts import (
@@ -76,7 +77,7 @@ def test_the_checks_refuse_what_is_wrong() -> None:
 def test_the_default_render_is_the_golden_file() -> None:
     """BATON_GOLDEN=1 writes it anew."""
     text = "\n".join(f"# {name}\n{body.strip()}" for name, body in sorted(render_text().items()) if body.strip())
-    text = re.sub(r"^(  (?:password|api-key|keys\.json): )\S+$", r"\1MADE-BY-THE-CHART", text, flags=re.M)
+    text = re.sub(r"^(  (?:password|api-key|admin-key|keys\.json): )\S+$", r"\1MADE-BY-THE-CHART", text, flags=re.M)
     text = re.sub(r"[ \t]+$", "", text, flags=re.M) + "\n"
     if os.environ.get("BATON_GOLDEN"):
         GOLDEN.write_text(text)
@@ -92,7 +93,39 @@ def test_a_generated_api_key_opens_the_router(tmp_path) -> None:
     data = one(render(), "Secret", "demo-baton-keys")["data"]
     (tmp_path / "keys.json").write_bytes(base64.b64decode(data["keys.json"]))
     key = base64.b64decode(data["api-key"]).decode()
-    assert KeyRing(tmp_path / "keys.json", time.monotonic).find(key).tenant == "default"
+    ring = KeyRing(tmp_path / "keys.json", time.monotonic)
+    assert (ring.find(key).tenant, ring.find(key).admin) == ("default", False)
+    assert ring.find(base64.b64decode(data["admin-key"]).decode()).admin
+
+
+def test_another_list_of_adapters_is_another_job_and_restarts_no_pod() -> None:
+    def adapters(**serve) -> dict:
+        return {"source": "pvc", "pvc": {"claimName": "a"}, "serve": serve}
+
+    one_more = [
+        render({"adapters": adapters(sql={"path": "sql"}, **more)}) for more in ({}, {"law": {"path": "law"}})
+    ]
+    jobs = [[m["metadata"]["name"] for m in found if m["kind"] == "Job"] for found in one_more]
+    assert len({name for names in jobs for name in names}) == 2
+    kinds = ("Deployment", "StatefulSet")
+    assert [m for m in one_more[0] if m["kind"] in kinds] == [m for m in one_more[1] if m["kind"] in kinds]
+
+
+def test_the_adapters_of_the_chart_are_what_the_command_takes(tmp_path) -> None:
+    from baton.console.cluster.adapters import read_wanted
+
+    manifests = render(EXTRAS["adapters"])
+    file = tmp_path / "adapters.json"
+    file.write_text(one(manifests, "ConfigMap", "demo-baton-adapters")["data"]["adapters.json"])
+    assert {name: want.path for name, want in read_wanted(file).items()} == {
+        "sql": "team-a/sql",
+        "style": "style/2",
+    }
+    toml = one(manifests, "ConfigMap", "demo-baton-config")["data"]["baton.toml"]
+    (tmp_path / "baton.toml").write_text(toml)
+    root = load_config(str(tmp_path / "baton.toml")).adapters.root
+    worker = one(manifests, "StatefulSet", "demo-baton-decode")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "adapters", "mountPath": root, "readOnly": True, "subPath": "v1"} in worker["volumeMounts"]
 
 
 @pytest.mark.parametrize(("ratio", "prefill", "decode"), [({"prefill": 3, "decode": 5}, 3, 5), ("auto", 1, 1)])

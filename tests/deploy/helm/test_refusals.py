@@ -45,6 +45,16 @@ WRONG = {
     "model: {source: hostPath}": "model.hostPath is empty",
     "model: {source: imageVolume}": "model.imageVolume.reference is empty",
     "model: {source: pvc, path: models, pvc: {claimName: m}}": 'model.path "models"',
+    "adapters: {source: pvc}": "adapters.pvc.claimName is empty",
+    "adapters: {source: hostPath}": "adapters.hostPath is empty",
+    "adapters: {serve: {sql: {path: sql}}}": "adapters.source is none",
+    "adapters: {serve: {'a b': {path: sql}}}": "invalid propertyName 'a b'",
+    "adapters: {serve: {sql: {path: /etc}}}": "/adapters/serve/sql/path",
+    "{adapters: {source: hostPath, hostPath: /a, serve: {sql: {path: s, hub: a/b}}}}": "sql.hub is fetched into a",
+    "{adapters: {source: hostPath, hostPath: /a, serve: {sql: {path: s}}}, auth: {existingSecret: k}}": (
+        "adapters.adminKeySecret.name"
+    ),
+    "config: {adapters: {root: /x}}": "config.adapters.root is set by the chart: use adapters.path",
     "auth: {enabled: false}": "auth.allowInsecure: true",
     "redis: {enabled: false}": "redis.external.url is empty",
     "redis: {enabled: false, external: {url: 'redis://:pw@host:6379'}}": "redis.external.url holds a password",

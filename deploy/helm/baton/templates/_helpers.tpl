@@ -100,7 +100,7 @@ imagePullSecrets:
 {{- else if kindIs "bool" . -}}{{ . }}
 {{- else if kindIs "float64" . -}}{{- if eq (floor .) . -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
 {{- else if kindIs "slice" . -}}[{{- range $i, $x := . }}{{ if $i }}, {{ end }}{{ include "baton.tomlValue" $x }}{{- end }}]
-{{- else if kindIs "map" . -}}{ {{- $first := true }}{{- range $k, $v := . }}{{ if not $first }}, {{ end }}{{ $first = false }}{{ $k }} = {{ include "baton.tomlValue" $v }}{{- end }} }
+{{- else if kindIs "map" . -}}{ {{- $first := true }}{{- range $k, $v := . }}{{ if not $first }}, {{ end }}{{ $first = false }}{{ $k | toJson }} = {{ include "baton.tomlValue" $v }}{{- end }} }
 {{- else -}}{{ . }}
 {{- end -}}
 {{- end -}}
@@ -115,6 +115,7 @@ imagePullSecrets:
   "cluster" (dict "namespace" (printf "%s.%s" .Release.Namespace (include "baton.fullname" .) | trunc 64) "run_dir" "/run/baton")
   "telemetry" (dict "otlp_endpoint" .Values.telemetry.otlpEndpoint "log_level" .Values.telemetry.logLevel)
 -}}
+{{- if ne .Values.adapters.source "none" -}}{{- $_ := set $own "adapters" (dict "root" .Values.adapters.path) -}}{{- end -}}
 {{- with .placed -}}{{- $_ := set $own "cluster" (merge (dict "prefill" .prefill "decode" .decode) $own.cluster) -}}{{- end -}}
 {{- if .Values.auth.enabled -}}{{- $_ := set $own.router "keys_file" "/etc/baton/keys/keys.json" -}}
 {{- else -}}{{- $_ := set $own.router "insecure" true -}}{{- end -}}

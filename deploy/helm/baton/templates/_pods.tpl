@@ -72,6 +72,28 @@ securityContext:
 {{- end }}
 {{- end -}}
 
+{{/* Where adapters lie; a worker reads them alone: (dict "root" $ "readOnly" true). */}}
+{{- define "baton.adapterMount" -}}
+{{- if ne .root.Values.adapters.source "none" }}
+- name: adapters
+  mountPath: {{ .root.Values.adapters.path }}
+  readOnly: {{ .readOnly }}
+  {{- if and (eq .root.Values.adapters.source "pvc") .root.Values.adapters.pvc.subPath }}
+  subPath: {{ .root.Values.adapters.pvc.subPath }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.adapterVolume" -}}
+{{- if eq .Values.adapters.source "pvc" }}
+- name: adapters
+  persistentVolumeClaim: {claimName: {{ .Values.adapters.pvc.claimName }}}
+{{- else if eq .Values.adapters.source "hostPath" }}
+- name: adapters
+  hostPath: {path: {{ .Values.adapters.hostPath }}, type: Directory}
+{{- end }}
+{{- end -}}
+
 {{/* (dict "root" $ "role" "router"): the role's certificate among them. */}}
 {{- define "baton.volumes" -}}
 {{- $role := .role -}}
@@ -95,6 +117,9 @@ securityContext:
   image: {reference: {{ .Values.model.imageVolume.reference | quote }}, pullPolicy: {{ .Values.model.imageVolume.pullPolicy }}}
 {{- end }}
 {{- end -}}
+{{- if eq .role "worker" }}
+{{- include "baton.adapterVolume" .root }}
+{{- end }}
 {{- include "baton.trustVolumes" . }}
 {{- end -}}
 

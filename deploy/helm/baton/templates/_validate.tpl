@@ -3,6 +3,7 @@
 
 {{- define "baton.validate" -}}
 {{- include "baton.validateModel" . -}}
+{{- include "baton.validateAdapters" . -}}
 {{- include "baton.validatePools" . -}}
 {{- include "baton.validateAccess" . -}}
 {{- include "baton.validateConfig" . -}}
@@ -15,6 +16,21 @@
 {{- if and (eq $m.source "imageVolume") (not $m.imageVolume.reference) -}}{{ include "baton.refuse" "model.source is imageVolume but model.imageVolume.reference is empty: give the OCI image with the model's files" }}{{- end -}}
 {{- if and (eq $m.source "hub") (not $m.hub.id) -}}{{ include "baton.refuse" "model.source is hub but model.hub.id is empty: give a Hugging Face id such as Qwen/Qwen3-0.6B" }}{{- end -}}
 {{- if and (ne $m.source "hub") (ne $m.source "image") (not (hasPrefix "/" $m.path)) -}}{{ include "baton.refuse" (printf "model.path %q is where the model is mounted: give an absolute path such as /models/llama" $m.path) }}{{- end -}}
+{{- end -}}
+
+{{- define "baton.validateAdapters" -}}
+{{- $a := .Values.adapters -}}
+{{- if and (eq $a.source "pvc") (not $a.pvc.claimName) -}}{{ include "baton.refuse" "adapters.source is pvc but adapters.pvc.claimName is empty: name the claim that holds the adapters" }}{{- end -}}
+{{- if and (eq $a.source "hostPath") (not $a.hostPath) -}}{{ include "baton.refuse" "adapters.source is hostPath but adapters.hostPath is empty: give a directory that every node has" }}{{- end -}}
+{{- if $a.serve -}}
+{{- if eq $a.source "none" -}}{{ include "baton.refuse" "adapters.serve names adapters but adapters.source is none: say where their folders lie (pvc or hostPath)" }}{{- end -}}
+{{- if not .Values.auth.enabled -}}{{ include "baton.refuse" "adapters.serve needs auth.enabled: adapters are loaded over the API with an admin's key, and that is off where nobody is asked for one" }}{{- end -}}
+{{- if and .Values.auth.existingSecret (not $a.adminKeySecret.name) -}}{{ include "baton.refuse" "adapters.serve with auth.existingSecret needs adapters.adminKeySecret.name: a Secret with a key made by `baton keys add NAME --admin`" }}{{- end -}}
+{{- if eq (include "baton.tlsOn" .) "true" -}}{{ include "baton.refuse" "adapters.serve with tls.mode isn't done by a Job: run `baton adapters apply` in a router's pod (kubectl exec), or leave serve empty" }}{{- end -}}
+{{- range $name, $one := $a.serve -}}
+{{- if and $one.hub (ne $a.source "pvc") -}}{{ include "baton.refuse" (printf "adapters.serve.%s.hub is fetched into a claim: set adapters.source: pvc" $name) }}{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.validatePools" -}}
@@ -78,6 +94,7 @@
   "cluster" (dict "prefill" "ratio" "decode" "ratio" "namespace" "the release's" "run_dir" "the chart's")
   "redis" (dict "url" "redis.external.url" "password" "redis.external.existingSecret" "username" "redis.external.existingSecret" "ca" "redis.external.caSecret" "cert" "the chart's" "key" "the chart's")
   "telemetry" (dict "otlp_endpoint" "telemetry.otlpEndpoint" "log_level" "telemetry.logLevel")
+  "adapters" (dict "root" "adapters.path")
   "ray" (dict "address" "workers.mode" "auth_mode" "the chart's")
 -}}
 {{- range $section, $keys := .Values.config -}}

@@ -49,6 +49,9 @@ livenessProbe:
 resources: {{- include "baton.poolResources" .pool | nindent 2 }}
 volumeMounts:
   {{- include "baton.mounts" $root | nindent 2 }}
+  {{- with include "baton.adapterMount" (dict "root" $root "readOnly" true) | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- if .pool.diskTier.enabled }}
   - {name: kv, mountPath: /var/lib/baton/kv}
   {{- end }}
