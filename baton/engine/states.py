@@ -15,10 +15,11 @@ is leased in their place. Where the pool has none to spare, the checkpoint is le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from baton.engine.checks import WORKING_STATES
 from baton.kv.layout.state import state_hashes, state_pages
-from baton.kv.pages.pool import PageLease, PagePool
+from baton.kv.pages.pool import MOST_BLOCKS, PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import KvLayout
 
@@ -184,6 +185,24 @@ class SequenceStates:
             lease.seal(index, part)
 
 
+class Sight(NamedTuple):
+    """Says which blocks the tokens to come see: ``window`` tokens back, 0 for all.
+
+    ``first`` is the first block that they see where all before are computed elsewhere, None where they are not;
+    from ``wanted_from`` on others want the blocks.
+    """
+
+    window: int = 0
+    first: int | None = None
+    wanted_from: int = MOST_BLOCKS
+
+    def opened(self, pool: PagePool, hashes: Sequence[bytes], blocks: int, limit: int, reserve: int) -> PageLease:
+        """Leases the pages of ``blocks`` blocks that are seen. Raises PoolExhausted."""
+        if self.first is None:
+            return pool.open(hashes, blocks, reserve, limit, self.window, self.wanted_from)
+        return pool.open_behind(hashes, self.first, blocks, reserve, limit, self.window)
+
+
 def opened(
     pool: PagePool,
     rules: StateRules | None,
@@ -192,14 +211,16 @@ def opened(
     limit: int,
     reserve: int = 0,
     brought: bool = False,
+    sight: Sight = Sight(),
 ) -> tuple[PageLease, SequenceStates | None]:
     """Leases ``blocks`` pages, the first held from the cache, and states that go on where these end.
 
     At most ``limit`` blocks are held; of a model with state only those with a checkpoint behind them, unless the
-    state is ``brought`` (by a handoff, or from where it was set aside). Raises PoolExhausted, with nothing leased.
+    state is ``brought`` (by a handoff, or from where it was set aside). Blocks out of ``sight`` get no page. Raises
+    PoolExhausted, with nothing leased.
     """
     if rules is None:
-        return pool.open(hashes, blocks, reserve, limit_held=limit), None
+        return sight.opened(pool, hashes, blocks, limit, reserve), None
     held = limit if brought else rules.deepest(pool, hashes, limit)
     block = None if brought or not held else hashes[held - 1]
     states = SequenceStates(pool, rules, block)  # a checkpoint is pinned before anything is evicted

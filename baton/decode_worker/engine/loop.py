@@ -23,10 +23,12 @@ from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SampledToken, SequenceStep
 from baton.engine.speculate.draft import accepted
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.states import SequenceStates, opened
+from baton.engine.states import SequenceStates, Sight, opened
 from baton.engine.step_loop import IDLE_WAIT_S, EngineParts, StepLoop, note
 from baton.kv.layout import prefix
+from baton.kv.layout.page import sliding_window
 from baton.kv.layout.state import state_hashes
+from baton.kv.pages.lease import first_seen
 from baton.kv.pages.pool import PageLease
 from baton.protos import channel as ch
 from baton.protos.errors import Draining, HandoffRefused, LeaseUnknown, Overloaded, PoolExhausted, to_info
@@ -80,8 +82,16 @@ class DecodeLoop(StepLoop):
         self.budget = StepBudget(limits.itl_target_s)
         self.swap = SwapArea.beside(parts.memory, self.spec.layout, self.pool.pages) if parts.memory else None
         self.drafter = drafter
+        self.window = sliding_window(self.spec.layout)
         self.scheduler = DecodeScheduler(
-            self.pool, limits.max_batch, limits.chunk_tokens, self.budget, self.swap, drafter, parts.rules
+            self.pool,
+            limits.max_batch,
+            limits.chunk_tokens,
+            self.budget,
+            self.swap,
+            drafter,
+            parts.rules,
+            self.window,
         )
         self.entropy = entropy
         self.requests: dict[int, RequestState] = {}
@@ -234,7 +244,8 @@ class DecodeLoop(StepLoop):
         hashes = prefix.chain(root, request.token_ids, size)
         limit = holdable_of(request, tokens, size) if message.local else holdable(tokens, size)
         asked = hashes[: tokens // size], blocks_for(tokens, size), limit, self.scheduler.growth_reserve
-        pages, states = opened(self.pool, self.parts.rules, *asked, brought=not message.local)
+        sight = Sight(self.window) if message.local else Sight(self.window, first_seen(tokens, self.window, size))
+        pages, states = opened(self.pool, self.parts.rules, *asked, brought=not message.local, sight=sight)
         try:
             lease_id = self._register(message, root, pages, states)
         except BaseException:

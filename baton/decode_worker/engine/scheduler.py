@@ -19,7 +19,7 @@ from baton.engine.plan import SampledToken, SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
 from baton.engine.speculate.draft import Draft
 from baton.engine.speculate.drafter import Drafter
-from baton.engine.states import SequenceStates, StateRules, opened
+from baton.engine.states import SequenceStates, Sight, StateRules, opened
 from baton.kv.layout.prefix import Chain
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
@@ -53,6 +53,7 @@ class DecodeJob:
         if full > self.sealed:
             self.pages.seal_run(self.sealed, self.chain.hashes[self.sealed : full])
             self.sealed = full
+        self.pages.slide(self.sequence.computed)
 
     def keep_state(self) -> None:
         """Takes the state that a step wrote as the one after the computed tokens."""
@@ -135,8 +136,9 @@ class DecodeScheduler:
         swap: SwapArea | None = None,
         drafter: Drafter | None = None,
         rules: StateRules | None = None,
+        window: int = 0,
     ):
-        self.pool, self.rules = pool, rules
+        self.pool, self.rules, self.window = pool, rules, window
         self.drafter = drafter
         self.drafts: dict[int, Draft] = {}  # that the last plan verifies, by sequence
         self.budget = budget or StepBudget()
@@ -251,7 +253,8 @@ class DecodeScheduler:
                 limit = min(limit, aside.tokens // size)
             asked = job.chain.hashes, blocks_for(tokens, size), limit, self.growth_reserve
             try:
-                pages, states = opened(self.pool, self.rules, *asked, brought=aside is not None)
+                sight = Sight(self.window)
+                pages, states = opened(self.pool, self.rules, *asked, brought=aside is not None, sight=sight)
             except PoolExhausted:
                 return
             job.restart(pages, states)
@@ -290,7 +293,7 @@ class DecodeScheduler:
 
     def _preempt(self, job: DecodeJob) -> None:
         self.running.remove(job)
-        if self.swap is not None:
+        if self.swap is not None and not job.pages.hollow:
             state = () if job.states is None else job.states.source or ()
             job.swap_entry = self.swap.save(job.pages.pages, job.sequence.computed, state)
         job.close()

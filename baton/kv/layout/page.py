@@ -68,6 +68,12 @@ def plane_bytes(dtype: str, group: LayerGroup) -> int:
     return BLOCK_TOKENS * group.kv_heads * row
 
 
+def sliding_window(layout: KvLayout) -> int:
+    """Returns how many tokens back any layer sees, the token itself included; 0 where a layer sees all."""
+    windows = [group.window for group in layout.groups]
+    return max(windows) if windows and all(windows) and not layout.states else 0
+
+
 def group_bytes(dtype: str, group: LayerGroup) -> int:
     """Returns the bytes of ``group`` in one run of 16 tokens."""
     return group.layers * len(group.planes) * plane_bytes(dtype, group)

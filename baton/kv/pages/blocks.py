@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from operator import not_
 
+from baton.kv.pages.lease import first_seen
+
 
 class BlockIndex:
     """Maps findable blocks to pages. ``block_of[page]`` is a page's block hash or None, ``page_of[hash]`` its page.
@@ -31,6 +33,21 @@ class BlockIndex:
         if not hashes or hashes[0] not in known:
             return 0
         return next(compress(range(len(hashes)), map(not_, map(known.__contains__, hashes))), len(hashes))
+
+    def match_window(
+        self, hashes: Sequence[bytes], window: int, block_tokens: int, wanted_from: int
+    ) -> tuple[int, int]:
+        """Returns (first, end): the longest prefix of ``end`` blocks whose blocks from ``first`` on are findable.
+
+        Those are all that a token behind the prefix sees, ``window`` tokens back, and no less than ``wanted_from``.
+        """
+        found, run = (0, 0), 0
+        for end, block in enumerate(hashes, 1):
+            run = run + 1 if block in self.page_of else 0
+            first = min(first_seen(end * block_tokens, window, block_tokens), wanted_from)
+            if run and end - run <= first:
+                found = first, end
+        return found
 
     def publish(self, page: int, block: bytes) -> bool:
         """Makes ``page`` findable as ``block``. Returns False when another page is already found by that hash."""

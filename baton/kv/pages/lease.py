@@ -13,16 +13,32 @@ if TYPE_CHECKING:
     from baton.kv.pages.pool import PagePool
 
 
+LEAST_SLIDE = 4  # blocks given back at once, because every time a table is made anew
+
+
+def first_seen(tokens: int, window: int, block_tokens: int) -> int:
+    """Returns the first block that the token at place ``tokens`` sees, ``window`` tokens back, itself included."""
+    return max(0, tokens - window + 1) // block_tokens if window else 0
+
+
+def _stood_for(pages: list[int], hollow: int) -> list[int]:
+    return [pages[0]] * hollow + pages if hollow else pages
+
+
 class PageLease:
     """Owns the pages of one request until ``close``. ``pages[i]`` is block i's; the first ``held`` were cached.
+
+    The first ``hollow`` blocks have no page, because no token to come sees them: with a ``window`` in tokens (0:
+    none) ``slide`` gives pages back that are wholly outside of it. In ``pages`` the first page that is there stands
+    for them, so that a table names no page of another's.
 
     ``hold`` says that another process may read or write the pages; while holds are out, pages of a closed
     lease stay in quarantine instead of being reused.
     """
 
-    def __init__(self, pool: PagePool, pages: list[int], held: int) -> None:
-        self.pages = pages
-        self.held = held
+    def __init__(self, pool: PagePool, pages: list[int], held: int, hollow: int = 0, window: int = 0) -> None:
+        self.pages = _stood_for(pages, hollow)
+        self.held, self.hollow, self.window = held, hollow, window
         self.closed = False
         self._pool = pool
         self._holds = 0
@@ -36,6 +52,26 @@ class PageLease:
     def holds(self) -> int:
         """Returns the number of ``hold`` calls without a ``release`` yet."""
         return self._holds
+
+    @property
+    def own(self) -> list[int]:
+        """Returns the pages that are there, in order."""
+        return self.pages[self.hollow :]
+
+    def slide(self, tokens: int, shipped_from: int | None = None) -> None:
+        """Gives back the pages that no token from place ``tokens`` on sees. They must be finished.
+
+        Nothing happens while another process may touch the pages, except where ``shipped_from`` says that it reads
+        none before that block, and for less than ``LEAST_SLIDE`` blocks. ``pages`` is another list then.
+        """
+        if not self.window or (self._holds and shipped_from is None):
+            return
+        first = first_seen(tokens, self.window, self._pool.block_tokens)
+        first = min(first, len(self.pages) - 1 if shipped_from is None else shipped_from)
+        if first - self.hollow >= LEAST_SLIDE:
+            unseen, kept = self.pages[self.hollow : first], self.pages[first:]
+            self.pages, self.hollow = _stood_for(kept, first), first
+            self._pool.give_back(unseen)
 
     def extend(self, blocks: int, reserve: int = 0) -> None:
         """Adds ``blocks`` pages at the end, leaving ``reserve``. Raises PoolExhausted with nothing changed."""
@@ -74,7 +110,7 @@ class PageLease:
         assert self._holds > 0, "release without hold"
         self._holds -= 1
         if self.closed and self._holds == 0:
-            self._pool.release(self.pages)
+            self._pool.release(self.own)
 
     def close(self) -> None:
         """Gives the pages back, the tail first. A second call does nothing."""

@@ -34,6 +34,9 @@ from baton.protos.nouns import BLOCK_TOKENS
 __all__ = ["PageLease", "PagePool", "PoolCounts"]
 
 
+MOST_BLOCKS = 1 << 40  # more than any chain has
+
+
 class PoolCounts(NamedTuple):
     """Counts pages by state (free + cached + leased + quarantined == pages), and open leases."""
 
@@ -85,21 +88,56 @@ class PagePool:
         return self.blocks.match(hashes)
 
     def open(
-        self, hashes: Sequence[bytes], blocks: int, reserve: int = 0, limit_held: int | None = None
+        self,
+        hashes: Sequence[bytes],
+        blocks: int,
+        reserve: int = 0,
+        limit_held: int | None = None,
+        window: int = 0,
+        wanted_from: int = MOST_BLOCKS,
     ) -> PageLease:
-        """Leases ``blocks`` pages, the first ``held`` of them being cached blocks of ``hashes``.
+        """Leases pages for ``blocks`` blocks, the first ``held`` of them being cached blocks of ``hashes``.
+
+        With a ``window`` in tokens, blocks that nothing behind the ``held`` ones sees get no page (``hollow``), but
+        those from ``wanted_from`` on do, and a prefix is found by the blocks that are seen.
 
         At most ``limit_held`` are taken from the cache. ``reserve`` pages stay available to others. Raises
         PoolExhausted, with nothing changed, when that can't be.
         """
         limit, index = blocks if limit_held is None else min(blocks, limit_held), self.blocks
-        found = list(map(index.page_of.__getitem__, hashes[: index.match(hashes[:limit])]))
-        available, needed = self.supply.available, blocks - len(found)
-        if available - blocks < reserve and available - self.supply.evictable(found) - needed < reserve:
+        if window:
+            first, held = index.match_window(hashes[:limit], window, self.block_tokens, wanted_from)
+        else:
+            first, held = 0, index.match(hashes[:limit])
+        return self._lease(hashes, (first, held, blocks), reserve, window)
+
+    def open_behind(
+        self,
+        hashes: Sequence[bytes],
+        first: int,
+        blocks: int,
+        reserve: int = 0,
+        limit_held: int = 0,
+        window: int = 0,
+    ) -> PageLease:
+        """Leases pages for the blocks from ``first`` on, of ``blocks``, whose bytes others bring.
+
+        Those before are never seen; ``held`` counts them and the cached ones that follow. Raises PoolExhausted.
+        """
+        first = min(first, blocks - 1)
+        held = first + self.blocks.match(hashes[first:limit_held])
+        return self._lease(hashes, (first, held, blocks), reserve, window)
+
+    def _lease(self, hashes: Sequence[bytes], span: tuple[int, int, int], reserve: int, window: int) -> PageLease:
+        """Pages for the blocks of ``span``, (first, end of the cached ones, end)."""
+        first, held, blocks = span
+        found = list(map(self.blocks.page_of.__getitem__, hashes[first:held]))
+        available, needed = self.supply.available, blocks - held
+        if available - (blocks - first) < reserve and available - self.supply.evictable(found) - needed < reserve:
             raise self._exhausted(needed, reserve)
         if found:
             self._pin(found)
-        lease = PageLease(self, found + self._take(needed), len(found))
+        lease = PageLease(self, found + self._take(needed), held, first, window)
         self.open_leases.add(lease)
         return lease
 
@@ -118,9 +156,9 @@ class PagePool:
         """Ends ``lease``. Where another process still holds its pages (``held``) they wait in quarantine."""
         self.open_leases.discard(lease)
         if held:
-            self.quarantine.add(lease.pages, len(self.leased.drop(lease.pages)))
+            self.quarantine.add(lease.own, len(self.leased.drop(lease.own)))
         else:
-            self.give_back(lease.pages)
+            self.give_back(lease.own)
 
     def release(self, pages: Sequence[int]) -> None:
         """Takes the pages of a closed lease out of quarantine, as the last process has let go of them."""
@@ -170,8 +208,8 @@ class PagePool:
         """Asserts that each page is in exactly one state and that every count and index agrees."""
         refs, leased, blocks = [0] * self.pages, self.leased, self.blocks
         for lease in self.open_leases:
-            assert len(set(lease.pages)) == len(lease.pages), "a lease has a page twice"
-            for page in lease.pages:
+            assert len(set(lease.own)) == len(lease.own), "a lease has a page twice"
+            for page in lease.own:
                 refs[page] += 1
         assert refs == leased.of, "reference counts differ from the open leases"
         free, cached = set(self.supply.free), set(self.supply.cached)

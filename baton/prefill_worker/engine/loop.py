@@ -14,6 +14,7 @@ from baton.engine.isolate import StepOutcome
 from baton.engine.plan import SequenceStep
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.kv.layout import prefix
+from baton.kv.layout.page import sliding_window
 from baton.kv.layout.state import state_hashes
 from baton.kv.pages.pool import PageLease
 from baton.prefill_worker.engine.scheduler import PrefillJob, PrefillScheduler
@@ -94,7 +95,8 @@ class PrefillLoop(StepLoop):
 
     def __init__(self, parts: EngineParts, chunk_tokens: int = 512, max_batch: int = 64):
         super().__init__(parts)
-        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules)
+        window = sliding_window(self.spec.layout)
+        self.scheduler = PrefillScheduler(self.pool, chunk_tokens, max_batch, rules=parts.rules, window=window)
         self.shipments: dict[int, Shipment] = {}
         self._hit_tokens = self._asked_tokens = 0
 
@@ -132,7 +134,8 @@ class PrefillLoop(StepLoop):
         )
         sequence = self.sequence(message.key, request)
         size = self.pool.block_tokens
-        job = PrefillJob(sequence, prefix.chain(root, request.token_ids, size), self.clock(), size)
+        hashes = prefix.chain(root, request.token_ids, size)
+        job = PrefillJob(sequence, hashes, self.clock(), size, message.held_blocks)
         self.shipments[message.key] = Shipment(job, message)
         self.scheduler.add(job)
 
@@ -168,6 +171,7 @@ class PrefillLoop(StepLoop):
         job.advance(len(item.tokens))
         job.sequence.score(before, outcome.scored.get(item.seq, ()))
         job.sequence.pool(before, job.sequence.computed, outcome.pooled.get(item.seq))
+        job.held_lease.slide(job.sequence.computed, job.shipped_from)
         self._announce(item.seq, resident=self.mirror is not None)  # its step is done: they are on the device
         if item.seq in outcome.sampled:
             self._finish(job, outcome)

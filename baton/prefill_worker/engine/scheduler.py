@@ -9,7 +9,7 @@ from __future__ import annotations
 from baton.engine.checks import blocks_for, holdable_of
 from baton.engine.plan import SequenceStep, StepPlan
 from baton.engine.sequence import SequenceState
-from baton.engine.states import SequenceStates, StateRules, opened
+from baton.engine.states import SequenceStates, Sight, StateRules, opened
 from baton.kv.pages.pool import PageLease, PagePool
 from baton.protos.errors import PoolExhausted
 from baton.protos.nouns import BLOCK_TOKENS
@@ -20,7 +20,15 @@ AGING_TOKENS_PER_S = 2048.0  # tokens by which a second of waiting makes a promp
 class PrefillJob:
     """Holds a prompt being read. ``hashes`` covers the partial tail too; ``lease`` comes with its first chunk."""
 
-    def __init__(self, sequence: SequenceState, hashes: list[bytes], now: float, block_tokens: int = BLOCK_TOKENS):
+    def __init__(
+        self,
+        sequence: SequenceState,
+        hashes: list[bytes],
+        now: float,
+        block_tokens: int = BLOCK_TOKENS,
+        shipped_from: int = 0,
+    ):
+        self.shipped_from = shipped_from  # the first block that its receiver may want
         self.block_tokens = block_tokens
         self.sequence = sequence
         self.hashes = hashes
@@ -83,8 +91,9 @@ class PrefillScheduler:
         max_batch: int,
         aging: float = AGING_TOKENS_PER_S,
         rules: StateRules | None = None,
+        window: int = 0,
     ):
-        self.pool, self.rules = pool, rules
+        self.pool, self.rules, self.window = pool, rules, window
         self.chunk_tokens = chunk_tokens
         self.max_batch = max_batch
         self.aging = aging
@@ -139,7 +148,8 @@ class PrefillScheduler:
         try:
             limit = holdable_of(job.sequence.request, job.tokens, job.block_tokens)
             blocks = blocks_for(job.tokens, job.block_tokens)
-            lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit)
+            sight = Sight(self.window, wanted_from=job.shipped_from)
+            lease, job.states = opened(self.pool, self.rules, job.full_hashes(), blocks, limit, sight=sight)
         except PoolExhausted:
             return False
         job.lease, job.started = lease, now
