@@ -36,14 +36,14 @@ def holdable_of(request: EngineRequest, tokens: int, block_tokens: int = BLOCK_T
 
 
 def check_request(request: EngineRequest, spec: ModelSpec, pages: int) -> None:
-    """Raises InvalidRequest or ContextTooLong, naming the field that this worker can't serve."""
+    """Raises InvalidRequest or ContextTooLong, naming the field that this worker can't serve. Whether it holds the
+    request's adapter is for its table to say (adapters/table.py).
+    """
     count = len(request.token_ids)
     if count == 0 or not 0 < request.prompt_tokens <= count:
         raise InvalidRequest("token_ids needs a token, and prompt_tokens must be within it", "prompt_tokens")
     if not (min(request.token_ids) >= 0 and max(request.token_ids) < spec.vocab_size):
         raise InvalidRequest(f"token ids must be in 0..{spec.vocab_size - 1}", "token_ids")
-    if request.adapter_id:
-        raise InvalidRequest(f"adapter {request.adapter_id!r} is not loaded here; send none", "adapter_id")
     if count >= spec.max_model_len:
         raise ContextTooLong(f"{count} tokens leave no room in a context of {spec.max_model_len}", "token_ids")
     blocks = blocks_for(count, spec.layout.block_tokens) + WORKING_STATES * state_pages(spec.layout)

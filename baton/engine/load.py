@@ -14,6 +14,7 @@ import msgspec
 
 from baton.engine.plan import Runner
 from baton.protos.errors import ConfigError
+from baton.protos.nouns import AdapterLimits
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
@@ -35,7 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     head). ``quantization`` rounds the weights on load (a CPU only), "none" takes them as they are; packed ones are
     kept under ``cache_dir``, empty for $BATON_CACHE_DIR or the user's cache directory. ``cuda_step`` is how the
     GPU's own kernels run a step of up to 8 rows: "graph", one by one in a captured graph; "mega", a Llama's layers
-    as one launch; "auto" is "graph" as long as neither was timed on a GPU.
+    as one launch; "auto" is "graph" as long as neither was timed on a GPU. ``adapters`` are the bounds of those
+    that may be loaded, None where none ever are (a CPU only).
     """
 
     model: str
@@ -47,6 +49,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     quantization: Quantization = "none"
     cache_dir: str = ""
     cuda_step: CudaStep = "auto"
+    adapters: AdapterLimits | None = None
 
 
 def load_runner(config: EngineConfig) -> Runner:
@@ -69,6 +72,9 @@ def _require_known(config: EngineConfig) -> None:
         raise ConfigError(text, "quantization")
     if config.cuda_step not in CudaStep.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"CUDA step {config.cuda_step!r} is unknown; use auto, graph or mega", "cuda_step")
+    if config.adapters is not None and config.device != "cpu":
+        text = f"adapters are applied on the cpu only, device is {config.device}; serve the base model there"
+        raise ConfigError(text, "worker.adapters")
     if config.threads is not None and config.threads < 1:
         raise ConfigError(f"threads is {config.threads}; use 1 or more", "threads")
     if config.max_model_len is not None and config.max_model_len < 1:

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.packed import PackedAdapter
 from baton.engine.masks import Allowed
 from baton.protos.nouns import EngineWork, KvLayout, Sampling, SharedPages, StepSample, TokenLogprobs
 
@@ -54,6 +56,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     ``sample`` then chooses the token that follows the last known one, and ``verify[i]`` the token that follows
     draft i. ``state_from``, of a model with recurrent state, are the pages with the state before ``start`` (None:
     no token is before it), ``state_to`` those that take the state after the last token; they never overlap.
+    ``adapter`` is the id of the sequence's LoRA adapter, which the runner holds; empty for none.
     """
 
     seq: int
@@ -68,6 +71,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     verify: tuple[SampleSpec, ...] = ()
     state_from: Sequence[int] | None = None
     state_to: Sequence[int] = ()
+    adapter: str = ""
 
     @property
     def asks(self) -> tuple[SampleSpec, ...]:
@@ -165,6 +169,24 @@ class Mirror(Protocol):
 def mirror_of(runner: Runner) -> Mirror | None:
     """Returns the runner's mirror, once it is bound; None for most runners."""
     found: Mirror | None = getattr(runner, "mirror", None)
+    return found
+
+
+class AdapterHost(Protocol):
+    """Holds the adapters that a runner's steps may name. ``base`` says what one must fit."""
+
+    base: AdapterBase
+
+    def hold(self, adapter: str, packed: PackedAdapter) -> None:
+        """Applies ``packed`` to sequences that name ``adapter``, from the next step on; its memory must stay."""
+
+    def drop(self, adapter: str) -> None:
+        """Forgets an adapter that no sequence names any more."""
+
+
+def adapters_of(runner: Runner) -> AdapterHost | None:
+    """Returns what holds the runner's adapters; None where it applies none."""
+    found: AdapterHost | None = getattr(runner, "adapters", None)
     return found
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from baton.cost.fit import StepFit
+from baton.engine.adapters.table import AdapterTable, Answer
 from baton.engine.grammar.running import COMPILE_WAIT_S, Grammars
 from baton.engine.handlers import Handlers, Table
 from baton.engine.isolate import StepOutcome, run_isolated
@@ -28,6 +29,7 @@ log = logging.getLogger("baton.engine")
 
 REPORT_EVERY_S = 0.1  # seconds between two reports, because readers look a few times a second
 IDLE_WAIT_S = 5.0  # seconds that an idle loop sleeps at most; a message wakes it
+READ_WAIT_S = 0.005  # seconds between two looks at an adapter that is being read, which takes some tenths
 NO_REQUEST = -1  # the key of no request, for messages without one: requests' keys begin at 1
 
 
@@ -58,6 +60,7 @@ class EngineParts(NamedTuple):
     grammars: Grammars
     sharing: PageSharing
     memory: memoryview | None
+    adapters: AdapterTable
     rules: StateRules | None = None
 
     @classmethod
@@ -70,14 +73,15 @@ class EngineParts(NamedTuple):
         grammars: Grammars | None = None,
         memory: memoryview | None = None,
         state_every: int = 0,
+        adapters: AdapterTable | None = None,
     ) -> EngineParts:
         """Returns the parts of an engine that begins: no share is open, grammars are the runner's by default.
 
         ``state_every`` blocks lie between two checkpoints of recurrent state, 0: as ``StateRules`` chooses.
         """
-        rules = StateRules.of(runner.spec.layout, state_every)
-        sharing = PageSharing(pool)
-        return cls(runner, pool, channel, clock, grammars or Grammars(runner.spec), sharing, memory, rules)
+        rules, followed = StateRules.of(runner.spec.layout, state_every), grammars or Grammars(runner.spec)
+        held = adapters or AdapterTable()
+        return cls(runner, pool, channel, clock, followed, PageSharing(pool), memory, held, rules)
 
 
 class StepLoop(ABC):
@@ -143,16 +147,23 @@ class StepLoop(ABC):
     def _wait_s(self) -> float:
         if self.parts.grammars.awaited:
             return COMPILE_WAIT_S
+        if self.parts.adapters.reading:
+            return READ_WAIT_S
         return max(0.0, min(self.patience(), self._until_report()))
 
     def sequence(self, key: int, request: EngineRequest) -> SequenceState:
-        """Returns the sequence of a request that came as ``key``; its grammar begins to compile."""
+        """Returns the sequence of a request that came as ``key``; its grammar begins to compile, and its adapter
+        stays until ``parts.adapters.release(key)``.
+        """
+        self.parts.adapters.use(key, request.adapter_id)
         grammar = self.parts.grammars.begin(request)
         return SequenceState(key, request, self.spec.eos_token_ids, self.spec.max_model_len, grammar)
 
     def turn(self, messages: list[ch.ToEngine]) -> bool:
         """Takes ``messages``, runs a step and reports; returns True while there may be more to compute."""
         self.parts.grammars.turn()
+        if self.parts.adapters.reading:
+            self._tell_adapters(self.parts.adapters.turn())
         for message in messages:
             self.take(message)
         busy = self.beat()
@@ -195,6 +206,9 @@ class StepLoop(ABC):
             .on(ch.Unkeep, self.parts.sharing.unkeep)
             .on(ch.Fill, self._fill)
             .on(ch.Filled, self.parts.sharing.filled)
+            .on(ch.LoadAdapter, self._load_adapter)
+            .on(ch.UnloadAdapter, self._unload_adapter)
+            .on(ch.ListAdapters, self._list_adapters)
         )
 
     def _drain(self, message: ch.Drain) -> None:
@@ -219,10 +233,24 @@ class StepLoop(ABC):
     def _fill(self, message: ch.Fill) -> None:
         self.channel.send(self.parts.sharing.fill(message))
 
+    def _load_adapter(self, message: ch.LoadAdapter) -> None:
+        self._tell_adapters(self.parts.adapters.load(message))
+
+    def _unload_adapter(self, message: ch.UnloadAdapter) -> None:
+        self._tell_adapters(self.parts.adapters.unload(message))
+
+    def _list_adapters(self, message: ch.ListAdapters) -> None:
+        self.channel.send(self.parts.adapters.listed(message))
+
+    def _tell_adapters(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            self.channel.send(answer)
+
     def succeed(self, earlier: StepLoop) -> None:
         """Goes on where a loop of another role ended: with its cache, and its shares, which may be open still."""
         assert earlier.parts is self.parts, "weights, pages and cached blocks stay where they are"
         self.channel.send(ch.RoleIs(earlier.next_role))
+        self.channel.send(self.parts.adapters.announced())
 
     def snapshot(self) -> PoolSnapshot:
         """Returns the pool and the queues, counted now."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.engine.plan import Mirror, Runner, SequenceStep, StepPlan, StepResult, mirror_of
+from baton.engine.plan import Mirror, Runner, SequenceStep, StepPlan, StepResult, adapters_of, mirror_of
 from baton.kv.layout.page import in_pages_of
 from baton.protos.nouns import BLOCK_TOKENS
 
@@ -23,7 +23,7 @@ class WidePages:
     def __init__(self, runner: Runner, block_tokens: int) -> None:
         layout = in_pages_of(runner.spec.layout, block_tokens)
         self.spec = msgspec.structs.replace(runner.spec, layout=layout)
-        self.work = runner.work
+        self.work, self.adapters = runner.work, adapters_of(runner)
         self._runner, self._runs = runner, layout.runs
         self._tables: dict[int, tuple[Sequence[int], list[int]]] = {}  # of the last step's sequences
         self._landing: dict[int, tuple[Sequence[int], list[int]]] = {}  # of those that have not run yet

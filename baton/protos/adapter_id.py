@@ -35,6 +35,11 @@ def is_adapter_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def is_digest(text: str) -> bool:
+    """Tells whether ``text`` is a digest as ids have it."""
+    return re.fullmatch(rf"[0-9a-f]{{{DIGEST_DIGITS}}}", text) is not None
+
+
 def require_name(name: str, param: str = "lora_name") -> str:
     """Returns ``name`` where an adapter may have it. Raises AdapterRefused naming ``param``."""
     if _NAME.fullmatch(name) is None:

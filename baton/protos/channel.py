@@ -22,6 +22,7 @@ import msgspec
 
 from baton.protos.errors import ErrorInfo
 from baton.protos.nouns import (
+    AdapterInfo,
     EngineRequest,
     EngineWork,
     KvLayout,
@@ -109,6 +110,38 @@ class Filled(_Message):
 
     key: int
     blocks: int
+
+
+class AdapterPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Says which adapter is meant: its name, its directory (strictly beneath ``root``, where there is one), and the
+    digest of its content, empty for whatever is there.
+    """
+
+    name: str
+    path: str
+    root: str = ""
+    digest: str = ""
+
+
+class LoadAdapter(_Message):
+    """Asks to hold an adapter; answered by AdapterIs once requests may use it, or by AdapterFailed."""
+
+    ticket: int
+    source: AdapterPlace
+    pinned: bool
+
+
+class UnloadAdapter(_Message):
+    """Asks to take no new request on ``adapter``, an id; answered by AdapterIs or AdapterFailed at once."""
+
+    ticket: int
+    adapter: str
+
+
+class ListAdapters(_Message):
+    """Asks for the adapters in memory; answered by AdaptersAre."""
+
+    ticket: int
 
 
 # ---- I/O -> engine, decode ---------------------------------------------------------------------------
@@ -209,6 +242,7 @@ class EngineReady(_Message):
     max_batch: int
     work: EngineWork | None = None
     device_pages: SharedPages | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class EngineFailed(_Message):
@@ -222,6 +256,33 @@ class SnapshotIs(_Message):
 
     ticket: int
     snapshot: PoolSnapshot
+
+
+class AdapterIs(_Message):
+    """Answers LoadAdapter and UnloadAdapter with the adapter as it is then."""
+
+    ticket: int
+    adapter: AdapterInfo
+
+
+class AdapterFailed(_Message):
+    """Answers a LoadAdapter or UnloadAdapter that can't be done."""
+
+    ticket: int
+    error: ErrorInfo
+
+
+class AdaptersAre(_Message):
+    """Answers ListAdapters with every adapter in memory, the least recently used first."""
+
+    ticket: int
+    adapters: tuple[AdapterInfo, ...]
+
+
+class AdaptersChanged(_Message):
+    """Reports the ids of the adapters that take requests from now on, sorted."""
+
+    adapters: tuple[str, ...]
 
 
 class RoleIs(_Message):
@@ -415,6 +476,7 @@ class PrefillFailed(_Message):
 
 ToEitherEngine = (
     AskSnapshot | Drain | Shutdown | SetRole | Pin | Unpin | Keep | Unkeep | Fill | Filled
+    | LoadAdapter | UnloadAdapter | ListAdapters
 )  # fmt: skip
 ToDecodeEngine = (
     ToEitherEngine | Cancel | Admit | Rearm | ReceiveOpened | ReceiveClosed | IntakeClosed | BlocksReceived | Commit
@@ -426,7 +488,8 @@ FromDecodeEngine = Admitted | Refused | Rearmed | Committed | Tokens | Ended | C
 FromPrefillEngine = BlocksReady | PrefillDone | PrefillFailed
 FromEitherRole = FromDecodeEngine | FromPrefillEngine
 FromCache = Pinned | Kept | Filling | CacheChanged | CacheIdle
-ToIo = FromEitherRole | FromCache | EngineReady | EngineFailed | SnapshotIs | RoleIs | Stats
+FromAdapters = AdapterIs | AdapterFailed | AdaptersAre | AdaptersChanged
+ToIo = FromEitherRole | FromCache | FromAdapters | EngineReady | EngineFailed | SnapshotIs | RoleIs | Stats
 
 SendToEngine = Callable[[ToEngine], None]
 """Hands the engine a message; it never blocks."""

@@ -1,4 +1,4 @@
-"""What every worker answers whatever its role: Describe, Drain, Snapshot, Fetch, SetRole.
+"""What every worker answers whatever its role: Describe, Drain, Snapshot, Fetch, SetRole, and its adapters.
 
 Knows nothing of prompts or answers; a role's service is anything that counts and cancels its requests.
 """
@@ -21,10 +21,11 @@ from baton.kv.exchange.source import BlockSource
 from baton.protos import channel as ch
 from baton.protos import convert
 from baton.protos.errors import BatonError, Draining, InvalidRequest, Unavailable, WorkerLost
-from baton.protos.nouns import PoolSnapshot, WorkerInfo
+from baton.protos.nouns import AdapterLimits, PoolSnapshot, WorkerInfo
 from baton.protos.rpc import abort
 from baton.protos.v1 import worker_pb2 as w
 from baton.protos.v1 import worker_pb2_grpc as stubs
+from baton.worker.adapter_calls import NO_ADAPTERS, AdapterCalls
 
 LOOK_EVERY_S = 0.02  # seconds between two looks whether requests have ended: a drain is that much longer at most
 AWAY_S = 0.05  # seconds in which routers hear that their requests go elsewhere, before those are cancelled
@@ -71,8 +72,15 @@ class WorkerControl:
     when nobody can be told.
     """
 
-    def __init__(self, info: WorkerInfo, send: ch.SendToEngine, service: RoleService):
+    def __init__(
+        self,
+        info: WorkerInfo,
+        send: ch.SendToEngine,
+        service: RoleService,
+        adapter_limits: AdapterLimits = NO_ADAPTERS,
+    ):
         self.info = info
+        self.adapters = AdapterCalls(send, adapter_limits, self._adapters_are)
         self._send = send
         self._service = service
         self._tickets = itertools.count(1)
@@ -155,8 +163,12 @@ class WorkerControl:
             raise Draining(f"{self.info.worker_id} is becoming a {ask.role} worker; ask again when it is")
         return ask.incarnation
 
+    def _adapters_are(self, adapters: tuple[str, ...]) -> None:
+        self.info = msgspec.structs.replace(self.info, adapters=adapters)
+
     def lost(self, error: WorkerLost) -> None:
         """Ends every request with ``error``, because the engine is gone."""
+        self.adapters.lost(error)
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -197,6 +209,39 @@ class WorkerShell(stubs.WorkerServicer):
         except BatonError as error:
             await abort(context, error)
         return w.SetRoleResponse(incarnation=incarnation)
+
+    async def LoadAdapter(self, request: w.LoadAdapterRequest, context: grpc.aio.ServicerContext) -> w.AdapterInfo:
+        """Loads an adapter from beneath the root; answers once requests may use it."""
+        asked = request.name, request.path, request.digest, request.pinned
+        try:
+            return convert.adapter_to_pb(await self._control.adapters.load(*asked))
+        except BatonError as error:
+            await abort(context, error)
+
+    async def UnloadAdapter(
+        self, request: w.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> w.AdapterInfo:
+        """Takes no new request on an adapter; answers at once, with how many run on it."""
+        try:
+            return convert.adapter_to_pb(await self._control.adapters.unload(request.id))
+        except BatonError as error:
+            await abort(context, error)
+
+    async def ListAdapters(
+        self, request: w.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> w.ListAdaptersResponse:
+        """Answers with the adapters in memory and the bounds on them."""
+        own = self._control.adapters
+        try:
+            found = await own.held()
+        except BatonError as error:
+            await abort(context, error)
+        return w.ListAdaptersResponse(
+            adapters=map(convert.adapter_to_pb, found),
+            max_loaded=own.limits.max_loaded,
+            max_bytes=own.limits.max_bytes,
+            max_rank=own.limits.max_rank,
+        )
 
     async def Fetch(
         self, request: w.FetchRequest, context: grpc.aio.ServicerContext

@@ -17,15 +17,18 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from baton.decode_worker.engine.loop import DecodeLimits, DecodeLoop
+from baton.engine.adapters.reading import ChildReading, read_here
+from baton.engine.adapters.table import AdapterTable
 from baton.engine.checkpoints.hub import locate
 from baton.engine.grammar.running import GRACE_S, Grammars
 from baton.engine.load import EngineConfig, load_runner
-from baton.engine.plan import Runner, mirror_of
+from baton.engine.plan import Runner, adapters_of, mirror_of
 from baton.engine.step_loop import EngineParts, StepLoop
 from baton.engine.wide_pages import widened
 from baton.kv.layout.bridge import with_codec
@@ -33,13 +36,14 @@ from baton.kv.memory.host_pages import PageMemory
 from baton.kv.pages.pool import PagePool
 from baton.prefill_worker.engine.loop import PrefillLoop
 from baton.process.heap import settle_heap
-from baton.protos.channel import EngineFailed, EngineReady
-from baton.protos.errors import ConfigError, to_info
+from baton.protos.channel import AdapterPlace, EngineFailed, EngineReady
+from baton.protos.errors import BatonError, ConfigError, to_info
 from baton.protos.nouns import BLOCK_TOKENS
 from baton.worker.channel import EngineChannel
 from baton.worker.drafts import make_drafter
-from baton.worker.spec import EngineSpec, StepSpec, WorkerSpec, load_spec
+from baton.worker.spec import AdapterSpec, EngineSpec, StepSpec, WorkerSpec, load_spec
 
+NO_ADAPTERS = AdapterSpec()
 PR_SET_PDEATHSIG = 1
 
 
@@ -81,7 +85,7 @@ def die_with_parent(parent: int) -> None:
 
 def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     """Loads the model, makes the pages and announces both. Raises CheckpointError, ConfigError."""
-    runner, profile_pages = make_runner(spec.engine)
+    runner, profile_pages = make_runner(spec.engine, spec.lora)
     runner = widened(runner, spec.cache.block_tokens)
     profile_pages = profile_pages * BLOCK_TOKENS // spec.cache.block_tokens  # a profile counts pages of 16
     layout = with_codec(runner.spec.layout, spec.cache.kv_codec)
@@ -97,6 +101,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     runner.bind(memory.view(), pages)
     channel.send_fd(memory.fd)
     model, mirror = runner.spec, mirror_of(runner)
+    adapters = make_adapters(spec.lora, runner)
     channel.send(
         EngineReady(
             model.layout,
@@ -108,6 +113,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
             spec.steps.max_batch,
             runner.work,
             None if mirror is None else mirror.shared,
+            adapters.ids,
         )
     )
     pool = PagePool(pages, model.layout.block_tokens, eviction=spec.cache.eviction)
@@ -116,7 +122,7 @@ def build(spec: WorkerSpec, channel: EngineChannel) -> StepLoop:
     grammars = Grammars(model, tokenizer_of(spec.engine), GRACE_S)
     grammars.warm()
     every = spec.steps.state_every_blocks
-    parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view(), every)
+    parts = EngineParts.around(runner, pool, channel, time.monotonic, grammars, memory.view(), every, adapters)
     return make_loop(spec.role, spec.steps, spec.engine, parts)
 
 
@@ -127,7 +133,22 @@ def successor(steps: StepSpec, engine: EngineSpec, loop: StepLoop) -> StepLoop:
     return after
 
 
-def make_runner(spec: EngineSpec) -> tuple[Runner, int]:
+def make_adapters(spec: AdapterSpec, runner: Runner) -> AdapterTable:
+    """Returns the table of adapters, those of the config loaded and pinned. Raises ConfigError naming one."""
+    host = adapters_of(runner)
+    if host is None:
+        return AdapterTable()
+    table = AdapterTable(host, spec.limits, partial(ChildReading, base=host.base))
+    for name, path in spec.adapters.items():
+        try:
+            table.hold(read_here(AdapterPlace(name, path), host.base), pinned=True)
+        except BatonError as error:
+            raise ConfigError(f"worker.adapters {name}: {error.message}", "worker.adapters") from error
+    table.announced()
+    return table
+
+
+def make_runner(spec: EngineSpec, lora: AdapterSpec = NO_ADAPTERS) -> tuple[Runner, int]:
     """Returns the paced engine or a real one, and how many pages its profile asks for (0: none)."""
     if spec.paced_profile:
         return make_paced(spec)
@@ -141,6 +162,7 @@ def make_runner(spec: EngineSpec) -> tuple[Runner, int]:
         quantization=spec.quantization,  # type: ignore[arg-type]
         cache_dir=spec.cache_dir,
         cuda_step=spec.cuda_step,  # type: ignore[arg-type]
+        adapters=lora.limits if lora.wanted else None,
     )
     return load_runner(config), 0
 

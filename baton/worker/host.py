@@ -299,6 +299,7 @@ def describe(spec: WorkerSpec, ready: EngineReady, incarnation: str) -> WorkerIn
         pages=ready.pages,
         max_batch=ready.max_batch,
         device=spec.engine.device,
+        adapters=ready.adapters,
     )
     return of_this_build(info)
 

@@ -80,7 +80,7 @@ class RoleRuntime:
         self.intake = Intake(engine.memory, info.layout, info.fingerprint, send)
         self.service: RoleService = self._prefill(info) if spec.role == "prefill" else self._decode(spec, info)
         info = msgspec.structs.replace(info, kv_backing=engine.memory.backing)
-        self.control = WorkerControl(info, send, self.service)
+        self.control = WorkerControl(info, send, self.service, spec.lora.limits)
 
     async def listen(self) -> None:
         """Handles every message of the engine, until it is gone or plays another role."""
@@ -150,6 +150,8 @@ class RoleRuntime:
                 self.control.answered(message)
             case ch.Pinned() | ch.Kept() | ch.Filling() | ch.CacheChanged() | ch.CacheIdle():
                 self.blocks.take(message)
+            case ch.AdapterIs() | ch.AdapterFailed() | ch.AdaptersAre() | ch.AdaptersChanged():
+                self.control.adapters.take(message)
             case ch.EngineReady() | ch.EngineFailed() | ch.RoleIs():
                 raise AssertionError(f"{type(message).__name__} is heard before a role begins, or as it ends")
             case _:

@@ -35,12 +35,15 @@ class Driver:
         random.Random(self.seed).shuffle(self._free)
         self._states: dict[int, tuple[list[int] | None, list[int], list[int]]] = {}  # read, written, both
 
-    def answer(self, prompts: Tokens[Tokens[int]], sampling: Sampling, choice: int = 0) -> list[list[int]]:
-        """Every prompt's outputs, all of them run together."""
+    def answer(
+        self, prompts: Tokens[Tokens[int]], sampling: Sampling, choice: int = 0, adapters: Tokens[str] = ()
+    ) -> list[list[int]]:
+        """Every prompt's outputs, all of them run together, each on its own of ``adapters`` where there are any."""
         spec = self.runner.spec
         live: dict[int, tuple[SequenceState, list[int]]] = {}
         for key, prompt in enumerate(prompts):
-            request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice)
+            adapter = adapters[key] if adapters else ""
+            request = EngineRequest(str(key), tuple(prompt), len(prompt), sampling, choice, adapter)
             blocks = -(-(len(prompt) + sampling.max_tokens) // BLOCK_TOKENS)
             pages = [self._free.pop() for _ in range(blocks)]
             sets = [[self._free.pop() for _ in range(state_pages(spec.layout))] for _ in range(2)]
@@ -98,4 +101,5 @@ class Driver:
             pool=sequence.pools,
             state_from=self._states[sequence.seq][0],
             state_to=self._states[sequence.seq][1],
+            adapter=sequence.request.adapter_id,
         )

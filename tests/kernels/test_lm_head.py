@@ -46,6 +46,6 @@ def test_what_else_holds_of_a_head(library: ctypes.CDLL, check: suite.Check) -> 
 
 @pytest.mark.parametrize("bug", first_now(["TIES", "MASS", "NUCLEUS", "COUNTS", "CAP"], 0))
 def test_a_planted_bug_is_caught(bug: str) -> None:
-    planted = mutant(f"LM_HEAD_{bug}", ("lm_head", "dense", "linear"))
+    planted = mutant(f"LM_HEAD_{bug}", ("lm_head", "dense", "linear", "lora"))
     drawn = (lambda library: suite.tokens_are_the_references(library, 777), suite.capped_logits_choose)
     assert is_caught(planted, [*suite.QUICK, *drawn])

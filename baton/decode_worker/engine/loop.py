@@ -236,6 +236,7 @@ class DecodeLoop(StepLoop):
         if self.scheduler.waiting:
             raise Overloaded("preempted sequences wait for pages here; ask another", retry_after_s=1.0)
         request = message.request
+        self.parts.adapters.require(request.adapter_id)
         check_request(request, self.spec, self.pool.pages)
         root = prefix.root(
             self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
@@ -275,6 +276,7 @@ class DecodeLoop(StepLoop):
 
     def _withdraw(self, key: int) -> None:
         """Forget what was registered of an admission that failed: nobody was told of its lease."""
+        self.parts.adapters.release(key)
         if key in self.requests:
             self._end(key)
         if (receive := self.receives.pop(key, None)) is not None:
@@ -369,6 +371,7 @@ class DecodeLoop(StepLoop):
         """Give the pages back; those that may still be written wait for the gate and the streams."""
         job = self.requests.pop(key).job
         self.scheduler.remove(job)
+        self.parts.adapters.release(key)
         if self.drafter is not None:
             self.drafter.end(job.sequence)
         self._forget_settled(key)

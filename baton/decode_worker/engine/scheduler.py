@@ -315,11 +315,13 @@ def _plain_step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = 
     start, end = sequence.computed, sequence.computed + take
     tokens = sequence.tokens[start:end]
     sample = sequence.sample_spec() if end == len(sequence.tokens) else None
+    adapter = sequence.request.adapter_id
     if draft is not None:
         specs = sequence.verify_specs(draft.tokens)
-        return SequenceStep(sequence.seq, [*tokens, *draft.tokens], start, pages, sample, verify=specs)
+        drafted = [*tokens, *draft.tokens]
+        return SequenceStep(sequence.seq, drafted, start, pages, sample, verify=specs, adapter=adapter)
     if not reading:
-        return SequenceStep(sequence.seq, tokens, start, pages, sample)
+        return SequenceStep(sequence.seq, tokens, start, pages, sample, adapter=adapter)
     return SequenceStep(
         seq=sequence.seq,
         tokens=tokens,
@@ -330,4 +332,5 @@ def _plain_step(job: DecodeJob, take: int, reading: bool, draft: Draft | None = 
         targets=sequence.targets(take),
         pool=sequence.pools,
         score_top=sequence.request.sampling.prompt_logprobs or 0,
+        adapter=adapter,
     )

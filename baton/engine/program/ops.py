@@ -74,6 +74,17 @@ class Linear(_Op, frozen=True, tag=True):
     out: str
 
 
+class Adapt(_Op, frozen=True, tag=True):
+    """Adds the rows' adapters beside a weight: out += scale x B · (A · x), where the row's sequence has one.
+
+    ``x`` None: it stands beside a table that tokens are looked up in.
+    """
+
+    x: str | None
+    weight: str
+    out: str
+
+
 class RopeAppend(_Op, frozen=True, tag=True):
     """Norms (Qwen3) and rotates q and k by ``rope`` of ``Program.ropes``, stores k and v at the step's positions
     of ``layer``; out = q.
@@ -262,6 +273,7 @@ Op = (
     | Add
     | NormPart
     | Linear
+    | Adapt
     | RopeAppend
     | PagedAttention
     | SwiGlu

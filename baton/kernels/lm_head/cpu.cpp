@@ -1,7 +1,7 @@
 // The vocabulary passes in stretches that stay in a core's cache: of a greedy row only the best is kept, of a drawn row
 // each 64 tokens' largest logit and mass (the 64 that the number falls into are computed again). Only rows with
 // top_k, top_p or min_p, or whose logits are asked for, are written out.
-#include "capped.h"
+#include "adapted.h"
 
 #include <algorithm>
 #include <cmath>
@@ -34,6 +34,8 @@ struct Row {
   const int32_t* counts = nullptr;  // per token: 1 if seen at all, + 2 for each time as an output
   float* kept = nullptr;            // all edited logits
   Stat* stats = nullptr;            // per panel
+  const LoraPart* adapter = nullptr;  // what is added to the head's product,
+  const float* shrunk = nullptr;      // and the row through its first matrix
   bool drawn = false, filtered = false;
 };
 
@@ -99,8 +101,11 @@ float mass_of(const float* logits, int64_t n, float most, float warmth) {
 
 class Head {
  public:
-  Head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices)
-      : w_(w), x_(x), stride_(x_stride), softcap_(softcap), choices_(choices), rows_(rows) {}
+  Head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices,
+       const LoraSite* const* adapters = nullptr)
+      : w_(w), x_(x), stride_(x_stride), softcap_(softcap), choices_(choices), rows_(rows) {
+    if (adapters) shrink(adapters);
+  }
 
   void run() {
     prepare();
@@ -134,6 +139,16 @@ class Head {
     }
   }
 
+  void shrink(const LoraSite* const* adapters) {
+    int64_t ranks = 0;
+    for (size_t i = 0; i < rows_.size(); i++)
+      if (adapters[i] && adapters[i]->count) rows_[i].adapter = adapters[i]->parts, ranks += adapters[i]->parts->rank;
+    shrunk_.resize(ranks);
+    float* at = shrunk_.data();
+    for (size_t i = 0; i < rows_.size(); i++)
+      if (rows_[i].adapter) lora_shrink(*rows_[i].adapter, x_ + i * stride_, at), rows_[i].shrunk = at, at += rows_[i].adapter->rank;
+  }
+
   static bool counted(const Choice& c) {
     return !c.logits && (c.repetition != 1.0f || c.frequency != 0.0f || c.presence != 0.0f);
   }
@@ -165,6 +180,8 @@ class Head {
     const int64_t first = task * STRETCH * PANEL;
     float* logits = (float*)scratch(SCRATCH_SAMPLE, rows_.size() * part.n * 4);
     dense(part, x_, stride_, int64_t(rows_.size()), nullptr, logits, part.n);
+    for (size_t i = 0; i < rows_.size(); i++)
+      if (rows_[i].adapter) lora_expand(*rows_[i].adapter, rows_[i].shrunk, first, part.n, logits + i * part.n);
     cap(logits, int64_t(rows_.size()) * part.n);
     for (size_t i = 0; i < rows_.size(); i++) take(i, task, first, part.n, logits + i * part.n);
   }
@@ -242,6 +259,7 @@ class Head {
     float logits[PANEL];
     const PackedLinear part = panels(w_, panel, 1);
     dense(part, x_ + i * stride_, stride_, 1, nullptr, logits, PANEL);
+    if (row.adapter) lora_expand(*row.adapter, row.shrunk, panel * PANEL, part.n, logits);
 #if !defined(BATON_MUTATION_LM_HEAD_CAP)
     cap(logits, part.n);
 #endif
@@ -319,11 +337,18 @@ class Head {
   Choice* choices_;
   std::vector<Row> rows_;
   std::vector<Best> best_;
+  std::vector<float> shrunk_;
   std::vector<Stat> stats_;
   std::unique_ptr<float[]> kept_;
 };
 
 }  // namespace
+
+void adapted_head(const PackedLinear& w, const float* x, int64_t x_stride, int32_t rows, float softcap, Choice* choices,
+                  const LoraSite* const* adapters) {
+  if (rows) Head(w, x, x_stride, rows, softcap, choices, adapters).run();
+}
+
 }  // namespace baton
 
 BATON_API void baton_lm_head(const baton::PackedLinear* w, const float* x, int64_t x_stride, int32_t rows,

@@ -4,20 +4,27 @@ sampling.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor
 
 from baton.kernels.linear.packed import PackedWeight
 from baton.kernels.linear.reference import linear
+from baton.kernels.lora.reference import AdaptedRows, lora
 from baton.kernels.rms_norm.reference import rms_norm
 
 
 def lm_head(
     x: Tensor, delta: Tensor, rows: Tensor, norm: Tensor, eps: float, weight: Tensor | PackedWeight,
-    softcap: float = 0.0,
+    softcap: float = 0.0, beside: Iterable[AdaptedRows] = (),
 ) -> Tensor:  # fmt: skip
     """Projects: x, delta (tokens, hidden), rows (sampled,) -> logits (sampled, vocab), float32; with ``softcap`` a
-    logit l is softcap x tanh(l / softcap).
+    logit l is softcap x tanh(l / softcap). ``beside``: rows of x with what their adapters have beside the head.
     """
     _, last = rms_norm(x.index_select(0, rows), delta.index_select(0, rows), norm, eps)
     logits = linear(last, weight)
+    for group in beside:
+        mine = torch.isin(rows, group.rows.to(rows.device)).nonzero()[:, 0]
+        logits = lora(logits, last, [group._replace(rows=mine)])
     return ((logits / softcap).tanh() * softcap if softcap else logits).float()

@@ -6,7 +6,7 @@
 #include "../abi/threads.h"
 #include "../embedding/embedding.h"
 #include "../geglu/geglu.h"
-#include "../lm_head/capped.h"
+#include "../lm_head/adapted.h"
 #include "../moe/form.h"
 #include "../paged_attention/form.h"
 #include "../rms_norm/part.h"
@@ -51,6 +51,8 @@ class Run {
       case OP_GEGLU: return baton_geglu(at(o.in), s_.rows, width(o.out), at(o.out));
       case OP_BIASED_MOE:
         return baton_biased_moe((const BiasedMoe*)o.table, at(o.in), width(o.in), at(o.delta), s_.rows, at(o.out), width(o.out));
+      case OP_LORA: return adapt(o);
+      case OP_LM_HEAD_ADAPTED: return adapted(o);
       default: return head(o, *(const float*)o.table);
     }
   }
@@ -90,8 +92,38 @@ class Run {
     baton_paged_attention(&pages, s_.items, s_.item_count, m_.heads, o.window, m_.scale, at(o.in), width(o.in), at(o.out), width(o.out));
   }
 
+  void adapt(const Op& o) {
+    const LoraStep& lora = *(const LoraStep*)o.table;
+    if (!lora.count) return;
+    const bool tokens = o.in < 0;
+    baton_lora(lora.groups, lora.count, o.layer, tokens ? nullptr : at(o.in), tokens ? 0 : width(o.in), s_.tokens, at(o.out),
+               width(o.out));
+  }
+
+  // What the sampled rows' adapters have beside the head, null where nothing; empty where no row has an adapter.
+  std::vector<const LoraSite*> beside_head(const AdaptedHead& h) const {
+    if (!h.lora->count) return {};
+    std::vector<const LoraSite*> by_row(s_.rows, nullptr), found;
+    for (int64_t g = 0; g < h.lora->count; g++)
+      for (int64_t i = 0; i < h.lora->groups[g].count; i++) by_row[h.lora->groups[g].rows[i]] = h.lora->groups[g].sites + h.site;
+    for (int32_t i = 0; i < s_.sampled_count; i++) found.push_back(by_row[s_.sampled[i]]);
+    return found;
+  }
+
   // Only the sampled rows are normed and projected.
   void head(const Op& o, float softcap) {
+    const float* normed = last_norm(o);
+    baton_lm_head_capped(o.weight, normed, m_.hidden, s_.sampled_count, softcap, s_.choices);
+  }
+
+  void adapted(const Op& o) {
+    const AdaptedHead& h = *(const AdaptedHead*)o.table;
+    const std::vector<const LoraSite*> beside = beside_head(h);
+    if (beside.empty()) return head(o, h.softcap);
+    adapted_head(*o.weight, last_norm(o), m_.hidden, s_.sampled_count, h.softcap, s_.choices, beside.data());
+  }
+
+  const float* last_norm(const Op& o) const {
     const int64_t n = m_.hidden;
     float* sum = (float*)scratch(SCRATCH_STEP, size_t(s_.sampled_count) * n * 8 + 64);
     float* normed = sum + s_.sampled_count * n;
@@ -100,7 +132,7 @@ class Run {
       for (int64_t k = 0; k < n; k++) sum[i * n + k] = x[k] + delta[k];
     }
     baton_rms_norm(sum, nullptr, o.norm, o.eps, s_.sampled_count, n, normed);
-    baton_lm_head_capped(o.weight, normed, n, s_.sampled_count, softcap, s_.choices);
+    return normed;
   }
 
   const Model& m_;

@@ -128,6 +128,7 @@ class PrefillLoop(StepLoop):
         if self.draining:
             raise Draining("this prefill worker is draining; ask another")
         request = message.request
+        self.parts.adapters.require(request.adapter_id)
         check_request(request, self.spec, self.pool.pages)
         root = prefix.root(
             self.spec.fingerprint, self.spec.layout.fidelity, request.adapter_id, request.tenant_salt
@@ -145,6 +146,7 @@ class PrefillLoop(StepLoop):
 
     def _on_send_closed(self, message: ch.SendClosed) -> None:
         self.scheduler.remove(message.key)
+        self.parts.adapters.release(message.key)
         shipment = self.shipments.pop(message.key, None)
         if shipment is not None:
             shipment.close()
@@ -153,6 +155,7 @@ class PrefillLoop(StepLoop):
     def fail(self, key: int, error: Exception) -> None:
         """Ends one prompt with ``error``."""
         self.scheduler.remove(key)
+        self.parts.adapters.release(key)
         shipment = self.shipments.get(key)
         if shipment is not None:
             shipment.close()
@@ -184,6 +187,7 @@ class PrefillLoop(StepLoop):
     def _finish(self, job: PrefillJob, outcome: StepOutcome) -> None:
         key, now = job.sequence.seq, self.clock()
         self.scheduler.remove(key)
+        self.parts.adapters.release(key)
         (sampled,) = outcome.sampled[key]
         first = job.sequence.append(sampled.token_id, sampled.logprobs)
         started = now if job.started is None else job.started

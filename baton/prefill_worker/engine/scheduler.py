@@ -177,4 +177,5 @@ def _chunk(job: PrefillJob, lease: PageLease, budget: int, rules: StateRules | N
         score_top=sequence.request.sampling.prompt_logprobs or 0,
         state_from=None if states is None else states.source,
         state_to=() if states is None else states.target,
+        adapter=sequence.request.adapter_id,
     )

@@ -17,8 +17,10 @@ from torch import Tensor
 from baton.engine.backends.span_ops import SPAN_OPS, outputs
 from baton.engine.program import ops as p
 from baton.engine.program.rope import RopeTables
+from baton.engine.program.sites import head_site
 from baton.kernels.dense.packed import pack_f32
 from baton.kernels.linear.packed import PackedWeight, pack_bf16
+from baton.kernels.lora.structs import OP_LM_HEAD_ADAPTED, OP_LORA, AdaptedHead, LoraStep
 from baton.kernels.moe.native import AnyExperts, BiasedMoeStruct, experts_of
 from baton.kernels.step import structs
 
@@ -44,6 +46,8 @@ class NativeProgram:
         self.experts: dict[str, AnyExperts] = {}  # by the name of the first layer's weight
         self._packed: dict[str, PackedWeight] = {}
         self._weights = weights
+        self.lora = LoraStep(None, 0)  # of the step that is run next
+        self._adapts = 0
         found = [_COMPILERS[type(op)](self, op) for op in program.ops]
         self.foreign = frozenset(at for at, op in enumerate(found) if op.kind == structs.FOREIGN)
         self._array = (structs.Op * len(found))(*found)
@@ -188,6 +192,16 @@ class NativeProgram:
             bias=self._floats(op.bias),
         )
 
+    def _adapt(self, op: p.Adapt) -> structs.Op:
+        self._adapts += 1
+        return structs.Op(
+            kind=OP_LORA,
+            input=-1 if op.x is None else self.registers[op.x],
+            output=self.registers[op.out],
+            layer=self._adapts - 1,
+            table=ctypes.addressof(self.lora),
+        )
+
     def _rope_append(self, op: p.RopeAppend) -> structs.Op:
         self.registers[op.out] = self.registers[op.qkv]
         rotated, first = self.rope.rotated[op.rope], self.rope.offsets[op.rope]
@@ -247,9 +261,12 @@ class NativeProgram:
         return self._keep(BiasedMoeStruct(layer.struct, *biases, gate.alpha, gate.limit))
 
     def _lm_head(self, op: p.LmHead) -> structs.Op:
+        plain = structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD
+        cap = self._keep(ctypes.c_float(op.softcap)) if op.softcap else None
+        beside = AdaptedHead(ctypes.addressof(self.lora), head_site(self.program), op.softcap)
         return structs.Op(
-            kind=structs.LM_HEAD_CAPPED if op.softcap else structs.LM_HEAD,
-            table=self._keep(ctypes.c_float(op.softcap)) if op.softcap else None,
+            kind=OP_LM_HEAD_ADAPTED if self._adapts else plain,
+            table=self._keep(beside) if self._adapts else cap,
             input=self.registers[op.x],
             delta=self.registers[op.delta],
             norm=self._floats(op.norm),
@@ -264,6 +281,7 @@ _COMPILERS: dict[type, Callable[[NativeProgram, Any], structs.Op]] = {
     p.Add: NativeProgram._add,
     p.NormPart: NativeProgram._norm_part,
     p.Linear: NativeProgram._linear,
+    p.Adapt: NativeProgram._adapt,
     p.RopeAppend: NativeProgram._rope_append,
     p.PagedAttention: NativeProgram._attention,
     p.SwiGlu: NativeProgram._swiglu,

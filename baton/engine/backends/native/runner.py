@@ -14,6 +14,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram, Weights
 from baton.engine.backends.native.step_check import StepCheck
@@ -23,6 +25,7 @@ from baton.engine.backends.span_ops import SpanOps
 from baton.engine.backends.spans import StepSpans, spans_of
 from baton.engine.plan import ModelSpec, StepPlan
 from baton.engine.program.ops import Program
+from baton.engine.program.sites import head_site
 from baton.kernels.step import structs
 from baton.protos.nouns import EngineWork
 
@@ -33,6 +36,7 @@ class NativeRunner(StepRunner):
     """Implements ``Runner`` on a CPU. Its ops share the process's pool of threads.
 
     ``native_step`` stands in for the library's own function of that name, for what measures it or tries another.
+    ``adapters`` says what adapters must fit, where the program is adaptable.
     """
 
     def __init__(
@@ -45,11 +49,14 @@ class NativeRunner(StepRunner):
         by_ops: bool = False,
         work: EngineWork | None = None,
         native_step: NativeStep | None = None,
+        adapters: AdapterBase | None = None,
     ) -> None:
         super().__init__(spec, NativeProgram(program, weights, keep=check), clock, work)
+        made = None if adapters is None else NativeAdapters(adapters, head_site(program) + 1, self._program.lora)
+        self.adapters = made
         self._run = native_step or structs.run_step()
         self._arena = torch.empty(0)
-        self._check = StepCheck(self._program, spec.layout) if check else None
+        self._check = StepCheck(self._program, spec.layout, made) if check else None
         self._ops = StepOps(self._program, spec.layout) if by_ops else None
         self._memory = torch.empty((0, 0), dtype=torch.uint8)
         span_ops = SpanOps(program, weights, spec.layout) if self._program.foreign else None
@@ -64,6 +71,8 @@ class NativeRunner(StepRunner):
 
     def _compute(self, plan: StepPlan, batch: NativeBatch) -> None:
         self._reach(batch.reach)
+        if self.adapters is not None:
+            self.adapters.group(plan.items)
         floats = batch.rows * self._program.row_floats
         if len(self._arena) < floats:
             self._arena = torch.empty(floats)

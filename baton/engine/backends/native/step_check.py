@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.backends.native.adapters import NativeAdapters
 from baton.engine.backends.native.batch import NativeBatch
 from baton.engine.backends.native.program import NativeProgram
 from baton.engine.backends.torch.interpreter import gate_of
 from baton.engine.program import ops as p
+from baton.engine.program.sites import head_site
 from baton.kernels.linear import packed
 from baton.kernels.paged_attention.stored import attend_stored, quantized, read_layer
 from baton.kernels.registry import kernels
@@ -48,8 +50,9 @@ class CheckContext(NamedTuple):
 class StepCheck:
     """Computes the reference of one program's ops over the native step's own registers and pages."""
 
-    def __init__(self, program: NativeProgram, layout: KvLayout) -> None:
-        self._native, self._program, self._layout = program, program.program, layout
+    def __init__(self, program: NativeProgram, layout: KvLayout, adapters: NativeAdapters | None = None) -> None:
+        self._native, self._program, self._layout, self._adapters = program, program.program, layout, adapters
+        self._adapts = [op for op in program.ops if isinstance(op, p.Adapt)]
         self._kernels = kernels()
         self._dense: dict[str, Tensor] = {}
 
@@ -110,6 +113,13 @@ class StepCheck:
         wanted = F.linear(self._get(state, op.x), weight, self._vector(op.bias))
         return lambda: [("out", self._get(state, op.out), wanted, most)]
 
+    def _adapt(self, op: p.Adapt, state: CheckContext) -> Callable[[], Named]:
+        assert self._adapters is not None
+        x = torch.from_numpy(state.batch.tokens) if op.x is None else self._get(state, op.x)
+        site = next(number for number, one in enumerate(self._adapts) if one is op)
+        wanted = self._kernels.lora(self._get(state, op.out), x, self._adapters.rows(site))
+        return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
+
     def _swiglu(self, op: p.SwiGlu, state: CheckContext) -> Callable[[], Named]:
         wanted = self._kernels.swiglu(self._get(state, op.gate_up))
         return lambda: [("out", self._get(state, op.out), wanted, EXACT)]
@@ -165,7 +175,8 @@ class StepCheck:
         weight, most = self._matrix(op.weight)
         rows = torch.from_numpy(state.batch.wanted).long()
         x, delta = self._get(state, op.x), self._get(state, op.delta)
-        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight, op.softcap)
+        beside = [] if self._adapters is None else self._adapters.rows(head_site(self._program))
+        logits = self._kernels.lm_head(x, delta, rows, self._vector(op.norm), op.eps, weight, op.softcap, beside)
         loud = torch.tensor(list(state.batch.loud), dtype=torch.int64)
         return lambda: [("logits", torch.from_numpy(state.batch.logits), logits[loud], most)] if len(loud) else []
 
@@ -199,6 +210,7 @@ _REFERENCES: dict[type, Callable[[StepCheck, Any, CheckContext], Callable[[], Na
     p.Add: StepCheck._add,
     p.NormPart: StepCheck._norm_part,
     p.Linear: StepCheck._linear,
+    p.Adapt: StepCheck._adapt,
     p.RopeAppend: StepCheck._rope_append,
     p.PagedAttention: StepCheck._attention,
     p.SwiGlu: StepCheck._swiglu,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.backends.spans import Span, span_of
+from baton.engine.backends.torch.adapters import grouped
 from baton.engine.plan import SampleSpec, SequenceStep, StepPlan
 from baton.engine.program.ops import Program
 from baton.engine.program.rope import RopeTables
@@ -51,6 +52,7 @@ class StepBatch(NamedTuple):
     scored: tuple[SequenceStep, ...]
     pooled: tuple[tuple[SequenceStep, slice], ...]
     spans: tuple[Span, ...] = ()
+    adapted: dict[str, Tensor] = {}  # rows by their adapter
 
 
 class BatchBuilder:
@@ -97,6 +99,7 @@ class BatchBuilder:
             tuple(item for item, _ in scored),
             tuple((i, slice(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True) if i.pool),
             tuple(span_of(item, end - len(item.tokens)) for item, end in zip(items, ends.tolist(), strict=True)),
+            grouped([(i.adapter, range(e - len(i.tokens), e)) for i, e in zip(items, ends.tolist(), strict=True)]),
         )
 
     def _slots(self, items: Sequence[SequenceStep], positions: Ints) -> tuple[Tensor, ...]:

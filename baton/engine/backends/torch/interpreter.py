@@ -14,8 +14,10 @@ from torch import Tensor
 
 from baton.engine.backends.span_ops import SPAN_OPS, SpanOps
 from baton.engine.backends.spans import StepSpans
+from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import StepBatch
 from baton.engine.program.ops import (
+    Adapt,
     Add,
     Embedding,
     GeGlu,
@@ -30,6 +32,7 @@ from baton.engine.program.ops import (
     RopeAppend,
     SwiGlu,
 )
+from baton.engine.program.sites import head_site
 from baton.kernels.moe.native import experts_of
 from baton.kernels.moe.reference import ExpertGate
 from baton.protos.nouns import KvLayout
@@ -65,10 +68,15 @@ class Interpreter:
     """Binds a program to weights and kernels."""
 
     def __init__(
-        self, program: Program, weights: dict[str, Any], kernels: SimpleNamespace, layout: KvLayout | None = None
+        self,
+        program: Program,
+        weights: dict[str, Any],
+        kernels: SimpleNamespace,
+        layout: KvLayout | None = None,
+        adapters: TorchAdapters | None = None,
     ) -> None:
-        self._program, self._weights, self._kernels = program, weights, kernels
-        self._layout = layout
+        self._program, self._weights, self._kernels, self._adapters = program, weights, kernels, adapters
+        self._layout, self._adapts = layout, 0
         self._spans: StepSpans | None = None  # of the step that runs
         self._steps: list[Step] = [_BINDERS[type(op)](self, op) for op in program.ops]
 
@@ -159,6 +167,18 @@ class Interpreter:
 
         return step
 
+    def _adapt(self, op: Adapt) -> Step:
+        kernel, adapters, site = self._kernels.lora, self._adapters, self._adapts
+        self._adapts += 1
+        assert adapters is not None, "an adaptable program needs what holds its adapters"
+
+        def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
+            if batch.adapted and (groups := adapters.rows(site, batch.adapted)):
+                x = batch.tokens if op.x is None else registers[op.x]
+                registers[op.out] = kernel(registers[op.out], x, groups)
+
+        return step
+
     def _rope_append(self, op: RopeAppend) -> Step:
         kernel, kv_heads, head_dim = self._kernels.rope_append, self._program.kv_heads, self._program.head_dim
         q_norm, k_norm = self._weight(op.q_norm), self._weight(op.k_norm)
@@ -211,10 +231,12 @@ class Interpreter:
 
     def _lm_head(self, op: LmHead) -> Step:
         kernel, norm, weight = self._kernels.lm_head, self._weights[op.norm], self._weights[op.weight]
+        adapters, site = self._adapters, head_site(self._program)
 
         def step(registers: Registers, batch: StepBatch, kv: KvPages) -> None:
             x, delta = registers[op.x], registers[op.delta]
-            registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap)
+            beside = [] if adapters is None else adapters.rows(site, batch.adapted)
+            registers["logits"] = kernel(x, delta, batch.rows, norm, op.eps, weight, op.softcap, beside)
 
         return step
 
@@ -225,6 +247,7 @@ _BINDERS: dict[type, Callable[[Interpreter, Any], Step]] = {
     Add: Interpreter._add,
     NormPart: Interpreter._norm_part,
     Linear: Interpreter._linear,
+    Adapt: Interpreter._adapt,
     RopeAppend: Interpreter._rope_append,
     PagedAttention: Interpreter._paged_attention,
     SwiGlu: Interpreter._swiglu,

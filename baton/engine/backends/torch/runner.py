@@ -17,10 +17,12 @@ import msgspec
 import torch
 from torch import Tensor
 
+from baton.engine.adapters.base import AdapterBase
 from baton.engine.backends.cuda.gpu import require
 from baton.engine.backends.cuda.load import kernels_or_none, on_kernels
 from baton.engine.backends.native.runner import NativeRunner
 from baton.engine.backends.span_ops import SPAN_OPS
+from baton.engine.backends.torch.adapters import TorchAdapters
 from baton.engine.backends.torch.batch import BatchBuilder
 from baton.engine.backends.torch.interpreter import Interpreter, KvPages
 from baton.engine.backends.work import work_of
@@ -32,6 +34,7 @@ from baton.engine.plan import ModelSpec, PooledStates, Runner, SequenceStep, Ste
 from baton.engine.program.config import ModelConfig
 from baton.engine.program.ops import Program
 from baton.engine.program.rope import LONGROPE, settled
+from baton.engine.program.sites import adaptable, sites_of
 from baton.engine.sampling import choose, score
 from baton.engine.validate import require_computable
 from baton.kernels.abi import native
@@ -77,16 +80,25 @@ def load(config: EngineConfig) -> Runner:
         return own
     program, weights, fingerprint = load_weights(config, directory, model, planned, DTYPES[dtype])
     spec = _spec(config, model, program, dtype, fingerprint)
+    program, base = _with_adapters(config, program, dtype)
     work = work_of(program, weights, spec.layout, config.device)
     if config.device == "cpu" and native.library() is not None:
-        return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work)
+        return NativeRunner(spec, program, weights, check=check, by_ops=by_ops, work=work, adapters=base)
     if spec.layout.dtype != dtype:
         text = f"KV as {config.kv_cache_dtype} needs the native CPU kernels: install a C++ compiler, or use auto"
         if config.device == "cuda":
             text = f"device cuda: torch's ops, which the GPU runs here, have none for KV as {config.kv_cache_dtype}"
             text += "; the log says why the engine's own kernels don't run; use auto"
         raise ConfigError(text, "kv_cache_dtype")
-    return TorchRunner(spec, program, weights, work)
+    return TorchRunner(spec, program, weights, work, adapters=base)
+
+
+def _with_adapters(config: EngineConfig, program: Program, dtype: str) -> tuple[Program, AdapterBase | None]:
+    """The program with places for adapters, and what these must fit, where any are wanted."""
+    if config.adapters is None:
+        return program, None
+    program, limits = adaptable(program), config.adapters
+    return program, AdapterBase(sites_of(program), limits.max_rank, limits.max_bytes, dtype == "bfloat16")
 
 
 def _on_own_kernels(
@@ -140,12 +152,14 @@ class TorchRunner:
         weights: Weights,
         work: EngineWork | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        adapters: AdapterBase | None = None,
     ) -> None:
         self.spec, self.work = spec, work
+        self.adapters = None if adapters is None else TorchAdapters(adapters)
         self._program, self._clock = program, clock
         self._dtype = DTYPES[spec.layout.dtype]
         self._kernels = kernels()
-        self._interpreter = Interpreter(program, weights, self._kernels, spec.layout)
+        self._interpreter = Interpreter(program, weights, self._kernels, spec.layout, self.adapters)
         self._builder = BatchBuilder(program, self._dtype, _device(weights))
         self._kv: KvPages | None = None
         self._pages = 0
@@ -165,6 +179,8 @@ class TorchRunner:
         began = self._clock()
         for item in plan.items:
             require_computable(item, self.spec.vocab_size, self._pages)
+        if self.adapters is not None:
+            self.adapters.require(plan.items)
         if not plan.items or self._kv is None:
             return StepResult((), self._clock() - began)
         with torch.inference_mode():

@@ -1,0 +1,16 @@
+"""Says what an adapter must fit. Knows nothing of files or of memory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.engine.program.sites import Site
+
+
+class AdapterBase(msgspec.Struct, frozen=True):
+    """Says what an adapter must fit: the model's sites, the largest rank and size; ``narrow``: packed as bf16."""
+
+    sites: dict[str, Site]
+    max_rank: int
+    max_bytes: int
+    narrow: bool = False

@@ -1,0 +1,110 @@
+"""Matches an adapter's tensors with the places of a model, by names and shapes alone: nothing is read for it.
+
+Knows nothing of files' bytes. Names are PEFT's: ``base_model.model.<module>.lora_A.weight`` and ``lora_B``, beside
+an embedding ``lora_embedding_A`` and ``lora_embedding_B``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from baton.engine.adapters.peft_config import LoraSettings
+from baton.engine.adapters.tensors import TensorEntry, TensorFile
+from baton.engine.program.sites import Site
+from baton.kernels.lora.structs import panelled
+from baton.protos.errors import AdapterRefused
+
+_NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB]))")
+_EXPERT = re.compile(r"\.experts(\.|$)")
+
+
+class MatrixPair(msgspec.Struct, frozen=True):
+    """Holds what stands beside one module. ``narrow``: stored as bf16, else as float32."""
+
+    module: str
+    site: Site
+    a: TensorEntry
+    b: TensorEntry
+    rank: int
+    scale: float
+    narrow: bool
+
+    @property
+    def bytes(self) -> int:
+        """Returns what the packed matrices take, each at a multiple of 64 bytes."""
+        each = 2 if self.narrow else 4
+        return sum(-(-count * each // 64) * 64 for count in self.elements)
+
+    @property
+    def elements(self) -> tuple[int, int]:
+        """Returns how many numbers the packed first and second matrix have."""
+        return self.rank * self.site.inputs, self.rank * panelled(self.site.outputs)
+
+
+def matched(
+    file: TensorFile, settings: LoraSettings, sites: Mapping[str, Site], max_rank: int, narrow: bool
+) -> tuple[MatrixPair, ...]:
+    """Returns the adapter's pairs by module. ``narrow``: all become bf16, else those that are so already.
+
+    Raises AdapterRefused naming the tensor: of a module that isn't here, of other sizes, without its partner.
+    """
+    halves: dict[str, dict[str, TensorEntry]] = {}
+    for entry in file.entries.values():
+        module, half = _half(file, entry, sites)
+        halves.setdefault(module, {})[half] = entry
+    return tuple(
+        _pair(file, settings, module, halves[module], sites[module], max_rank, narrow) for module in sorted(halves)
+    )
+
+
+def _half(file: TensorFile, entry: TensorEntry, sites: Mapping[str, Site]) -> tuple[str, str]:
+    found = _NAME.fullmatch(entry.name)
+    if found is None:
+        raise file.error(entry.name, "is none of LoRA's; lora_A, lora_B and lora_embedding_A, _B are served")
+    module, looked_up = found[1], found[3] is not None
+    if module not in sites:
+        raise file.error(entry.name, _absent(module))
+    if looked_up is not sites[module].looked_up:
+        raise file.error(entry.name, f"is {'' if looked_up else 'not '}an embedding's, unlike the model's {module}")
+    return module, found[2] or found[3]
+
+
+def _absent(module: str) -> str:
+    if _EXPERT.search(module):
+        return "stands beside an expert, where adapters aren't applied; target attention and the router"
+    return f"stands beside {module}, which isn't a layer of this model that adapters go to: another base?"
+
+
+def _pair(
+    file: TensorFile,
+    settings: LoraSettings,
+    module: str,
+    halves: dict[str, TensorEntry],
+    site: Site,
+    max_rank: int,
+    narrow: bool,
+) -> MatrixPair:
+    if len(halves) < 2:
+        (half, entry), other = next(iter(halves.items())), "B" if "A" in halves else "A"
+        raise file.error(entry.name, f"is lora_{half} without a lora_{other} beside it")
+    a, b, rank = halves["A"], halves["B"], settings.rank_of(module)
+    if rank > max_rank:
+        raise AdapterRefused(
+            f"{settings.file}: {module} has rank {rank}; {max_rank} at most (adapters.max_rank)", "r"
+        )
+    _require_shape(file, a, (rank, site.inputs), site)
+    _require_shape(file, b, (site.outputs, rank), site)
+    bf16 = narrow or (a.dtype == b.dtype == "BF16")
+    return MatrixPair(module, site, a, b, rank, settings.scale_of(module), bf16)
+
+
+def _require_shape(file: TensorFile, entry: TensorEntry, wanted: tuple[int, int], site: Site) -> None:
+    if entry.shape == wanted:
+        return
+    if site.looked_up and entry.shape[0] == wanted[0]:
+        text = f"has {entry.shape[1]} tokens; the model's vocabulary has {site.inputs}"
+        raise file.error(entry.name, text)
+    raise file.error(entry.name, f"has shape {entry.shape}; this model and its rank ask for {wanted}")

@@ -1,0 +1,99 @@
+"""Reads a PEFT adapter from its directory: bounded by its header first, then digested and packed. Torch-free.
+
+Knows nothing of who asked or of what is held already. Every failure is an AdapterRefused that names the file and
+the field or tensor, or AdapterChanged where the content isn't the one that was meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.directory import AdapterFiles, opened
+from baton.engine.adapters.matrices import MatrixPair, matched
+from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart, laid_out, pack
+from baton.engine.adapters.peft_config import LoraSettings, read_config
+from baton.engine.adapters.tensors import FILE, TensorEntry, TensorFile, read_header, values
+from baton.kernels.lora.structs import MOST_RANK
+from baton.protos.adapter_id import DIGEST_DIGITS, adapter_id
+from baton.protos.channel import AdapterPlace
+from baton.protos.errors import AdapterChanged, AdapterRefused
+from baton.protos.nouns import AdapterInfo
+
+SPARE_TENSORS = 8  # beyond two per place, so that a stranger among them is named and not only counted
+
+
+class AdapterContent(msgspec.Struct, frozen=True):
+    """Holds what was read, but for the packed matrices' memory."""
+
+    info: AdapterInfo
+    parts: tuple[PackedPart, ...]
+
+
+def read_adapter(
+    source: AdapterPlace, base: AdapterBase, memory: Callable[[int], memoryview]
+) -> tuple[AdapterContent, memoryview]:
+    """Returns the adapter, packed into ``memory(bytes)``. Raises AdapterRefused, AdapterChanged."""
+    with opened(source.path, source.root) as files:
+        settings = read_config(files)
+        with files.open(FILE) as (descriptor, size):
+            file = read_header(files, descriptor, size, 2 * len(base.sites) + SPARE_TENSORS)
+            pairs = _fitting(file, settings, base)
+            room = memory(sum(pair.bytes for pair in pairs))
+            parts = laid_out(pairs)
+            digest = _Digest(pairs)
+            adapter = PackedAdapter(parts, room)
+            for pair, part in zip(pairs, parts, strict=True):
+                a, b = (digest.read(file, descriptor, entry) for entry in (pair.a, pair.b))
+                pack(adapter, part, a, b)
+    info = _info(source, files, pairs, digest.hex)
+    return AdapterContent(info, parts), room
+
+
+def _fitting(file: TensorFile, settings: LoraSettings, base: AdapterBase) -> tuple[MatrixPair, ...]:
+    pairs = matched(file, settings, base.sites, min(base.max_rank, MOST_RANK), base.narrow)
+    count = sum(pair.bytes for pair in pairs)
+    if count > base.max_bytes:
+        text = f"its matrices take {count} bytes; {base.max_bytes} at most (adapters.max_bytes)"
+        raise AdapterRefused(f"{file.where}: {text}", "lora_path")
+    return pairs
+
+
+class _Digest:
+    """The SHA-256 of what an adapter does: each module's scale, and each tensor's type, shape and bytes."""
+
+    def __init__(self, pairs: tuple[MatrixPair, ...]) -> None:
+        scales = [(pair.module, pair.scale) for pair in pairs]
+        self._digest = hashlib.sha256(msgspec.json.encode(scales))
+
+    @property
+    def hex(self) -> str:
+        return self._digest.hexdigest()[:DIGEST_DIGITS]
+
+    def read(self, file: TensorFile, descriptor: int, entry: TensorEntry) -> Array:
+        """One tensor's values, which count from now on. Raises AdapterRefused for one that isn't finite."""
+        raw = file.read(descriptor, entry)
+        self._digest.update(f"{entry.name} {entry.dtype} {entry.shape}".encode())
+        self._digest.update(raw)
+        found = values(raw, entry)
+        finite = (found & 0x7F80) != 0x7F80 if found.dtype == np.uint16 else np.isfinite(found)
+        if not finite.all():
+            raise file.error(entry.name, "holds a NaN or an infinity")
+        return found
+
+
+def _info(source: AdapterPlace, files: AdapterFiles, pairs: tuple[MatrixPair, ...], digest: str) -> AdapterInfo:
+    if source.digest and source.digest != digest:
+        text = f"{files.path} holds {source.name}@{digest}, and {source.digest} is meant: its files were replaced"
+        raise AdapterChanged(text, "digest")
+    return AdapterInfo(
+        id=adapter_id(source.name, digest),
+        path=source.path,
+        rank=max(pair.rank for pair in pairs),
+        bytes=sum(pair.bytes for pair in pairs),
+        targets=tuple(sorted({pair.module.rpartition(".")[2] for pair in pairs})),
+    )

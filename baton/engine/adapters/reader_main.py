@@ -1,0 +1,60 @@
+"""Is the process that reads one adapter (reading.py): it answers through memory files and ends.
+
+Knows nothing of the engine that started it, but that it ends with it.
+
+    python -m baton.engine.adapters.reader_main ASK MEMORY ANSWER PARENT        three descriptors and a pid
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import sys
+
+import msgspec
+
+from baton.engine.adapters.reader import read_adapter
+from baton.engine.adapters.reading import ReadingAnswer, ReadingAsk
+from baton.protos.errors import BatonError, to_info
+
+PR_SET_PDEATHSIG = 1
+CPU_S = 60  # seconds, because patterns in a config are its maker's
+SPARE_BYTES = 1 << 30  # of address space beside three times the largest adapter
+
+
+def main() -> int:
+    """Reads the adapter that ASK describes. Returns 0 when ANSWER holds what came of it."""
+    asked, memory, answer, parent = map(int, sys.argv[1:])
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    os.nice(19)
+    ask = msgspec.json.decode(os.pread(asked, os.fstat(asked).st_size, 0), type=ReadingAsk)
+    _bound(ask.base.max_bytes)
+    os.write(answer, msgspec.json.encode(_answer(ask, memory)))
+    return 0
+
+
+def _answer(ask: ReadingAsk, memory: int) -> ReadingAnswer:
+    def room(size: int) -> memoryview:
+        os.ftruncate(memory, size)
+        return memoryview(mmap.mmap(memory, size))
+
+    try:
+        content, _ = read_adapter(ask.source, ask.base, room)
+        return ReadingAnswer(content)
+    except BatonError as error:
+        return ReadingAnswer(error=to_info(error))
+
+
+def _bound(most: int) -> None:
+    """The kernel ends a reader that computes or takes more than an adapter can need."""
+    for what, limit in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_AS, 4 * most + SPARE_BYTES)):
+        resource.setrlimit(what, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Reads an adapter in a process of its own, so that a step waits for nothing of it: not for the interpreter's lock,
+nor for files, nor for what damaged ones do to their reader. Torch-free.
+
+Knows nothing of what is held. The child gets three memory files: what to read, room for the matrices, its answer.
+It is told to be the last to run (nice 19), and bounded in CPU time and memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.adapters.reader import AdapterContent, read_adapter
+from baton.engine.adapters.table import ReadAdapter
+from baton.protos.channel import AdapterPlace
+from baton.protos.errors import AdapterRefused, BatonError, ErrorInfo, from_info
+
+LIMIT_S = 120.0  # seconds for one adapter, because a file system that hangs must not keep others from loading
+
+
+class ReadingAsk(msgspec.Struct, frozen=True):
+    """Says what a child is to read."""
+
+    source: AdapterPlace
+    base: AdapterBase
+
+
+class ReadingAnswer(msgspec.Struct, frozen=True):
+    """Holds what a child found, or why it couldn't."""
+
+    content: AdapterContent | None = None
+    error: ErrorInfo | None = None
+
+
+class ChildReading:
+    """Is a child that reads one adapter. Close it when its result was taken, or to end it."""
+
+    def __init__(self, source: AdapterPlace, base: AdapterBase) -> None:
+        self._path = source.path
+        self._files = [os.memfd_create(f"adapter-{what}") for what in ("ask", "memory", "answer")]
+        os.write(self._files[0], msgspec.json.encode(ReadingAsk(source, base)))
+        command = [sys.executable, "-m", "baton.engine.adapters.reader_main", *map(str, self._files)]
+        command.append(str(os.getpid()))
+        self._process = subprocess.Popen(command, pass_fds=self._files, stdin=subprocess.DEVNULL)
+        self._until = time.monotonic() + LIMIT_S
+
+    def result(self) -> ReadAdapter | BatonError | None:
+        """Returns what was read or why it couldn't be; None while it is still being read."""
+        status = self._process.poll()
+        if status is None:
+            late = time.monotonic() > self._until
+            return self._failed(f"takes longer than {LIMIT_S:g} s to read") if late else None
+        if status:
+            return self._failed(f"ended its reader (status {status})")
+        answer = msgspec.json.decode(_whole(self._files[2]), type=ReadingAnswer)
+        if answer.error is not None:
+            return from_info(answer.error)
+        assert answer.content is not None
+        return ReadAdapter(answer.content.info, PackedAdapter(answer.content.parts, mapped(self._files[1])))
+
+    def close(self) -> None:
+        """Ends the child, where it still runs; the matrices' memory stays mapped."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for file in self._files:
+            os.close(file)
+        self._files = []
+
+    def _failed(self, how: str) -> AdapterRefused:
+        return AdapterRefused(f"adapter {self._path!r} {how}", "lora_path")
+
+
+def read_here(source: AdapterPlace, base: AdapterBase) -> ReadAdapter:
+    """Reads an adapter in this process. Raises AdapterRefused, AdapterChanged."""
+    content, memory = read_adapter(source, base, room)
+    return ReadAdapter(content.info, PackedAdapter(content.parts, memory))
+
+
+def room(size: int) -> memoryview:
+    """Returns ``size`` bytes of this process's own memory, zeroed, at a page's beginning."""
+    return memoryview(mmap.mmap(-1, max(1, size)))
+
+
+def mapped(file: int) -> memoryview:
+    """Returns the bytes of a memory file, present already: nobody waits for them at their first use."""
+    return memoryview(mmap.mmap(file, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+
+
+def _whole(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)

@@ -1,0 +1,225 @@
+"""Keeps the adapters that an engine holds: who uses which, which goes when there is no room. Torch-free.
+
+Knows nothing of steps or of the channel's requests. Single-threaded, between two steps; files are read elsewhere
+(``reading.py``), so that nobody waits. An adapter that a sequence uses never goes: unloaded, it takes no new ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from baton.engine.adapters.packed import PackedAdapter
+from baton.engine.plan import AdapterHost
+from baton.protos import channel as ch
+from baton.protos.adapter_id import adapter_id
+from baton.protos.errors import (
+    AdapterNotLoaded,
+    AdapterRefused,
+    AdaptersFull,
+    AdapterUnknown,
+    BatonError,
+    to_info,
+)
+from baton.protos.nouns import AdapterInfo, AdapterLimits
+
+Answer = ch.AdapterIs | ch.AdaptersAre | ch.AdapterFailed | ch.AdaptersChanged
+NONE = AdapterLimits(0, 0, 0)
+
+
+class ReadAdapter(NamedTuple):
+    """Holds what a reading gave."""
+
+    info: AdapterInfo
+    packed: PackedAdapter
+
+
+class Reading(Protocol):
+    """Is one adapter being read; ``reading.ChildReading`` is the real one."""
+
+    def result(self) -> ReadAdapter | BatonError | None:
+        """Returns what was read or why it couldn't be; None while it is still being read."""
+
+    def close(self) -> None:
+        """Ends the reading."""
+
+
+StartReading = Callable[[ch.AdapterPlace], Reading]
+
+
+class HeldAdapter:
+    """Is one adapter in memory, with the sequences on it."""
+
+    def __init__(self, info: AdapterInfo) -> None:
+        self.info = info
+        self.users: set[int] = set()
+        self.pinned, self.leaving = info.pinned, False
+
+    @property
+    def evictable(self) -> bool:
+        """Tells whether it may go to make room."""
+        return not (self.pinned or self.users)
+
+    def told(self) -> AdapterInfo:
+        """Returns what others are told of it now."""
+        return msgspec.structs.replace(self.info, pinned=self.pinned, running=len(self.users), leaving=self.leaving)
+
+
+class AdapterTable:
+    """Owns the adapters of one engine. ``host`` applies them; without one there are none, and none can come."""
+
+    def __init__(
+        self, host: AdapterHost | None = None, limits: AdapterLimits = NONE, start: StartReading | None = None
+    ) -> None:
+        self._host, self._limits, self._start = host, limits, start
+        self._held: dict[str, HeldAdapter] = {}  # the least recently used first
+        self._used: dict[int, str] = {}
+        self._asked: deque[ch.LoadAdapter] = deque()
+        self._reading: Reading | None = None
+        self._told: tuple[str, ...] = ()
+
+    # ---- requests ----
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Returns the adapters that take requests, sorted."""
+        return tuple(sorted(name for name, held in self._held.items() if not held.leaving))
+
+    def require(self, adapter: str) -> None:
+        """Raises AdapterNotLoaded where ``adapter`` is named and takes no requests here."""
+        held = self._held.get(adapter)
+        if adapter and (held is None or held.leaving):
+            raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here; load it, or ask another", "adapter_id")
+
+    def use(self, key: int, adapter: str) -> None:
+        """Keeps ``adapter`` until ``release(key)``. Raises AdapterNotLoaded."""
+        self.require(adapter)
+        if adapter:
+            held = self._held[adapter] = self._held.pop(adapter)  # the youngest now
+            held.users.add(key)
+            self._used[key] = adapter
+
+    def release(self, key: int) -> None:
+        """Ends what ``use`` began; calling it again changes nothing."""
+        adapter = self._used.pop(key, None)
+        if adapter is None:
+            return
+        held = self._held[adapter]
+        held.users.discard(key)
+        if held.leaving and not held.users:
+            self._drop(adapter)
+
+    # ---- loading ----
+
+    @property
+    def reading(self) -> bool:
+        """Tells whether an adapter is being read, so that ``turn`` has to be called soon."""
+        return self._reading is not None
+
+    def load(self, message: ch.LoadAdapter) -> Iterator[Answer]:
+        """Begins to load an adapter, or answers at once where it is held or can't be loaded."""
+        held = self._held.get(adapter_id(message.source.name, message.source.digest))
+        if held is not None and message.source.digest:
+            yield self._again(message, held)
+        elif self._host is None or self._start is None or not self._limits.max_loaded:
+            text = "this worker applies no adapters: set worker.adapters or adapters.root, on the cpu"
+            yield ch.AdapterFailed(message.ticket, to_info(AdapterRefused(text, "adapters")))
+            return
+        else:
+            self._asked.append(message)
+            self._begin()
+        yield from self._changes()
+
+    def turn(self) -> Iterator[Answer]:
+        """Takes in what was read meanwhile, and begins to read what waits."""
+        if self._reading is None or (found := self._reading.result()) is None:
+            return
+        self._reading.close()
+        self._reading, message = None, self._asked.popleft()
+        yield self._take(message, found)
+        self._begin()
+        yield from self._changes()
+
+    def hold(self, found: ReadAdapter, pinned: bool = False) -> HeldAdapter:
+        """Holds an adapter from now on; others may go for it. Raises AdaptersFull."""
+        assert self._host is not None
+        held = self._held.get(found.info.id)
+        if held is None:
+            self._make_room(found.info)
+            self._host.hold(found.info.id, found.packed)
+            held = self._held[found.info.id] = HeldAdapter(found.info)
+        held.pinned, held.leaving = held.pinned or pinned, False
+        return held
+
+    def unload(self, message: ch.UnloadAdapter) -> Iterator[Answer]:
+        """Takes no new request on an adapter; it goes at once, or with the last sequence on it."""
+        held = self._held.get(message.adapter)
+        if held is None or held.leaving:
+            error = AdapterUnknown(f"adapter {message.adapter!r} is not loaded here", "id")
+            yield ch.AdapterFailed(message.ticket, to_info(error))
+            return
+        held.leaving = True
+        yield ch.AdapterIs(message.ticket, held.told())
+        if not held.users:
+            self._drop(message.adapter)
+        yield from self._changes()
+
+    def listed(self, message: ch.ListAdapters) -> ch.AdaptersAre:
+        """Returns every adapter in memory, the least recently used first."""
+        return ch.AdaptersAre(message.ticket, tuple(held.told() for held in self._held.values()))
+
+    def announced(self) -> ch.AdaptersChanged:
+        """Returns which adapters take requests, to be told anew."""
+        self._told = self.ids
+        return ch.AdaptersChanged(self._told)
+
+    def close(self) -> None:
+        """Ends a reading that goes on."""
+        if self._reading is not None:
+            self._reading.close()
+
+    def _begin(self) -> None:
+        if self._reading is None and self._asked:
+            assert self._start is not None
+            self._reading = self._start(self._asked[0].source)
+
+    def _take(self, message: ch.LoadAdapter, found: ReadAdapter | BatonError) -> Answer:
+        if isinstance(found, BatonError):
+            return ch.AdapterFailed(message.ticket, to_info(found))
+        try:
+            return ch.AdapterIs(message.ticket, self.hold(found, message.pinned).told())
+        except AdaptersFull as error:
+            return ch.AdapterFailed(message.ticket, to_info(error))
+
+    def _again(self, message: ch.LoadAdapter, held: HeldAdapter) -> Answer:
+        held.pinned, held.leaving = held.pinned or message.pinned, False
+        self._held[held.info.id] = self._held.pop(held.info.id)
+        return ch.AdapterIs(message.ticket, held.told())
+
+    def _make_room(self, info: AdapterInfo) -> None:
+        """Lets those go that were used least recently, until there is room; none where that wouldn't do."""
+        going: list[str] = []
+        count, size = len(self._held) + 1, sum(held.info.bytes for held in self._held.values()) + info.bytes
+        for adapter, held in self._held.items():
+            if count <= self._limits.max_loaded and size <= self._limits.max_bytes:
+                break
+            if held.evictable:
+                going.append(adapter)
+                count, size = count - 1, size - held.info.bytes
+        if count > self._limits.max_loaded or size > self._limits.max_bytes:
+            text = f"{info.id} needs {info.bytes} bytes: all others are pinned or in use; unload one"
+            raise AdaptersFull(f"{text}, or raise adapters.max_loaded or .max_bytes", "adapters", retry_after_s=1.0)
+        for adapter in going:
+            self._drop(adapter)
+
+    def _drop(self, adapter: str) -> None:
+        assert self._host is not None
+        del self._held[adapter]
+        self._host.drop(adapter)
+
+    def _changes(self) -> Iterator[ch.AdaptersChanged]:
+        if self.ids != self._told:
+            yield self.announced()

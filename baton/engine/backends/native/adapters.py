@@ -1,0 +1,101 @@
+"""Holds adapters as the native step reads them, and groups a step's rows by them.
+
+Knows nothing of files. One struct, which every Adapt op of the program points at, says which rows have which
+adapter in the step that is run next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.packed import Array, PackedAdapter, PackedPart
+from baton.engine.backends.torch.adapters import matrices_of, require_held
+from baton.engine.plan import SequenceStep
+from baton.kernels.abi.native import BF16, F32
+from baton.kernels.lora.reference import AdaptedRows
+from baton.kernels.lora.structs import LoraGroup, LoraPart, LoraSite, LoraStep
+
+
+class NativeAdapter:
+    """Owns the structs of one adapter over its packed memory."""
+
+    def __init__(self, packed: PackedAdapter, sites: int) -> None:
+        self.packed = packed
+        parts = sorted(packed.parts, key=lambda part: part.site.number)
+        base = np.frombuffer(packed.memory, np.uint8).ctypes.data
+        self._parts = (LoraPart * len(parts))(*[_struct(part, base) for part in parts])
+        numbers = [part.site.number for part in parts]
+        self._sites = (LoraSite * sites)(*[self._site(numbers, site) for site in range(sites)])
+        self.address = ctypes.addressof(self._sites)
+
+    def _site(self, numbers: list[int], site: int) -> LoraSite:
+        count = numbers.count(site)
+        at = numbers.index(site) * ctypes.sizeof(LoraPart) if count else 0
+        return LoraSite(ctypes.addressof(self._parts) + at, count)
+
+
+class NativeAdapters:
+    """Implements ``AdapterHost`` for a program with ``sites`` sites. ``step`` is the struct of the next step."""
+
+    def __init__(self, base: AdapterBase, sites: int, step: LoraStep) -> None:
+        self.base = base
+        self._sites, self._step = sites, step
+        self._held: dict[str, NativeAdapter] = {}
+        self._kept: list[object] = []  # of the step
+        self._groups: dict[str, Array] = {}
+
+    def hold(self, adapter: str, packed: PackedAdapter) -> None:
+        """Applies ``packed`` to sequences that name ``adapter``."""
+        self._held[adapter] = NativeAdapter(packed, self._sites)
+
+    def drop(self, adapter: str) -> None:
+        """Forgets an adapter."""
+        self._held.pop(adapter, None)
+
+    def group(self, items: Sequence[SequenceStep]) -> None:
+        """Groups the rows of the step that comes, which lie item by item. Raises AdapterNotLoaded."""
+        rows: dict[str, list[int]] = {}
+        first = 0
+        for item in items:
+            count = len(item.tokens)
+            if item.adapter:
+                require_held(item.adapter, self._held)
+                rows.setdefault(item.adapter, []).extend(range(first, first + count))
+            first += count
+        self._place(rows)
+
+    def rows(self, site: int) -> list[AdaptedRows]:
+        """Returns the step's groups with what the reference takes of their adapters at ``site``."""
+        found = []
+        for name, rows in self._groups.items():
+            if parts := matrices_of(self._held[name].packed).get(site, ()):
+                found.append(AdaptedRows(torch.from_numpy(rows), parts))
+        return found
+
+    def _place(self, rows: dict[str, list[int]]) -> None:
+        which = {name: np.array(found, np.int32) for name, found in rows.items()}
+        structs = [LoraGroup(self._held[name].address, at.ctypes.data, len(at)) for name, at in which.items()]
+        groups = (LoraGroup * len(structs))(*structs)
+        self._kept = [which, groups]
+        self._groups = which
+        self._step.groups, self._step.count = ctypes.addressof(groups), len(structs)
+
+
+def _struct(part: PackedPart, base: int) -> LoraPart:
+    site = part.site
+    return LoraPart(
+        a=base + part.a,
+        b=base + part.b,
+        k=site.inputs,
+        first=site.first,
+        n=site.outputs,
+        rank=part.rank,
+        dtype=BF16 if part.narrow else F32,
+        scale=part.scale,
+        looked_up=site.looked_up,
+    )

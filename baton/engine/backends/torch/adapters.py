@@ -1,0 +1,75 @@
+"""Holds adapters as torch's tensors, by site: what the reference of ``lora`` takes. Knows nothing of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from baton.engine.adapters.base import AdapterBase
+from baton.engine.adapters.packed import Array, PackedAdapter
+from baton.engine.plan import SequenceStep
+from baton.kernels.lora.reference import AdaptedRows, LoraMatrices
+from baton.protos.errors import AdapterNotLoaded
+
+Matrices = dict[int, tuple[LoraMatrices, ...]]  # by site
+Spans = list[tuple[str, range]]  # adapters of a step's sequences, and their rows
+
+
+class TorchAdapters:
+    """Implements ``AdapterHost``: matrices by adapter's id and site."""
+
+    def __init__(self, base: AdapterBase) -> None:
+        self.base = base
+        self._held: dict[str, Matrices] = {}
+
+    def hold(self, adapter: str, packed: PackedAdapter) -> None:
+        """Applies ``packed`` to sequences that name ``adapter``."""
+        self._held[adapter] = matrices_of(packed)
+
+    def drop(self, adapter: str) -> None:
+        """Forgets an adapter."""
+        self._held.pop(adapter, None)
+
+    def rows(self, site: int, groups: dict[str, Tensor]) -> list[AdaptedRows]:
+        """Returns the groups of rows with what their adapters have at ``site``, where they have anything."""
+        return [
+            AdaptedRows(rows, parts) for name, rows in groups.items() if (parts := self._held[name].get(site, ()))
+        ]
+
+    def require(self, items: Iterable[SequenceStep]) -> None:
+        """Raises AdapterNotLoaded for an item whose adapter isn't held."""
+        for item in items:
+            require_held(item.adapter, self._held)
+
+
+def require_held(adapter: str, held: Iterable[str]) -> None:
+    """Raises AdapterNotLoaded where ``adapter`` is named and isn't among ``held``."""
+    if adapter and adapter not in held:
+        raise AdapterNotLoaded(f"adapter {adapter!r} is not loaded here", "adapter_id")
+
+
+def matrices_of(packed: PackedAdapter) -> Matrices:
+    """Returns an adapter's matrices by site; first ones are views of its memory."""
+    found: Matrices = {}
+    for part in packed.parts:
+        a, b = _tensor(packed.first(part)), _tensor(packed.plain_second(part))
+        one = LoraMatrices(a, b, part.scale, part.site.first, part.site.looked_up)
+        found[part.site.number] = (*found.get(part.site.number, ()), one)
+    return found
+
+
+def grouped(spans: Spans) -> dict[str, Tensor]:
+    """Returns each adapter's rows; those without one are in no group."""
+    found: dict[str, list[int]] = {}
+    for adapter, rows in spans:
+        if adapter:
+            found.setdefault(adapter, []).extend(rows)
+    return {adapter: torch.tensor(rows) for adapter, rows in found.items()}
+
+
+def _tensor(values: Array) -> Tensor:
+    if values.dtype.itemsize == 4:
+        return torch.from_numpy(values)
+    return torch.from_numpy(values.view("int16")).view(torch.bfloat16)

@@ -1,0 +1,71 @@
+"""Finds the sites of a program: the places where an adapter may stand beside a layer.
+
+Knows nothing of adapters' files. A site is a weight that rows are multiplied by, or a table that tokens are looked
+up in; a weight stacked from several of the checkpoint's tensors is one site of several modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.engine.program.ops import Adapt, Embedding, Linear, LmHead, Op, Program, Weight
+
+HEAD_MODULE = "lm_head"  # also where the head's weight is the embedding's table
+
+
+class Site(msgspec.Struct, frozen=True, array_like=True):
+    """Says where one module of the checkpoint lies: outputs ``first`` … of site ``number``, with its sizes.
+
+    ``looked_up``: its inputs are token ids. Its outputs are multiplied by ``gain``.
+    """
+
+    number: int
+    first: int
+    outputs: int
+    inputs: int
+    looked_up: bool = False
+    gain: float = 1.0
+
+
+def adaptable(program: Program) -> Program:
+    """Returns the program with an ``Adapt`` behind each product and each look-up; the head adds adapters itself."""
+    return msgspec.structs.replace(program, ops=tuple(after for op in program.ops for after in _with_adapters(op)))
+
+
+def head_site(program: Program) -> int:
+    """Returns the number of the head's site, which comes after those of the program's ``Adapt`` ops, in order."""
+    return len(_adapts(program))
+
+
+def sites_of(program: Program) -> dict[str, Site]:
+    """Returns the sites of an adaptable program by the checkpoint's module: "model.layers.0.self_attn.q_proj"."""
+    weights, adapts = {weight.name: weight for weight in program.weights}, enumerate(_adapts(program))
+    gains = {op.weight: op.scale for op in program.ops if isinstance(op, Embedding)}
+    found = dict(at for number, op in adapts for at in _modules(number, weights[op.weight], op, gains))
+    rows, width = weights[_head(program)].shapes[0]
+    return found | {HEAD_MODULE: Site(head_site(program), 0, rows, width)}
+
+
+def _adapts(program: Program) -> list[Adapt]:
+    return [op for op in program.ops if isinstance(op, Adapt)]
+
+
+def _head(program: Program) -> str:
+    return next(op.weight for op in program.ops if isinstance(op, LmHead))
+
+
+def _with_adapters(op: Op) -> tuple[Op, ...]:
+    if isinstance(op, Linear):
+        return op, Adapt(op.x, op.weight, op.out)
+    return (op, Adapt(None, op.weight, op.out)) if isinstance(op, Embedding) else (op,)
+
+
+def _modules(number: int, weight: Weight, op: Adapt, gains: dict[str, float]) -> Iterator[tuple[str, Site]]:
+    first, looked_up = 0, op.x is None
+    gain = gains[op.weight] if looked_up else 1.0
+    for source, (rows, width) in zip(weight.sources, weight.shapes, strict=True):
+        outputs, inputs = (width, rows) if looked_up else (rows, width)
+        yield source.removesuffix(".weight"), Site(number, first, outputs, inputs, looked_up, gain)
+        first += rows

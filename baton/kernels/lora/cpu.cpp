@@ -1,0 +1,185 @@
+// lora on a CPU: a task takes some rows of one adapter through A and then B, whose few rows stay in a near cache.
+#include "lora.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "../abi/threads.h"
+#include "lanes.h"
+
+namespace baton {
+namespace {
+
+// Rows and ranks whose sums are registers, where there are several rows; ranks beside one row alone.
+constexpr int ROWS = BATON_AVX512 ? 4 : 2, RANKS = BATON_AVX512 ? 4 : 2, ALONE = 4, VECTORS = LORA_PANEL / LANES;
+constexpr int64_t MOST_ROWS = 32;  // of a task, because its rows' A · x and its part of x stay in the L2
+
+// R rows by J ranks of A · x.
+template <int R, int J, class T>
+void dots(const T* a, int64_t k, const float* const* x, float scale, float* const* t) {
+  Lanes sums[R][J];
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<J>([&](auto j) BATON_LAMBDA { sums[r][j] = no_lanes(); }); });
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) {
+    Lanes in[R];
+    unroll<R>([&](auto r) BATON_LAMBDA { in[r] = lanes(x[r] + i); });
+    unroll<J>([&](auto j) BATON_LAMBDA {
+      const Lanes w = lanes(a + j * k + i);
+      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][j] = plus_product(in[r], w, sums[r][j]); });
+    });
+  }
+#if !defined(BATON_MUTATION_LORA_TAIL)
+  if (const int64_t left = k - i)
+    unroll<J>([&](auto j) BATON_LAMBDA {
+      const Lanes w = some_lanes(a + j * k + i, left);
+      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][j] = plus_product(some_lanes(x[r] + i, left), w, sums[r][j]); });
+    });
+#endif
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<J>([&](auto j) BATON_LAMBDA { t[r][j] = total(sums[r][j]) * scale; }); });
+}
+
+template <int R, int J, class T>
+void ranks(const T* a, const LoraPart& p, int64_t from, const float* const* x, float* const* t) {
+  if constexpr (J > 0) {
+    for (; from + J <= p.rank; from += J) {
+      float* to[R];
+      unroll<R>([&](auto r) BATON_LAMBDA { to[r] = t[r] + from; });
+      dots<R, J>(a + from * p.k, p.k, x, p.scale, to);
+    }
+    ranks<R, J - 1>(a, p, from, x, t);
+  }
+}
+
+// R rows by V vectors of a panel: out += B · t.
+template <int R, int V, class T>
+void panel(const T* b, int64_t rank, const float* const* t, int64_t width, float* const* out) {
+  Lanes sums[R][V];
+  unroll<R>([&](auto r) BATON_LAMBDA { unroll<V>([&](auto v) BATON_LAMBDA { sums[r][v] = no_lanes(); }); });
+  for (int64_t j = 0; j < rank; j++) {
+    Lanes by[R];
+    unroll<R>([&](auto r) BATON_LAMBDA { by[r] = all_lanes(t[r][j]); });
+    unroll<V>([&](auto v) BATON_LAMBDA {
+      const Lanes w = lanes(b + j * LORA_PANEL + v * LANES);
+      unroll<R>([&](auto r) BATON_LAMBDA { sums[r][v] = plus_product(by[r], w, sums[r][v]); });
+    });
+  }
+  unroll<R>([&](auto r) BATON_LAMBDA {
+    unroll<V>([&](auto v) BATON_LAMBDA {
+      if (width > v * LANES) add_lanes(out[r] + v * LANES, sums[r][v], width - v * LANES);
+    });
+  });
+}
+
+// Outputs begin … begin + n - 1 of R rows; out[r] is that of `begin`.
+template <int R, class T>
+void expand(const LoraPart& p, const T* b, const float* const* t, int64_t begin, int64_t n, float* const* out) {
+  constexpr int V = R == 1 ? VECTORS : VECTORS / 2;
+  for (int64_t at = 0; at < n; at += V * LANES) {
+    const int64_t column = begin + at, inside = column % LORA_PANEL;
+    float* to[R];
+    unroll<R>([&](auto r) BATON_LAMBDA { to[r] = out[r] + at; });
+    panel<R, V>(b + (column - inside) * p.rank + inside, p.rank, t, n - at, to);
+  }
+}
+
+void look_up(const LoraPart& p, int32_t token, float* t) {
+  for (int32_t j = 0; j < p.rank; j++) t[j] = load(p.a, p.dtype, size_t(token) * p.rank + j) * p.scale;
+}
+
+template <int R, class T>
+void rows_of(const LoraPart& p, const float* const* x, const int32_t* tokens, float* const* t, float* const* out) {
+  if (p.looked_up)
+    for (int r = 0; r < R; r++) look_up(p, tokens[r], t[r]);
+  else
+    ranks<R, R == 1 ? ALONE : RANKS>((const T*)p.a, p, 0, x, t);
+  float* to[R];
+  unroll<R>([&](auto r) BATON_LAMBDA { to[r] = out[r] + p.first; });
+  expand<R>(p, (const T*)p.b, t, 0, p.n, to);
+}
+
+struct Rows {
+  const float* x;
+  int64_t x_stride;
+  const int32_t* tokens;
+  float* out;
+  int64_t out_stride;
+};
+
+// R rows, `which` of all, through every part.
+template <int R>
+void some(const LoraSite& site, const int32_t* which, const Rows& rows, float* t) {
+  const float* x[R];
+  int32_t tokens[R];
+  float *sums[R], *out[R];
+  for (int r = 0; r < R; r++) {
+    x[r] = rows.x ? rows.x + which[r] * rows.x_stride : nullptr, tokens[r] = rows.tokens ? rows.tokens[which[r]] : 0;
+    out[r] = rows.out + which[r] * rows.out_stride, sums[r] = t + r * 256;
+  }
+  for (int64_t i = 0; i < site.count; i++) {
+    const LoraPart& p = site.parts[i];
+    p.dtype == BF16 ? rows_of<R, bf16>(p, x, tokens, sums, out) : rows_of<R, float>(p, x, tokens, sums, out);
+  }
+}
+
+template <int R = ROWS>
+void all(const LoraSite& site, const int32_t* which, int64_t count, const Rows& rows, float* t) {
+  if constexpr (R > 0) {
+    for (; count >= R; count -= R, which += R) some<R>(site, which, rows, t);
+    all<R - 1>(site, which, count, rows, t);
+  }
+}
+
+struct Piece {
+  const LoraSite* site;
+  const int32_t* rows;
+  int64_t count;
+};
+
+// Each group's rows in tasks: as many as there are threads, of MOST_ROWS at most.
+std::vector<Piece> pieces_of(const LoraGroup* groups, int64_t count, int64_t number) {
+  int64_t every = 0;
+  for (int64_t i = 0; i < count; i++) every += groups[i].count;
+  const int64_t size = std::min(MOST_ROWS, std::max<int64_t>(1, (every + threads() - 1) / threads()));
+  std::vector<Piece> found;
+  for (int64_t i = 0; i < count; i++) {
+#if defined(BATON_MUTATION_LORA_GROUP)
+    const LoraSite* site = groups[0].sites + number;
+#else
+    const LoraSite* site = groups[i].sites + number;
+#endif
+    if (!site->count) continue;
+    for (int64_t at = 0; at < groups[i].count; at += size)
+      found.push_back({site, groups[i].rows + at, std::min(size, groups[i].count - at)});
+  }
+  return found;
+}
+
+}  // namespace
+
+void lora_shrink(const LoraPart& part, const float* x, float* t) {
+  if (part.dtype == BF16)
+    ranks<1, ALONE>((const bf16*)part.a, part, 0, &x, &t);
+  else
+    ranks<1, ALONE>((const float*)part.a, part, 0, &x, &t);
+}
+
+void lora_expand(const LoraPart& part, const float* t, int64_t begin, int64_t n, float* out) {
+  if (part.dtype == BF16)
+    expand<1>(part, (const bf16*)part.b, &t, begin, n, &out);
+  else
+    expand<1>(part, (const float*)part.b, &t, begin, n, &out);
+}
+
+}  // namespace baton
+
+BATON_API void baton_lora(const baton::LoraGroup* groups, int64_t count, int64_t site, const float* x, int64_t x_stride,
+                          const int32_t* tokens, float* out, int64_t out_stride) {
+  using namespace baton;
+  const std::vector<Piece> pieces = pieces_of(groups, count, site);
+  const Rows rows{x, x_stride, tokens, out, out_stride};
+  parallel_for(int32_t(pieces.size()), [&](int32_t task) {
+    const Piece& p = pieces[task];
+    alignas(64) float t[ROWS * 256];
+    all(*p.site, p.rows, p.count, rows, t);
+  });
+}

@@ -1,0 +1,87 @@
+"""The adapters of a worker as its I/O process asks its engine for them: load, unload, list.
+
+Knows nothing of files: what may be named is checked here, what lies there by the engine's reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from baton.protos import channel as ch
+from baton.protos.adapter_id import is_digest, require_name
+from baton.protos.errors import AdapterRefused, BatonError, Forbidden, from_info
+from baton.protos.nouns import AdapterInfo, AdapterLimits
+
+NO_ADAPTERS = AdapterLimits(0, 0, 0)
+Answer = tuple[AdapterInfo, ...]
+
+
+class AdapterCalls:
+    """Asks the engine and waits for its answers. ``changed`` hears which adapters take requests."""
+
+    def __init__(
+        self, send: ch.SendToEngine, limits: AdapterLimits, changed: Callable[[tuple[str, ...]], None]
+    ) -> None:
+        self.limits = limits
+        self._send, self._changed = send, changed
+        self._tickets = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+
+    async def load(self, name: str, path: str, digest: str, pinned: bool) -> AdapterInfo:
+        """Returns the adapter once requests may use it.
+
+        Raises Forbidden where nothing may be loaded, AdapterRefused, AdapterChanged, AdaptersFull, WorkerLost.
+        """
+        if not self.limits.root or not self.limits.max_loaded:
+            raise Forbidden("adapters.root is not set: no adapter may be loaded while this worker serves", "root")
+        if digest and not is_digest(digest):
+            raise AdapterRefused(f"digest {digest!r}: give 16 hex digits, or none", "digest")
+        source = ch.AdapterPlace(require_name(name, "name"), path, self.limits.root, digest)
+        (found,) = await self._answer(lambda ticket: ch.LoadAdapter(ticket, source, pinned))
+        return found
+
+    async def unload(self, adapter: str) -> AdapterInfo:
+        """Returns the adapter as it was; those that run end on it. Raises AdapterUnknown, WorkerLost."""
+        (found,) = await self._answer(lambda ticket: ch.UnloadAdapter(ticket, adapter))
+        return found
+
+    async def held(self) -> tuple[AdapterInfo, ...]:
+        """Returns every adapter in memory, the least recently used first. Raises WorkerLost."""
+        return await self._answer(ch.ListAdapters)
+
+    def take(self, message: ch.FromAdapters) -> None:
+        """Hands the engine's word to whoever waits for it."""
+        match message:
+            case ch.AdaptersChanged(adapters):
+                self._changed(adapters)
+            case ch.AdapterIs(ticket, adapter):
+                self._settle(ticket, (adapter,))
+            case ch.AdaptersAre(ticket, adapters):
+                self._settle(ticket, adapters)
+            case ch.AdapterFailed(ticket, error):
+                self._settle(ticket, from_info(error))
+
+    def lost(self, error: BatonError) -> None:
+        """Ends every wait with ``error``, because the engine is gone."""
+        for ticket in tuple(self._asked):
+            self._settle(ticket, error)
+
+    async def _answer(self, ask: Callable[[int], ch.LoadAdapter | ch.UnloadAdapter | ch.ListAdapters]) -> Answer:
+        ticket = next(self._tickets)
+        self._asked[ticket] = answer = asyncio.get_running_loop().create_future()
+        self._send(ask(ticket))
+        try:
+            return await answer
+        finally:
+            del self._asked[ticket]
+
+    def _settle(self, ticket: int, found: Answer | BatonError) -> None:
+        answer = self._asked.get(ticket)
+        if answer is None or answer.done():
+            return
+        if isinstance(found, BatonError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)

@@ -1,0 +1,188 @@
+"""A model with adapters beside it answers as one with them merged in, alone and in any company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.adapters.reading import read_here
+from baton.engine.backends.native.runner import NativeRunner
+from baton.engine.backends.torch.runner import TorchRunner
+from baton.engine.load import EngineConfig, load_runner
+from baton.engine.plan import Runner, SampleSpec, SequenceStep, StepPlan, adapters_of
+from baton.engine.program.sites import sites_of
+from baton.kernels.abi import native
+from baton.protos.channel import AdapterPlace
+from baton.protos.errors import AdapterNotLoaded, ConfigError
+from baton.protos.nouns import AdapterLimits, Sampling
+from tests.conformance.checkpoints import KINDS, make
+from tests.conformance.drive import Driver
+from tests.engine.adapters.adapter_files import ATTENTION, EVERYWHERE, merge, write
+from tests.kernels.thorough import first_now
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native kernels here")
+
+LIMITS = AdapterLimits(16, 1 << 30, 256)
+SPOKEN = Sampling(temperature=0.0, max_tokens=8, logprobs=1)
+PROMPTS = [[5, 6, 7, 8, 9] * 7, [3, 4], [11, 12, 13] * 6]
+
+
+def load(model: Path, **fields: Any) -> Runner:
+    return load_runner(EngineConfig(str(model), threads=2, adapters=LIMITS, **fields))
+
+
+def hold(runner: Runner, name: str, directory: Path) -> str:
+    host = adapters_of(runner)
+    assert host is not None
+    found = read_here(AdapterPlace(name, str(directory)), host.base)
+    host.hold(found.info.id, found.packed)
+    return found.info.id
+
+
+def answers(runner: Runner, adapters: list[str], prompts: list[list[int]] = PROMPTS, **how: Any) -> list[Any]:
+    """Tokens and their likelihoods."""
+    driver = Driver(runner, pages=60, **how)
+    tokens = driver.answer(prompts, SPOKEN, adapters=adapters)
+    return [(found, [one.chosen.logprob for one in driver.logprobs[key]]) for key, found in enumerate(tokens)]
+
+
+def close(found: list[Any], wanted: list[Any]) -> bool:
+    """The same tokens, logprobs within the issue's bound in float32."""
+    return all(
+        mine == theirs and max(abs(a - b) for a, b in zip(ours, merged, strict=True)) <= 1e-4
+        for (mine, ours), (theirs, merged) in zip(found, wanted, strict=True)
+    )
+
+
+def merged_and_beside(root: Path, kind: str, **settings: Any) -> tuple[list[Any], list[Any], list[Any]]:
+    """Answers of the merged model, of the one with an adapter everywhere, and of the base alone."""
+    model = make(root / "model", kind)
+    adapter = write(root / "adapter", model, EVERYWHERE, **settings)
+    runner = load(model)
+    name = hold(runner, "a", adapter)
+    merged = load_runner(EngineConfig(str(merge(root / "merged", model, adapter)), threads=2))
+    return answers(merged, []), answers(runner, [name] * 3), answers(runner, [])
+
+
+@pytest.mark.parametrize("kind", ["llama2", "qwen3", "mixtral", *first_now(sorted(KINDS), 0)])
+def test_it_answers_as_the_merged_model(tmp_path: Path, kind: str) -> None:
+    merged, beside, base = merged_and_beside(tmp_path, kind)
+    assert close(beside, merged)
+    assert [tokens for tokens, _ in base] != [tokens for tokens, _ in merged]
+
+
+def test_ranks_that_differ_by_layer_and_rank_stabilised_scales(tmp_path: Path) -> None:
+    merged, beside, _ = merged_and_beside(tmp_path, "qwen2", rank=5, alpha=3.0, use_rslora=True)
+    assert close(beside, merged)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A model, and two adapters of other ranks beside other layers."""
+    root = tmp_path_factory.mktemp("two")
+    model = make(root / "model", "qwen2_mixed")
+    few = write(root / "few", model, ("q_proj", "v_proj"), rank=4, seed=2)
+    return model, few, write(root / "many", model, EVERYWHERE, rank=16, seed=3)
+
+
+KINDS_OF_WEIGHTS = [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}]
+
+
+@pytest.mark.parametrize("kind", first_now(KINDS_OF_WEIGHTS, 1), ids=str)
+def test_company_changes_no_bit(two: tuple[Path, Path, Path], tmp_path: Path, kind: dict[str, str]) -> None:
+    model, few, many = two
+    runner = load(model, cache_dir=str(tmp_path), **kind)
+    adapters = [hold(runner, "few", few), "", hold(runner, "many", many), "", hold(runner, "few", few)]
+    prompts = [*PROMPTS, PROMPTS[0], PROMPTS[1]]
+    together = answers(runner, adapters, prompts, chunk=16)
+    for key in (0, 1, 2, 4):
+        assert answers(runner, [adapters[key]], [prompts[key]]) == [together[key]]
+    assert together[0] != answers(runner, [], [prompts[0]])[0]
+
+
+def test_rows_without_an_adapter_have_the_bits_of_a_model_without_places_for_any(
+    two: tuple[Path, Path, Path],
+) -> None:
+    model, few, _ = two
+    plain, runner = load_runner(EngineConfig(str(model), threads=2)), load(model)
+    beside = answers(runner, ["", hold(runner, "few", few), ""])
+    assert [beside[0], beside[2]] == [answers(plain, [])[0], answers(plain, [])[2]]
+
+
+@pytest.mark.parametrize("kind", first_now([{"quantization": "int8"}, {"quantization": "int4"}], 1), ids=str)
+def test_beside_quantized_weights_the_same_product_is_added(
+    two: tuple[Path, Path, Path], tmp_path: Path, kind: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each op of the step, the adapters' among them, agrees with its reference over the same weights."""
+    monkeypatch.setenv("BATON_CHECK_STEP", "1")
+    model, few, many = two
+    runner = load(model, cache_dir=str(tmp_path), **kind)
+    assert isinstance(runner, NativeRunner)
+    answers(runner, [hold(runner, "few", few), hold(runner, "many", many), ""])
+
+
+def test_torchs_ops_answer_alike(two: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, few, many = two
+    runner = load(model)
+    native_answers = answers(runner, [hold(runner, "few", few), hold(runner, "many", many), ""])
+    monkeypatch.setattr(native, "library", lambda: None)
+    other = load_runner(EngineConfig(str(model), adapters=LIMITS))
+    assert isinstance(other, TorchRunner)
+    assert close(answers(other, [hold(other, "few", few), hold(other, "many", many), ""]), native_answers)
+
+
+def test_prompts_are_scored_and_pooled_on_their_adapter(two: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    model, _, many = two
+    runner = load(model)
+    merged = load_runner(EngineConfig(str(merge(tmp_path, model, many)), threads=2))
+    asked, read = Sampling(max_tokens=1, prompt_logprobs=1, pooling="mean"), []
+    for engine, adapters in ((runner, [hold(runner, "many", many)]), (merged, [])):
+        driver = Driver(engine, pages=20, chunk=16)
+        driver.answer(PROMPTS[:1], asked, adapters=adapters)
+        scores, pooled = driver.read[0]
+        vector = torch.frombuffer(bytearray(pooled), dtype=torch.float32)
+        read.append((torch.tensor([one.chosen.logprob for one in scores]), vector))
+    for found, wanted in zip(*read, strict=True):
+        assert float((found - wanted).abs().max()) <= 1e-4
+
+
+def test_drafted_rows_are_on_their_sequences_adapter(two: tuple[Path, Path, Path]) -> None:
+    """Rows that verify drafts choose what a step each would have chosen."""
+    model, _, many = two
+    runner = load(model)
+    name = hold(runner, "many", many)
+    (tokens, _), *_ = answers(runner, [name], PROMPTS[:1])
+    driver = Driver(runner, pages=20)
+    driver.answer(PROMPTS[:1], Sampling(max_tokens=1), adapters=[name])
+    spec = SampleSpec(Sampling(temperature=0.0), 0, 40, (), 35)
+    prompt, pages = [*PROMPTS[0], tokens[0]], list(range(8))
+    runner.run(StepPlan((SequenceStep(1, prompt[:-1], 0, pages, adapter=name),)))
+    step = SequenceStep(1, [prompt[-1], *tokens[1:4]], 35, pages, spec, verify=(spec,) * 3, adapter=name)
+    assert [one.token_id for one in runner.run(StepPlan((step,))).sampled] == tokens[1:5]
+
+
+def test_an_adapter_that_is_not_held_fails_its_sequence_by_name(two: tuple[Path, Path, Path]) -> None:
+    runner = load(two[0])
+    Driver(runner, pages=20)
+    with pytest.raises(AdapterNotLoaded, match="gone@"):
+        runner.run(StepPlan((SequenceStep(1, [1, 2], 0, [0], adapter="gone@0123456789abcdef"),)))
+
+
+def test_a_gpu_takes_none_yet(two: tuple[Path, Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="adapters are applied on the cpu only"):
+        load_runner(EngineConfig(str(two[0]), device="cuda", adapters=LIMITS))
+
+
+@pytest.mark.parametrize("kind", ["llama2", "mixtral", "qwen3_moe"])
+def test_sites_are_the_checkpoints_modules(tmp_path: Path, kind: str) -> None:
+    runner = load(make(tmp_path, kind))
+    assert isinstance(runner, NativeRunner)
+    sites = sites_of(runner._program.program)
+    last = {name.rpartition(".")[2] for name in sites}
+    assert {*ATTENTION, "embed_tokens", "lm_head"} <= last
+    assert not any(".experts." in name for name in sites)
+    assert ("gate" in last) == (kind != "llama2")
+    assert sorted({site.number for site in sites.values()}) == list(range(len({s.number for s in sites.values()})))
