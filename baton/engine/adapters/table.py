@@ -44,7 +44,7 @@ class Reading(Protocol):
         """Returns what was read or why it couldn't be; None while it is still being read."""
 
     def close(self) -> None:
-        """Ends the reading."""
+        """Ends the reading, whether or not its result was taken."""
 
 
 StartReading = Callable[[ch.AdapterPlace], Reading]

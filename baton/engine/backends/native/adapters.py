@@ -54,7 +54,7 @@ class NativeAdapters:
         self._held[adapter] = NativeAdapter(packed, self._sites)
 
     def drop(self, adapter: str) -> None:
-        """Forgets an adapter."""
+        """Forgets an adapter that no sequence names any more."""
         self._held.pop(adapter, None)
 
     def group(self, items: Sequence[SequenceStep]) -> None:

@@ -29,7 +29,7 @@ class TorchAdapters:
         self._held[adapter] = matrices_of(packed)
 
     def drop(self, adapter: str) -> None:
-        """Forgets an adapter."""
+        """Forgets an adapter that no sequence names any more."""
         self._held.pop(adapter, None)
 
     def rows(self, site: int, groups: dict[str, Tensor]) -> list[AdaptedRows]:
