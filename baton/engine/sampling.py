@@ -125,7 +125,12 @@ def _likelihoods(logits: Tensor, tokens: Tensor, specs: Sequence[SampleSpec]) ->
     if not rows:
         return {}
     tops = [specs[row].sampling.logprobs or 0 for row in rows]
-    return dict(zip(rows, _ranked(logits[rows], tokens[rows], tops), strict=True))
+    found = dict(zip(rows, _ranked(logits[rows], tokens[rows], tops), strict=True))
+    for row in rows:
+        if named := specs[row].sampling.logprob_token_ids:
+            each = score(logits[row].expand(len(named), -1), named, 0)
+            found[row] = TokenLogprobs(found[row].chosen, tuple(likelihood.chosen for likelihood in each))
+    return found
 
 
 def _ranked(logits: Tensor, chosen: Tensor, tops: list[int]) -> Iterator[TokenLogprobs]:

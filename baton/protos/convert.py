@@ -35,6 +35,7 @@ def sampling_to_pb(s: nouns.Sampling) -> c.Sampling:
         logit_bias=s.logit_bias,
         stop_token_ids=s.stop_token_ids,
         allowed_token_ids=s.allowed_token_ids,
+        logprob_token_ids=s.logprob_token_ids,
         bad_words=[c.TokenSequence(ids=ids) for ids in s.bad_words],
         **{name: getattr(s, name) for name in _SCALARS},
     )
@@ -61,6 +62,8 @@ def sampling_fields(pb: c.Sampling) -> dict[str, Any]:
         fields["stop_token_ids"] = tuple(pb.stop_token_ids)
     if pb.allowed_token_ids:
         fields["allowed_token_ids"] = tuple(pb.allowed_token_ids)
+    if pb.logprob_token_ids:
+        fields["logprob_token_ids"] = tuple(pb.logprob_token_ids)
     if pb.bad_words:
         fields["bad_words"] = tuple(tuple(word.ids) for word in pb.bad_words)
     if pb.HasField("grammar"):

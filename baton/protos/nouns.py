@@ -30,6 +30,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Says how the next token is chosen, with every default filled in. Ranges are checked by the router.
 
     ``max_drafts``: drafted tokens that one step may verify, 0 for no speculation, None for as many as pay.
+    ``logprob_token_ids``: with ``logprobs``, the tokens whose likelihoods stand in the alternatives' place.
     """
 
     temperature: float = 1.0
@@ -52,6 +53,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     pooling: str = ""
     max_drafts: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def penalised(self) -> bool:

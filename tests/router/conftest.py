@@ -145,6 +145,9 @@ class FakeDispatcher:
             ended = token in ends and index >= sampling.min_tokens
             reason = "stop" if ended else "length" if index + 1 == sampling.max_tokens else ""
             logprobs = (entry(token, sampling.logprobs),) if sampling.logprobs is not None else ()
+            if sampling.logprob_token_ids:  # the first named one is likelier, the longer the prompt
+                named = zip(sampling.logprob_token_ids, (-10.0, -1.0 - len(request.token_ids) / 10), strict=False)
+                logprobs = (TokenLogprobs(logprobs[0].chosen, tuple(TokenLogprob(i, p, 9) for i, p in named)),)
             stream.push(TokenRun(index, (token,), logprobs, reason, token if ended else None))
             if reason:
                 return None

@@ -18,6 +18,7 @@ from baton.router.text.catalog import ModelEntry
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 128
+MAX_LOGPROB_TOKENS = 64  # tokens whose likelihoods a request may name
 MAX_STOP_CHARS = 1024
 MAX_ALLOWED_TOKENS = 4096
 MAX_BAD_WORDS = 128
@@ -74,6 +75,7 @@ def resolve_sampling(
     fields["stop_token_ids"] = tuple(fields.get("stop_token_ids", ()))
     fields["bad_words"] = tuple(fields.get("bad_words", ()))
     fields["allowed_token_ids"] = tuple(fields.get("allowed_token_ids", ()))
+    fields["logprob_token_ids"] = tuple(fields.get("logprob_token_ids", ()))
     fields["min_tokens"] = min(fields.get("min_tokens", 0), fields["max_tokens"])
     return Sampling(**fields)
 
@@ -95,6 +97,8 @@ def check_sampling(sampling: Mapping[str, Any], entry: ModelEntry, names: Mappin
     _check_biases(sampling.get("logit_bias", {}), entry.vocab_size)
     check_count("stop_token_ids", len(sampling.get("stop_token_ids", ())), MAX_STOP_TOKENS)
     check_ids(sampling.get("stop_token_ids", ()), entry.vocab_size, "stop_token_ids")
+    check_count("logprob_token_ids", len(sampling.get("logprob_token_ids", ())), MAX_LOGPROB_TOKENS)
+    check_ids(sampling.get("logprob_token_ids", ()), entry.vocab_size, "logprob_token_ids")
     if sampling.get("pooling", "") not in ("", *POOLINGS):
         raise InvalidRequest(f"pooling is {sampling['pooling']!r}: give {' or '.join(POOLINGS)}", "pooling")
     _check_allowed(sampling, entry, shown)

@@ -24,6 +24,7 @@ from baton.router.api.operator.cluster import cluster_routes, page_routes
 from baton.router.api.operator.explain import explain_routes
 from baton.router.api.operator.roles import roles_routes
 from baton.router.api.operator.service import model_routes, ops_routes
+from baton.router.api.rerank import rerank_routes
 from baton.router.api.responses.routes import responses_routes
 from baton.router.api.surfaces import Surfaces
 
@@ -38,6 +39,7 @@ def make_app(surfaces: Surfaces) -> ASGIApp:
         openai_routes(generation),
         responses_routes(generation),
         embeddings_routes(generation),
+        rerank_routes(generation),
         batch_routes(surfaces.batch),
         model_routes(generation),
         explain_routes(generation.quotas.decisions),

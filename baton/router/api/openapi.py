@@ -23,6 +23,7 @@ from baton.router.api.openapi_answers import COMPONENTS, event_of, schema_of
 from baton.router.api.operator.adapters import LoadAdapterBody, UnloadAdapterBody
 from baton.router.api.operator.cluster import HoldBody
 from baton.router.api.operator.roles import RatioBody, RoleBody
+from baton.router.api.rerank import RerankBody, ScoreBody
 from baton.router.api.responses.schemas import ResponsesBody
 
 BODIES: tuple[type[Body], ...] = (
@@ -30,6 +31,8 @@ BODIES: tuple[type[Body], ...] = (
     ChatBody,
     ResponsesBody,
     EmbeddingsBody,
+    RerankBody,
+    ScoreBody,
     BatchBody,
     TokenizeBody,
     DetokenizeBody,
@@ -55,7 +58,7 @@ PROBLEMS = {
 }
 OPEN = ("/health", "/ready", "/version", "/metrics")  # as border.OPEN_PATHS
 GENERATING = (
-    "completions", "/v1/responses", "/v1/embeddings", "/infer", "/generate", "/generate_stream",
+    "completions", "/v1/responses", "/v1/embeddings", "rerank", "score", "/infer", "/generate", "/generate_stream",
 )  # fmt: skip
 STREAM = "text/event-stream"
 BINARY: Json = {"type": "string", "format": "binary"}
@@ -101,8 +104,12 @@ def _bodies() -> Json:
     return dict(found["$defs"])
 
 
+def _is_open_inference(path: str) -> bool:
+    return path.startswith("/v2") and path != "/v2/rerank"
+
+
 def _describe(method: str, path: str, operation: Json) -> None:
-    error = {"$ref": SCHEMA_REF.format(model="ProtocolError" if path.startswith("/v2") else "Error")}
+    error = {"$ref": SCHEMA_REF.format(model="ProtocolError" if _is_open_inference(path) else "Error")}
     responses = operation["responses"]
     responses.pop("422", None)
     responses.pop("default", None)

@@ -134,6 +134,16 @@ COMPONENTS: dict[str, Json] = {
         "list", model=TEXT, usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT),
         data=many(thing("embedding", index=COUNT, embedding={"anyOf": [many(NUMBER), TEXT]})),
     ),
+    "Reranked": thing(
+        None, id=TEXT, model=TEXT, usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT),
+        results=many(thing(
+            None, ("document",), index=COUNT, relevance_score=NUMBER, document=thing(None, text=TEXT),
+        )),
+    ),
+    "Scored": thing(
+        "list", id=TEXT, created=TIME, model=TEXT, data=many(thing("score", index=COUNT, score=NUMBER)),
+        usage=thing(None, prompt_tokens=COUNT, total_tokens=COUNT, completion_tokens=COUNT),
+    ),
     "Model": thing(
         "model", id=TEXT, created=TIME, owned_by=TEXT, root=TEXT, parent=maybe(TEXT), max_model_len=COUNT
     ),
@@ -186,6 +196,8 @@ ANSWERS: dict[tuple[str, str], str] = {
     ("post", "/v1/chat/completions"): "ChatCompletion",
     ("post", "/v1/responses"): "Response",
     ("post", "/v1/embeddings"): "Embeddings",
+    **{("post", path): "Reranked" for path in ("/v1/rerank", "/rerank", "/v2/rerank")},
+    **{("post", path): "Scored" for path in ("/v1/score", "/score")},
     ("get", "/v1/models"): "Models",
     ("get", "/v1/models/{model_id}"): "Model",
     ("post", "/v1/load_lora_adapter"): "AdapterChanged",

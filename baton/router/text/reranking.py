@@ -1,0 +1,71 @@
+"""Words a query and a document as Qwen3-Reranker was trained to read them (https://arxiv.org/abs/2506.05176).
+
+Knows nothing of workers. The model answers "yes" or "no", and how likely it is to say yes is the document's score.
+A prompt is what is before the pair, the pair and what is behind it, each tokenized by itself, so that equal queries
+share cached blocks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from baton.protos.errors import InvalidRequest
+from baton.protos.nouns import TokenLogprobs
+from baton.router.text.model import TextModel
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+TURN = "<|im_start|>"
+
+
+class Room(msgspec.Struct, frozen=True):
+    """Holds the most tokens of a prompt, and of a document in it; None for as many as fit."""
+
+    prompt: int
+    document: int | None = None
+
+
+class Judge(msgspec.Struct, frozen=True):
+    """Holds the ids before and behind a pair, and those of the two verdicts."""
+
+    before: tuple[int, ...]
+    behind: tuple[int, ...]
+    yes: int
+    no: int
+
+    async def prompt(self, text: TextModel, asked: tuple[str, str], document: str, most: Room) -> list[int]:
+        """Returns the ids of ``asked``, an instruction and a query, with a document, which loses its end where it
+        has more than there is room for.
+        """
+        instruction, query = asked
+        question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+        ids = await text.encode(question + document, add_special_tokens=False)
+        room = most.prompt - len(self.before) - len(self.behind)
+        if most.document is not None:
+            room = min(room, len(await text.encode(question, add_special_tokens=False)) + most.document)
+        return [*self.before, *ids[: max(room, 0)], *self.behind]
+
+    def score(self, found: TokenLogprobs) -> float:
+        """Returns how likely yes is, of yes and no, by the likelihoods of ``(yes, no)``."""
+        by_id = {each.token_id: each.logprob for each in found.top}
+        return 1.0 / (1.0 + math.exp(min(by_id[self.no] - by_id[self.yes], 700.0)))
+
+
+def judge_of(text: TextModel, model: str) -> Judge:
+    """Returns how ``model`` is asked for verdicts. Raises InvalidRequest where its tokenizer can't say them."""
+
+    def ids(of: str) -> list[int]:
+        return text.tokenizer.encode(of, add_special_tokens=False)
+
+    missing = [word for word in ("yes", "no", TURN) if len(ids(word)) != 1]
+    if missing:
+        why = f"{', '.join(missing)} should be one token of its tokenizer: serve a Qwen3-Reranker"
+        raise InvalidRequest(f"model {model!r} is no reranker: {why}", "model")
+    [yes], [no] = ids("yes"), ids("no")
+    return Judge(tuple(ids(BEFORE)), tuple(ids(BEHIND)), yes, no)
