@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 
 from baton.router.text.reranking import BEFORE, BEHIND
-from tests.conformance.checkpoints import make, reference
+from tests.conformance.checkpoints import make, reference, write_tokenizer
 from tests.e2e.fleet import Fleet
 
 WORDS = ["yes", "no", "<|im_start|>", "<|im_end|>"]
@@ -20,7 +20,8 @@ DOCUMENTS = ["The initializer range is large.", "Knows nothing of engines.", "a"
 @pytest.mark.thorough
 @pytest.mark.parametrize("colocated", [True, False])
 async def test_scores_are_transformers(tmp_path: Path, colocated: bool) -> None:
-    directory = make(tmp_path / "qwen3", "qwen3", tokenizer=True, vocab_size=1024 + len(WORDS))
+    directory = make(tmp_path / "qwen3", "qwen3")
+    write_tokenizer(directory, 1000)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken(word, special=word[0] == "<") for word in WORDS])
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -22,6 +22,7 @@ from baton.protos.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PREFIX, HEAD, BARE_TABLE = "model.", "lm_head.weight", "embed_tokens.weight"
 FULL_HASH_BYTES = 256 << 20  # bytes of files up to which every byte is hashed
 SAMPLE_BYTES = 16 << 10  # bytes hashed at a tensor's beginning, middle and end in larger ones
 
@@ -33,12 +34,23 @@ class Checkpoint:
         self._files = _files(directory)
         self._handles = {path: _open(path) for path in sorted(set(self._files.values()))}
         self._index = directory / INDEX
+        self._bare: dict[str, str] = {}
         for path, handle in self._handles.items():
             found = set(handle.keys())
             missing = next((name for name, at in self._files.items() if at == path and name not in found), None)
             if missing:
                 raise CheckpointError(f"{path}: tensor {missing} is missing, though {INDEX} names it", "model")
             self._files |= dict.fromkeys(found - set(self._files), path)
+        if BARE_TABLE in self._files:
+            self._name_bare_ones()
+
+    def _name_bare_ones(self) -> None:
+        """Let a model without a head (Qwen3-Embedding) answer to the names that it has with one: its table stands
+        in for a head that only drops tokens.
+        """
+        bare = {f"{PREFIX}{name}": name for name in self._files}
+        self._bare = bare if HEAD in self._files else bare | {HEAD: BARE_TABLE}
+        self._files |= {name: self._files[own] for name, own in self._bare.items()}
 
     def weights(self, wanted: Iterable[Weight], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
         """Returns each weight in ``dtype``, its sources stacked. Raises CheckpointError for one missing or
@@ -73,7 +85,7 @@ class Checkpoint:
         """
         digest = hashlib.sha256(msgspec.json.encode(config, order="sorted"))
         full = sum(path.stat().st_size for path in self._handles) <= FULL_HASH_BYTES
-        for name in sorted(self._files):
+        for name in sorted(set(self._files) - set(self._bare)):
             tensor = self._read(name)
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             for part in _parts(tensor.contiguous().flatten().view(torch.uint8), full):
@@ -96,7 +108,7 @@ class Checkpoint:
         if path is None:
             where = ", ".join(str(path) for path in self._handles)
             raise CheckpointError(f"tensor {name} is missing; looked in {where}", "model")
-        tensor = self._handles[path].get_tensor(name)
+        tensor = self._handles[path].get_tensor(self._bare.get(name, name))
         if part is not None:
             shape_of_all = tuple(tensor.shape)
             tensor = part.of(tensor, self.error(name, f"has shape {shape_of_all}, not one of all experts'"))

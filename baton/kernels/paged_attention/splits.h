@@ -265,14 +265,14 @@ void merge(float& most, float& total, float* acc, float split_most, float split_
 inline float join_sink(const Call& c, int head, float most, float& total) {
   if (!c.form.sinks) return 1.0f;
   const float sink = c.form.sinks[head];
-#if defined(BATON_MUTATION_SINK)
-  const bool higher = false;
-#else
   const bool higher = sink > most;
-#endif
   const float less = decay(splat(higher ? most - sink : sink - most))[0], keep = higher ? less : 1.0f;
   total = total * keep + (higher ? 1.0f : less);
+#if defined(BATON_MUTATION_SINK)
+  return 1.0f;
+#else
   return keep;
+#endif
 }
 
 template <int T>

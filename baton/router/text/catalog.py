@@ -17,6 +17,7 @@ from baton.protos.errors import CheckpointError, InvalidRequest, ModelNotFound, 
 from baton.router.access.caller import CALLER
 from baton.router.access.json import Json
 from baton.router.request.request import ServedModel
+from baton.router.text.embedding_style import EmbeddingStyle, embedding_style
 from baton.router.text.model import TextModel, load_text
 
 MOST_NAMED = 20  # names that the error of an unknown one lists
@@ -40,6 +41,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     created: int = 0
     has_text: bool = False
     adapter: AdapterEntry | None = None
+    embedding: EmbeddingStyle = EmbeddingStyle()
 
     @property
     def name(self) -> str:
@@ -203,6 +205,7 @@ class ModelCatalog:
             defaults=generation_defaults(source),
             created=created,
             has_text=served.has_text,
+            embedding=embedding_style(source),
         )
 
 

@@ -49,7 +49,7 @@ def refused(directory: Path, match: str) -> None:
 
 
 def test_an_unknown_architecture_lists_the_choices(single: Path, copy: Callable[[Path], Path]) -> None:
-    choices = "llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"
+    choices = "llama, mistral, mixtral, .*qwen2, qwen3, qwen3_moe"
     refused(edit(copy(single), model_type="gpt9"), rf"config\.json.*gpt9.*{choices}")
 
 
@@ -61,7 +61,8 @@ def test_an_unknown_architecture_lists_the_choices(single: Path, copy: Callable[
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"hidden_size": 40}, r"shape \(64, 32\), config.json asks for \(64, 40\)"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\.input_layernorm\.weight is missing"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope.*choose from default, dynamic, linear"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "spiral.*choose from default, dynamic, linear"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope has 0 factors for 4 frequencies"),
         ({"rope_parameters": {"rope_type": "linear"}}, "linear.*needs factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),

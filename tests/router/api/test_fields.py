@@ -75,6 +75,7 @@ TOOL, FLAT = {"type": "function", "function": FUNCTION}, {"type": "function", **
 # What is sent to see a field obeyed: a value, and the fields that it needs beside it.
 SENT: dict[str, Any] = {
     "model": "another", "prompt": "Bye", "messages": [{"role": "user", "content": "Bye"}], "input": "Bye",
+    "prompt_name": "query",
     "best_of": 2, "echo": True, "frequency_penalty": 0.5, "logit_bias": {"5": 1.0}, "logprobs": 1, "max_tokens": 2,
     "max_completion_tokens": 2, "max_output_tokens": 2, "n": 2, "presence_penalty": 0.5, "seed": 2, "stop": "quick",
     "stream": True, "temperature": 0.7, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "repetition_penalty": 1.5,
@@ -139,6 +140,8 @@ def rich_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((model_dir / "tokenizer_config.json").read_text())
     config["chat_template"] = "{{ tools }}{{ documents }}{{ reasoning_effort }}{{ enable_thinking }}" + TEMPLATE
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    prompts = {"prompts": {"query": "Find: "}}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return directory
 
 

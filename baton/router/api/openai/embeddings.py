@@ -32,6 +32,7 @@ from baton.router.api.openai.schemas import Prompts
 from baton.router.api.openai.truncation import TruncatedBody, all_ids
 from baton.router.api.request_body import ignored_header
 from baton.router.request.context import RequestContext
+from baton.router.text.embedding_style import EmbeddingStyle
 from baton.router.text.model import TextModel
 
 Vector = NDArray[np.float32]
@@ -41,7 +42,8 @@ INLINE_FLOATS = 16_384  # written on the loop
 class EmbeddingsBody(TruncatedBody):
     """Describes the body of POST /v1/embeddings.
 
-    ``pooling``: the mean of all tokens' states (the default), or the last token's.
+    ``pooling``: the mean of all tokens' states or the last token's; without it as the model's own files say, the
+    mean where they don't. ``prompt_name``: which of the model's prompts stands before each text.
     """
 
     surface: ClassVar[str] = "embeddings"
@@ -52,7 +54,8 @@ class EmbeddingsBody(TruncatedBody):
     input: Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Literal["mean", "last"] | None = None
+    prompt_name: str | None = Field(default=None, max_length=256)
     add_special_tokens: bool = True
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, max_length=256)
@@ -77,12 +80,13 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     entry = await service.catalog.resolve(body.model or "")
     text = service.catalog.text(entry)
 
-    cut = body.cut(entry.max_model_len)
+    cut, inputs = body.cut(entry.max_model_len), _worded(body, entry.embedding)
 
     async def prompts() -> list[Sequence[int]]:
-        return [ids async for ids in all_ids(text, body.input, body.add_special_tokens, cut, "input")]
+        return [ids async for ids in all_ids(text, inputs, body.add_special_tokens, cut, "input")]
 
-    generation = await service.prepare(entry, _ask(service, request, body), prompts)
+    asked = _ask(service, request, body, entry.embedding.pools(body.pooling))
+    generation = await service.prepare(entry, asked, prompts)
     vectors, route = await _vectors(service, generation, text)
     usage = {"prompt_tokens": generation.prompt_tokens, "total_tokens": generation.prompt_tokens}
     is_large = sum(map(len, vectors)) > INLINE_FLOATS
@@ -93,9 +97,17 @@ async def _embeddings(service: GenerationService, request: Request, body: Embedd
     return Response(content, headers=headers, media_type="application/json")
 
 
-def _ask(service: GenerationService, request: Request, body: EmbeddingsBody) -> GenerationOptions:
+def _worded(body: EmbeddingsBody, style: EmbeddingStyle) -> Sequence[str | Sequence[int]]:
+    """Each input behind the prompt that was named; ids are taken as they are, and an empty text stays one."""
+    before = style.prompt(body.prompt_name)
+    if body.prompt_name and not all(isinstance(each, str) for each in body.input):
+        raise InvalidRequest("prompt_name goes before texts: give input as text", "prompt_name")
+    return [before + each if isinstance(each, str) and each else each for each in body.input]
+
+
+def _ask(service: GenerationService, request: Request, body: EmbeddingsBody, pooling: str) -> GenerationOptions:
     return GenerationOptions(
-        sampling={"max_tokens": 1, "temperature": 0.0, "pooling": body.pooling},
+        sampling={"max_tokens": 1, "temperature": 0.0, "pooling": pooling},
         names={"prompt": "input", "max_tokens": "input"},
         prompt_only=True,
         context=RequestContext(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import shutil
 
 import openai
 import pytest
@@ -32,6 +34,49 @@ async def test_numbers_and_base64_say_the_same_and_a_cut_has_length_one_again(ro
 async def test_the_last_state_can_be_asked_for(router, fake) -> None:
     await router.openai.embeddings.create(model="tiny", input="x", extra_body={"pooling": "last"})
     assert fake.requests[0].sampling.pooling == "last"
+
+
+@pytest.fixture
+async def styled(start_router, fake, model_dir, tmp_path):
+    """A model that says how its vectors are made, as Qwen3-Embedding does."""
+    shutil.copytree(model_dir, tmp_path / "styled")
+    (tmp_path / "styled" / "1_Pooling").mkdir()
+    modes = {"word_embedding_dimension": 4, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
+    (tmp_path / "styled" / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    said = {"prompts": {"query": "Instruct: find it\nQuery:", "document": ""}, "default_prompt_name": None}
+    (tmp_path / "styled" / "config_sentence_transformers.json").write_text(json.dumps(said))
+    async with start_router(fake, {"tiny": tmp_path / "styled"}) as clients:
+        yield clients
+
+
+async def test_a_models_own_pooling_and_prompts_are_taken(styled, fake, tokenizer) -> None:
+    for extra in ({}, {"prompt_name": "query"}, {"prompt_name": "document", "pooling": "mean"}):
+        await styled.openai.embeddings.create(model="tiny", input=["x"], extra_body=extra)
+    assert [request.sampling.pooling for request in fake.requests] == ["last", "last", "mean"]
+    texts = [tokenizer.decode(list(request.token_ids)) for request in fake.requests]
+    assert texts == ["x", "Instruct: find it\nQuery:x", "x"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"prompt_name": "passage"}, "prompt_name"), ({"input": [[5]], "prompt_name": "query"}, "prompt_name")],
+)
+async def test_a_prompt_that_cannot_be_put_before_an_input_is_refused(styled, fields, param) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        await styled.openai.embeddings.create(model="tiny", **({"input": "x"} | {"extra_body": fields}))
+    assert bad.value.param == param
+
+
+async def test_a_pooling_of_the_models_that_is_not_computed_is_refused_unless_another_is_asked(
+    start_router, fake, model_dir, tmp_path
+) -> None:
+    shutil.copytree(model_dir, tmp_path / "cls")
+    (tmp_path / "cls" / "1_Pooling").mkdir()
+    (tmp_path / "cls" / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    async with start_router(fake, {"tiny": tmp_path / "cls"}) as router:
+        with pytest.raises(openai.BadRequestError, match="pools by pooling_mode_cls_token"):
+            await router.openai.embeddings.create(model="tiny", input="x")
+        await router.openai.embeddings.create(model="tiny", input="x", extra_body={"pooling": "last"})
 
 
 @pytest.mark.parametrize(

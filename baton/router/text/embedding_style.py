@@ -1,0 +1,72 @@
+"""How a model makes one vector of a text, as its sentence-transformers files say: pooling, and prompts by name.
+
+Knows nothing of requests or workers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from baton.protos.errors import CheckpointError, InvalidRequest
+
+POOLING, PROMPTS = "1_Pooling/config.json", "config_sentence_transformers.json"
+T = TypeVar("T")
+MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+
+
+class EmbeddingStyle(msgspec.Struct, frozen=True):
+    """Holds the pooling, empty where a model asks for ``unknown`` one, and the texts before a text, by name.
+
+    ``default_prompt`` is the name of what a text without one gets, empty for nothing.
+    """
+
+    pooling: str = "mean"
+    unknown: str = ""
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""
+
+    def pools(self, asked: str | None) -> str:
+        """Returns the pooling of a request. Raises InvalidRequest where the model's own isn't computed here."""
+        if asked is None and self.unknown:
+            text = f"this model pools by {self.unknown}, which isn't computed here: give pooling mean or last"
+            raise InvalidRequest(text, "pooling")
+        return asked or self.pooling
+
+    def prompt(self, name: str | None) -> str:
+        """Returns what stands before a text. Raises InvalidRequest naming the choices for an unknown name."""
+        name = self.default_prompt if name is None else name
+        if name and name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise InvalidRequest(f"prompt_name is {name!r}; this model's prompts: {known}", "prompt_name")
+        return self.prompts.get(name, "")
+
+
+class _Prompts(msgspec.Struct):
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+
+
+def embedding_style(directory: Path | None) -> EmbeddingStyle:
+    """Returns what ``directory``'s files say, the mean without prompts where there are none. Raises
+    CheckpointError.
+    """
+    modes = _read(directory, POOLING, dict[str, object]) or {}
+    asked = [name for name, value in modes.items() if name.startswith("pooling_mode_") and value is True]
+    said = _read(directory, PROMPTS, _Prompts) or _Prompts()
+    known = [MODES[name] for name in asked if name in MODES]
+    unknown = ", ".join(asked) if asked and (len(asked) > 1 or not known) else ""
+    pooling = "mean" if unknown or not known else known[0]
+    return EmbeddingStyle(pooling, unknown, said.prompts or {}, said.default_prompt_name or "")
+
+
+def _read(directory: Path | None, name: str, kind: type[T]) -> T | None:
+    path = None if directory is None else directory / name
+    if path is None or not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path}: {error}", name) from error
